@@ -1,0 +1,122 @@
+"""The nouns both worlds share: request, chunk, micro-batch, plan, and the scheduler's protocol.
+
+This module knows no policy, no clock and no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from evenflow.groups import DecodeGroup, Row
+    from evenflow.view import View
+
+Order = Literal["arrival", "first_returned", "last_returned"]
+"""Which ready decodes go first: by arrival, longest returned first, or most recently returned first."""
+
+Victim = Literal["latest_arrived", "last_returned", "most_pages"]
+"""Which ready request is preempted when a decode needs a page and none is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One inference request as the client sends it.
+
+    `arrival_s` is in seconds from the start of the run; `prompt_tokens` and `output_tokens` count
+    tokens, and the output includes the first token (the one the prefill produces). `output_tokens`
+    is the true length in a simulation, the limit on a real engine; a policy never sees it.
+    `predicted_output_tokens` is what a predictor says, for policies that use one.
+    """
+
+    request_id: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    predicted_output_tokens: int | None = None
+
+
+class Prefill(NamedTuple):
+    """A plan's order to compute the next `tokens` of a request's prompt.
+
+    `hold_tokens`: the request holds pages for at least this many tokens from now on (the whole
+    prompt, or the model's length where memory is reserved); 0 means as many as are computed.
+    """
+
+    request_id: int
+    tokens: int
+    hold_tokens: int = 0
+
+
+class Plan(NamedTuple):
+    """A policy's answer: what the next micro-batch holds. The default plan sends nothing.
+
+    `decodes` ready decodes are taken in `order`. Prefills get their pages first; when a decode then
+    needs a page and none is free, ready requests are preempted by the `victims` rule. `preempt`
+    names requests to preempt before anything else. `wake_at_s` asks to be asked again at that time.
+    `kv_limited` says that work was held back because pages do not suffice (for bubble attribution).
+    """
+
+    prefills: Sequence[Prefill] = ()
+    decodes: int = 0
+    order: Order = "arrival"
+    victims: Victim = "latest_arrived"
+    preempt: Sequence[int] = ()
+    wake_at_s: float | None = None
+    kv_limited: bool = False
+
+
+class Scheduler(Protocol):
+    """A policy: reads a view, returns a plan. It has no clock, no I/O and no unseeded randomness.
+
+    A policy may also have `pipelined_chunks` (bool, default False: consecutive chunks of one prompt
+    may be in flight at once) and `refuse(prompt_tokens, output_tokens, pool)`, which returns why it
+    could never serve such a request, or None.
+    """
+
+    def schedule(self, view: View) -> Plan: ...
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, stop) of a row's prompt, computed in one micro-batch.
+
+    `last`: the prompt ends here, so the chunk yields a token. `epoch` is the row's when the chunk
+    was scheduled: a result of another epoch is stale and never applied.
+    """
+
+    row: Row
+    start: int
+    stop: int
+    last: bool
+    epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatch:
+    """What travels through the stages together.
+
+    `decodes` is the group of rows that decode one token each (None: no decode). `decode_context` is
+    the number of tokens those rows attend to, before this step, summed over the rows.
+    `sampled_rows` rows need logits: every decode and every last chunk. `free_pages` counts the pages
+    left when the micro-batch was scheduled.
+    """
+
+    batch_id: int
+    scheduled_s: float
+    chunks: Sequence[Chunk]
+    decodes: DecodeGroup | None
+    prefill_tokens: int
+    decode_tokens: int
+    decode_context: int
+    sampled_rows: int
+    free_pages: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefill_tokens + self.decode_tokens
+
+    def rows(self) -> list[Row]:
+        """The rows of the micro-batch, prefill chunks first."""
+        decoding = list(self.decodes.rows()) if self.decodes is not None else []
+        return [chunk.row for chunk in self.chunks] + decoding

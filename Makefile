@@ -1,0 +1,43 @@
+# `make demo` and `make test` each make their own virtual environment, install, and run.
+
+.PHONY: help demo test bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
+	@echo "make test   ruff, mypy, pytest"
+	@echo "make bench  how fast the simulator is on this machine"
+
+demo: .venv-demo/installed
+	@.venv-demo/bin/evenflow compare examples/quickstart.yaml \
+		--schedulers token_throttling,sarathi,vllm --out demo-out
+
+test: .venv-test/installed
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/mypy
+	.venv-test/bin/python -m pytest
+
+bench: .venv-test/installed
+	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done
+
+clean:
+	rm -rf .venv-demo .venv-test build demo-out out *.egg-info \
+		.hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+.venv-demo/installed: extras = report
+.venv-test/installed: extras = test
+
+# A candidate has to run: a version manager may put names on the path that only print an error.
+.venv-demo/installed .venv-test/installed: pyproject.toml
+	@python=""; for name in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
+		if $$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+			>/dev/null 2>&1; then python=$$name; break; fi; done; \
+	if [ -z "$$python" ]; then \
+		echo "error: no Python >= 3.11 with venv and pip found; install one (on Debian and Ubuntu:" \
+			"apt install python3 python3-venv) or name it: make PYTHON=/path/to/python" >&2; \
+		exit 1; fi; \
+	echo "installing evenflow[$(extras)] into $(@D) with $$($$python --version)"; \
+	$$python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$(extras)]"
+	@touch $@

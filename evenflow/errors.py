@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UsageError(Exception):
     """A mistake in what the user gave; the command line prints it and exits with status 2."""
@@ -13,3 +16,11 @@ class PolicyError(UsageError):
 
 class StallError(PolicyError):
     """Nothing is in flight, requests wait, and the policy sends nothing: the run would never end."""
+
+
+def instead_of(word: object, known: Iterable[str]) -> str:
+    """Return what to write instead of an unknown word: the nearest known one, and all of them."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(str(word).lower(), names, n=1, cutoff=0.5)
+    hint = f'did you mean "{nearest[0]}"? ' if nearest else ""
+    return f"{hint}known: {', '.join(names)}"

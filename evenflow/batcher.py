@@ -1,0 +1,414 @@
+"""The serving state machine: queues, pages and the micro-batches in flight. Three verbs drive it.
+
+`add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a micro-batch
+back. The Batcher has no clock and decides nothing: mechanism is here, policy in
+`evenflow.schedulers`. One thread or process owns it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Collection
+from typing import get_args
+
+from evenflow.errors import PolicyError, StallError
+from evenflow.groups import DecodeGroup, Row
+from evenflow.kv import PagePool
+from evenflow.ready import ReadyQueue
+from evenflow.types import Chunk, MicroBatch, Order, Plan, Prefill, Request, Scheduler, Victim
+from evenflow.view import View
+
+ORDERS = frozenset(get_args(Order))
+
+
+def _by_arrival(row: Row) -> int:
+    return row.order
+
+
+class Batcher:
+    """Owns the state of one serving engine; validates and carries out what its policy plans.
+
+    Parameters: `depth` pipeline stages; at most `max_in_flight` micro-batches at once (None: no cap);
+    `max_model_len` tokens of prompt and output; `pipelined_chunks` overrides the policy's own.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: PagePool,
+        *,
+        depth: int,
+        max_in_flight: int | None,
+        max_model_len: int,
+        pipelined_chunks: bool | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.pool = pool
+        self.depth = depth
+        self.max_in_flight = max_in_flight if max_in_flight is not None else 1 << 60
+        self.max_model_len = max_model_len
+        if pipelined_chunks is None:
+            pipelined_chunks = getattr(scheduler, "pipelined_chunks", False)
+        self.pipelined_chunks = pipelined_chunks
+        self.now_s = 0.0
+        self.waiting: deque[Row] = deque()
+        self.partials: list[Row] = []  # partly scheduled and free to go on, by arrival
+        self.ready = ReadyQueue(pool.page_tokens)
+        self.in_flight: dict[int, MicroBatch] = {}
+        self.live: dict[int, Row] = {}
+        self.waiting_tokens = 0
+        self.running = 0
+        self.running_decodes = 0
+        self.preemptions = 0
+        self.gap_s: list[float] = []
+        self.gap_count: list[int] = []
+        self.wait_reason: str | None = None
+        self.wake_at_s: float | None = None
+        self._added = 0
+        self._batches = 0
+        self._outlook = _Outlook()
+        self._view = View(self)
+
+    # -- the three verbs ------------------------------------------------------------------------
+
+    def add(self, request: Request) -> str | None:
+        """Queue an arrival; return None, or why it can never be served (it is then not queued)."""
+        reason = self._refusal(request)
+        if reason is not None:
+            return reason
+        if request.request_id in self.live:
+            raise ValueError(f"request {request.request_id} is already being served")
+        row = Row(request, self._added, request.prompt_tokens)
+        self._added += 1
+        self.live[request.request_id] = row
+        self.waiting.append(row)
+        self.waiting_tokens += row.prompt_tokens
+        return None
+
+    def next(self, now_s: float) -> MicroBatch | None:
+        """Ask the policy for a micro-batch and put it in flight; None means wait.
+
+        The policy is asked only when there is something it could send. `wait_reason` then says why it
+        sent nothing, `wake_at_s` when it wants to be asked again. Raises PolicyError for a plan that
+        cannot be carried out, StallError for one that would never send anything.
+        """
+        self.wake_at_s = None
+        while self.can_send:
+            self.now_s = now_s
+            preemptions = self.preemptions
+            plan = self._ask()
+            batch = self._carry_out(plan)
+            if batch is not None:
+                return batch
+            if self.preemptions == preemptions:
+                return self._wait(plan)
+        blocked = len(self.in_flight) >= self.max_in_flight or self.waiting_tokens
+        self.wait_reason = "policy" if blocked else "work"
+        return None
+
+    def complete(
+        self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()
+    ) -> list[Row]:
+        """Take back a micro-batch that left the last stage at `now_s`; return the finished rows.
+
+        `stopped` names requests that ended before their limit (an end-of-sequence token).
+        """
+        if self.in_flight.pop(batch.batch_id, None) is not batch:
+            raise ValueError(f"micro-batch {batch.batch_id} is not in flight")
+        group = batch.decodes
+        finished: list[Row] = []
+        if group is not None:
+            finished = group.step(now_s, self.gap_s, self.gap_count)
+            self._outlook.generated += batch.decode_tokens
+            for row in finished:
+                self._outlook.remove(row)
+        for chunk in batch.chunks:
+            if chunk.epoch != chunk.row.epoch:
+                raise ValueError(f"stale chunk of request {chunk.row.request.request_id}")
+            chunk.row.chunks_in_flight -= 1
+            if not chunk.last:
+                if not self.pipelined_chunks:
+                    insort(self.partials, chunk.row, key=_by_arrival)
+            elif self._token_of_prefill(chunk.row, now_s):
+                finished.append(chunk.row)
+            else:
+                group = group if group is not None else DecodeGroup()
+                self._start_decoding(chunk.row, group)
+        if stopped and group is not None:
+            finished += self._stop(group, stopped)
+        for row in finished:
+            self._retire(row, now_s)
+        if group is not None and len(group):
+            self.ready.append(group)
+        return finished
+
+    # -- what a view reads ----------------------------------------------------------------------
+
+    @property
+    def can_send(self) -> bool:
+        """Whether a micro-batch may be scheduled and there is anything to put into it."""
+        return len(self.in_flight) < self.max_in_flight and bool(
+            self.ready.rows or self.waiting or self.partials
+        )
+
+    @property
+    def ready_decodes(self) -> int:
+        return self.ready.rows
+
+    def decode_pages(self, count: int, order: str) -> int:
+        return self.ready.due_pages(count, order)
+
+    def expected_output_tokens(self) -> float:
+        return self._outlook.remaining(self.running_decodes)
+
+    # -- carrying out a plan --------------------------------------------------------------------
+
+    def _refusal(self, request: Request) -> str | None:
+        tokens = request.prompt_tokens + request.output_tokens
+        if tokens > self.max_model_len:
+            return f"{tokens} tokens exceed max_model_len {self.max_model_len}"
+        pages = self.pool.pages_for(tokens)
+        if pages > self.pool.total_pages:
+            return f"{pages} KV pages exceed the pool's {self.pool.total_pages}"
+        refuse = getattr(self.scheduler, "refuse", None)
+        if refuse is None:
+            return None
+        reason: str | None = refuse(request.prompt_tokens, request.output_tokens, self.pool)
+        return reason
+
+    def _ask(self) -> Plan:
+        try:
+            plan = self.scheduler.schedule(self._view)
+        except Exception as error:
+            raise PolicyError(
+                f"policy {self.policy_name} raised {type(error).__name__}: {error}"
+            ) from error
+        if type(plan) is not Plan:
+            raise PolicyError(f"policy {self.policy_name} returned {plan!r}, not a Plan")
+        return plan
+
+    @property
+    def policy_name(self) -> str:
+        return type(self.scheduler).__name__
+
+    def _carry_out(self, plan: Plan) -> MicroBatch | None:
+        for request_id in plan.preempt:
+            self._preempt(self._preemptible(request_id))
+        chunks = [self._place(prefill) for prefill in plan.prefills] if plan.prefills else []
+        group = self._take_decodes(plan) if plan.decodes else None
+        if group is None and not chunks:
+            return None
+        decode_tokens = len(group) if group is not None else 0
+        prefill_tokens = sampled = 0
+        for chunk in chunks:
+            prefill_tokens += chunk.stop - chunk.start
+            sampled += chunk.last
+        batch = MicroBatch(
+            self._batches,
+            self.now_s,
+            chunks,
+            group,
+            prefill_tokens,
+            decode_tokens,
+            group.context if group is not None else 0,
+            decode_tokens + sampled,
+            self.pool.free_pages,
+        )
+        self._batches += 1
+        self.in_flight[batch.batch_id] = batch
+        return batch
+
+    def _place(self, prefill: Prefill) -> Chunk:
+        row = self._prefillable(prefill)
+        start, stop = row.computed, row.computed + prefill.tokens
+        need = self.pool.pages_for(max(stop, prefill.hold_tokens)) - len(row.pages)
+        if need > self.pool.free_pages:
+            raise self._broken(row, f"needs {need} pages of {self.pool.free_pages} free")
+        if need > 0:
+            row.pages += self.pool.allocate(need)
+        if start:
+            self.partials.remove(row)
+        else:
+            self._leave_queue(row)
+            self.running += 1
+        row.computed = stop
+        row.chunks_in_flight += 1
+        self.waiting_tokens -= prefill.tokens
+        last = stop == row.prompt_tokens
+        if not last and self.pipelined_chunks:
+            insort(self.partials, row, key=_by_arrival)
+        return Chunk(row, start, stop, last, row.epoch)
+
+    def _prefillable(self, prefill: Prefill) -> Row:
+        row = self.live.get(prefill.request_id)
+        if row is None or row.decoding:
+            raise PolicyError(
+                f"policy {self.policy_name} prefills request {prefill.request_id}, "
+                f"which {'decodes' if row else 'is not being served'}"
+            )
+        if not 1 <= prefill.tokens <= row.remaining:
+            raise self._broken(row, f"prefills {prefill.tokens} of {row.remaining} tokens left")
+        if row.chunks_in_flight and not self.pipelined_chunks:
+            raise self._broken(row, "prefills while an earlier chunk is in flight")
+        return row
+
+    def _leave_queue(self, row: Row) -> None:
+        if self.waiting[0] is row:
+            self.waiting.popleft()
+        else:
+            self.waiting.remove(row)
+
+    def _take_decodes(self, plan: Plan) -> DecodeGroup | None:
+        if not 0 < plan.decodes <= self.ready.rows:
+            raise PolicyError(
+                f"policy {self.policy_name} takes {plan.decodes} decodes of {self.ready.rows} ready"
+            )
+        if plan.order not in ORDERS:
+            raise PolicyError(f"policy {self.policy_name} asks for the order {plan.order!r}")
+        group = self.ready.take(plan.decodes, plan.order)
+        due = group.page_at.get(group.tick)
+        if due is None:
+            return group
+        while len(due) > self.pool.free_pages:
+            self._preempt(self._victim(group, plan.victims), group)
+            due = group.due_pages()
+        if due:
+            group.grow(self.pool.allocate(len(due)), self.pool.page_tokens)
+        return group if len(group) else None
+
+    # -- preemption -----------------------------------------------------------------------------
+
+    def _victim(self, group: DecodeGroup, rule: Victim) -> Row:
+        """Choose among what is not in flight: the group being formed, what stays ready, partials."""
+        if rule == "last_returned":
+            return list(group.rows())[-1]
+        rows = [*group.rows(), *self.ready]
+        if rule == "most_pages":
+            return max(rows, key=lambda row: (len(row.pages), row.order))
+        rows += [row for row in self.partials if not row.chunks_in_flight]
+        return max(rows, key=_by_arrival)
+
+    def _preemptible(self, request_id: int) -> Row:
+        row = self.live.get(request_id)
+        if row is None or row.chunks_in_flight or not row.pages:
+            raise PolicyError(
+                f"policy {self.policy_name} preempts request {request_id}, which holds no pages "
+                "or is in flight"
+            )
+        if row.decoding and row not in self.ready:
+            raise self._broken(row, "preempts it while it is in flight")
+        return row
+
+    def _preempt(self, row: Row, group: DecodeGroup | None = None) -> None:
+        """Free all pages; prompt and output so far are recomputed as one prompt, first in the queue."""
+        if row.decoding:
+            if group is not None and row in group:
+                group.leave(row)
+            else:
+                self.ready.remove(row)
+            self._outlook.remove(row)
+            self.running_decodes -= 1
+            row.decoding = False
+        else:
+            self.partials.remove(row)
+            self.waiting_tokens -= row.remaining
+        self.pool.free(row.pages)
+        row.pages = []
+        row.prompt_tokens = row.request.prompt_tokens + row.generated
+        row.computed = 0
+        row.epoch += 1
+        self.preemptions += 1
+        self.running -= 1
+        self.waiting.appendleft(row)
+        self.waiting_tokens += row.prompt_tokens
+
+    # -- results of a micro-batch ---------------------------------------------------------------
+
+    def _token_of_prefill(self, row: Row, now_s: float) -> bool:
+        """Record the token a last chunk yields; return whether it is the request's last."""
+        if row.generated:
+            self.gap_s.append(now_s - row.last_token_s)
+            self.gap_count.append(1)
+        else:
+            row.first_token_s = now_s
+        row.last_token_s = now_s
+        row.generated += 1
+        return row.generated >= row.request.output_tokens
+
+    def _start_decoding(self, row: Row, group: DecodeGroup) -> None:
+        row.decoding = True
+        group.join(row, row.prompt_tokens, self.pool.page_tokens)
+        self.running_decodes += 1
+        self._outlook.add(row)
+
+    def _stop(self, group: DecodeGroup, stopped: Collection[int]) -> list[Row]:
+        rows = [row for row in group.rows() if row.request.request_id in stopped]
+        for row in rows:
+            group.leave(row)
+            self._outlook.remove(row)
+        return rows
+
+    def _retire(self, row: Row, now_s: float) -> None:
+        row.completion_s = now_s
+        self.pool.free(row.pages)
+        row.pages = []
+        self.running -= 1
+        if row.decoding:
+            self.running_decodes -= 1
+        self._outlook.complete(row)
+        del self.live[row.request.request_id]
+
+    # -- waiting and errors ---------------------------------------------------------------------
+
+    def _wait(self, plan: Plan) -> None:
+        if not self.in_flight and plan.wake_at_s is None:
+            row = next(iter(self.live.values()))
+            raise StallError(
+                f"policy {self.policy_name} stalls at {self.now_s:.6g} s: nothing is in flight, "
+                f"{len(self.live)} requests wait (request {row.request.request_id} first), "
+                "and it sends nothing"
+            )
+        self.wake_at_s = plan.wake_at_s
+        self.wait_reason = "kv" if plan.kv_limited else "policy"
+
+    def _broken(self, row: Row, what: str) -> PolicyError:
+        return PolicyError(
+            f"policy {self.policy_name}, request {row.request.request_id}: {what}"
+        )
+
+
+class _Outlook:
+    """Running sums behind `expected_output_tokens`, so that it costs O(1)."""
+
+    __slots__ = ("completed", "completed_tokens", "generated", "predicted", "unpredicted")
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.completed_tokens = 0
+        self.generated = 0  # by the running decodes
+        self.predicted = 0  # their predicted outputs
+        self.unpredicted = 0  # how many of them have no prediction
+
+    def add(self, row: Row) -> None:
+        self.generated += row.generated
+        self._count(row, 1)
+
+    def remove(self, row: Row) -> None:
+        self.generated -= row.generated
+        self._count(row, -1)
+
+    def _count(self, row: Row, sign: int) -> None:
+        predicted = row.request.predicted_output_tokens
+        if predicted is None:
+            self.unpredicted += sign
+        else:
+            self.predicted += sign * predicted
+
+    def complete(self, row: Row) -> None:
+        self.completed += 1
+        self.completed_tokens += row.generated
+
+    def remaining(self, running_decodes: int) -> float:
+        mean = self.completed_tokens / self.completed if self.completed else 0.0
+        return max(self.predicted + self.unpredicted * mean - self.generated, 0.0)

@@ -1,0 +1,191 @@
+"""Rows, and the groups in which they decode together. A step of a group costs O(changes), not O(rows).
+
+Rows that decode together advance together, so a group keeps one tick; what a row needs later (its
+next page, its end) waits in a bucket under the tick at which it happens. Nothing here knows a
+policy, a pool or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from evenflow.types import Request
+from evenflow.view import Prompt
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """The serving state of one request, owned by the Batcher.
+
+    Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill must
+    compute (the prompt, plus what was generated before a preemption) and `computed` what has been
+    scheduled of it. A decoding row attends to `context` tokens. `order` numbers arrivals.
+    `epoch` counts preemptions, so that a result from before one is recognised.
+    """
+
+    request: Request
+    order: int
+    prompt_tokens: int
+    computed: int = 0
+    chunks_in_flight: int = 0
+    generated: int = 0
+    epoch: int = 0
+    decoding: bool = False
+    pages: list[int] = field(default_factory=list)
+    prompt: Prompt = field(init=False)
+    first_token_s: float = float("nan")
+    last_token_s: float = float("nan")
+    completion_s: float = float("nan")
+    # While in a group: context = base + group.tick, and the ticks of its next page and its end.
+    base: int = 0
+    joined_tick: int = 0
+    page_tick: int = -1
+    finish_tick: int = -1
+
+    def __post_init__(self) -> None:
+        self.prompt = Prompt(self)
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens not yet scheduled."""
+        return self.prompt_tokens - self.computed
+
+
+Buckets = dict[int, list[Row]]
+
+
+class DecodeGroup:
+    """Rows that decode in lock-step: an ordered handle with its length and total context.
+
+    `context` is the number of tokens the rows attend to, summed. `last_s` is when the rows that have
+    stepped together last got a token; rows that joined since then remember their own time.
+    """
+
+    __slots__ = ("_fresh", "_rows", "context", "finish_at", "last_s", "page_at", "tick")
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Row] = {}
+        self._fresh: list[Row] = []
+        self.tick = 0
+        self.context = 0
+        self.last_s = float("nan")
+        self.page_at: Buckets = {}
+        self.finish_at: Buckets = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, row: Row) -> bool:
+        return row.request.request_id in self._rows
+
+    def rows(self) -> Iterator[Row]:
+        """Iterate over the members in the order in which they joined."""
+        return iter(self._rows.values())
+
+    def context_of(self, row: Row) -> int:
+        return row.base + self.tick
+
+    def join(self, row: Row, context: int, page_tokens: int) -> None:
+        """Add a row that attends to `context` tokens and got its last token at `row.last_token_s`."""
+        tick = self.tick
+        self._rows[row.request.request_id] = row
+        self.context += context
+        row.base = context - tick
+        row.joined_tick = tick
+        steps = row.request.output_tokens - row.generated
+        room = len(row.pages) * page_tokens - context
+        row.finish_tick = tick + steps
+        self.finish_at.setdefault(row.finish_tick, []).append(row)
+        row.page_tick = tick + room if room < steps else -1
+        if room < steps:
+            self.page_at.setdefault(row.page_tick, []).append(row)
+        if len(self._rows) == 1:
+            self.last_s = row.last_token_s
+        elif row.last_token_s != self.last_s:
+            self._fresh.append(row)
+
+    def leave(self, row: Row) -> int:
+        """Remove a row; return the number of tokens it attends to."""
+        del self._rows[row.request.request_id]
+        context = row.base + self.tick
+        self.context -= context
+        row.generated += self.tick - row.joined_tick
+        _discard(self.finish_at, row.finish_tick, row)
+        if row.page_tick >= 0:
+            _discard(self.page_at, row.page_tick, row)
+        if row in self._fresh:
+            self._fresh.remove(row)
+        else:
+            row.last_token_s = self.last_s
+        return context
+
+    def split(self, count: int, page_tokens: int) -> DecodeGroup:
+        """Move the first `count` members into a group of their own."""
+        return self._move(list(islice(self._rows.values(), count)), page_tokens)
+
+    def split_last(self, count: int, page_tokens: int) -> DecodeGroup:
+        """Move the last `count` members into a group of their own."""
+        rows = list(islice(reversed(self._rows.values()), count))
+        return self._move(rows[::-1], page_tokens)
+
+    def _move(self, rows: list[Row], page_tokens: int) -> DecodeGroup:
+        part = DecodeGroup()
+        for row in rows:
+            part.join(row, self.leave(row), page_tokens)
+        return part
+
+    def absorb(self, other: DecodeGroup, page_tokens: int) -> None:
+        """Take over every member of another group."""
+        for row in list(other.rows()):
+            self.join(row, other.leave(row), page_tokens)
+
+    def due_pages(self) -> list[Row]:
+        """Return the rows whose next token needs a new page."""
+        return self.page_at.get(self.tick, [])
+
+    def grow(self, pages: list[int], page_tokens: int) -> None:
+        """Give one page to each row that is due."""
+        due = self.page_at.pop(self.tick)
+        later = self.tick + page_tokens
+        waiting = [row for row in due if row.finish_tick > later]
+        for row, page in zip(due, pages, strict=True):
+            row.pages.append(page)
+            row.page_tick = later if row.finish_tick > later else -1
+        if waiting:
+            self.page_at.setdefault(later, []).extend(waiting)
+
+    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Row]:
+        """Record one token for every member at `now_s`; return the members that end with it.
+
+        Appends the times since each member's previous token to `gap_s`, with how many rows they hold
+        for. The rows that end have left the group.
+        """
+        settled = len(self._rows) - len(self._fresh)
+        if settled:
+            gap_s.append(now_s - self.last_s)
+            gap_count.append(settled)
+        if self._fresh:
+            for row in self._fresh:
+                gap_s.append(now_s - row.last_token_s)
+                gap_count.append(1)
+            self._fresh = []
+        self.last_s = now_s
+        self.tick += 1
+        self.context += len(self._rows)
+        finished = self.finish_at.pop(self.tick, None)
+        if finished is None:
+            return []
+        for row in finished:
+            del self._rows[row.request.request_id]
+            self.context -= row.base + self.tick
+            row.generated = row.request.output_tokens
+        return finished
+
+
+def _discard(buckets: Buckets, tick: int, row: Row) -> None:
+    bucket = buckets[tick]
+    bucket.remove(row)
+    if not bucket:
+        del buckets[tick]

@@ -1,0 +1,120 @@
+"""The policies, by name, and how one is made from a configuration."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evenflow.errors import UsageError
+from evenflow.schedulers.orca import Orca
+from evenflow.schedulers.sarathi import Sarathi
+from evenflow.schedulers.static import Static
+from evenflow.schedulers.token_throttling import TokenThrottling
+from evenflow.schedulers.vllm import VLLM
+from evenflow.types import Scheduler
+
+POLICIES: Mapping[str, type[Scheduler]] = {
+    "static": Static,
+    "orca": Orca,
+    "vllm": VLLM,
+    "sarathi": Sarathi,
+    "token_throttling": TokenThrottling,
+}
+
+FACTS = ("max_model_len", "token_budget_for")
+"""Constructor parameters that the deployment fills in when the user did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A policy as `evenflow schedulers` shows it: parameters are (name, default) pairs."""
+
+    name: str
+    summary: str
+    source: str
+    parameters: tuple[tuple[str, Any], ...]
+
+
+def policy(name: str) -> type[Scheduler]:
+    """Return the class of a policy: one of POLICIES, or a user's as `module:Class`.
+
+    Raises UsageError for an unknown name, module or class.
+    """
+    if ":" in name:
+        return _imported(name)
+    if name in POLICIES:
+        return POLICIES[name]
+    raise UsageError(
+        f"unknown scheduler {name!r}{_hint(name, POLICIES)}; there are "
+        f"{', '.join(POLICIES)}, or your own as module:Class"
+    )
+
+
+def parameters(cls: type[Scheduler]) -> dict[str, inspect.Parameter]:
+    """Return the constructor parameters of a policy that a user may set, by name."""
+    if cls.__init__ is object.__init__:
+        return {}
+    found = inspect.signature(cls).parameters
+    return {name: found[name] for name in found if name != "token_budget_for"}
+
+
+def create(name: str, params: Mapping[str, Any], **facts: Any) -> Scheduler:
+    """Make a policy. `facts` about the deployment (FACTS) reach the parameters of that name.
+
+    Raises UsageError for an unknown policy or parameter, or a value the policy refuses.
+    """
+    cls = policy(name)
+    known = parameters(cls)
+    for key in params:
+        if key not in known:
+            raise UsageError(
+                f"scheduler {name} has no parameter {key!r}{_hint(key, known)}; it has "
+                f"{', '.join(known) or 'none'}"
+            )
+    accepted = inspect.signature(cls).parameters if known else {}
+    given = {key: value for key, value in facts.items() if key in accepted}
+    given |= {key: value for key, value in params.items() if value is not None or key not in given}
+    try:
+        return cls(**given)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"scheduler {name}: {error}") from error
+
+
+def catalogue() -> list[Entry]:
+    """Return the policies with their parameters, defaults and sources."""
+    return [_entry(name, cls) for name, cls in POLICIES.items()]
+
+
+def _entry(name: str, cls: type[Scheduler]) -> Entry:
+    paragraphs = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
+    source = next((text for text in paragraphs if text.startswith("Source: ")), "")
+    source = source.removeprefix("Source: ").replace("\n", " ").split(". ")[0].rstrip(".")
+    listed = tuple((key, value.default) for key, value in parameters(cls).items())
+    return Entry(name, paragraphs[0].replace("\n", " "), source, listed)
+
+
+def _imported(name: str) -> type[Scheduler]:
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UsageError(
+            f"scheduler {name!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
+        ) from error
+    cls = getattr(module, class_name, None)
+    if not (inspect.isclass(cls) and callable(getattr(cls, "schedule", None))):
+        raise UsageError(
+            f"scheduler {name!r}: {module_name} has no class {class_name!r} with a method "
+            "schedule(view)"
+        )
+    found: type[Scheduler] = cls
+    return found
+
+
+def _hint(word: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

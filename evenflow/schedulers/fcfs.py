@@ -1,0 +1,90 @@
+"""First-come-first-served admission: the part that the policies of this folder share.
+
+Knows budgets and pages; which budgets a policy has is the policy's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from evenflow.types import Prefill
+from evenflow.view import Prompt, View
+
+UNLIMITED = 1 << 60
+
+
+def at_least(value: int, minimum: int, name: str) -> int:
+    """Return the value, or raise ValueError naming the parameter."""
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, not {value}")
+    return value
+
+
+def row_cap(max_batch_rows: int | None) -> int:
+    """Return the cap on the rows of one micro-batch; None means none."""
+    return UNLIMITED if max_batch_rows is None else at_least(max_batch_rows, 1, "max_batch_rows")
+
+
+def fraction(value: float, name: str) -> float:
+    """Return the value, or raise ValueError unless it lies in [0, 1)."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), not {value}")
+    return value
+
+
+@dataclass(slots=True)
+class Room:
+    """What the micro-batch being planned still has room for, and the prefills planned so far.
+
+    `tokens` of prefill, `rows`, `seats` (requests that may still start to run), `pages` (free ones
+    this plan may use). `kv_limited` is set when a prompt did not get the pages it needs.
+    """
+
+    tokens: int
+    rows: int
+    seats: int
+    pages: int
+    prefills: list[Prefill] = field(default_factory=list)
+    kv_limited: bool = False
+
+    def add(self, prompt: Prompt, tokens: int, pages: int, hold_tokens: int) -> None:
+        self.prefills.append(Prefill(prompt.request_id, tokens, hold_tokens))
+        self.tokens -= tokens
+        self.rows -= 1
+        self.pages -= pages
+
+    def go_on(self, partials: Iterable[Prompt]) -> None:
+        """Plan the next chunk of prompts whose pages are already held."""
+        for prompt in partials:
+            if self.tokens <= 0 or self.rows <= 0:
+                return
+            self.add(prompt, min(prompt.remaining, self.tokens), 0, prompt.tokens)
+
+    def admit(self, view: View, *, chunked: bool, reserved_tokens: int = 0) -> None:
+        """Plan waiting prompts, first come first served, until the first that does not fit.
+
+        A prompt gets pages for all of it, or for `reserved_tokens` if that is more. Unchunked, it must
+        fit into `tokens` whole, unless the micro-batch holds no other prefill: else a long prompt
+        would wait for ever.
+        """
+        for prompt in view.waiting:
+            if self.tokens <= 0 or self.rows <= 0 or self.seats <= 0:
+                return
+            pages = -(-max(prompt.tokens, reserved_tokens) // view.page_tokens)
+            if pages > self.pages:
+                self.kv_limited = True
+                return
+            tokens = min(prompt.tokens, self.tokens) if chunked else prompt.tokens
+            if tokens > self.tokens and self.prefills:
+                return
+            self.add(prompt, tokens, pages, max(prompt.tokens, reserved_tokens))
+            self.seats -= 1
+
+
+def pages_above_watermark(view: View, watermark: float, pages: int) -> int:
+    """Return how many of `pages` admission may use: all but `watermark` of the pool.
+
+    The watermark keeps pages for decodes to grow into; with nothing running it protects nobody.
+    """
+    return pages - int(watermark * view.total_pages) if view.running else pages

@@ -1,0 +1,50 @@
+"""vLLM (v0): prefills first, and never in one micro-batch with decodes."""
+
+from __future__ import annotations
+
+from evenflow.kv import PagePool
+from evenflow.schedulers.fcfs import Room, at_least, fraction, pages_above_watermark, row_cap
+from evenflow.types import Plan
+from evenflow.view import View
+
+
+class VLLM:
+    """Whole prompts while any fits, otherwise all ready decodes.
+
+    Source: vLLM v0 scheduler (SOSP'23, section 4.5; the "separate batching" of TD-Pipe). Pages are
+    allocated as needed; when none is free the latest-arrived ready request is preempted and
+    recomputed. There is no balancing: the first call after several returns takes all ready decodes.
+    """
+
+    def __init__(
+        self,
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int = 256,
+        watermark: float = 0.01,
+        max_batch_rows: int | None = None,
+        max_model_len: int | None = None,
+    ) -> None:
+        limit = max_num_batched_tokens or max_model_len or 1
+        self.max_num_batched_tokens = at_least(limit, 1, "max_num_batched_tokens")
+        self.max_num_seqs = at_least(max_num_seqs, 1, "max_num_seqs")
+        self.watermark = fraction(watermark, "watermark")
+        self.max_batch_rows = row_cap(max_batch_rows)
+
+    def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
+        if prompt_tokens > self.max_num_batched_tokens:
+            limit = self.max_num_batched_tokens
+            return f"a prompt of {prompt_tokens} tokens exceeds max_num_batched_tokens {limit}"
+        return None
+
+    def schedule(self, view: View) -> Plan:
+        room = Room(
+            tokens=self.max_num_batched_tokens,
+            rows=self.max_batch_rows,
+            seats=self.max_num_seqs - view.running,
+            pages=pages_above_watermark(view, self.watermark, view.free_pages),
+        )
+        room.admit(view, chunked=False)
+        if room.prefills:
+            return Plan(room.prefills)
+        decodes = min(view.ready_decodes, self.max_batch_rows)
+        return Plan(decodes=decodes, kv_limited=room.kv_limited)

@@ -1,0 +1,146 @@
+"""What a policy may read: a live facade over the Batcher's counters and queues.
+
+Nothing is copied when a policy is asked, and nothing here shows the true length of an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evenflow.batcher import Batcher
+    from evenflow.groups import Row
+    from evenflow.types import Order
+
+
+class Prompt:
+    """A request that awaits prefill, as a policy sees it. Lengths are in tokens."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    @property
+    def request_id(self) -> int:
+        return self._row.request.request_id
+
+    @property
+    def arrival_s(self) -> float:
+        return self._row.request.arrival_s
+
+    @property
+    def tokens(self) -> int:
+        """What the prefill must compute: the prompt, and after a preemption also its output."""
+        return self._row.prompt_tokens
+
+    @property
+    def computed(self) -> int:
+        """How many of `tokens` have been scheduled."""
+        return self._row.computed
+
+    @property
+    def remaining(self) -> int:
+        return self._row.prompt_tokens - self._row.computed
+
+    @property
+    def pages(self) -> int:
+        """KV pages held."""
+        return len(self._row.pages)
+
+    @property
+    def predicted_output_tokens(self) -> int | None:
+        return self._row.request.predicted_output_tokens
+
+
+class View:
+    """The state of serving at the moment a policy is asked. Every counter is O(1)."""
+
+    __slots__ = ("_batcher",)
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+
+    @property
+    def now_s(self) -> float:
+        return self._batcher.now_s
+
+    @property
+    def depth(self) -> int:
+        """Number of pipeline stages."""
+        return self._batcher.depth
+
+    @property
+    def free_pages(self) -> int:
+        return self._batcher.pool.free_pages
+
+    @property
+    def total_pages(self) -> int:
+        return self._batcher.pool.total_pages
+
+    @property
+    def page_tokens(self) -> int:
+        return self._batcher.pool.page_tokens
+
+    @property
+    def waiting(self) -> Iterator[Prompt]:
+        """Prompts of which nothing is scheduled, first come first; preempted ones at the front."""
+        return (row.prompt for row in self._batcher.waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._batcher.waiting)
+
+    @property
+    def partials(self) -> Sequence[Prompt]:
+        """Partly scheduled prompts whose next chunk may go now, by arrival."""
+        return [row.prompt for row in self._batcher.partials]
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens awaiting prefill: all prompts that wait, and what is left of partly scheduled ones."""
+        return self._batcher.waiting_tokens
+
+    @property
+    def running(self) -> int:
+        """Requests that were admitted and have not finished: partly prefilled or decoding."""
+        return self._batcher.running
+
+    @property
+    def running_decodes(self) -> int:
+        """Decoding requests, ready and in flight."""
+        return self._batcher.running_decodes
+
+    @property
+    def ready_decodes(self) -> int:
+        """Decoding requests that are not in flight."""
+        return self._batcher.ready_decodes
+
+    @property
+    def ready_group_sizes(self) -> Sequence[int]:
+        """Sizes of the groups in which the ready decodes returned, longest returned first."""
+        return self._batcher.ready.group_sizes
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches that are in the pipeline."""
+        return len(self._batcher.in_flight)
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions since the start of the run."""
+        return self._batcher.preemptions
+
+    @property
+    def expected_output_tokens(self) -> float:
+        """Tokens the running decodes are still expected to produce.
+
+        A request counts with its predicted output, or else with the mean output of the requests that
+        have completed (0 before the first), less what the running decodes have produced.
+        """
+        return self._batcher.expected_output_tokens()
+
+    def decode_pages(self, count: int, order: Order) -> int:
+        """Return how many new pages the next token of the first `count` ready decodes needs."""
+        return self._batcher.decode_pages(count, order)

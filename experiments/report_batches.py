@@ -1,0 +1,172 @@
+"""The report's figures of micro-batches: their tokens over time, and the stages' occupancy.
+
+Plain Plotly dicts (data and layout). Does not know the page around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+import numpy as np
+
+from evenflow.bubbles import CAUSES
+from evenflow.result import Floats, Ints, RunResult
+from experiments.report_data import Run, chunks_of, middle, span_s
+from experiments.report_style import (
+    CAUSE_COLOURS,
+    DECODE,
+    PREFILL,
+    Figure,
+    axis,
+    compact,
+    layout,
+    on,
+)
+from experiments.report_words import cause_label
+
+WINDOW_BATCHES, MARGIN_BATCHES = 60, 60
+"""Micro-batches a Gantt shows at first, and how many more on each side can be scrolled to."""
+
+WHOLE_BINS, ZOOM_BATCHES = 250, 200
+
+
+def tokens(runs: Mapping[str, Run]) -> Figure:
+    """Draw prefill and decode tokens of the micro-batches: the whole run, and a stretch of it."""
+    rows = len(runs)
+    page = layout(170 * rows + 110, rows=rows, columns=2)
+    page |= {"barmode": "stack", "bargap": 0}
+    data: list[Figure] = []
+    for row, (name, run) in enumerate(runs.items()):
+        result, whole, close = run.result, 2 * row + 1, 2 * row + 2
+        count = len(result.scheduled_s)
+        bins = chunks_of(count, WHOLE_BINS)
+        times = np.append(result.scheduled_s[bins[:-1]], span_s(result))
+        near = middle(count, ZOOM_BATCHES)
+        each = np.arange(near.start, near.stop + 1)
+        data += _token_bars(result, bins, times, whole, legend=row == 0)
+        data += _token_bars(result, each, each, close, legend=False)
+        page[axis("y", whole)]["title"] = {"text": f"<b>{escape(name)}</b><br>tokens"}
+        for panel in (whole, close):
+            page[axis("y", panel)] |= {"rangemode": "tozero"} | _matches("y", panel, 1)
+        page[axis("x", whole)] |= _matches("x", whole, 1)
+    page[axis("x", 2 * rows - 1)]["title"] = {"text": "whole run: time (s)"}
+    page[axis("x", 2 * rows)]["title"] = {"text": "middle of the run: micro-batch number"}
+    return {"data": data, "layout": page}
+
+
+def _matches(letter: str, panel: int, other: int) -> Figure:
+    return {"matches": letter} if panel != other else {}
+
+
+def _token_bars(
+    result: RunResult, edges: Ints, places: Floats | Ints, panel: int, legend: bool
+) -> list[Figure]:
+    """Stacked bars: mean tokens of micro-batches [edges[i], edges[i+1]), from places[i] on."""
+    counts = np.diff(edges)
+    if not counts.all() or not len(counts):
+        return []
+    bars = []
+    for label, colour, column in (
+        ("decode tokens", DECODE, result.decode_tokens),
+        ("prefill tokens", PREFILL, result.prefill_tokens),
+    ):
+        mean = np.add.reduceat(column[: edges[-1]], edges[:-1]) / counts
+        bars.append(
+            {
+                "type": "bar",
+                "name": label,
+                "legendgroup": label,
+                "showlegend": legend,
+                "x": compact(places[:-1], 9),
+                "y": compact(mean),
+                "width": compact(np.diff(places), 9),
+                "offset": 0,
+                "marker": {"color": colour, "line": {"width": 0}},
+                "hovertemplate": "%{y:.0f} " + label + "<extra></extra>",
+            }
+            | on(panel)
+        )
+    return bars
+
+
+def occupancy(name: str, run: Run) -> Figure:
+    """Draw what each stage computes, and why it idles, around the middle of the run."""
+    result = run.result
+    shown = middle(len(result.scheduled_s), WINDOW_BATCHES + 2 * MARGIN_BATCHES)
+    near = middle(len(result.scheduled_s), WINDOW_BATCHES)
+    window = [float(result.start_s[near].min()), float(result.end_s[near].max())]
+    start, stop = float(result.start_s[shown].min()), float(result.end_s[shown].max())
+    page = layout(150 + 34 * result.depth)
+    page |= {"barmode": "overlay", "bargap": 0.1, "hovermode": "closest"}
+    page["xaxis"] |= {
+        "title": {"text": f"<b>{escape(name)}</b>: time (s)"},
+        "range": window,
+        "rangeslider": {"visible": True, "thickness": 0.14, "range": [start, stop]},
+    }
+    page["yaxis"] |= {
+        "autorange": "reversed",
+        "fixedrange": True,
+        "tickvals": list(range(result.depth)),
+        "ticktext": [f"stage {stage}" for stage in range(result.depth)],
+    }
+    return {"data": [_busy(result, shown), *_idle(run, start, stop)], "layout": page}
+
+
+def _busy(result: RunResult, shown: slice) -> Figure:
+    prefill, decode = result.prefill_tokens[shown], result.decode_tokens[shown]
+    share = prefill / np.maximum(prefill + decode, 1)
+    batch = np.arange(shown.start, shown.stop)
+    about = np.stack([batch, prefill, decode], axis=1)
+    depth = result.depth
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "computing",
+        "showlegend": False,
+        "base": compact(result.start_s[shown].T.ravel(), 9),
+        "x": compact((result.end_s - result.start_s)[shown].T.ravel()),
+        "y": np.repeat(np.arange(depth), len(batch)).tolist(),
+        "customdata": np.tile(about, (depth, 1)).tolist(),
+        "marker": {
+            "color": compact(np.tile(100 * share, depth), 3),
+            "colorscale": [[0, DECODE], [0.5, "#BDB08A"], [1, PREFILL]],
+            "cmin": 0,
+            "cmax": 100,
+            "line": {"width": 0.7, "color": "white"},
+            "colorbar": {
+                "title": {"text": "prefill share<br>of tokens (%)", "font": {"size": 11}},
+                "thickness": 10,
+                "len": 1.0,
+            },
+        },
+        "hovertemplate": "micro-batch %{customdata[0]}: %{customdata[1]} prefill + "
+        "%{customdata[2]} decode tokens, %{x:.4f} s<extra>stage %{y}</extra>",
+    }
+
+
+def _idle(run: Run, start: float, stop: float) -> list[Figure]:
+    """Idle intervals inside [start, stop] as slim bars, a trace a cause."""
+    bubbles = run.bubbles
+    begin = np.maximum(np.asarray(bubbles.start_s), start)
+    length = np.minimum(np.asarray(bubbles.end_s), stop) - begin
+    bars = []
+    for cause, key in enumerate(CAUSES):
+        inside = (length > 0) & (np.asarray(bubbles.cause) == cause)
+        if not inside.any():
+            continue
+        label = cause_label(key)
+        bars.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": label,
+                "width": 0.36,
+                "base": compact(begin[inside], 9),
+                "x": compact(length[inside]),
+                "y": np.asarray(bubbles.stage)[inside].tolist(),
+                "marker": {"color": CAUSE_COLOURS[key], "line": {"width": 0}},
+                "hovertemplate": f"idle: {label}, %{{x:.4f}} s<extra>stage %{{y}}</extra>",
+            }
+        )
+    return bars

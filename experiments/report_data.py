@@ -1,0 +1,108 @@
+"""The numbers behind the report's figures: few enough points for a page, whatever the run's size.
+
+Knows the columns of a run. Does not know how a figure looks, nor any plotting library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evenflow.bubbles import CAUSES, Bubbles
+from evenflow.result import Floats, Ints, RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as the report shows it: what happened, its summary and its idle time by cause."""
+
+    result: RunResult
+    summary: dict[str, Any]
+    bubbles: Bubbles
+
+
+class Binned(NamedTuple):
+    """A series cut into bins of equal time: each column has one value a bin."""
+
+    middle_s: Floats
+    low: Floats
+    mean: Floats
+    high: Floats
+
+
+def span_s(result: RunResult) -> float:
+    """Return the time of the last event of a run, in seconds; 0 if nothing ran."""
+    return float(result.returned_s[-1]) if len(result.returned_s) else 0.0
+
+
+def cumulative(values: Floats, points: int = 300) -> tuple[Floats, Floats]:
+    """Return (value, share of values at or below it) at `points` or fewer quantiles."""
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return known, known
+    shares = np.linspace(0.0, 1.0, min(points, len(known)))
+    return np.quantile(known, shares), shares
+
+
+def binned(at_s: Floats, values: Floats | Ints, stop_s: float, bins: int = 300) -> Binned:
+    """Cut the step curve that takes `values` at the times `at_s` (sorted) into bins of [0, stop_s].
+
+    A bin without a value of its own repeats the last one: the curve holds until it changes.
+    """
+    edges = np.linspace(0.0, stop_s, bins + 1)
+    first = np.searchsorted(at_s, edges[:-1])
+    stop = np.searchsorted(at_s, edges[1:], side="right")
+    first = np.where(stop > first, first, np.maximum(first - 1, 0))
+    pieces = [values[a : max(b, a + 1)] for a, b in zip(first, stop, strict=True)]
+    low, mean, high = (
+        np.array([reduce(piece) for piece in pieces]) for reduce in (np.min, np.mean, np.max)
+    )
+    return Binned((edges[:-1] + edges[1:]) / 2, low, mean, high)
+
+
+def chunks_of(count: int, bins: int) -> Ints:
+    """Return the edges of at most `bins` nearly equal parts of range(count)."""
+    parts = max(1, min(count, bins))
+    return np.linspace(0, count, parts + 1).astype(np.int64)
+
+
+def present(enter_s: Floats, leave_s: Floats, at_s: Floats) -> Ints:
+    """Count who has entered and not left at the times `at_s`; a NaN never happens."""
+    entered = np.searchsorted(np.sort(enter_s[~np.isnan(enter_s)]), at_s, side="right")
+    left = np.searchsorted(np.sort(leave_s[~np.isnan(leave_s)]), at_s, side="right")
+    return (entered - left).astype(np.int64)
+
+
+def used_share(result: RunResult) -> Floats:
+    """Return the share of KV pages in use when each micro-batch was scheduled, 0 to 1."""
+    return 1.0 - result.free_pages / max(result.total_pages, 1)
+
+
+def idle_by_stage(bubbles: Bubbles, depth: int) -> Floats:
+    """Return idle seconds as [depth, len(CAUSES)]."""
+    idle = np.zeros((depth, len(CAUSES)))
+    seconds = np.asarray(bubbles.end_s) - np.asarray(bubbles.start_s)
+    np.add.at(idle, (np.asarray(bubbles.stage), np.asarray(bubbles.cause)), seconds)
+    return idle
+
+
+def shares_by_stage(run: Run) -> tuple[Floats, Floats]:
+    """Return shares of each stage's time: (busy [depth], idle by cause [depth, len(CAUSES)])."""
+    busy = np.sum(run.result.end_s - run.result.start_s, axis=0)
+    idle = idle_by_stage(run.bubbles, run.result.depth)
+    total = np.maximum(busy + idle.sum(axis=1), 1e-300)
+    return busy / total, idle / total[:, None]
+
+
+def shares(run: Run) -> tuple[float, Floats]:
+    """Return (busy share, idle share by cause) of the time of all stages together."""
+    busy, idle = shares_by_stage(run)
+    return float(busy.mean()), idle.mean(axis=0)
+
+
+def middle(count: int, width: int) -> slice:
+    """Return the `width` consecutive positions around the middle of range(count)."""
+    start = max(0, (count - width) // 2)
+    return slice(start, min(count, start + width))

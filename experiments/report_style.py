@@ -1,0 +1,93 @@
+"""How the report's figures look: colours that stay the same from figure to figure, axes, lines.
+
+A figure is a plain Plotly dict, so that no plotting library is needed to make one. The colours are
+chosen to be told apart by the colour-blind. Does not know what is drawn.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from evenflow.result import Floats
+
+Figure = dict[str, Any]
+
+WIDTH = 1000
+PREFILL, DECODE, BUSY, GRID = "#E69F00", "#56B4E9", "#DDE3EA", "#E9ECF0"
+SCHEDULER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#8C6D1F", "#7F7F7F")
+CAUSE_COLOURS = {
+    "fill_drain": "#BBBBBB",
+    "starvation": "#DDCC77",
+    "kv_limited": "#CC6677",
+    "policy": "#882255",
+    "uneven_prefill": "#88CCEE",
+    "prefill_decode": "#332288",
+    "uneven_decode": "#44AA99",
+    "uneven_stages": "#999933",
+    "link": "#117733",
+    "cpu": "#AA4499",
+}
+
+
+def layout(height: int, rows: int = 1, columns: int = 1) -> Figure:
+    """Return a plain white layout of `height` pixels: a grid of rows x columns panels."""
+    made: Figure = {
+        "width": WIDTH,
+        "height": height,
+        "margin": {"l": 75, "r": 20, "t": 40, "b": 50},
+        "font": {"family": "system-ui, Segoe UI, Helvetica, Arial, sans-serif", "size": 13},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "yref": "paper"},
+        "grid": {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.12},
+    }
+    for panel in range(1, rows * columns + 1):
+        lines = {"gridcolor": GRID, "linecolor": "#9AA5B1", "zeroline": False, "ticks": "outside"}
+        made[axis("x", panel)] = dict(lines)
+        made[axis("y", panel)] = dict(lines)
+    return made
+
+
+def axis(letter: str, panel: int) -> str:
+    """Return the name of a layout's axis: `axis("x", 2)` is "xaxis2"; panels count from 1."""
+    return f"{letter}axis{panel if panel > 1 else ''}"
+
+
+def on(panel: int) -> Figure:
+    """Return the entries that put a trace on the axes of a panel."""
+    number = panel if panel > 1 else ""
+    return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+
+
+def line(name: str, index: int, x: Floats, y: Any, panel: int) -> Figure:
+    """Return the line of the run at position `index`; only panel 1 enters the legend."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": escape(name),
+        "legendgroup": name,
+        "showlegend": panel == 1,
+        "x": compact(x),
+        "y": compact(y),
+        "line": {"color": colour(index), "width": 2},
+        "hovertemplate": "%{x:.4g}, %{y:.4g}<extra>" + escape(name) + "</extra>",
+    } | on(panel)
+
+
+def compact(values: Any, digits: int = 5) -> list[float]:
+    """Return numbers rounded to `digits` significant digits, to keep the page light."""
+    return [float(f"{value:.{digits}g}") for value in np.asarray(values).tolist()]
+
+
+def colour(index: int) -> str:
+    """Return the colour of the run at position `index`."""
+    return SCHEDULER_COLOURS[index % len(SCHEDULER_COLOURS)]
+
+
+def faint(solid: str) -> str:
+    """Return a colour `#RRGGBB` made nearly transparent."""
+    red, green, blue = (int(solid[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.18)"

@@ -1,0 +1,229 @@
+"""What the report says in words: the verdict, the table of metrics, the names of causes.
+
+Works from summaries and shares alone. Does not know the figures, nor how a run was made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+
+from evenflow.bubbles import CAUSES
+from experiments.report_data import Run, shares
+
+ALIKE = 0.02
+"""Two values that differ by less than this share of the better one are called alike."""
+
+CAUSE_WORDS = {
+    "fill_drain": ("fill and drain", "the pipeline is not full yet, or empties at the end"),
+    "starvation": ("nothing to run", "every request there is was already in flight"),
+    "kv_limited": ("KV-limited", "work waited, the free KV pages did not suffice"),
+    "policy": ("held back", "work waited, pages sufficed, the scheduler sent nothing"),
+    "uneven_prefill": ("uneven prefill", "micro-batches differ in prefill tokens"),
+    "prefill_decode": ("prefill against decode", "a prefill and a decode step differ in time"),
+    "uneven_decode": ("uneven decode", "decode steps differ in rows or context"),
+    "uneven_stages": ("uneven stages", "one stage is slower than another"),
+    "link": ("link", "the activation was on its way"),
+    "cpu": ("CPU", "the CPU was scheduling or preparing inputs"),
+}
+
+
+class Metric(NamedTuple):
+    """A row of the table: `best` is "high", "low", or "" where more is neither good nor bad."""
+
+    key: str
+    label: str
+    unit: str
+    best: str
+    meaning: str
+    scale: float = 1.0
+
+
+METRICS = (
+    Metric("output_throughput", "Output tokens", "tok/s", "high", "generated tokens per second"),
+    Metric(
+        "total_token_throughput", "All tokens", "tok/s", "high", "prompt + generated, whole run"
+    ),
+    Metric(
+        "steady_total_token_throughput",
+        "All tokens, steady",
+        "tok/s",
+        "high",
+        "the same without the start and the end of the run",
+    ),
+    *(
+        Metric(f"{statistic}_{key}_ms", f"{label}, {word}", unit, "low", meaning, scale)
+        for key, label, unit, scale, meaning in (
+            ("ttft", "TTFT", "s", 1e-3, "time to first token: first token - arrival"),
+            ("tpot", "TPOT", "ms", 1.0, "time per output token after the first, per request"),
+            ("itl", "ITL", "ms", 1.0, "inter-token latency: every gap between two tokens"),
+            ("e2el", "E2EL", "s", 1e-3, "end to end: last token - arrival"),
+        )
+        for statistic, word in (("mean", "mean"), ("p99", "P99"))
+    ),
+    Metric("completed", "Completed", "requests", "high", "requests served to the end"),
+    Metric("rejected", "Rejected", "requests", "low", "could never fit: refused on arrival"),
+    Metric("preemptions", "Preemptions", "times", "low", "thrown out for lack of KV pages, redone"),
+    Metric("busy_share", "Stages busy", "%", "high", "share of stage time spent computing", 100.0),
+)
+
+
+def cause_label(cause: str) -> str:
+    """Return the words for one cause of idle time."""
+    return CAUSE_WORDS[cause][0] if cause in CAUSE_WORDS else cause.replace("_", " ")
+
+
+def figures_of(run: Run) -> dict[str, float]:
+    """Return the summary's numbers, and those of the columns that the table shows beside them."""
+    busy, _ = shares(run)
+    columns = {
+        "completed": run.result.status.count("completed"),
+        "rejected": run.result.status.count("rejected"),
+        "preemptions": int(run.result.preemptions.sum()),
+        "busy_share": busy,
+    }
+    return {key: value for key, value in run.summary.items() if _is_number(value)} | columns
+
+
+def table(runs: Mapping[str, Run]) -> str:
+    """Return the summary table as HTML: a column a run, the best value of a row in bold."""
+    numbers = {name: figures_of(run) for name, run in runs.items()}
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in runs)
+    rows = []
+    for metric in METRICS:
+        values = [own.get(metric.key, math.nan) for own in numbers.values()]
+        if all(math.isnan(value) for value in values):
+            continue
+        best = _best(metric, values)
+        cells = "".join(
+            f'<td class="best">{text}</td>' if value == best else f"<td>{text}</td>"
+            for value in values
+            for text in [number(value * metric.scale)]
+        )
+        rows.append(
+            f'<tr><th scope="row">{metric.label} <span class="unit">{metric.unit}</span>'
+            f"<small>{metric.meaning}</small></th>{cells}</tr>"
+        )
+    return f"<table><thead><tr><th></th>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table>"
+
+
+def number(value: float) -> str:
+    """Return a number with three significant digits or more, thousands apart; a dash for NaN."""
+    if math.isnan(value):
+        return "-"
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{2 if abs(value) < 10 else 1}f}"
+
+
+def verdict(runs: Mapping[str, Run]) -> list[str]:
+    """Return the sentences of the headline, as HTML: throughput, latency, bubbles, losses."""
+    numbers = {name: figures_of(run) for name, run in runs.items()}
+    if len(runs) == 1:
+        sentences = [_alone(name, own) for name, own in numbers.items()]
+    else:
+        sentences = [_throughput(numbers), _latency(numbers)]
+    return [*sentences, _bubbles(runs), *_losses(numbers)]
+
+
+def _alone(name: str, own: Mapping[str, float]) -> str:
+    return (
+        f"{_name(name)} serves {number(own['total_token_throughput'])} tokens per second "
+        f"({number(own['output_throughput'])} of them generated), with a mean time to first token "
+        f"of {_seconds(own['mean_ttft_ms'])} and {_seconds(own['mean_tpot_ms'])} a token after it."
+    )
+
+
+def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> str:
+    ranked = _ranked(numbers, "total_token_throughput", descending=True)
+    (first, best), (_, worst) = ranked[0], ranked[-1]
+    if best - worst <= ALIKE * best:
+        return (
+            f"All serve this traffic at the same pace, {number(best)} tokens per second: "
+            "the load, not the scheduler, sets the throughput, and latency decides."
+        )
+    rest = _and([f"{_more(best, value)} {_name(name)}" for name, value in ranked[1:]])
+    return f"{_name(first)} serves the most: {number(best)} tokens per second, {rest}."
+
+
+def _more(best: float, value: float) -> str:
+    if best - value <= ALIKE * best:
+        return "level with"
+    return f"{100 * (best / value - 1):.0f} % more than" if value > 0 else "against none by"
+
+
+def _latency(numbers: Mapping[str, Mapping[str, float]]) -> str:
+    parts = []
+    for key, words in (
+        ("mean_ttft_ms", "waits least for a first token (mean TTFT"),
+        ("p99_itl_ms", "keeps tokens coming most steadily (P99 ITL"),
+        ("mean_e2el_ms", "finishes requests soonest (mean E2EL"),
+    ):
+        ranked = _ranked(numbers, key, descending=False)
+        if len(ranked) < 2:
+            continue
+        (first, best), (second, next_best) = ranked[0], ranked[1]
+        if next_best - best <= ALIKE * next_best:
+            lead = f"level with {_name(second)}"
+        else:
+            lead = f"{_name(second)} {_seconds(next_best)}"
+        parts.append(f"{_name(first)} {words} {_seconds(best)}; {lead})")
+    text = _and(parts)
+    return text + "." if text else ""
+
+
+def _bubbles(runs: Mapping[str, Run]) -> str:
+    parts = []
+    for name, run in runs.items():
+        busy, idle = shares(run)
+        worst = int(np.argmax(idle))
+        loss = ""
+        if idle[worst] > 0.0005:
+            loss = f" (most is lost to {cause_label(CAUSES[worst])}, {100 * idle[worst]:.1f} %)"
+        parts.append(f"{100 * busy:.0f} % of the time with {_name(name)}{loss}")
+    return f"Stages compute {_and(parts)}."
+
+
+def _losses(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
+    lost = [(name, int(own["rejected"])) for name, own in numbers.items() if own["rejected"]]
+    if not lost:
+        return []
+    parts = [f"{count} under {_name(name)}" for name, count in lost]
+    return [f"Requests refused because they can never fit: {_and(parts)}."]
+
+
+def _ranked(
+    numbers: Mapping[str, Mapping[str, float]], key: str, descending: bool
+) -> list[tuple[str, float]]:
+    values = [(name, own.get(key, math.nan)) for name, own in numbers.items()]
+    known = [(name, value) for name, value in values if not math.isnan(value)]
+    return sorted(known, key=lambda pair: pair[1], reverse=descending)
+
+
+def _best(metric: Metric, values: list[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    if not metric.best or len(known) < 2 or min(known) == max(known):
+        return math.nan
+    return max(known) if metric.best == "high" else min(known)
+
+
+def _seconds(milliseconds: float) -> str:
+    if milliseconds < 1000:
+        return f"{number(milliseconds)} ms"
+    return f"{number(milliseconds / 1000)} s"
+
+
+def _name(name: str) -> str:
+    return f"<b>{escape(name)}</b>"
+
+
+def _and(parts: list[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

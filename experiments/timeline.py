@@ -1,0 +1,196 @@
+"""Write a run as a Chrome trace: opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+Knows the trace format and the columns of a run. Does not know how the run came about, nor which
+idle interval has which cause: that is `evenflow.bubbles`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from evenflow.bubbles import CAUSES, Bubbles
+from evenflow.result import Floats, Ints, RunResult
+
+PIPELINE, REQUESTS = 1, 2
+"""Process ids of the trace; stage k computes on thread 2k + 1 and idles on thread 2k + 2."""
+
+
+def write_timeline(
+    path: str | Path,
+    result: RunResult,
+    bubbles: Bubbles | None = None,
+    requests_limit: int | None = 2000,
+) -> None:
+    """Write `result` to `path` as a gzipped Chrome trace; equal runs give equal bytes.
+
+    A slice per stage and micro-batch, arrows that follow a micro-batch through the stages, idle
+    slices named by cause (with `bubbles`), counters, and a slice per phase of each of the first
+    `requests_limit` requests (None: all). Times in microseconds.
+    """
+    with (
+        open(path, "wb") as raw,
+        gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="ascii") as text,
+    ):
+        text.writelines(_document(_events(result, bubbles, requests_limit)))
+
+
+def _document(events: Iterable[str]) -> Iterator[str]:
+    yield '{"displayTimeUnit":"ms","traceEvents":[\n'
+    separator = ""
+    for event in events:
+        yield separator + event
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def _events(
+    result: RunResult, bubbles: Bubbles | None, requests_limit: int | None
+) -> Iterator[str]:
+    yield from _names(result.depth, bubbles is not None)
+    yield from _stage_slices(result)
+    if bubbles is not None:
+        yield from _idle_slices(bubbles)
+    yield from _counters(result)
+    yield from _request_slices(result, requests_limit)
+
+
+def _names(depth: int, with_idle: bool) -> Iterator[str]:
+    yield _metadata("process_name", PIPELINE, 0, "name", "pipeline")
+    yield _metadata("process_name", REQUESTS, 0, "name", "requests")
+    yield _metadata("process_sort_index", PIPELINE, 0, "sort_index", PIPELINE)
+    yield _metadata("process_sort_index", REQUESTS, 0, "sort_index", REQUESTS)
+    for stage in range(depth):
+        threads = [(2 * stage + 1, f"stage {stage}")]
+        if with_idle:
+            threads.append((2 * stage + 2, f"stage {stage} idle"))
+        for thread, name in threads:
+            yield _metadata("thread_name", PIPELINE, thread, "name", name)
+            yield _metadata("thread_sort_index", PIPELINE, thread, "sort_index", thread)
+
+
+def _metadata(event: str, process: int, thread: int, key: str, value: str | int) -> str:
+    return (
+        f'{{"ph":"M","ts":0,"pid":{process},"tid":{thread},"name":"{event}",'
+        f'"args":{{"{key}":{json.dumps(value)}}}}}'
+    )
+
+
+def _nanoseconds(times_s: Floats) -> Ints:
+    """Whole nanoseconds: a slice that ends where the next starts still does so once rounded."""
+    return np.rint(np.asarray(times_s) * 1e9).astype(np.int64)
+
+
+def _microseconds(nanoseconds: int) -> str:
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+
+
+def _stage_slices(result: RunResult) -> Iterator[str]:
+    starts = _nanoseconds(result.start_s).tolist()
+    ends = _nanoseconds(result.end_s).tolist()
+    prefills = result.prefill_tokens.tolist()
+    decodes = result.decode_tokens.tolist()
+    for batch, (prefill, decode) in enumerate(zip(prefills, decodes, strict=True)):
+        name = "mixed" if prefill and decode else "prefill" if prefill else "decode"
+        for stage in range(result.depth):
+            start, duration = starts[batch][stage], ends[batch][stage] - starts[batch][stage]
+            place = f'"ts":{_microseconds(start)},"pid":{PIPELINE},"tid":{2 * stage + 1}'
+            yield (
+                f'{{"ph":"X",{place},"dur":{_microseconds(duration)},"name":"{name}",'
+                f'"args":{{"batch":{batch},"prefill_tokens":{prefill},'
+                f'"decode_tokens":{decode},"cost_ms":{duration / 1e6:.6g}}}}}'
+            )
+            if result.depth > 1:
+                # After its slice: a viewer binds an arrow to the slice open at that time.
+                phase = "s" if stage == 0 else "f" if stage == result.depth - 1 else "t"
+                bind = ',"bp":"e"' if phase == "f" else ""
+                yield (
+                    f'{{"ph":"{phase}",{place},"id":{batch},"cat":"micro-batch",'
+                    f'"name":"micro-batch"{bind}}}'
+                )
+
+
+def _idle_slices(bubbles: Bubbles) -> Iterator[str]:
+    starts, ends = _nanoseconds(bubbles.start_s), _nanoseconds(bubbles.end_s)
+    columns = (bubbles.stage, starts, ends, bubbles.cause, bubbles.batch)
+    rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
+    for stage, start, end, cause, batch in rows:
+        yield (
+            f'{{"ph":"X","ts":{_microseconds(start)},"pid":{PIPELINE},"tid":{2 * stage + 2},'
+            f'"dur":{_microseconds(end - start)},"name":"{CAUSES[cause]}",'
+            f'"args":{{"batch":{batch}}}}}'
+        )
+
+
+def _counters(result: RunResult) -> Iterator[str]:
+    scheduled = _nanoseconds(result.scheduled_s).tolist()
+    columns = zip(
+        scheduled,
+        result.free_pages.tolist(),
+        result.prefill_tokens.tolist(),
+        result.decode_tokens.tolist(),
+        strict=True,
+    )
+    for at, free, prefill, decode in columns:
+        yield _counter("free pages", at, f'"pages":{free}')
+        yield _counter("tokens per micro-batch", at, f'"prefill":{prefill},"decode":{decode}')
+    for at, count in _level(result.scheduled_s, result.returned_s):
+        yield _counter("in flight", at, f'"micro-batches":{count}')
+    served = ~np.isnan(result.first_token_s)
+    for at, count in _level(result.arrival_s[served], result.first_token_s[served]):
+        yield _counter("waiting for the first token", at, f'"requests":{count}')
+
+
+def _counter(name: str, at: int, values: str) -> str:
+    return (
+        f'{{"ph":"C","ts":{_microseconds(at)},"pid":{PIPELINE},"tid":0,"name":"{name}",'
+        f'"args":{{{values}}}}}'
+    )
+
+
+def _level(enter_s: Floats, leave_s: Floats) -> Iterator[tuple[int, int]]:
+    """How many are inside after each instant (nanoseconds) at which one enters or leaves."""
+    enter, leave = _nanoseconds(enter_s), _nanoseconds(leave_s[~np.isnan(leave_s)])
+    instants = np.unique(np.concatenate([enter, leave]))
+    inside = np.searchsorted(np.sort(enter), instants, "right") - np.searchsorted(
+        np.sort(leave), instants, "right"
+    )
+    yield from zip(instants.tolist(), inside.tolist(), strict=True)
+
+
+def _request_slices(result: RunResult, limit: int | None) -> Iterator[str]:
+    for row in range(len(result.request_id))[:limit]:
+        request = int(result.request_id[row])
+        arrival, first, last = _nanoseconds(
+            np.nan_to_num(
+                [result.arrival_s[row], result.first_token_s[row], result.completion_s[row]],
+                nan=-1.0,
+            )
+        ).tolist()
+        if result.status[row] == "rejected" or first < 0:
+            reason = json.dumps(result.reason[row])
+            yield _asynchronous("n", request, arrival, "rejected", f'"reason":{reason}')
+            continue
+        sizes = (
+            f'"prompt_tokens":{result.prompt_tokens[row]},'
+            f'"output_tokens":{result.output_tokens[row]},"preemptions":{result.preemptions[row]}'
+        )
+        yield _asynchronous("b", request, arrival, "queued and prefill", sizes)
+        yield _asynchronous("e", request, first, "queued and prefill")
+        if last >= 0:
+            yield _asynchronous("b", request, first, "decode", sizes)
+            yield _asynchronous("e", request, last, "decode")
+
+
+def _asynchronous(phase: str, request: int, at: int, name: str, values: str = "") -> str:
+    args = f',"args":{{"request":{request},{values}}}' if values else ""
+    return (
+        f'{{"ph":"{phase}","ts":{_microseconds(at)},"pid":{REQUESTS},"tid":0,"id":{request},'
+        f'"cat":"request","name":"{name}"{args}}}'
+    )

@@ -1,0 +1,20 @@
+"""Seconds of work: how long each stage computes a micro-batch.
+
+Knows specifications and the numbers of a micro-batch; no clock, no policy, no requests.
+"""
+
+from evenflow.costs.affine import AffineCost
+from evenflow.costs.base import BatchShape, StageCost, Work, decode_work, prefill_work
+from evenflow.costs.budget import token_budget_for
+from evenflow.costs.roofline import RooflineCost
+
+__all__ = [
+    "AffineCost",
+    "BatchShape",
+    "RooflineCost",
+    "StageCost",
+    "Work",
+    "decode_work",
+    "prefill_work",
+    "token_budget_for",
+]

@@ -1,0 +1,46 @@
+"""Base + per token, the same on every stage: for teaching and for tests with closed forms.
+
+Knows no model and no GPU; attention costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenflow.costs.base import BatchShape
+from evenflow.specs.checks import require_counts, require_not_negative
+
+
+@dataclass(frozen=True, slots=True)
+class AffineCost:
+    """Cost `base_s + per_token_s * tokens` seconds on each of `depth` stages.
+
+    `bytes_per_token` crosses from stage to stage. UsageError on negative values or NaN.
+    """
+
+    base_s: float
+    per_token_s: float
+    depth: int
+    bytes_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_not_negative(
+            "costs: affine",
+            base_s=self.base_s,
+            per_token_s=self.per_token_s,
+            bytes_per_token=self.bytes_per_token,
+        )
+        require_counts("costs: affine", depth=self.depth)
+
+    def times(self, batch: BatchShape) -> list[float]:
+        """Return the seconds on every stage."""
+        tokens = batch.prefill_tokens + batch.decode_tokens
+        return [self.base_s + self.per_token_s * tokens] * self.depth
+
+    def __call__(self, stage: int, batch: BatchShape) -> float:
+        """Return the seconds on one stage."""
+        return self.times(batch)[stage]
+
+    def transfer_bytes(self, batch: BatchShape) -> float:
+        """Return the bytes that cross from one stage to the next."""
+        return self.bytes_per_token * (batch.prefill_tokens + batch.decode_tokens)

@@ -1,0 +1,82 @@
+"""What a cost model is given and what it answers. Knows no formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class ChunkShape(Protocol):
+    """Prompt tokens [start, stop) computed in one micro-batch; `types.Chunk` is one."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+class BatchShape(Protocol):
+    """The numbers of a micro-batch that cost time; `types.MicroBatch` and `Work` are such.
+
+    `decode_context` is the number of tokens the decoding rows attend to, before this step, summed.
+    """
+
+    @property
+    def chunks(self) -> Sequence[ChunkShape]: ...
+    @property
+    def prefill_tokens(self) -> int: ...
+    @property
+    def decode_tokens(self) -> int: ...
+    @property
+    def decode_context(self) -> int: ...
+    @property
+    def sampled_rows(self) -> int: ...
+
+
+class StageCost(Protocol):
+    """Seconds that each of `depth` stages computes a micro-batch, the links left out."""
+
+    @property
+    def depth(self) -> int: ...
+
+    def times(self, batch: BatchShape) -> list[float]:
+        """Return the seconds on every stage; parts that stages share are computed once."""
+        ...
+
+    def __call__(self, stage: int, batch: BatchShape) -> float:
+        """Return `times(batch)[stage]`."""
+        ...
+
+    def transfer_bytes(self, batch: BatchShape) -> float:
+        """Return the bytes that cross from one stage to the next."""
+        ...
+
+
+class Span(NamedTuple):
+    """Prompt tokens [start, stop)."""
+
+    start: int
+    stop: int
+
+
+class Work(NamedTuple):
+    """A micro-batch reduced to its numbers, for whoever asks for a cost without one."""
+
+    chunks: tuple[Span, ...] = ()
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    decode_context: int = 0
+    sampled_rows: int = 0
+
+
+def prefill_work(tokens: int, start: int = 0, *, last: bool = True) -> Work:
+    """Return the work of one prompt chunk of `tokens` tokens after `start` tokens of context.
+
+    `last`: the prompt ends with the chunk, so one row is sampled.
+    """
+    return Work((Span(start, start + tokens),), tokens, 0, 0, int(last))
+
+
+def decode_work(rows: int, context_tokens: int) -> Work:
+    """Return the work of one decode step of `rows` rows that attend to `context_tokens` in all."""
+    return Work((), 0, rows, context_tokens, rows)

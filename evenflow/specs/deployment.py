@@ -1,0 +1,141 @@
+"""A model spread over GPUs: which stage holds what, and how many KV pages fit beside it.
+
+Knows bytes, not seconds. Does not know: fragments of an allocator, communication buffers, CUDA
+graphs; `memory_utilization` is what leaves room for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenflow.errors import UsageError
+from evenflow.specs.checks import require_counts, require_positive
+from evenflow.specs.gpu import GIB, GpuSpec
+from evenflow.specs.model import ModelSpec
+
+
+def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the layers of each stage: an even split over a number of stages, or those listed.
+
+    Layers left over by an even split go one each to the stages before the last, from the back, as
+    vLLM does: the last stage has the LM head already, and stage 0 gets one only when all others
+    have. UsageError when the list does not add up or a stage would be empty.
+    """
+    if isinstance(stages, int):
+        require_counts("deployment", stages=stages)
+        if stages > num_layers:
+            raise UsageError(f"stages: {stages} stages for {num_layers} layers; use fewer stages")
+        each, left_over = divmod(num_layers, stages)
+        first_extra = stages - 1 - left_over
+        return tuple(each + (first_extra <= stage < stages - 1) for stage in range(stages))
+    layers = tuple(stages)
+    if not layers or any(not isinstance(count, int) or count < 1 for count in layers):
+        raise UsageError(f"stages: {list(layers)} must list whole numbers of layers, 1 or above")
+    if sum(layers) != num_layers:
+        raise UsageError(
+            f"stages: {list(layers)} add up to {sum(layers)} layers; the model has {num_layers}"
+        )
+    return layers
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Describe a model spread over `len(layers_per_stage)` x `tensor_parallel` GPUs of one kind.
+
+    `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at
+    once: both are memory that must stay free of KV. `memory_utilization` is the share of a GPU's
+    nominal memory that the engine may use.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    layers_per_stage: tuple[int, ...]
+    tensor_parallel: int = 1
+    memory_utilization: float = 0.9
+    activation_tokens: int = 2048
+    logits_rows: int = 256
+    page_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        split_layers(self.model.num_layers, self.layers_per_stage)
+        require_counts(
+            "deployment",
+            tensor_parallel=self.tensor_parallel,
+            activation_tokens=self.activation_tokens,
+            logits_rows=self.logits_rows,
+            page_tokens=self.page_tokens,
+        )
+        require_positive("deployment", memory_utilization=self.memory_utilization)
+        if self.memory_utilization > 1:
+            raise UsageError(f"memory_utilization is {self.memory_utilization}; at most 1 is right")
+        heads, kv_heads, ranks = self.model.num_heads, self.model.num_kv_heads, self.tensor_parallel
+        if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+            raise UsageError(
+                f"tensor_parallel: {ranks} ranks cannot share the {heads} heads and {kv_heads} "
+                f"KV heads of {self.model.name} evenly; use a divisor of both"
+            )
+
+    @property
+    def depth(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.layers_per_stage)
+
+    def weight_bytes(self, stage: int) -> int:
+        """Return the bytes of weights on one GPU of a stage.
+
+        The embedding is on stage 0, the final norm and the LM head on the last stage, both divided
+        over the tensor-parallel ranks. A tied head is a second copy unless there is one stage.
+        """
+        model, ranks = self.model, self.tensor_parallel
+        vocabulary = -(-model.embedding_parameters // ranks)
+        count = self.layers_per_stage[stage] * model.layer_parameters(ranks)
+        is_last = stage == self.depth - 1
+        if stage == 0:
+            count += vocabulary
+        if is_last:
+            count += model.hidden_size
+        if is_last and not (model.tie_word_embeddings and self.depth == 1):
+            count += vocabulary
+        return count * model.dtype_bytes
+
+    def activation_bytes(self, stage: int) -> int:
+        """Return the bytes of working memory on one GPU of a stage for the largest micro-batch.
+
+        Hidden state and residual, with the MLP's up projection and its product beside them: the
+        widest moment of a layer. On the last stage also the logits, as computed and as float32.
+        Known error: an estimate, some 20 % under what PyTorch's allocator holds.
+        """
+        model = self.model
+        up, down = model.linear_shapes(self.tensor_parallel)[2:]
+        width = 2 * model.hidden_size + up[1] + down[0]
+        count = self.activation_tokens * width * model.dtype_bytes
+        if stage == self.depth - 1:
+            count += self.logits_rows * model.vocab_size * (model.dtype_bytes + 4)
+        return count
+
+    def kv_bytes_per_token(self, stage: int) -> int:
+        """Return the bytes of one token's keys and values on one GPU of a stage."""
+        layers = self.layers_per_stage[stage]
+        return self.model.kv_bytes_per_token(layers, self.tensor_parallel)
+
+    def kv_pages(self) -> int:
+        """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.
+
+        UsageError with the numbers when a stage has no room for a single page.
+        """
+        return min(self._pages_of(stage) for stage in range(self.depth))
+
+    def _pages_of(self, stage: int) -> int:
+        usable = self.gpu.memory_bytes * self.memory_utilization
+        weights, activations = self.weight_bytes(stage), self.activation_bytes(stage)
+        free = usable - weights - activations
+        pages = int(free // (self.page_tokens * self.kv_bytes_per_token(stage)))
+        if pages < 1:
+            raise UsageError(
+                f"{self.model.name} does not fit: each GPU of stage {stage} needs "
+                f"{weights / GIB:.1f} GiB for weights and {activations / GIB:.1f} for activations "
+                f"and has {usable / GIB:.1f} ({self.memory_utilization:g} of an {self.gpu.name}'s "
+                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, or a larger GPU"
+            )
+        return pages

@@ -1,0 +1,169 @@
+"""GPUs and links as data: peak numbers, and how much of them is reached. Knows no model, no policy.
+
+Memory is nominal, in GiB; cards with inline ECC (L20, A40, L40S) show about 6 % less to programs.
+The reached shares are facts only where `source` says that they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from evenflow.errors import UsageError, instead_of
+from evenflow.specs.checks import require_not_negative, require_positive
+
+L20_COMPUTE_EFFICIENCY = 0.9438
+L20_BANDWIDTH_EFFICIENCY = 0.7884
+L20_PER_LAYER_OVERHEAD_S = 1.38e-4
+"""Fitted by `experiments.calibrate_l20` on two models measured on L20; see docs/costs.md."""
+
+TRANSFERRED = "efficiency transferred from L20 fit"
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """Describe one GPU: dense fp16/bf16 peak, memory, and how much of the peaks is reached.
+
+    `compute_efficiency` and `bandwidth_efficiency` are shares of the peaks reached by large
+    operators; `per_layer_overhead_s` is time per transformer layer that neither explains (kernel
+    launches and gaps). `source` says where these three come from. Rates are in 1e12 and 1e9 a
+    second, memory in GiB.
+    """
+
+    name: str
+    fp16_tflops: float
+    memory_bandwidth_gb_s: float
+    memory_gb: float
+    compute_efficiency: float = L20_COMPUTE_EFFICIENCY
+    bandwidth_efficiency: float = L20_BANDWIDTH_EFFICIENCY
+    per_layer_overhead_s: float = L20_PER_LAYER_OVERHEAD_S
+    source: str = TRANSFERRED
+
+    def __post_init__(self) -> None:
+        require_positive(
+            f"gpu {self.name}",
+            fp16_tflops=self.fp16_tflops,
+            memory_bandwidth_gb_s=self.memory_bandwidth_gb_s,
+            memory_gb=self.memory_gb,
+            compute_efficiency=self.compute_efficiency,
+            bandwidth_efficiency=self.bandwidth_efficiency,
+        )
+        require_not_negative(f"gpu {self.name}", per_layer_overhead_s=self.per_layer_overhead_s)
+
+    @property
+    def flops_per_s(self) -> float:
+        """Floating-point operations a second that large operators reach."""
+        return self.fp16_tflops * 1e12 * self.compute_efficiency
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes a second that large operators move to and from memory."""
+        return self.memory_bandwidth_gb_s * 1e9 * self.bandwidth_efficiency
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.memory_gb * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """Describe a link between two GPUs, one direction: 1e9 bytes a second, microseconds."""
+
+    bandwidth_gb_s: float
+    latency_us: float
+    name: str = "link"
+    source: str = "given"
+
+    def __post_init__(self) -> None:
+        require_positive(self.name, bandwidth_gb_s=self.bandwidth_gb_s)
+        require_not_negative(self.name, latency_us=self.latency_us)
+
+    @property
+    def latency_s(self) -> float:
+        return self.latency_us * 1e-6
+
+    def transfer_s(self, size_bytes: float) -> float:
+        """Return the seconds that `size_bytes` take, latency + bytes / bandwidth."""
+        return self.latency_s + size_bytes / (self.bandwidth_gb_s * 1e9)
+
+
+GPUS: tuple[GpuSpec, ...] = (
+    GpuSpec("L20", 119.5, 864, 48, source="fitted on whole-model times of two models on L20"),
+    GpuSpec("A100-40G", 312, 1555, 40),
+    GpuSpec("A100-80G", 312, 2039, 80),
+    GpuSpec("A100-80G-PCIe", 312, 1935, 80),
+    GpuSpec("A800-80G", 312, 1935, 80),
+    GpuSpec("A40", 149.7, 696, 48),
+    GpuSpec("L40S", 362, 864, 48),
+    GpuSpec("H100", 989, 3350, 80),
+    GpuSpec(
+        "H200",
+        989,
+        4800,
+        141,
+        compute_efficiency=790 / 989,
+        bandwidth_efficiency=4300 / 4800,
+        source="790 TFLOP/s (8192-cube product) and 4300 GB/s (copy) measured; overhead from L20",
+    ),
+)
+"""The GPUs of the papers and their successors; data-sheet peaks, dense."""
+
+LINKS: tuple[LinkSpec, ...] = (
+    LinkSpec(20.79, 10, "pcie-l20", "P2P bandwidth measured (gLLM); latency assumed"),
+    LinkSpec(14.65, 10, "allreduce-l20", "all-reduce peak measured (TD-Pipe); latency assumed"),
+    LinkSpec(14.82, 10, "allreduce-a100-pcie", "all-reduce peak (TD-Pipe); latency assumed"),
+    LinkSpec(9.16, 30, "socket-73g", "73.28 Gbit/s over sockets (gLLM); latency assumed"),
+    LinkSpec(12.5, 30, "ethernet-100g", "100 Gbit/s nominal (Sarathi-Serve); latency assumed"),
+    LinkSpec(300, 5, "nvlink-a100", "NVLink 3, one direction, nominal; latency assumed"),
+    LinkSpec(56.25, 5, "nvlink-a40", "NVLink bridge, one direction, nominal; latency assumed"),
+)
+"""The links of the papers."""
+
+Spec = TypeVar("Spec", GpuSpec, LinkSpec)
+
+
+def gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:
+    """Return the GPU of that name, or the one that a mapping describes.
+
+    A mapping whose `name` is in the table changes that GPU, e.g. `{name: L20, memory_gb: 45}`; any
+    other one gives at least the peaks and the memory. UsageError lists what is known.
+    """
+    return _look_up("gpu", GpuSpec, GPUS, name_or_mapping)
+
+
+def link(name_or_mapping: str | Mapping[str, Any]) -> LinkSpec:
+    """Return the link of that name, or the one that a mapping describes.
+
+    A mapping gives `bandwidth_gb_s` and `latency_us`. UsageError lists what is known.
+    """
+    return _look_up("link", LinkSpec, LINKS, name_or_mapping)
+
+
+def _look_up(
+    kind: str, make: Callable[..., Spec], table: Iterable[Spec], wanted: str | Mapping[str, Any]
+) -> Spec:
+    by_name = {spec.name: spec for spec in table}
+    if isinstance(wanted, str):
+        if wanted in by_name:
+            return by_name[wanted]
+        raise UsageError(f'unknown {kind} "{wanted}"; {instead_of(wanted, by_name)}')
+    known = [field.name for field in fields(next(iter(by_name.values())))]
+    for key in wanted:
+        if key not in known:
+            raise UsageError(f'{kind}: unknown key "{key}"; {instead_of(key, known)}')
+    if wanted.get("name") in by_name:
+        return replace(by_name[wanted["name"]], **wanted)
+    try:
+        return make(**({"name": kind} | dict(wanted)))
+    except TypeError as error:
+        needed = ", ".join(_required(kind))
+        raise UsageError(f"{kind}: a key is missing; needed are {needed}") from error
+
+
+def _required(kind: str) -> tuple[str, ...]:
+    if kind == "gpu":
+        return "fp16_tflops", "memory_bandwidth_gb_s", "memory_gb"
+    return "bandwidth_gb_s", "latency_us"

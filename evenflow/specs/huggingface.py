@@ -1,0 +1,156 @@
+"""Reads a Hugging Face config.json of the Llama, Mistral, Qwen2 and Falcon families.
+
+Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
+Left unread: sliding windows, RoPE scaling, quantisation, and the o_proj bias of `attention_bias`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evenflow.errors import UsageError, instead_of
+
+FAMILIES = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "falcon": "falcon",
+    "RefinedWeb": "falcon",
+    "RefinedWebModel": "falcon",
+}
+"""`model_type` in the file -> family; the last two are Falcon's first spelling."""
+
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+class _Config:
+    """A config.json that names itself and the key in every complaint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "config.json" if path.is_dir() else path
+        try:
+            values = json.loads(self.path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise UsageError(f"{self.path}: not a JSON file ({error})") from error
+        if not isinstance(values, dict):
+            raise UsageError(f"{self.path}: holds no JSON object; a config.json of a model is one")
+        self.values: dict[str, Any] = values
+
+    def get(self, *keys: str, default: Any = None) -> Any:
+        """Return the value of the first key that is there and not null."""
+        for key in keys:
+            if self.values.get(key) is not None:
+                return self.values[key]
+        return default
+
+    def count(self, *keys: str, default: int | None = None) -> int:
+        """Return a whole number above 0 under the first of `keys` that is there."""
+        value = self.get(*keys, default=default)
+        if value is None:
+            raise UsageError(f'{self.path}: the key "{keys[0]}" is missing')
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(
+                f'{self.path}: "{keys[0]}" is {value!r}; it must be a whole number, 1 or above'
+            )
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default=default)
+        if not isinstance(value, bool):
+            raise UsageError(f'{self.path}: "{key}" is {value!r}; it must be true or false')
+        return value
+
+    def number(self, value: object, key: str) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise UsageError(f'{self.path}: "{key}" is {value!r}; it must be a number above 0')
+        return float(value)
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return the fields of a ModelSpec from a config.json, or from the folder that holds one.
+
+    A file without a dtype is float32, as in transformers. UsageError names the file and the key.
+    """
+    config = _Config(Path(path))
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        known = instead_of(model_type, FAMILIES)
+        raise UsageError(f'{config.path}: "model_type" is {model_type!r}, not supported; {known}')
+    family = FAMILIES[model_type]
+    shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
+    heads, hidden = shape["num_heads"], config.count("hidden_size")
+    if config.get("head_dim") is None and hidden % heads:
+        raise UsageError(
+            f'{config.path}: "hidden_size" {hidden} is no multiple of {heads} heads; add "head_dim"'
+        )
+    return shape | {
+        "name": _name_of(config.path),
+        "family": family,
+        "hidden_size": hidden,
+        "head_dim": config.count("head_dim", default=max(hidden // heads, 1)),
+        "vocab_size": config.count("vocab_size"),
+        "dtype_bytes": _dtype_bytes(config),
+        "max_position_embeddings": config.count("max_position_embeddings", default=2048),
+        "rope_theta": _rope_theta(config),
+    }
+
+
+def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
+    heads = config.count("num_attention_heads")
+    return {
+        "num_layers": config.count("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": config.count("num_key_value_heads", default=heads),
+        "intermediate_size": config.count("intermediate_size"),
+        "gated_mlp": True,
+        "tie_word_embeddings": config.flag("tie_word_embeddings", default=False),
+        # Qwen2 has the bias by construction; its files have no key for it.
+        "attention_bias": config.flag("attention_bias", default=family == "qwen2"),
+        "parallel_attention": False,
+        "norm_epsilon": config.number(config.get("rms_norm_eps", default=1e-6), "rms_norm_eps"),
+    }
+
+
+def _falcon_shape(config: _Config) -> dict[str, Any]:
+    heads = config.count("num_attention_heads", "n_head")
+    grouped = config.flag("new_decoder_architecture", default=False)
+    kv_heads = config.count("num_kv_heads", "n_head_kv", default=heads)
+    if not grouped and config.get("n_head_kv") is None:
+        kv_heads = 1 if config.flag("multi_query", default=True) else heads
+    hidden = config.count("hidden_size")
+    epsilon = config.get("layer_norm_epsilon", default=1e-5)
+    return {
+        "num_layers": config.count("num_hidden_layers", "n_layer"),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "intermediate_size": config.count("ffn_hidden_size", default=4 * hidden),
+        "gated_mlp": False,
+        "tie_word_embeddings": config.flag("tie_word_embeddings", default=True),
+        "attention_bias": config.flag("bias", default=False),
+        "parallel_attention": grouped or config.flag("parallel_attn", default=True),
+        "norm_epsilon": config.number(epsilon, "layer_norm_epsilon"),
+    }
+
+
+def _dtype_bytes(config: _Config) -> int:
+    name = str(config.get("dtype", "torch_dtype", default="float32")).removeprefix("torch.")
+    if name not in DTYPE_BYTES:
+        known = instead_of(name, DTYPE_BYTES)
+        raise UsageError(f'{config.path}: "torch_dtype" is {name!r}, not supported; {known}')
+    return DTYPE_BYTES[name]
+
+
+def _rope_theta(config: _Config) -> float:
+    # transformers 5 moved the key into a mapping.
+    nested = config.get("rope_parameters", default={})
+    inner = nested.get("rope_theta") if isinstance(nested, dict) else None
+    theta = config.get("rope_theta", default=inner)
+    return config.number(10000.0 if theta is None else theta, "rope_theta")
+
+
+def _name_of(path: Path) -> str:
+    return path.resolve().parent.name if path.name == "config.json" else path.stem

@@ -1,0 +1,43 @@
+"""Request traces: load public formats, draw samples like them, give arrivals, make requests."""
+
+from traces.arrivals import (
+    ARRIVALS,
+    Arrivals,
+    Closed,
+    Gamma,
+    Offline,
+    OnOff,
+    Poisson,
+    Replay,
+    arrival_times,
+    make_arrivals,
+    make_requests,
+)
+from traces.describe import convert, fit, info
+from traces.formats import FORMATS
+from traces.load import load_trace
+from traces.synthetic import SAMPLE_NAMES, sample_trace
+from traces.trace import FILTERS, Trace
+
+__all__ = [
+    "ARRIVALS",
+    "FILTERS",
+    "FORMATS",
+    "SAMPLE_NAMES",
+    "Arrivals",
+    "Closed",
+    "Gamma",
+    "Offline",
+    "OnOff",
+    "Poisson",
+    "Replay",
+    "Trace",
+    "arrival_times",
+    "convert",
+    "fit",
+    "info",
+    "load_trace",
+    "make_arrivals",
+    "make_requests",
+    "sample_trace",
+]

@@ -1,0 +1,128 @@
+"""Load a trace by path or by the name of a bundled sample.
+
+Knows files, limits and filters; each format's columns are its reader's business.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from evenflow.errors import UsageError, instead_of
+from traces.formats import FORMATS, find_format
+from traces.row import Row
+from traces.sharegpt import load_tokenizer
+from traces.source import Source, fingerprint, open_trace
+from traces.synthetic import SAMPLE_NAMES, sample_trace
+from traces.trace import FILTERS, Floats, Ints, LengthFilter, Trace
+
+
+def load_trace(
+    path_or_name: str | Path,
+    *,
+    format: str | None = None,  # noqa: A002 - the word the user writes in the configuration
+    limit: int | None = None,
+    tokenizer: str | Path | None = None,
+    filter: str | None = None,  # noqa: A002
+    seed: int = 0,
+) -> Trace:
+    """Load a trace file, or draw a bundled sample.
+
+    `limit` requests are kept and the rest of the file is not read; a sample is drawn with as many
+    (by default as its source has) from `seed`. `format` is a name in FORMATS (None: seen from the
+    file), `filter` one in FILTERS, `tokenizer` the path of a tokenizer.json for traces that hold
+    text. Raises UsageError naming the file, the line and what would be right.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"{limit} requests of a trace; expected at least 1")
+    if filter is not None and filter not in FILTERS:
+        raise UsageError(f'trace filter "{filter}" is unknown; {instead_of(filter, FILTERS)}')
+    if str(path_or_name) in SAMPLE_NAMES:
+        if format is not None or filter is not None:
+            raise UsageError(f"{path_or_name} is a sample; it takes no format and no filter")
+        return sample_trace(str(path_or_name), limit, seed)
+    path = Path(path_or_name)
+    if not path.exists():
+        known = instead_of(path_or_name, SAMPLE_NAMES)
+        raise UsageError(f'trace "{path_or_name}" is neither a file nor a bundled sample; {known}')
+    count_tokens = None if tokenizer is None else load_tokenizer(tokenizer)
+    with open_trace(path) as stream:
+        source = Source(path, stream, count_tokens)
+        return read_trace(source, format, limit, FILTERS[filter] if filter else None)
+
+
+def read_trace(
+    source: Source, format_name: str | None, limit: int | None, bounds: LengthFilter | None
+) -> Trace:
+    """Read up to `limit` requests that pass `bounds` from an open file."""
+    name = find_format(source, format_name)
+    reader = FORMATS[name]
+    columns = Columns(reader.ticks_per_s)
+    for row in reader.rows(source):
+        columns.add(row, bounds)
+        if limit is not None and len(columns.prompt_tokens) >= limit:
+            break
+    if not columns.prompt_tokens:
+        reasons = ", ".join(f"{n} {why}" for why, n in columns.dropped.items())
+        raise source.error(f"no request is left; dropped: {reasons}" if reasons else "no rows")
+    arrival_s, prompt_tokens, output_tokens, reordered = columns.in_order()
+    return Trace(
+        name=source.path.name,
+        format=name,
+        arrival_s=arrival_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        dropped=dict(columns.dropped),
+        sha256=fingerprint(source.path),
+        path=str(source.path),
+        rows_read=columns.rows_read,
+        reordered=reordered,
+    )
+
+
+@dataclass(slots=True)
+class Columns:
+    """The rows read so far, 8 bytes a value. Times are seconds since the first row kept."""
+
+    ticks_per_s: int
+    first_tick: int | float | None = None
+    rows_read: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    arrival_s: array[float] = field(default_factory=lambda: array("d"))
+    prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
+    output_tokens: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, row: Row, bounds: LengthFilter | None) -> None:
+        """Keep a row, or count why it is dropped."""
+        self.rows_read += 1
+        time, prompt, output, dropped = row
+        if not dropped and not (prompt and output):
+            dropped = f"no {'output' if prompt else 'prompt'} tokens"
+        if not dropped and bounds is not None:
+            dropped = bounds.reason(prompt, output)
+        if dropped:
+            self.dropped[dropped] += 1
+            return
+        self.prompt_tokens.append(prompt)
+        self.output_tokens.append(output)
+        if time is not None:
+            if self.first_tick is None:
+                self.first_tick = time
+            # Whole ticks are subtracted before dividing: exact, where seconds since 1970 are not.
+            self.arrival_s.append((time - self.first_tick) / self.ticks_per_s)
+
+    def in_order(self) -> tuple[Floats | None, Ints, Ints, int]:
+        """Return the columns by time (ties in file order), and how many rows came too late."""
+        prompts, outputs = np.array(self.prompt_tokens), np.array(self.output_tokens)
+        if self.first_tick is None:
+            return None, prompts, outputs, 0
+        arrival_s = np.array(self.arrival_s)
+        reordered = int(np.count_nonzero(np.diff(arrival_s) < 0))
+        if not reordered:
+            return arrival_s, prompts, outputs, 0
+        order = np.argsort(arrival_s, kind="stable")
+        return arrival_s[order] - arrival_s.min(), prompts[order], outputs[order], reordered

@@ -1,0 +1,76 @@
+"""A trace in memory: prompt and output lengths, and arrival times if it has them, as columns.
+
+Knows nothing of files, formats or how a trace becomes requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in order of arrival (file order where there are no times), and their origin.
+
+    `arrival_s`: seconds since the earliest request, [n], never decreasing; None without times.
+    `prompt_tokens`, `output_tokens`: [n], 1 or more. `dropped`: rows left out, by reason, among the
+    `rows_read`; `reordered`: rows that the file has earlier than the row before them. `sha256`: see
+    `traces.source.fingerprint`. `seed`: what a sample was drawn with; None for a file.
+    """
+
+    name: str
+    format: str
+    arrival_s: Floats | None
+    prompt_tokens: Ints
+    output_tokens: Ints
+    dropped: dict[str, int]
+    sha256: str | None
+    path: str | None
+    rows_read: int
+    reordered: int = 0
+    seed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFilter:
+    """Bounds on lengths, all inclusive, in tokens; None means no bound."""
+
+    min_prompt: int
+    min_output: int
+    max_prompt: int
+    max_output: int | None = None
+    max_total: int | None = None
+
+    def reason(self, prompt: int, output: int) -> str:
+        """Say why a request is left out; "" keeps it."""
+        if prompt < self.min_prompt:
+            return f"prompt under {self.min_prompt} tokens"
+        if output < self.min_output:
+            return f"output under {self.min_output} tokens"
+        if prompt > self.max_prompt:
+            return f"prompt over {self.max_prompt} tokens"
+        if self.max_output is not None and output > self.max_output:
+            return f"output over {self.max_output} tokens"
+        if self.max_total is not None and prompt + output > self.max_total:
+            return f"prompt + output over {self.max_total} tokens"
+        return ""
+
+
+FILTERS: Mapping[str, LengthFilter] = MappingProxyType(
+    {
+        "vllm": LengthFilter(4, 4, max_prompt=1024, max_total=2048),
+        "gllm": LengthFilter(4, 4, max_prompt=1024, max_output=512),
+    }
+)
+"""The filters of the benchmarks of vLLM and gLLM. Rows are not shuffled: they keep their order."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from evenflow.groups import Row
+from evenflow.types import MicroBatch, Request
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,13 +30,13 @@ class RunResult:
     "rejected"), `reason` (why it was rejected, else "").
 
     Micro-batches (m rows, in the order scheduled, which is also the order in which they return):
-    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `free_pages`, `returned_s`; and per stage, as
-    [m, depth]: `available_s` (its input is there), `start_s`, `end_s` (it computes). Between
+    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (each yields an output token when
+    the micro-batch returns), `free_pages`, `returned_s`; and per stage, as [m, depth]: `available_s` (its input is there), `start_s`, `end_s` (it computes). Between
     `available_s` and `start_s` the micro-batch queues behind its predecessor, then the CPU prepares it.
 
     `wait_s`, `wait_reason`: each time the driver asked for a micro-batch and got none, and why (an
-    index into WAIT_REASONS). `gap_s`, `gap_count`: time between successive tokens of a request, and
-    how many such gaps; `token_s`, `token_count`: output tokens and when they came.
+    index into WAIT_REASONS); repeats of one answer with nothing scheduled in between are left out.
+    `gap_s`, `gap_count`: time between successive tokens of a request, and how many such gaps.
     """
 
     depth: int
@@ -51,8 +55,8 @@ class RunResult:
     scheduled_s: Floats
     prefill_tokens: Ints
     decode_tokens: Ints
+    sampled_rows: Ints
     free_pages: Ints
-    returned_s: Floats
     available_s: Floats
     start_s: Floats
     end_s: Floats
@@ -60,6 +64,106 @@ class RunResult:
     wait_reason: Ints
     gap_s: Floats
     gap_count: Ints
-    token_s: Floats
-    token_count: Ints
     provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def returned_s(self) -> Floats:
+        """When each micro-batch left the last stage."""
+        return self.end_s[:, -1]
+
+
+BATCH_FIELDS = 5
+
+
+class Recorder:
+    """Collects what happens, as columns, and makes a RunResult of it. Both worlds write to one.
+
+    Micro-batches are recorded in the order scheduled, each once all its stage times are known.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._batches = array("d")  # BATCH_FIELDS a micro-batch, then (available, start, end) a stage
+        self._finished: list[Row] = []
+        self._rejected: list[tuple[Request, str]] = []
+        self._wait_s = array("d")
+        self._wait_reason = array("q")
+
+    def batch(self, batch: MicroBatch, stage_times: Sequence[float]) -> None:
+        """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
+        self._batches.extend(
+            (
+                batch.scheduled_s,
+                batch.prefill_tokens,
+                batch.decode_tokens,
+                batch.sampled_rows,
+                batch.free_pages,
+                *stage_times,
+            )
+        )
+
+    def wait(self, now_s: float, reason: str) -> None:
+        """Record that the driver asked for a micro-batch and got none."""
+        self._wait_s.append(now_s)
+        self._wait_reason.append(WAIT_REASONS.index(reason))
+
+    def finish(self, rows: list[Row]) -> None:
+        self._finished += rows
+
+    def reject(self, request: Request, reason: str) -> None:
+        self._rejected.append((request, reason))
+
+    @property
+    def num_done(self) -> int:
+        """Requests that need nothing more: finished or rejected."""
+        return len(self._finished) + len(self._rejected)
+
+    def result(
+        self,
+        *,
+        max_in_flight: int | None,
+        total_pages: int,
+        page_tokens: int,
+        gap_s: Sequence[float],
+        gap_count: Sequence[int],
+    ) -> RunResult:
+        """Return the columns of the run."""
+        never = float("nan")
+        rows = [
+            (row.request, row.first_token_s, row.completion_s, row.epoch, "completed", "")
+            for row in self._finished
+        ]
+        rows += [(request, never, never, 0, "rejected", why) for request, why in self._rejected]
+        rows.sort(key=lambda entry: entry[0].request_id)
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 6
+        requests, first_token_s, completion_s, preemptions, status, reason = columns
+        table = np.array(self._batches).reshape(-1, BATCH_FIELDS + 3 * self._depth)
+        stages = table[:, BATCH_FIELDS:].reshape(-1, self._depth, 3)
+        counts = table[:, 1:BATCH_FIELDS].astype(np.int64)
+        return RunResult(
+            depth=self._depth,
+            max_in_flight=max_in_flight,
+            total_pages=total_pages,
+            page_tokens=page_tokens,
+            request_id=np.array([r.request_id for r in requests], dtype=np.int64),
+            arrival_s=np.array([r.arrival_s for r in requests], dtype=np.float64),
+            prompt_tokens=np.array([r.prompt_tokens for r in requests], dtype=np.int64),
+            output_tokens=np.array([r.output_tokens for r in requests], dtype=np.int64),
+            first_token_s=np.array(first_token_s, dtype=np.float64),
+            completion_s=np.array(completion_s, dtype=np.float64),
+            preemptions=np.array(preemptions, dtype=np.int64),
+            status=list(status),
+            reason=list(reason),
+            scheduled_s=table[:, 0].copy(),
+            prefill_tokens=counts[:, 0].copy(),
+            decode_tokens=counts[:, 1].copy(),
+            sampled_rows=counts[:, 2].copy(),
+            free_pages=counts[:, 3].copy(),
+            available_s=stages[:, :, 0].copy(),
+            start_s=stages[:, :, 1].copy(),
+            end_s=stages[:, :, 2].copy(),
+            wait_s=np.array(self._wait_s),
+            wait_reason=np.array(self._wait_reason, dtype=np.int64),
+            gap_s=np.array(gap_s, dtype=np.float64),
+            gap_count=np.array(gap_count, dtype=np.int64),
+        )

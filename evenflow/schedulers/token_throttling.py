@@ -92,7 +92,7 @@ class TokenThrottling:
             prefill_budget,
             iterations=at_least(iterations, 1, "iterations"),
             max_prefill=max_prefill,
-            min_prefill=at_least(min_prefill, 1, "min_prefill"),
+            min_prefill=at_least(min_prefill, 0, "min_prefill"),
             use_wt=use_wt,
             use_ut=use_ut,
         )
@@ -117,7 +117,7 @@ class TokenThrottling:
             decodes = min(decodes, self.max_batch_rows - len(prefills))
         if not prefills and not decodes and not view.in_flight:
             return self._unblock(view)
-        return Plan(prefills, decodes, "last_returned", self.victims, kv_limited=not budget)
+        return Plan(prefills, decodes, "last_returned", self.victims, kv_limited=not prefills)
 
     def _reserve(self, view: View) -> tuple[int, float]:
         """Return the pages kept for decodes, and the idle rate at which prefill stops."""

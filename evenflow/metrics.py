@@ -1,0 +1,147 @@
+"""Latency and throughput of a run, with the names and definitions of vLLM's `bench serve`.
+
+Pure functions of a RunResult. TTFT = first token - arrival; TPOT = (E2EL - TTFT) / (output tokens - 1),
+without requests of one output token; ITL pools every gap between successive tokens; E2EL = last token
+- arrival. Only completed requests count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenflow.result import Floats, Ints, RunResult
+
+PERCENTILES = (50, 90, 95, 99)
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Latencies of each request in seconds, in the order of the result; NaN where undefined."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+    e2el_s: Floats
+
+
+def request_metrics(result: RunResult) -> RequestMetrics:
+    """Return the latencies of each request."""
+    ttft_s = result.first_token_s - result.arrival_s
+    e2el_s = result.completion_s - result.arrival_s
+    gaps = np.where(result.output_tokens > 1, result.output_tokens - 1, 1)
+    tpot_s = np.where(result.output_tokens > 1, (e2el_s - ttft_s) / gaps, np.nan)
+    return RequestMetrics(ttft_s, tpot_s, e2el_s)
+
+
+def summarize(
+    result: RunResult, goodput_ms: Mapping[str, float] | None = None
+) -> dict[str, float | int]:
+    """Return the summary of a run under vLLM's keys.
+
+    `duration` runs from the first arrival to the last completion, in seconds; throughputs are per second
+    of it. `steady_*` are the same over the steady window: from the time by which a tenth of the requests
+    has arrived to the time by which a tenth is left to arrive, or, where they all arrive at once, from
+    a tenth to nine tenths of the duration. `goodput_ms` sets limits such as {"ttft": 500} on requests.
+    """
+    done = np.array([status == "completed" for status in result.status], dtype=bool)
+    latency = request_metrics(result)
+    start_s, duration = _duration(result)
+    input_tokens = int(result.prompt_tokens[done].sum())
+    output_tokens = int(result.output_tokens[done].sum())
+    per_s = 1 / duration if duration > 0 else 0.0
+    summary: dict[str, float | int] = {
+        "duration": duration,
+        "completed": int(done.sum()),
+        "failed": int((~done).sum()),
+        "total_input_tokens": input_tokens,
+        "total_output_tokens": output_tokens,
+        "request_throughput": int(done.sum()) * per_s,
+        "output_throughput": output_tokens * per_s,
+        "total_token_throughput": (input_tokens + output_tokens) * per_s,
+        **_peaks(result, start_s),
+    }
+    if goodput_ms:
+        summary["request_goodput"] = float(_good(latency, done, goodput_ms).sum() * per_s)
+    pooled = {
+        "ttft": (latency.ttft_s[done], None),
+        "tpot": (latency.tpot_s[done & (result.output_tokens > 1)], None),
+        "itl": (result.gap_s, result.gap_count),
+        "e2el": (latency.e2el_s[done], None),
+    }
+    for name, (values_s, counts) in pooled.items():
+        summary |= _statistics(name, values_s, counts)
+    summary |= _steady(result, start_s, duration)
+    busy_s = float((result.end_s - result.start_s).sum())
+    return summary | {
+        "preemptions": int(result.preemptions.sum()),
+        "num_micro_batches": len(result.scheduled_s),
+        "busy_share": busy_s * per_s / result.depth,
+    }
+
+
+def _duration(result: RunResult) -> tuple[float, float]:
+    if not np.isfinite(result.completion_s).any():
+        return 0.0, 0.0
+    start_s = float(result.arrival_s.min())
+    return start_s, float(np.nanmax(result.completion_s)) - start_s
+
+
+def _good(latency: RequestMetrics, done: np.ndarray, limits_ms: Mapping[str, float]) -> np.ndarray:
+    values = {"ttft": latency.ttft_s, "tpot": latency.tpot_s, "e2el": latency.e2el_s}
+    good = done.copy()
+    for name, limit_ms in limits_ms.items():
+        if name not in values:
+            raise ValueError(f"goodput limits are ttft, tpot or e2el, not {name!r}")
+        good &= ~(values[name] * 1e3 > limit_ms)
+    return good
+
+
+def _peaks(result: RunResult, start_s: float) -> dict[str, float | int]:
+    """The most output tokens in a second, and the most requests in the system, as vLLM counts them."""
+    if not len(result.scheduled_s):
+        return {"max_output_tokens_per_s": 0, "max_concurrent_requests": 0}
+    seconds = np.floor(result.returned_s - start_s).astype(np.int64)
+    tokens = np.bincount(seconds, weights=result.sampled_rows)
+    completed = np.isfinite(result.completion_s)
+    times_s = np.concatenate([result.arrival_s[completed], result.completion_s[completed]])
+    steps = np.repeat([1, -1], completed.sum())
+    order = np.lexsort((steps, times_s))
+    return {
+        "max_output_tokens_per_s": float(tokens.max()),
+        "max_concurrent_requests": int(steps[order].cumsum().max()),
+    }
+
+
+def _statistics(name: str, values_s: Floats, counts: Ints | None) -> dict[str, float | int]:
+    values_ms = (values_s if counts is None else np.repeat(values_s, counts)) * 1e3
+    if not len(values_ms):
+        values_ms = np.zeros(1)
+    points = np.percentile(values_ms, PERCENTILES)
+    return {
+        f"mean_{name}_ms": float(values_ms.mean()),
+        f"median_{name}_ms": float(np.median(values_ms)),
+        f"std_{name}_ms": float(values_ms.std()),
+        **{f"p{p}_{name}_ms": float(v) for p, v in zip(PERCENTILES, points, strict=True)},
+    }
+
+
+def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, float | int]:
+    """Tokens computed per second between the run's warm-up and its drain."""
+    if duration <= 0:
+        return {}
+    first, last = np.quantile(result.arrival_s, [0.1, 0.9])
+    if last - first < 0.1 * duration:
+        first, last = start_s + 0.1 * duration, start_s + 0.9 * duration
+    inside = (result.returned_s >= first) & (result.returned_s < last)
+    output = int(result.sampled_rows[inside].sum())
+    total = output + int(result.prefill_tokens[inside].sum())
+    span = float(last - first)
+    return {
+        "steady_start_s": float(first),
+        "steady_stop_s": float(last),
+        "steady_output_throughput": output / span,
+        "steady_total_token_throughput": total / span,
+    }

@@ -1,0 +1,153 @@
+"""The simulated driver: arrivals go in, micro-batches go round, and the policy is asked in between.
+
+One rule orders what happens at one instant: finish the instant, then ask. All arrivals and returns of
+an instant are applied before any policy is asked at it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import replace
+
+from simpy import Event
+
+from evenflow.batcher import Batcher
+from evenflow.errors import PolicyError
+from evenflow.kv import PagePool
+from evenflow.result import Recorder, RunResult
+from evenflow.types import MicroBatch, Request
+from sim.clock import LAST, Clock, Signal
+from sim.stages import StageProcesses
+from sim.tandem import Tandem
+from sim.world import World
+
+
+class Driver:
+    """Runs one world through a pipeline. `on_done` is called with the number of requests done."""
+
+    def __init__(
+        self,
+        world: World,
+        pipeline: type[Tandem] | type[StageProcesses],
+        on_done: Callable[[int], None] | None = None,
+    ) -> None:
+        self._world = world
+        self._clock = Clock()
+        self._recorder = Recorder(world.depth)
+        self._on_done = on_done
+        self._engines = deque(self._engine() for _ in range(world.virtual_engines))
+        self._owners: deque[Batcher] = deque()  # of the micro-batches in the pipeline, in order
+        self._pipeline = pipeline(self._clock, world, self._recorder, self._changed, self._returned)
+        self._ask = Signal(self._clock, self._settle_later)
+        self._ask_queued = False
+        self._last_wait: str | None = None
+        self._backlog = deque(world.requests)  # not yet arrived
+
+    def run(self) -> RunResult:
+        """Simulate until every request is done; return what happened."""
+        self._clock.process(self._arrivals())
+        self._clock.run()
+        engines = sorted(self._engines, key=id)
+        return self._recorder.result(
+            max_in_flight=self._world.max_in_flight,
+            total_pages=sum(engine.pool.total_pages for engine in engines),
+            page_tokens=self._world.page_tokens,
+            gap_s=[gap for engine in self._engines for gap in engine.gap_s],
+            gap_count=[count for engine in self._engines for count in engine.gap_count],
+        )
+
+    def _settle(self) -> None:
+        """Send micro-batches while the pipeline can take one and a policy has one."""
+        while self._pipeline.can_take():
+            batch = self._next()
+            if batch is None:
+                return
+            self._last_wait = None
+            self._pipeline.submit(batch)
+
+    def _next(self) -> MicroBatch | None:
+        """Ask the engines in turn; the one that was asked longest ago goes first."""
+        engines = self._engines
+        for _ in range(len(engines)):
+            engine = engines[0]
+            engines.rotate(-1)
+            batch = engine.next(self._clock.now)
+            if batch is not None:
+                self._owners.append(engine)
+                return batch
+            if engine.wake_at_s is not None:
+                self._wake(engine.wake_at_s)
+        self._record_wait()
+        return None
+
+    def _record_wait(self) -> None:
+        reasons = {engine.wait_reason for engine in self._engines}
+        reason = next(reason for reason in ("kv", "policy", "work") if reason in reasons)
+        if reason != self._last_wait:
+            self._recorder.wait(self._clock.now, reason)
+            self._last_wait = reason
+
+    def _changed(self) -> None:
+        """Something happened at this instant: ask when the instant is over."""
+        if self._pipeline.queues_ahead and not self._clock.more_now():
+            self._settle()
+        elif not self._ask_queued:
+            self._ask_queued = True
+            self._clock.at(self._clock.now, self._ask, LAST)
+
+    def _settle_later(self) -> None:
+        self._ask_queued = False
+        self._settle()
+
+    def _wake(self, at_s: float) -> None:
+        if at_s <= self._clock.now:
+            raise PolicyError(f"a policy asks at {self._clock.now} s to be woken at {at_s} s")
+        self._clock.at(at_s, Signal(self._clock, self._changed))
+
+    def _returned(self, batch: MicroBatch) -> None:
+        finished = self._owners.popleft().complete(batch, self._clock.now)
+        if finished:
+            self._recorder.finish(finished)
+            self._done(len(finished))
+        self._changed()
+
+    def _done(self, count: int) -> None:
+        if self._world.concurrency is not None:
+            for _ in range(min(count, len(self._backlog))):
+                self._admit(replace(self._backlog.popleft(), arrival_s=self._clock.now))
+        if self._on_done is not None:
+            self._on_done(self._recorder.num_done)
+
+    def _arrivals(self) -> Generator[Event, None, None]:
+        backlog = self._backlog
+        if self._world.concurrency is not None:
+            self._done(self._world.concurrency)
+            self._changed()
+            return
+        while backlog:
+            if backlog[0].arrival_s > self._clock.now:
+                yield self._clock.until(backlog[0].arrival_s)
+            while backlog and backlog[0].arrival_s <= self._clock.now:
+                self._admit(backlog.popleft())
+            self._changed()
+
+    def _admit(self, request: Request) -> None:
+        """Give an arrival to the engine with the fewest live requests."""
+        engine = min(self._engines, key=lambda engine: len(engine.live))
+        reason = engine.add(request)
+        if reason is not None:
+            self._recorder.reject(request, reason)
+            self._done(1)
+
+    def _engine(self) -> Batcher:
+        world = self._world
+        pages = world.total_pages // world.virtual_engines
+        return Batcher(
+            world.make_scheduler(),
+            PagePool(pages, world.page_tokens),
+            depth=world.depth,
+            max_in_flight=world.max_in_flight if world.virtual_engines == 1 else 1,
+            max_model_len=world.max_model_len,
+            pipelined_chunks=world.pipelined_chunks,
+        )

@@ -1,0 +1,127 @@
+"""The pipeline as processes: a SimPy process for the driver's CPU, each stage and each link.
+
+This is the specification of `sim.tandem`, and what runs where hops share a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from simpy import Event, Store
+
+from evenflow.result import Recorder
+from evenflow.types import MicroBatch
+from sim.clock import Clock
+from sim.world import World
+
+Process = Generator[Event, "_Travel", None]
+
+
+@dataclass(slots=True, eq=False)
+class _Travel:
+    """A micro-batch on its way: its cost and its (available, start, end) on each stage so far."""
+
+    batch: MicroBatch
+    seconds: list[float]
+    prepared_s: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+
+class StageProcesses:
+    """Sends micro-batches down the stages; calls `on_change` and `on_return` as they move."""
+
+    queues_ahead = False
+    """Whether every later event of an instant is in the queue before the first one fires."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        world: World,
+        recorder: Recorder,
+        on_change: Callable[[], None],
+        on_return: Callable[[MicroBatch], None],
+    ) -> None:
+        self._clock = clock
+        self._world = world
+        self._recorder = recorder
+        self._on_change = on_change
+        self._on_return = on_return
+        self._eager = world.dispatch == "eager"
+        self._at_stage0 = 0
+        self._prepared_s = [0.0] * world.depth
+        self._driver: Store = Store(clock)
+        self._inboxes = [Store(clock) for _ in range(world.depth)]
+        clock.process(self._drive())
+        for stage in range(world.depth):
+            clock.process(self._serve(stage))
+        self._links: list[Store] = []
+        if world.link is not None:
+            shared = Store(clock) if world.link.shared else None
+            self._links = [shared or Store(clock) for _ in range(world.depth - 1)]
+            for store in dict.fromkeys(self._links):
+                clock.process(self._carry(store))
+
+    def can_take(self) -> bool:
+        """Say whether the driver may send a micro-batch now."""
+        return self._eager or self._at_stage0 == 0
+
+    def submit(self, batch: MicroBatch) -> None:
+        """Send a micro-batch to stage 0."""
+        travel = _Travel(batch, list(self._world.costs.times(batch)))
+        overheads = self._world.overheads
+        for stage, seconds in enumerate(travel.seconds):
+            prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
+            self._prepared_s[stage] = max(self._prepared_s[stage], self._clock.now) + prepare_s
+        travel.prepared_s = list(self._prepared_s)
+        self._at_stage0 += 1
+        self._driver.put(travel)
+
+    def _drive(self) -> Process:
+        while True:
+            travel = yield self._driver.get()
+            if self._world.overheads.schedule_s:
+                yield self._clock.timeout(self._world.overheads.schedule_s)
+            self._arrive(0, travel)
+
+    def _arrive(self, stage: int, travel: _Travel) -> None:
+        travel.times.append(self._clock.now)
+        self._inboxes[stage].put(travel)
+
+    def _serve(self, stage: int) -> Process:
+        clock, overheads = self._clock, self._world.overheads
+        while True:
+            travel = yield self._inboxes[stage].get()
+            seconds = travel.seconds[stage]
+            if overheads.prepares and not overheads.overlapped:
+                yield clock.timeout(overheads.prepare_s + overheads.prepare_share * seconds)
+            elif overheads.prepares and stage and travel.prepared_s[stage] > clock.now:
+                yield clock.until(travel.prepared_s[stage])
+            start = clock.now
+            yield clock.timeout(seconds)
+            travel.times += (start, clock.now)
+            self._leave(stage, travel)
+
+    def _leave(self, stage: int, travel: _Travel) -> None:
+        if stage == 0:
+            self._at_stage0 -= 1
+            self._on_change()
+        if stage == self._world.depth - 1:
+            self._recorder.batch(travel.batch, travel.times)
+            self._on_return(travel.batch)
+        elif self._links:
+            self._links[stage].put((stage, travel))
+        else:
+            self._arrive(stage + 1, travel)
+
+    def _carry(self, store: Store) -> Generator[Event, tuple[int, _Travel], None]:
+        link = self._world.link
+        assert link is not None
+        while True:
+            stage, travel = yield store.get()
+            yield self._clock.timeout(link.per_token_s * travel.batch.num_tokens)
+            self._clock.process(self._deliver(stage + 1, travel, link.latency_s))
+
+    def _deliver(self, stage: int, travel: _Travel, latency_s: float) -> Generator[Event, None, None]:
+        yield self._clock.timeout(latency_s)
+        self._arrive(stage, travel)

@@ -1,0 +1,101 @@
+"""The pipeline as a recurrence: the times of a micro-batch on all stages, computed when it is sent.
+
+Stages serve first come first served, so with a link of its own for each hop nothing that is sent later
+can change them: start[k][i] = max(end[k][i-1], arrival from stage k-1). Two events a micro-batch are
+left: stage 0 is free, and the last stage is done. `sim.stages` is the specification; both give the same
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from evenflow.result import Recorder
+from evenflow.types import MicroBatch
+from sim.clock import Clock, Signal
+from sim.world import World
+
+
+class Tandem:
+    """Sends micro-batches down the stages; calls `on_change` and `on_return` as they move.
+
+    Raises ValueError for a shared link, whose queue depends on what is sent later.
+    """
+
+    queues_ahead = True
+    """Whether every later event of an instant is in the queue before the first one fires."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        world: World,
+        recorder: Recorder,
+        on_change: Callable[[], None],
+        on_return: Callable[[MicroBatch], None],
+    ) -> None:
+        if world.link is not None and world.link.shared:
+            raise ValueError("a shared link needs sim.stages")
+        self._clock = clock
+        self._world = world
+        self._recorder = recorder
+        self._on_return = on_return
+        self._travelling: deque[MicroBatch] = deque()
+        self._stage_free_s = [0.0] * world.depth
+        self._link_free_s = [0.0] * world.depth
+        self._prepared_s = [0.0] * world.depth
+        self._driver_free_s = 0.0
+        self._ask_at_stage0 = world.dispatch == "stage0" and world.depth > 1
+        self._eager = world.dispatch == "eager"
+        self._stage0_free = Signal(clock, on_change)
+        self._returned = Signal(clock, self._hand_back)
+
+    def can_take(self) -> bool:
+        """Say whether the driver may send a micro-batch now."""
+        return self._eager or self._stage_free_s[0] <= self._clock.now
+
+    def submit(self, batch: MicroBatch) -> None:
+        """Send a micro-batch to stage 0."""
+        times = self._cross(batch)
+        self._recorder.batch(batch, times)
+        self._travelling.append(batch)
+        if self._ask_at_stage0:
+            self._clock.at(self._stage_free_s[0], self._stage0_free)
+        self._clock.at(times[-1], self._returned)
+
+    def _hand_back(self) -> None:
+        self._on_return(self._travelling.popleft())
+
+    def _cross(self, batch: MicroBatch) -> list[float]:
+        """Return (available, start, end) on each stage, one after the other."""
+        world, overheads, link = self._world, self._world.overheads, self._world.link
+        free = self._stage_free_s
+        prepares, overlapped = overheads.prepares, overheads.overlapped
+        scheduled_s = batch.scheduled_s
+        at = scheduled_s
+        if overheads.schedule_s:
+            at = max(self._driver_free_s, scheduled_s) + overheads.schedule_s
+            self._driver_free_s = at
+        last = world.depth - 1
+        times: list[float] = []
+        for stage, seconds in enumerate(world.costs.times(batch)):
+            start = free[stage]
+            if at > start:
+                start = at
+            if prepares:
+                prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
+                if not overlapped:
+                    start += prepare_s
+                elif stage:
+                    ready = max(self._prepared_s[stage], scheduled_s) + prepare_s
+                    self._prepared_s[stage] = ready
+                    start = max(start, ready)
+            end = start + seconds
+            free[stage] = end
+            times += (at, start, end)
+            at = end
+            if link is not None and stage < last:
+                departed = max(end, self._link_free_s[stage]) + link.per_token_s * batch.num_tokens
+                self._link_free_s[stage] = departed
+                at = departed + link.latency_s
+        return times

@@ -1,0 +1,78 @@
+"""What a simulation needs to know: the requests, the deployment and the policy, all of them resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from evenflow.costs import StageCost
+from evenflow.types import Request, Scheduler
+
+Dispatch = Literal["stage0", "eager"]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOverheads:
+    """CPU time that the runtime being modelled spends beside the kernels.
+
+    The driver spends `schedule_s` seconds a micro-batch before stage 0 can start it. Each stage spends
+    `prepare_s` plus `prepare_share` of the execution time to prepare a micro-batch's inputs: before
+    each execution when coupled (vLLM: about 17 %, gLLM section 3.4); or, `overlapped`, from the moment
+    the micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs are then the
+    driver's business, and part of `schedule_s`.
+    """
+
+    schedule_s: float = 0.0
+    prepare_s: float = 0.0
+    prepare_share: float = 0.0
+    overlapped: bool = False
+
+    @property
+    def prepares(self) -> bool:
+        return self.prepare_s > 0 or self.prepare_share > 0
+
+
+RUNTIMES = {
+    "ideal": RuntimeOverheads(),
+    "gllm": RuntimeOverheads(prepare_share=0.17, overlapped=True),
+    "vllm": RuntimeOverheads(prepare_share=0.17),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link between neighbouring stages: it is busy for `per_token_s` seconds a token, and the
+    activations arrive `latency_s` later. `shared`: all hops queue for one link, else each has its own.
+    """
+
+    per_token_s: float
+    latency_s: float
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One simulation. Arrivals must be in order of time.
+
+    `concurrency`: a closed loop, in which that many requests are in the system and each completion
+    lets the next one arrive (arrival times of `requests` are then ignored). `virtual_engines` > 1
+    gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM V0).
+    `dispatch`: the driver asks for a micro-batch when stage 0 can take one (`stage0`) or whenever the
+    cap allows (`eager`). `max_in_flight` None: no cap.
+    """
+
+    requests: Sequence[Request]
+    make_scheduler: Callable[[], Scheduler]
+    costs: StageCost
+    depth: int
+    total_pages: int
+    max_model_len: int
+    page_tokens: int = 16
+    max_in_flight: int | None = None
+    virtual_engines: int = 1
+    dispatch: Dispatch = "stage0"
+    pipelined_chunks: bool | None = None
+    overheads: RuntimeOverheads = field(default_factory=RuntimeOverheads)
+    link: Link | None = None
+    concurrency: int | None = None

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -25,58 +24,51 @@ from pydantic_core import PydanticCustomError
 
 from evenflow import yaml_file
 from evenflow.config_errors import first_error
-from evenflow.errors import UsageError, instead_of
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Keys(BaseModel):
-    """A mapping that takes only the keys it knows."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_known_keys(cls, data: object) -> object:
-        if isinstance(data, dict):
-            for key in data:
-                if key not in cls.model_fields:
-                    hint = instead_of(key, cls.model_fields)
-                    raise PydanticCustomError("unknown_key", "{hint}", {"key": key, "hint": hint})
-        return data
-
-
-def _expect(accepts: Callable[[Any], bool], expected: str) -> BeforeValidator:
-    def check(value: object) -> object:
-        if not accepts(value):
-            raise PydanticCustomError("expected", "{expected}", {"expected": expected})
-        return value
-
-    return BeforeValidator(check)
-
-
-def _short_form(key: str) -> BeforeValidator:
-    """Let a bare word stand for a mapping that holds only `key`."""
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
+from evenflow.config_fields import (
+    Count,
+    Keys,
+    NonNegative,
+    Positive,
+    Share,
+    expect,
+    is_count,
+    short_form,
+)
+from evenflow.config_workload import WorkloadConfig
+from evenflow.errors import UsageError
 
 
 def _is_layers(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_count, value))
+    return isinstance(value, list) and bool(value) and all(map(is_count, value))
+
+
+def _shape(value: object) -> str:
+    return "mapping" if isinstance(value, dict | BaseModel) else "name"
 
 
 class LinkConfig(Keys):
-    """The link between neighbouring stages: GB/s (1e9 bytes), microseconds, one for all or each its own."""
+    """A link: GB/s (1e9 bytes) and microseconds, or a `name` with what differs from it.
 
-    bandwidth_gb_s: Positive
-    latency_us: NonNegative = 0.0
+    `shared`: all neighbouring stages queue for one link; else each pair has its own.
+    """
+
+    name: str | None = None
+    bandwidth_gb_s: Positive | None = None
+    latency_us: NonNegative | None = None
     shared: bool = False
+
+    @model_validator(mode="after")
+    def _bandwidth_is_known(self) -> Self:
+        if self.name is None and self.bandwidth_gb_s is None:
+            raise PydanticCustomError(
+                "needed", "", {"reason": "link", "key": '"link.bandwidth_gb_s", or a name'}
+            )
+        return self
+
+
+NameOrLink = Annotated[
+    Annotated[str, Tag("name")] | Annotated[LinkConfig, Tag("mapping")], Discriminator(_shape)
+]
 
 
 class AffineCosts(Keys):
@@ -88,9 +80,14 @@ class AffineCosts(Keys):
 
 
 class RooflineCosts(Keys):
-    """Operator times from peak compute and bandwidth with the GPU's efficiencies."""
+    """Operator times from peak compute and bandwidth with the GPU's efficiencies.
+
+    `all_reduce`: the link between the tensor-parallel GPUs of a stage; null: the same as `link`.
+    """
 
     kind: Literal["roofline"]
+    tile_tokens: Count = 128
+    all_reduce: NameOrLink | None = None
 
 
 class LaterCosts(BaseModel):
@@ -104,7 +101,7 @@ class LaterCosts(BaseModel):
 
 
 Costs = Annotated[
-    AffineCosts | RooflineCosts | LaterCosts, _short_form("kind"), Discriminator("kind")
+    AffineCosts | RooflineCosts | LaterCosts, short_form("kind"), Discriminator("kind")
 ]
 
 
@@ -114,7 +111,7 @@ class KvConfig(Keys):
     page_tokens: Count = 16
     pages: Annotated[
         int | Literal["auto"],
-        _expect(lambda v: v == "auto" or _is_count(v), "auto or a whole number of at least 1"),
+        expect(lambda v: v == "auto" or is_count(v), "auto or a whole number of at least 1"),
     ] = "auto"
     memory_utilization: Share = 0.9
 
@@ -125,7 +122,7 @@ class RuntimeConfig(Keys):
     schedule_s: NonNegative = 0.0
     prepare_s: NonNegative = 0.0
     prepare_share: NonNegative = 0.0
-    overlapped: bool = True
+    overlapped: bool = False
 
 
 class SchedulerConfig(BaseModel):
@@ -147,78 +144,6 @@ class SchedulerConfig(BaseModel):
         }
 
 
-class ReplayArrivals(Keys):
-    """The trace's own arrival times, multiplied by `scale`: 0.5 is twice the load."""
-
-    kind: Literal["replay"]
-    scale: Positive = 1.0
-
-
-class PoissonArrivals(Keys):
-    """Independent arrivals at `rate` requests per second."""
-
-    kind: Literal["poisson"]
-    rate: Positive
-
-
-class GammaArrivals(Keys):
-    """Gamma-distributed gaps; burstiness 1 is Poisson, above 1 is steadier, below is burstier."""
-
-    kind: Literal["gamma"]
-    rate: Positive
-    burstiness: Positive
-
-
-class OnOffArrivals(Keys):
-    """Poisson arrivals at `rate` during bursts of mean `on_s`, none during pauses of mean `off_s`."""
-
-    kind: Literal["onoff"]
-    rate: Positive
-    on_s: Positive
-    off_s: Positive
-
-
-class ClosedArrivals(Keys):
-    """`concurrency` clients; each sends its next request when the last one is finished."""
-
-    kind: Literal["closed"]
-    concurrency: Count
-
-
-class OfflineArrivals(Keys):
-    """All requests wait at time 0."""
-
-    kind: Literal["offline"]
-
-
-Arrivals = Annotated[
-    ReplayArrivals
-    | PoissonArrivals
-    | GammaArrivals
-    | OnOffArrivals
-    | ClosedArrivals
-    | OfflineArrivals,
-    _short_form("kind"),
-    Discriminator("kind"),
-]
-
-
-class WorkloadConfig(Keys):
-    """Which requests come, and when."""
-
-    trace: Annotated[str, Field(min_length=1)]
-    format: str | None = None
-    requests: Count | None = None
-    arrivals: Arrivals = ReplayArrivals(kind="replay")
-    seed: Annotated[int, Field(ge=0)] = 0
-    tokenizer: str | None = None
-    filter: str | None = None
-
-
-def _shape(value: object) -> str:
-    return "mapping" if isinstance(value, dict | BaseModel) else "name"
-
-
 class RunConfig(Keys):
     """One run: a deployment, a scheduler, a workload."""
 
@@ -232,13 +157,13 @@ class RunConfig(Keys):
     ) = None
     stages: Annotated[
         int | list[int],
-        _expect(
-            lambda v: _is_count(v) or _is_layers(v),
+        expect(
+            lambda v: is_count(v) or _is_layers(v),
             "a whole number of at least 1, or a list of layers per stage",
         ),
     ]
     tensor_parallel: Count = 1
-    link: LinkConfig | None = None
+    link: NameOrLink | None = None
     costs: Costs
     kv: KvConfig = KvConfig()
     runtime: Annotated[
@@ -247,31 +172,36 @@ class RunConfig(Keys):
         Discriminator(_shape),
     ] = "ideal"
     dispatch: Literal["stage0", "eager"] = "stage0"
-    max_in_flight: Count | None = None
+    max_in_flight: Annotated[
+        int | Literal["unlimited"] | None,
+        expect(
+            lambda v: v in (None, "unlimited") or is_count(v),
+            "null (the number of stages), unlimited, or a whole number of at least 1",
+        ),
+    ] = None
     virtual_engines: Annotated[
         bool | int,
-        _expect(
-            lambda v: isinstance(v, bool) or _is_count(v),
+        expect(
+            lambda v: isinstance(v, bool) or is_count(v),
             "true, false, or a number of engines of at least 1",
         ),
     ] = False
     pipelined_chunks: bool | None = None
     max_model_len: Count | None = None
-    scheduler: Annotated[SchedulerConfig, _short_form("name")]
+    scheduler: Annotated[SchedulerConfig, short_form("name")]
     workload: WorkloadConfig
 
     @model_validator(mode="after")
     def _model_and_gpu_where_needed(self) -> Self:
-        needs = {
-            "costs.kind: roofline": self.costs.kind == "roofline",
-            "kv.pages: auto": self.kv.pages == "auto",
-        }
-        for key in ("model", "gpu"):
-            for reason, needed in needs.items():
+        needs = (
+            ("costs.kind: roofline", self.costs.kind == "roofline", ("model", "gpu")),
+            ("kv.pages: auto", self.kv.pages == "auto", ("model", "gpu")),
+            ("link", self.link is not None, ("model",)),
+        )
+        for reason, needed, keys in needs:
+            for key in keys:
                 if needed and getattr(self, key) is None:
-                    raise PydanticCustomError(
-                        "needed", "needs the key {key}", {"key": f'"{key}"', "reason": reason}
-                    )
+                    raise PydanticCustomError("needed", "", {"reason": reason, "key": f'"{key}"'})
         return self
 
     @property

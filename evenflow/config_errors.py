@@ -31,7 +31,7 @@ EXPECTED = {
 
 
 def first_error(document: Document, error: ValidationError) -> str:
-    """Return the first mistake as `place: key: what would be right`, and how many more there are."""
+    """Return the first mistake as `place: key: what would be right`, and how many follow."""
     details = error.errors(include_url=False)
     lines = [_line(document, detail) for detail in details]
     more = len(lines) - 1
@@ -40,43 +40,48 @@ def first_error(document: Document, error: ValidationError) -> str:
 
 def _line(document: Document, detail: ErrorDetails) -> str:
     path = _path_in(document.data, detail)
-    dotted = ".".join(map(str, path))
+    key, problem = _problem(".".join(map(str, path)), detail)
+    return f"{document.place((*path, *key))}: {problem}"
+
+
+def _problem(dotted: str, detail: ErrorDetails) -> tuple[KeyPath, str]:
+    """Return which key below the reported one is meant, and what is wrong there."""
     kind, context = detail["type"], detail.get("ctx", {})
-    place = document.place(path)
     match kind:
         case "missing":
-            return f'{document.place(path[:-1])}: the key "{dotted}" is missing'
+            return (), f'the key "{dotted}" is missing'
         case "unknown_key":
-            dotted = ".".join(map(str, (*path, context["key"])))
-            place = document.place((*path, context["key"]))
-            return f'{place}: unknown key "{dotted}"; {context["hint"]}'
+            below = f"{dotted}.{context['key']}".lstrip(".")
+            return (context["key"],), f'unknown key "{below}"; {context["hint"]}'
         case "needed":
-            return f"{place}: {context['reason']} needs the key {context['key']}"
+            return (), f"{context['reason']} needs the key {context['key']}"
         case "later":
-            return f"{place}: {dotted}: {context['kind']} is not available yet; use affine or roofline"
+            kind = context["kind"]
+            return ("kind",), f"{dotted}: {kind} is not available yet; use affine or roofline"
         case "union_tag_not_found":
-            return f'{place}: {dotted}: the key "{dotted}.kind" is missing'
+            return (), f'{dotted}: the key "{dotted}.kind" is missing'
         case "union_tag_invalid":
             known = str(context["expected_tags"]).replace("'", "").split(", ")
-            return f'{place}: {dotted}.kind: unknown "{context["tag"]}"; ' + instead_of(
-                context["tag"], known
-            )
+            hint = instead_of(context["tag"], known)
+            return ("kind",), f'{dotted}.kind: unknown "{context["tag"]}"; {hint}'
     expected = EXPECTED.get(kind, "{expected}" if "expected" in context else detail["msg"])
-    return f"{place}: {dotted}: should be {expected.format(**context)}, not {_shown(detail['input'])}"
+    shown = _shown(detail["input"])
+    return (), f"{dotted}: should be {expected.format(**context)}, not {shown}"
 
 
 def _path_in(data: object, detail: ErrorDetails) -> KeyPath:
     """Return the error's location as keys of the document, without pydantic's union tags."""
+    *outer, last = detail["loc"] or ("",)
     path: list[str | int] = []
-    location = detail["loc"]
-    for position, key in enumerate(location):
-        if isinstance(data, dict) and key in data:
-            data = data[key]
-        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
-            data = data[key]
-        elif not (detail["type"] == "missing" and position == len(location) - 1):
-            continue
-        path.append(key)
+    for key in (*outer, last):
+        inside = data if isinstance(data, dict) else {}
+        if isinstance(data, list) and isinstance(key, int):
+            inside = dict(enumerate(data))
+        if key in inside:
+            path.append(key)
+            data = inside[key]
+    if detail["type"] == "missing":
+        path.append(last)
     return tuple(path)
 
 

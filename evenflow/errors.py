@@ -1,4 +1,4 @@
-"""What a user can do wrong, as exceptions. Each message is one line: what, where, what would be right."""
+"""What a user can do wrong, as exceptions. A message is one line: what, where, what is right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PolicyError(UsageError):
 
 
 class StallError(PolicyError):
-    """Nothing is in flight, requests wait, and the policy sends nothing: the run would never end."""
+    """Nothing is in flight, requests wait, and the policy sends nothing: the run cannot end."""
 
 
 def instead_of(word: object, known: Iterable[str]) -> str:

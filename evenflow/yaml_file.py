@@ -69,7 +69,7 @@ def read(path: Path) -> Document:
     finally:
         loader.dispose()
     if data is None:
-        raise UsageError(f"{path}: the file is empty; it should hold keys such as model, gpu, workload")
+        raise UsageError(f"{path}: the file is empty; it should hold model, stages, workload ...")
     if not isinstance(data, dict):
         raise UsageError(f"{path}:1: should be a mapping of keys to values, like `stages: 4`")
     return Document(str(path), data, places)
@@ -80,13 +80,17 @@ def override(document: Document, assignment: str) -> Document:
     dotted, equals, text = assignment.partition("=")
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
-        raise UsageError(f"--set {assignment}: should be KEY=VALUE, such as scheduler.max_prefill=1024")
+        raise UsageError(
+            f"--set {assignment}: should be KEY=VALUE, like scheduler.max_prefill=1024"
+        )
     try:
         value = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise UsageError(f"--set {assignment}: not valid YAML: {_one_line(error)}") from None
     data = _with_value(document.data, keys, value, assignment)
-    return Document(document.name, data, {**document.places, tuple(keys): f"--set {assignment}"})
+    path = tuple(keys)
+    kept = {key: place for key, place in document.places.items() if key[: len(path)] != path}
+    return Document(document.name, data, {**kept, path: f"--set {assignment}"})
 
 
 def _with_value(

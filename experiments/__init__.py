@@ -1,0 +1,1 @@
+"""The command line and what it needs: building runs, writing results, comparing schedulers."""

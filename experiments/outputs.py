@@ -1,0 +1,139 @@
+"""Write what a run produced: summary.json, the tables, the timeline, the report.
+
+It knows file names and formats, not how results come about or what they mean.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenflow.errors import UsageError
+from evenflow.result import RunResult
+
+Save = Literal["summary", "requests", "all"]
+
+
+RUN_FILES = (
+    "summary.json",
+    "requests.csv",
+    "batches.csv",
+    "stages.csv",
+    "bubbles.csv",
+    "timeline.json.gz",
+    "report.html",
+)
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """Give a scratch folder whose files move into `folder` if all goes well, and vanish otherwise.
+
+    Made before anything is simulated, so that a folder that cannot be written is found at once:
+    UsageError. Each file is replaced as a whole; a file of an earlier run that this one does not
+    write is removed, so that a folder never holds parts of two runs.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
+    try:
+        yield scratch
+        for name in RUN_FILES:
+            (folder / name).unlink(missing_ok=True)
+        for path in sorted(path for path in scratch.rglob("*") if path.is_file()):
+            target = folder / path.relative_to(scratch)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        for path in missing:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a mapping as JSON; a number that is not finite becomes null, which JSON can say."""
+    text = json.dumps(_plain(data), indent=2, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_table(path: Path, columns: Mapping[str, NDArray[Any] | list[str]]) -> None:
+    """Write equally long columns as CSV; floats read back bit for bit, NaN is an empty cell."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*map(_cells, columns.values()), strict=True))
+
+
+def write_requests(path: Path, result: RunResult) -> None:
+    """Write a row a request, in order of request id. Times in seconds."""
+    names = (
+        "request_id",
+        "arrival_s",
+        "prompt_tokens",
+        "output_tokens",
+        "first_token_s",
+        "completion_s",
+        "preemptions",
+        "status",
+        "reason",
+    )
+    write_table(path, {name: getattr(result, name) for name in names})
+
+
+def write_batches(path: Path, result: RunResult) -> None:
+    """Write a row a micro-batch, in the order scheduled. Times in seconds."""
+    names = ("scheduled_s", "prefill_tokens", "decode_tokens", "free_pages", "returned_s")
+    ids = np.arange(len(result.scheduled_s))
+    write_table(path, {"batch_id": ids, **{name: getattr(result, name) for name in names}})
+
+
+def write_stages(path: Path, result: RunResult) -> None:
+    """Write a row a stage and micro-batch, stage by stage. Times in seconds."""
+    batches = len(result.scheduled_s)
+    columns = {
+        "stage": np.repeat(np.arange(result.depth), batches),
+        "batch_id": np.tile(np.arange(batches), result.depth),
+        "start_s": result.start_s.T.ravel(),
+        "end_s": result.end_s.T.ravel(),
+    }
+    write_table(path, columns)
+
+
+def _cells(column: NDArray[Any] | list[str]) -> list[Any]:
+    if isinstance(column, list):
+        return column
+    cells: list[Any] = column.tolist()
+    if column.dtype.kind == "f" and np.isnan(column).any():
+        return ["" if math.isnan(cell) else cell for cell in cells]
+    return cells
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,62 @@
+"""Where a result comes from: version, commit, configuration, trace, costs; apart, when and where.
+
+It reads clocks and starts git, which is why it is not in the core.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import evenflow
+from evenflow.config import RunConfig
+
+SCHEMA_VERSION = 1
+"""Raised when a key of summary.json or a column of a table changes its meaning or its name."""
+
+
+def provenance(
+    config: RunConfig, trace: Mapping[str, Any], cost_source: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a run was made from; two runs of one configuration have the same."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "evenflow_version": evenflow.__version__,
+        "git_commit": checkout_commit(),
+        "config": config.resolved(),
+        "config_sha256": config.digest(),
+        "trace": dict(trace),
+        "cost_source": dict(cost_source),
+        "seed": config.workload.seed,
+    }
+
+
+def wall_clock(seconds: float) -> dict[str, Any]:
+    """Return what differs from run to run: host, date, and the seconds the run took."""
+    return {
+        "host": platform.node(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_s": round(seconds, 3),
+    }
+
+
+def checkout_commit() -> str | None:
+    """Return the commit the package runs from ("-dirty" with changes), None outside a checkout."""
+    package = Path(evenflow.__file__)
+    if _git(package.parent, "ls-files", "--error-unmatch", package.name) is None:
+        return None  # an installed copy may lie inside the repository of someone else
+    return _git(package.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,166 @@
+"""RUN.yaml: what is accepted, what is refused, and what a person is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenflow.config import RunConfig, load_config
+from evenflow.errors import UsageError
+
+RUN = """\
+model: Qwen2.5-32B
+gpu: L20
+stages: 4
+link: {bandwidth_gb_s: 20.79, latency_us: 10}
+costs: {kind: affine, base_s: 5e-3, per_token_s: 2e-5}
+kv:
+  page_tokens: 16
+  pages: auto
+runtime: gllm
+scheduler: {name: token_throttling, iterations: 8}
+workload:
+  trace: azure-conv-sample
+  requests: 500
+  arrivals: {kind: poisson, rate: 2.0}
+"""
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("RUN.yaml")
+    path.write_text(RUN, encoding="utf-8")
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_config(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def value_at(config: RunConfig, dotted: str) -> Any:
+    value: Any = config.resolved()
+    for key in dotted.split("."):
+        value = value[key]
+    return value
+
+
+def test_values_and_defaults(run_yaml: Path) -> None:
+    config = load_config(run_yaml)
+    assert value_at(config, "costs.per_token_s") == 2e-5
+    assert value_at(config, "kv.pages") == "auto"
+    assert value_at(config, "dispatch") == "stage0"
+    assert value_at(config, "workload.seed") == 0
+    assert config.scheduler.params == {"iterations": 8}
+    assert config.num_stages == 4
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key", "value"),
+    [
+        ("scheduler.max_prefill=1024", "scheduler.params.max_prefill", 1024),
+        ("scheduler=sarathi", "scheduler.name", "sarathi"),
+        ("scheduler=my_module:MyPolicy", "scheduler.name", "my_module:MyPolicy"),
+        ("workload.arrivals=offline", "workload.arrivals.kind", "offline"),
+        ("workload.arrivals={kind: replay, scale: 0.5}", "workload.arrivals.scale", 0.5),
+        ("stages=[20, 16, 16, 12]", "stages", [20, 16, 16, 12]),
+        ("virtual_engines=true", "virtual_engines", True),
+        ("runtime={schedule_s: 1e-3}", "runtime.schedule_s", 1e-3),
+        ("link=null", "link", None),
+        ("kv.pages=1000", "kv.pages", 1000),
+    ],
+)
+def test_overrides(run_yaml: Path, assignment: str, key: str, value: object) -> None:
+    assert value_at(load_config(run_yaml, [assignment]), key) == value
+
+
+def test_a_short_form_takes_further_keys(run_yaml: Path) -> None:
+    config = load_config(run_yaml, ["scheduler=sarathi", "scheduler.token_budget=64"])
+    assert config.scheduler.name == "sarathi"
+    assert config.scheduler.params == {"token_budget": 64}
+
+
+def test_a_number_of_stages_is_that_of_the_list(run_yaml: Path) -> None:
+    assert load_config(run_yaml, ["stages=[33, 31]"]).num_stages == 2
+
+
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("stages=0", "stages: should be a whole number of at least 1, or a list"),
+        ("stages=[1, 0]", "not [1, 0]"),
+        ("tensor_parallel=2.0", "tensor_parallel: should be a whole number, not 2.0"),
+        ("workload.arrivals.rate=-1", "workload.arrivals.rate: should be greater than 0.0, not -1"),
+        ("workload.arrivals.rate=.nan", "should be a finite number, not nan"),
+        ("costs.base_s=.inf", "should be a finite number, not inf"),
+        ("costs.base_s=true", "costs.base_s: should be a number, not true"),
+        ("costs.kind=rofline", 'costs.kind: unknown "rofline"; did you mean "roofline"?'),
+        ("costs={kind: silicon, framework: vllm}", "silicon is not available yet; use affine or"),
+        ("workload.arrivals={rate: 2}", '"workload.arrivals.kind" is missing'),
+        ("kv.pages=true", "kv.pages: should be auto or a whole number"),
+        ("kv.memory_utilization=1.2", "should be at most 1.0"),
+        ("runtime=vlm", "runtime: should be 'gllm', 'vllm' or 'ideal', not \"vlm\""),
+        ("dispatch=stage1", "should be 'stage0' or 'eager'"),
+        ("workload.requests=0", "workload.requests: should be at least 1, not 0"),
+        ("schedulr=sarathi", 'unknown key "schedulr"; did you mean "scheduler"?'),
+        ("kv.pagse=3", 'unknown key "kv.pagse"; did you mean "pages"?'),
+        ("scheduler={token_budget: 4}", 'the key "scheduler.name" is missing'),
+        ("model=null", 'kv.pages: auto needs the key "model"'),
+        ("link.bandwidth_gb_s=0", "link.bandwidth_gb_s: should be greater than 0.0, not 0"),
+        ("link={latency_us: 10}", 'link needs the key "link.bandwidth_gb_s", or a name'),
+        ("max_in_flight=0", "max_in_flight: should be null (the number of stages), unlimited"),
+        ("workload.arrivals={kind: gamma, rate: 1, burstiness: .nan}", "greater than 0"),
+        ("stages", "should be KEY=VALUE"),
+        ("stages=[", "not valid YAML"),
+        ("stages.x=1", '"stages" has no keys of its own'),
+    ],
+)
+def test_refusals_of_overrides(run_yaml: Path, assignment: str, told: str) -> None:
+    message = refusal(run_yaml, assignment)
+    assert told in message
+    assert message.startswith((f"--set {assignment}: ", "RUN.yaml: kv.pages"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("page_tokens: 16", "page_tokens: 0", "RUN.yaml:7: kv.page_tokens: should be at least 1"),
+        ("  pages:", "  pagse:", 'RUN.yaml:8: unknown key "kv.pagse"'),
+        ("stages: 4", "stages: four", "RUN.yaml:3: stages: should be"),
+        ("stages: 4\n", "", 'RUN.yaml: the key "stages" is missing'),
+        ("  trace: azure-conv-sample\n", "", 'RUN.yaml:11: the key "workload.trace" is missing'),
+        ("runtime: gllm", "gpu: A100", 'RUN.yaml:9: the key "gpu" is given twice'),
+        ("stages: 4", "stages: [4", "RUN.yaml:4: not valid YAML"),
+        (RUN, "", "RUN.yaml: the file is empty"),
+        (RUN, "- a list", "RUN.yaml:1: should be a mapping"),
+        ("stages: 4", "stages: &a [*a]", "RUN.yaml: nested too deep"),
+    ],
+)
+def test_refusals_of_files(run_yaml: Path, old: str, new: str, told: str) -> None:
+    run_yaml.write_text(RUN.replace(old, new), encoding="utf-8")
+    assert refusal(run_yaml).startswith(told)
+
+
+def test_further_mistakes_are_counted(run_yaml: Path) -> None:
+    run_yaml.write_text(RUN.replace("stages: 4", "stages: x").replace("500", "-5"))
+    assert refusal(run_yaml).endswith('not "x" (and 1 more)')
+
+
+def test_a_file_that_is_no_text(run_yaml: Path) -> None:
+    run_yaml.write_bytes(b"\xff\xfe\x00")
+    assert refusal(run_yaml).startswith("RUN.yaml: ")
+    assert refusal(run_yaml.with_name("none.yaml")) == "none.yaml: no such file"
+    assert "cannot be read" in refusal(Path("."))
+
+
+def test_the_digest_is_that_of_the_meaning(run_yaml: Path) -> None:
+    digest = load_config(run_yaml).digest()
+    run_yaml.write_text(f"# a remark\ndispatch: stage0\n{RUN}", encoding="utf-8")
+    assert load_config(run_yaml).digest() == digest
+    assert load_config(run_yaml, ["workload.seed=1"]).digest() != digest

@@ -1,0 +1,80 @@
+"""The import direction: evenflow <- traces, profiler <- sim, runtime <- experiments."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = {
+    "evenflow": {"evenflow"},
+    "traces": {"evenflow", "traces"},
+    "profiler": {"evenflow", "profiler"},
+    "sim": {"evenflow", "traces", "profiler", "sim"},
+    "runtime": {"evenflow", "traces", "profiler", "runtime"},
+    "experiments": {"evenflow", "traces", "profiler", "sim", "runtime", "experiments"},
+}
+ENGINES = {"simpy": {"sim"}, "torch": {"runtime", "profiler"}}
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module.split(".")[0]
+
+
+def breaches(package: str, source: str) -> list[tuple[int, str]]:
+    return [
+        (line, name)
+        for line, name in imported(ast.parse(source))
+        if (name in LAYERS and name not in LAYERS[package])
+        or (name in ENGINES and package not in ENGINES[name])
+    ]
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_module_imports_against_the_direction(package: str) -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in (ROOT / package).rglob("*.py")
+        for line, name in breaches(package, path.read_text(encoding="utf-8"))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("evenflow", "import simpy"),
+        ("evenflow", "def late():\n    from torch import nn"),
+        ("evenflow", "import traces.load"),
+        ("sim", "from runtime import worker"),
+        ("runtime", "import sim"),
+        ("sim", "from experiments.cli import main"),
+    ],
+)
+def test_a_breach_is_found(package: str, source: str) -> None:
+    assert breaches(package, source)
+
+
+def loaded_by(statement: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return set(done.stdout.split())
+
+
+def test_the_command_starts_without_heavy_modules() -> None:
+    heavy = {"pandas", "plotly", "matplotlib", "scipy", "torch", "simpy", "numpy"}
+    assert not heavy & loaded_by("import experiments.cli")

@@ -1,0 +1,112 @@
+"""Every example of the README and of docs/ works as it stands there.
+
+A fenced block is an example by its language: `yaml` is checked against the schema, `python` is run,
+`console` has its `$` lines run. `title=NAME` after the language saves the block under that name for
+the blocks after it. Blocks of one document share a folder, which also holds examples/.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from evenflow.config import RunConfig
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SET_UP_COMMANDS = {"git", "cd", "pip", "python", "python3", "source"}
+
+
+class Example(NamedTuple):
+    language: str
+    title: str | None
+    text: str
+
+
+def examples(document: str) -> list[Example]:
+    found = []
+    for language, info, text in FENCE.findall(document):
+        title = re.search(r"title=(\S+)", info)
+        found.append(Example(language, title.group(1) if title else None, text))
+    return found
+
+
+def check_yaml(text: str) -> None:
+    """A whole configuration, or some of its keys laid over the one of the demo."""
+    demo = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text(encoding="utf-8"))
+    RunConfig.model_validate({**demo, **yaml.safe_load(text)})
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "COLUMNS": "100"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def check_console(text: str, folder: Path) -> None:
+    """Run the `$ evenflow` lines; an example that shows an error has to give that very error."""
+    for command, shown in re.findall(r"^\$ ([^\n]*)\n((?:(?!\$ )[^\n]*\n)*)", text, re.MULTILINE):
+        program, *arguments = shlex.split(command, comments=True)
+        if program == "make":
+            targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert set(arguments) <= set(targets), command
+        elif program == "evenflow":
+            done = run(folder, "-m", "experiments.cli", *arguments)
+            assert done.returncode == (2 if "error:" in shown else 0), f"{command}\n{done.stdout}"
+            if "error:" in shown:
+                assert shown.strip() in done.stdout
+        else:
+            assert program in SET_UP_COMMANDS, f"this test cannot run: {command}"
+
+
+def check(document: str, folder: Path) -> None:
+    for example in examples(document):
+        if example.title:
+            path = folder / example.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(example.text, encoding="utf-8")
+        if example.language == "yaml":
+            check_yaml(example.text)
+        elif example.language == "python":
+            done = run(folder, example.title) if example.title else run(folder, "-c", example.text)
+            assert done.returncode == 0, f"{example.text}\n{done.stdout}"
+        elif example.language == "console":
+            check_console(example.text, folder)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_examples_of_a_document_work(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    check(path.read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "```yaml\nstagse: 4\n```\n",
+        "```python\nraise ValueError\n```\n",
+        "```console\n$ make nothing\n```\n",
+        "```console\n$ evenflow simulate missing.yaml\n```\n",
+        "```console\n$ evenflow simulate missing.yaml\nerror: something else\n```\n",
+        "```console\n$ frobnicate\n```\n",
+    ],
+)
+def test_an_example_that_does_not_work_is_found(document: str, tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        check(document, tmp_path)

@@ -1,7 +1,7 @@
 """The serving state machine: queues, pages and the micro-batches in flight. Three verbs drive it.
 
-`add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a micro-batch
-back. The Batcher has no clock and decides nothing: mechanism is here, policy in
+`add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a
+micro-batch back. The Batcher has no clock and decides nothing: mechanism is here, policy in
 `evenflow.schedulers`. One thread or process owns it.
 """
 
@@ -26,11 +26,16 @@ def _by_arrival(row: Row) -> int:
     return row.order
 
 
+def _by_pages(row: Row) -> tuple[int, int]:
+    return len(row.pages), row.order
+
+
 class Batcher:
     """Owns the state of one serving engine; validates and carries out what its policy plans.
 
-    Parameters: `depth` pipeline stages; at most `max_in_flight` micro-batches at once (None: no cap);
-    `max_model_len` tokens of prompt and output; `pipelined_chunks` overrides the policy's own.
+    Parameters: `depth` pipeline stages; at most `max_in_flight` micro-batches at once (None: no
+    cap); `max_model_len` tokens of prompt and output; `pipelined_chunks` overrides the policy's
+    own.
     """
 
     def __init__(
@@ -89,9 +94,9 @@ class Batcher:
     def next(self, now_s: float) -> MicroBatch | None:
         """Ask the policy for a micro-batch and put it in flight; None means wait.
 
-        The policy is asked only when there is something it could send. `wait_reason` then says why it
-        sent nothing, `wake_at_s` when it wants to be asked again. Raises PolicyError for a plan that
-        cannot be carried out, StallError for one that would never send anything.
+        The policy is asked only when there is something it could send. `wait_reason` then says why
+        it sent nothing, `wake_at_s` when it wants to be asked again. Raises PolicyError for a plan
+        that cannot be carried out, StallError for one that would never send anything.
         """
         self.wake_at_s = None
         while self.can_send:
@@ -102,14 +107,13 @@ class Batcher:
             if batch is not None:
                 return batch
             if self.preemptions == preemptions:
-                return self._wait(plan)
+                self._wait(plan)
+                return None
         blocked = len(self.in_flight) >= self.max_in_flight or self.waiting_tokens
         self.wait_reason = "policy" if blocked else "work"
         return None
 
-    def complete(
-        self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()
-    ) -> list[Row]:
+    def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
         """Take back a micro-batch that left the last stage at `now_s`; return the finished rows.
 
         `stopped` names requests that ended before their limit (an end-of-sequence token).
@@ -280,12 +284,12 @@ class Batcher:
     # -- preemption -----------------------------------------------------------------------------
 
     def _victim(self, group: DecodeGroup, rule: Victim) -> Row:
-        """Choose among what is not in flight: the group being formed, what stays ready, partials."""
+        """Choose among what is not in flight: the forming group, ready decodes, partials."""
         if rule == "last_returned":
             return list(group.rows())[-1]
-        rows = [*group.rows(), *self.ready]
+        rows: list[Row] = [*group.rows(), *self.ready]
         if rule == "most_pages":
-            return max(rows, key=lambda row: (len(row.pages), row.order))
+            return max(rows, key=_by_pages)
         rows += [row for row in self.partials if not row.chunks_in_flight]
         return max(rows, key=_by_arrival)
 
@@ -301,7 +305,7 @@ class Batcher:
         return row
 
     def _preempt(self, row: Row, group: DecodeGroup | None = None) -> None:
-        """Free all pages; prompt and output so far are recomputed as one prompt, first in the queue."""
+        """Free all pages and queue the row first; its output so far is recomputed as prompt."""
         if row.decoding:
             if group is not None and row in group:
                 group.leave(row)
@@ -373,9 +377,7 @@ class Batcher:
         self.wait_reason = "kv" if plan.kv_limited else "policy"
 
     def _broken(self, row: Row, what: str) -> PolicyError:
-        return PolicyError(
-            f"policy {self.policy_name}, request {row.request.request_id}: {what}"
-        )
+        return PolicyError(f"policy {self.policy_name}, request {row.request.request_id}: {what}")
 
 
 class _Outlook:

@@ -1,4 +1,5 @@
-"""Rows, and the groups in which they decode together. A step of a group costs O(changes), not O(rows).
+"""Rows, and the groups in which they decode together. A step of a group costs O(changes), not
+O(rows).
 
 Rows that decode together advance together, so a group keeps one tick; what a row needs later (its
 next page, its end) waits in a bucket under the tick at which it happens. Nothing here knows a
@@ -19,9 +20,9 @@ from evenflow.view import Prompt
 class Row:
     """The serving state of one request, owned by the Batcher.
 
-    Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill must
-    compute (the prompt, plus what was generated before a preemption) and `computed` what has been
-    scheduled of it. A decoding row attends to `context` tokens. `order` numbers arrivals.
+    Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill
+    must compute (the prompt, plus what was generated before a preemption) and `computed` what has
+    been scheduled of it. A decoding row attends to `context` tokens. `order` numbers arrivals.
     `epoch` counts preemptions, so that a result from before one is recognised.
     """
 
@@ -59,8 +60,8 @@ Buckets = dict[int, list[Row]]
 class DecodeGroup:
     """Rows that decode in lock-step: an ordered handle with its length and total context.
 
-    `context` is the number of tokens the rows attend to, summed. `last_s` is when the rows that have
-    stepped together last got a token; rows that joined since then remember their own time.
+    `context` is the number of tokens the rows attend to, summed. `last_s` is when the rows that
+    have stepped together last got a token; rows that joined since then remember their own time.
     """
 
     __slots__ = ("_fresh", "_rows", "context", "finish_at", "last_s", "page_at", "tick")
@@ -88,7 +89,8 @@ class DecodeGroup:
         return row.base + self.tick
 
     def join(self, row: Row, context: int, page_tokens: int) -> None:
-        """Add a row that attends to `context` tokens and got its last token at `row.last_token_s`."""
+        """Add a row that attends to `context` tokens and got its last token at
+        `row.last_token_s`."""
         tick = self.tick
         self._rows[row.request.request_id] = row
         self.context += context
@@ -159,8 +161,8 @@ class DecodeGroup:
     def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Row]:
         """Record one token for every member at `now_s`; return the members that end with it.
 
-        Appends the times since each member's previous token to `gap_s`, with how many rows they hold
-        for. The rows that end have left the group.
+        Appends the times since each member's previous token to `gap_s`, with how many rows they
+        hold for. The rows that end have left the group.
         """
         settled = len(self._rows) - len(self._fresh)
         if settled:

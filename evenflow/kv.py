@@ -6,8 +6,8 @@ from __future__ import annotations
 class PagePool:
     """Hands out page ids; an id means the same page on every stage.
 
-    `free_pages` + the pages held by requests is always `total_pages`. Pages that were never used are
-    counted, not listed, so a pool of a million pages costs no more than a pool of ten thousand.
+    `free_pages` + the pages held by requests is always `total_pages`. Pages that were never used
+    are counted, not listed, so a pool of a million pages costs no more than a pool of ten thousand.
     """
 
     __slots__ = ("_free_ids", "_unused", "free_pages", "page_tokens", "total_pages")

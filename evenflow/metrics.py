@@ -1,8 +1,8 @@
 """Latency and throughput of a run, with the names and definitions of vLLM's `bench serve`.
 
-Pure functions of a RunResult. TTFT = first token - arrival; TPOT = (E2EL - TTFT) / (output tokens - 1),
-without requests of one output token; ITL pools every gap between successive tokens; E2EL = last token
-- arrival. Only completed requests count.
+Pure functions of a RunResult. TTFT = first token - arrival; TPOT = (E2EL - TTFT) / (output tokens -
+1), without requests of one output token; ITL pools every gap between successive tokens; E2EL = last
+token - arrival. Only completed requests count.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def summarize(
 ) -> dict[str, float | int]:
     """Return the summary of a run under vLLM's keys.
 
-    `duration` runs from the first arrival to the last completion, in seconds; throughputs are per second
-    of it. `steady_*` are the same over the steady window: from the time by which a tenth of the requests
-    has arrived to the time by which a tenth is left to arrive, or, where they all arrive at once, from
-    a tenth to nine tenths of the duration. `goodput_ms` sets limits such as {"ttft": 500} on requests.
+    `duration` runs from the first arrival to the last completion, in seconds; throughputs are per
+    second of it. `steady_*` are the same over the steady window: from the time by which a tenth of
+    the requests has arrived to the time by which a tenth is left to arrive, or, where they all
+    arrive at once, from a tenth to nine tenths of the duration. `goodput_ms` sets limits such as
+    {"ttft": 500} on requests.
     """
     done = np.array([status == "completed" for status in result.status], dtype=bool)
     latency = request_metrics(result)
@@ -100,7 +101,8 @@ def _good(latency: RequestMetrics, done: np.ndarray, limits_ms: Mapping[str, flo
 
 
 def _peaks(result: RunResult, start_s: float) -> dict[str, float | int]:
-    """The most output tokens in a second, and the most requests in the system, as vLLM counts them."""
+    """The most output tokens in a second, and the most requests in the system, as vLLM counts
+    them."""
     if not len(result.scheduled_s):
         return {"max_output_tokens_per_s": 0, "max_concurrent_requests": 0}
     seconds = np.floor(result.returned_s - start_s).astype(np.int64)
@@ -129,7 +131,7 @@ def _statistics(name: str, values_s: Floats, counts: Ints | None) -> dict[str, f
 
 
 def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, float | int]:
-    """Tokens computed per second between the run's warm-up and its drain."""
+    """Throughput between warm-up and drain; a prompt counts when its first token comes."""
     if duration <= 0:
         return {}
     first, last = np.quantile(result.arrival_s, [0.1, 0.9])
@@ -137,7 +139,8 @@ def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, flo
         first, last = start_s + 0.1 * duration, start_s + 0.9 * duration
     inside = (result.returned_s >= first) & (result.returned_s < last)
     output = int(result.sampled_rows[inside].sum())
-    total = output + int(result.prefill_tokens[inside].sum())
+    prefilled = (result.first_token_s >= first) & (result.first_token_s < last)
+    total = output + int(result.prompt_tokens[prefilled].sum())
     span = float(last - first)
     return {
         "steady_start_s": float(first),

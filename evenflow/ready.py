@@ -1,4 +1,5 @@
-"""Decodes that are not in flight, as the groups in which they returned. Knows no pages and no policy."""
+"""Decodes that are not in flight, as the groups in which they returned. Knows no pages and no
+policy."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from evenflow.groups import DecodeGroup, Row
 class ReadyQueue:
     """Groups in the order in which they returned; `rows` counts their members.
 
-    Taking whole groups costs O(1) a group; taking part of one costs O(rows that move). Which members
-    of a group go first is deterministic, and by arrival only where the order asked for is arrival.
+    Taking whole groups costs O(1) a group; taking part of one costs O(rows that move). Which
+    members of a group go first is deterministic, and by arrival only where the order asked for is
+    arrival.
     """
 
     __slots__ = ("_groups", "_page_tokens", "rows")
@@ -45,7 +47,8 @@ class ReadyQueue:
             self._groups.remove(group)
 
     def due_pages(self, count: int, order: str) -> int:
-        """Return how many of the first `count` members in `order` need a page for their next token."""
+        """Return how many of the first `count` members in `order` need a page for their next
+        token."""
         if count >= self.rows:
             return sum(len(group.due_pages()) for group in self._groups)
         return sum(row.page_tick == group.tick for group, row in self._first(count, order))

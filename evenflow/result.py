@@ -30,9 +30,10 @@ class RunResult:
     "rejected"), `reason` (why it was rejected, else "").
 
     Micro-batches (m rows, in the order scheduled, which is also the order in which they return):
-    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (each yields an output token when
-    the micro-batch returns), `free_pages`, `returned_s`; and per stage, as [m, depth]: `available_s` (its input is there), `start_s`, `end_s` (it computes). Between
-    `available_s` and `start_s` the micro-batch queues behind its predecessor, then the CPU prepares it.
+    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (each yields an output token
+    when the micro-batch returns), `free_pages`, `returned_s`; and per stage, as [m, depth]:
+    `available_s` (its input is there), `start_s`, `end_s` (it computes). Between `available_s` and
+    `start_s` the micro-batch queues behind its predecessor, then the CPU prepares it.
 
     `wait_s`, `wait_reason`: each time the driver asked for a micro-batch and got none, and why (an
     index into WAIT_REASONS); repeats of one answer with nothing scheduled in between are left out.
@@ -83,7 +84,9 @@ class Recorder:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._batches = array("d")  # BATCH_FIELDS a micro-batch, then (available, start, end) a stage
+        self._batches = array(
+            "d"
+        )  # BATCH_FIELDS a micro-batch, then (available, start, end) a stage
         self._finished: list[Row] = []
         self._rejected: list[tuple[Request, str]] = []
         self._wait_s = array("d")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from evenflow.view import View
 
 Order = Literal["arrival", "first_returned", "last_returned"]
-"""Which ready decodes go first: by arrival, longest returned first, or most recently returned first."""
+"""Which ready decodes go first: by arrival, longest returned first, or most recently returned
+first."""
 
 Victim = Literal["latest_arrived", "last_returned", "most_pages"]
 """Which ready request is preempted when a decode needs a page and none is free."""
@@ -98,8 +99,8 @@ class MicroBatch:
 
     `decodes` is the group of rows that decode one token each (None: no decode). `decode_context` is
     the number of tokens those rows attend to, before this step, summed over the rows.
-    `sampled_rows` rows need logits: every decode and every last chunk. `free_pages` counts the pages
-    left when the micro-batch was scheduled.
+    `sampled_rows` rows need logits: every decode and every last chunk. `free_pages` counts the
+    pages left when the micro-batch was scheduled.
     """
 
     batch_id: int

@@ -99,7 +99,8 @@ class View:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens awaiting prefill: all prompts that wait, and what is left of partly scheduled ones."""
+        """Tokens awaiting prefill: all prompts that wait, and what is left of partly scheduled
+        ones."""
         return self._batcher.waiting_tokens
 
     @property
@@ -136,8 +137,8 @@ class View:
     def expected_output_tokens(self) -> float:
         """Tokens the running decodes are still expected to produce.
 
-        A request counts with its predicted output, or else with the mean output of the requests that
-        have completed (0 before the first), less what the running decodes have produced.
+        A request counts with its predicted output, or else with the mean output of the requests
+        that have completed (0 before the first), less what the running decodes have produced.
         """
         return self._batcher.expected_output_tokens()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heappush
 
 from simpy import Environment, Event
-from simpy.core import EventPriority, Infinity
+from simpy.events import NORMAL, EventPriority
 
 LAST = EventPriority(9)
 """After everything else of the same instant."""
@@ -19,7 +19,7 @@ class Clock(Environment):
     schedule differ; `at(t)` fires at `t`.
     """
 
-    def at(self, time_s: float, event: Event, priority: EventPriority = EventPriority(1)) -> None:
+    def at(self, time_s: float, event: Event, priority: EventPriority = NORMAL) -> None:
         """Queue an event for the instant `time_s`, which must not be in the past."""
         heappush(self._queue, (time_s, priority, next(self._eid), event))
 
@@ -36,15 +36,12 @@ class Clock(Environment):
         queue = self._queue
         return bool(queue) and queue[0][0] <= self._now
 
-    def next_s(self) -> float:
-        return self.peek() if self._queue else Infinity
-
 
 class Signal(Event):
     """An event that calls one function and may be queued any number of times.
 
-    NOTE: SimPy clears an event's callbacks when it processes it; putting them back costs less than a
-    new event for each of a million micro-batches.
+    NOTE: SimPy clears an event's callbacks when it processes it; putting them back costs less than
+    a new event for each of a million micro-batches.
     """
 
     def __init__(self, clock: Clock, call: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """The simulated driver: arrivals go in, micro-batches go round, and the policy is asked in between.
 
-One rule orders what happens at one instant: finish the instant, then ask. All arrivals and returns of
-an instant are applied before any policy is asked at it.
+One rule orders what happens at one instant: finish the instant, then ask. All arrivals and returns
+of an instant are applied before any policy is asked at it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ class Driver:
         world: World,
         pipeline: type[Tandem] | type[StageProcesses],
         on_done: Callable[[int], None] | None = None,
+        batcher: type[Batcher] = Batcher,
     ) -> None:
         self._world = world
+        self._batcher = batcher
         self._clock = Clock()
         self._recorder = Recorder(world.depth)
         self._on_done = on_done
-        self._engines = deque(self._engine() for _ in range(world.virtual_engines))
+        self.engines = tuple(self._engine() for _ in range(world.virtual_engines))
+        self._turns = deque(self.engines)
         self._owners: deque[Batcher] = deque()  # of the micro-batches in the pipeline, in order
         self._pipeline = pipeline(self._clock, world, self._recorder, self._changed, self._returned)
         self._ask = Signal(self._clock, self._settle_later)
@@ -48,13 +51,12 @@ class Driver:
         """Simulate until every request is done; return what happened."""
         self._clock.process(self._arrivals())
         self._clock.run()
-        engines = sorted(self._engines, key=id)
         return self._recorder.result(
             max_in_flight=self._world.max_in_flight,
-            total_pages=sum(engine.pool.total_pages for engine in engines),
+            total_pages=sum(engine.pool.total_pages for engine in self.engines),
             page_tokens=self._world.page_tokens,
-            gap_s=[gap for engine in self._engines for gap in engine.gap_s],
-            gap_count=[count for engine in self._engines for count in engine.gap_count],
+            gap_s=[gap for engine in self.engines for gap in engine.gap_s],
+            gap_count=[count for engine in self.engines for count in engine.gap_count],
         )
 
     def _settle(self) -> None:
@@ -68,10 +70,10 @@ class Driver:
 
     def _next(self) -> MicroBatch | None:
         """Ask the engines in turn; the one that was asked longest ago goes first."""
-        engines = self._engines
-        for _ in range(len(engines)):
-            engine = engines[0]
-            engines.rotate(-1)
+        turns = self._turns
+        for _ in range(len(turns)):
+            engine = turns[0]
+            turns.rotate(-1)
             batch = engine.next(self._clock.now)
             if batch is not None:
                 self._owners.append(engine)
@@ -82,7 +84,7 @@ class Driver:
         return None
 
     def _record_wait(self) -> None:
-        reasons = {engine.wait_reason for engine in self._engines}
+        reasons = {engine.wait_reason for engine in self.engines}
         reason = next(reason for reason in ("kv", "policy", "work") if reason in reasons)
         if reason != self._last_wait:
             self._recorder.wait(self._clock.now, reason)
@@ -134,7 +136,7 @@ class Driver:
 
     def _admit(self, request: Request) -> None:
         """Give an arrival to the engine with the fewest live requests."""
-        engine = min(self._engines, key=lambda engine: len(engine.live))
+        engine = min(self.engines, key=lambda engine: len(engine.live))
         reason = engine.add(request)
         if reason is not None:
             self._recorder.reject(request, reason)
@@ -143,7 +145,7 @@ class Driver:
     def _engine(self) -> Batcher:
         world = self._world
         pages = world.total_pages // world.virtual_engines
-        return Batcher(
+        return self._batcher(
             world.make_scheduler(),
             PagePool(pages, world.page_tokens),
             depth=world.depth,

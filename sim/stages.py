@@ -122,6 +122,8 @@ class StageProcesses:
             yield self._clock.timeout(link.per_token_s * travel.batch.num_tokens)
             self._clock.process(self._deliver(stage + 1, travel, link.latency_s))
 
-    def _deliver(self, stage: int, travel: _Travel, latency_s: float) -> Generator[Event, None, None]:
+    def _deliver(
+        self, stage: int, travel: _Travel, latency_s: float
+    ) -> Generator[Event, None, None]:
         yield self._clock.timeout(latency_s)
         self._arrive(stage, travel)

@@ -1,9 +1,9 @@
 """The pipeline as a recurrence: the times of a micro-batch on all stages, computed when it is sent.
 
-Stages serve first come first served, so with a link of its own for each hop nothing that is sent later
-can change them: start[k][i] = max(end[k][i-1], arrival from stage k-1). Two events a micro-batch are
-left: stage 0 is free, and the last stage is done. `sim.stages` is the specification; both give the same
-bytes.
+Stages serve first come first served, so with a link of its own for each hop nothing that is sent
+later can change them: start[k][i] = max(end[k][i-1], arrival from stage k-1). Two events a
+micro-batch are left: stage 0 is free, and the last stage is done. `sim.stages` is the
+specification; both give the same bytes.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ class Tandem:
         times: list[float] = []
         for stage, seconds in enumerate(world.costs.times(batch)):
             start = free[stage]
-            if at > start:
-                start = at
+            start = max(start, at)
             if prepares:
                 prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
                 if not overlapped:

@@ -1,4 +1,4 @@
-"""What a simulation needs to know: the requests, the deployment and the policy, all of them resolved."""
+"""What a simulation needs to know: requests, deployment and policy, all of them resolved."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Dispatch = Literal["stage0", "eager"]
 class RuntimeOverheads:
     """CPU time that the runtime being modelled spends beside the kernels.
 
-    The driver spends `schedule_s` seconds a micro-batch before stage 0 can start it. Each stage spends
-    `prepare_s` plus `prepare_share` of the execution time to prepare a micro-batch's inputs: before
-    each execution when coupled (vLLM: about 17 %, gLLM section 3.4); or, `overlapped`, from the moment
-    the micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs are then the
-    driver's business, and part of `schedule_s`.
+    The driver spends `schedule_s` seconds a micro-batch before stage 0 can start it. Each stage
+    spends `prepare_s` plus `prepare_share` of the execution time to prepare a micro-batch's inputs:
+    before each execution when coupled (vLLM: about 17 %, gLLM section 3.4); or, `overlapped`, from
+    the moment the micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs
+    are then the driver's business, and part of `schedule_s`.
     """
 
     schedule_s: float = 0.0
@@ -43,7 +43,8 @@ RUNTIMES = {
 @dataclass(frozen=True, slots=True)
 class Link:
     """The link between neighbouring stages: it is busy for `per_token_s` seconds a token, and the
-    activations arrive `latency_s` later. `shared`: all hops queue for one link, else each has its own.
+    activations arrive `latency_s` later. `shared`: all hops queue for one link, else each has its
+    own.
     """
 
     per_token_s: float
@@ -57,9 +58,9 @@ class World:
 
     `concurrency`: a closed loop, in which that many requests are in the system and each completion
     lets the next one arrive (arrival times of `requests` are then ignored). `virtual_engines` > 1
-    gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM V0).
-    `dispatch`: the driver asks for a micro-batch when stage 0 can take one (`stage0`) or whenever the
-    cap allows (`eager`). `max_in_flight` None: no cap.
+    gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM
+    V0). `dispatch`: the driver asks for a micro-batch when stage 0 can take one (`stage0`) or
+    whenever the cap allows (`eager`). `max_in_flight` None: no cap.
     """
 
     requests: Sequence[Request]

@@ -64,9 +64,9 @@ class Room:
     def admit(self, view: View, *, chunked: bool, reserved_tokens: int = 0) -> None:
         """Plan waiting prompts, first come first served, until the first that does not fit.
 
-        A prompt gets pages for all of it, or for `reserved_tokens` if that is more. Unchunked, it must
-        fit into `tokens` whole, unless the micro-batch holds no other prefill: else a long prompt
-        would wait for ever.
+        A prompt gets pages for all of it, or for `reserved_tokens` if that is more. Unchunked, it
+        must fit into `tokens` whole, unless the micro-batch holds no other prefill: else a long
+        prompt would wait for ever.
         """
         for prompt in view.waiting:
             if self.tokens <= 0 or self.rows <= 0 or self.seats <= 0:

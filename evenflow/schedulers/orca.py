@@ -12,12 +12,13 @@ from evenflow.view import View
 class Orca:
     """All ready decodes, and whole waiting prompts in the same micro-batch.
 
-    Source: Orca (OSDI'22), algorithm 1. Pages for `max_model_len` tokens are reserved at admission, so
-    nothing is ever preempted; the head of the queue blocks what is behind it. No token cap.
+    Source: Orca (OSDI'22), algorithm 1. Pages for `max_model_len` tokens are reserved at admission,
+    so nothing is ever preempted; the head of the queue blocks what is behind it. No token cap.
     """
 
     def __init__(
         self,
+        *,
         max_num_seqs: int = 128,
         max_model_len: int | None = None,
         max_batch_rows: int | None = None,

@@ -15,18 +15,19 @@ Mode = Literal["hybrid", "chunked_only", "hybrid_only"]
 class Sarathi:
     """Every ready decode, then prompt chunks up to `token_budget` tokens in all.
 
-    Source: Sarathi-Serve (OSDI'24), algorithm 3; also vLLM V1 and SGLang's chunked prefill. Decodes are
-    not limited by the budget. Pages for the whole prompt are allocated at admission; one chunk of a
-    prompt is in flight at a time. When the decodes need more pages than are free, the latest-arrived
-    ready request is preempted and no prefill joins that micro-batch.
+    Source: Sarathi-Serve (OSDI'24), algorithm 3; also vLLM V1 and SGLang's chunked prefill. Decodes
+    are not limited by the budget. Pages for the whole prompt are allocated at admission; one chunk
+    of a prompt is in flight at a time. When the decodes need more pages than are free, the
+    latest-arrived ready request is preempted and no prefill joins that micro-batch.
 
-    `mode` (table 4): `hybrid`; `chunked_only` never mixes chunks with decodes, their turns alternate;
-    `hybrid_only` mixes, but prompts stay whole. `token_budget: auto` is the largest budget whose
-    iteration meets `tbt_slo_s` seconds between tokens by the cost model (section 4.3).
+    `mode` (table 4): `hybrid`; `chunked_only` never mixes chunks with decodes, their turns
+    alternate; `hybrid_only` mixes, but prompts stay whole. `token_budget: auto` is the largest
+    budget whose iteration meets `tbt_slo_s` seconds between tokens by the cost model (section 4.3).
     """
 
     def __init__(
         self,
+        *,
         token_budget: int | Literal["auto"] = 512,
         max_num_seqs: int = 256,
         watermark: float = 0.01,

@@ -20,6 +20,7 @@ class Static:
 
     def __init__(
         self,
+        *,
         max_num_seqs: int = 128,
         max_model_len: int | None = None,
         max_batch_rows: int | None = None,

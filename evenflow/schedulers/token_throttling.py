@@ -26,10 +26,10 @@ def prefill_budget(
 ) -> int:
     """Return the prefill tokens of the next micro-batch (gLLM, equations 1 to 3).
 
-    `waiting_tokens` await prefill; `idle_rate` is the free share of the KV pages. WT spreads what waits
-    over `iterations` micro-batches; UT shrinks the budget as the KV cache fills, and suspends prefill
-    below `kv_thresh`. As in the public code, results are whole tokens and `min_prefill` is a floor of
-    WT only, so UT can push the budget below it where equation 3 would not.
+    `waiting_tokens` await prefill; `idle_rate` is the free share of the KV pages. WT spreads what
+    waits over `iterations` micro-batches; UT shrinks the budget as the KV cache fills, and suspends
+    prefill below `kv_thresh`. As in the public code, results are whole tokens and `min_prefill` is
+    a floor of WT only, so UT can push the budget below it where equation 3 would not.
     """
     if idle_rate < kv_thresh:
         return 0
@@ -55,22 +55,23 @@ def decode_budget(running_decodes: int, depth: int, turn: int) -> int:
 class TokenThrottling:
     """A throttled share of the waiting prefill tokens, and an even share of the running decodes.
 
-    Source: gLLM (SC'25), section 3.2, equations 1 to 4, with the public code's integer rules: the budget
-    is also capped by the pages above the reserve; the most recently returned decodes go first, so
-    micro-batches stay as they are; decodes are chosen after prefills. On one stage there is nothing to
-    balance, and the budget is `max_prefill`.
+    Source: gLLM (SC'25), section 3.2, equations 1 to 4, with the public code's integer rules: the
+    budget is also capped by the pages above the reserve; the most recently returned decodes go
+    first, so micro-batches stay as they are; decodes are chosen after prefills. On one stage there
+    is nothing to balance, and the budget is `max_prefill`.
 
     Ablations: `use_wt`, `use_ut`; `coupled` (w/ CK) is Sarathi-Serve's policy with a budget of
-    `max_prefill`. `victim` of a preemption: the `latest` returned decode, or the one with `most_pages`.
-    `reserve`: `threshold` keeps `kv_thresh` of the pages; `adaptive` keeps what the running decodes
-    are expected to need times a ratio, which starts at 0.7, falls by 0.002 a call to 0.1, and rises by
-    0.05 with each preemption.
+    `max_prefill`. `victim` of a preemption: the `latest` returned decode, or the one with
+    `most_pages`. `reserve`: `threshold` keeps `kv_thresh` of the pages; `adaptive` keeps what the
+    running decodes are expected to need times a ratio, which starts at 0.7, falls by 0.002 a call
+    to 0.1, and rises by 0.05 with each preemption.
     """
 
     pipelined_chunks = True
 
     def __init__(
         self,
+        *,
         iterations: int = 8,
         max_prefill: int = 2048,
         min_prefill: int = 32,
@@ -142,9 +143,7 @@ class TokenThrottling:
             if budget <= 0 or len(prefills) >= self.max_batch_rows:
                 break
             held = prompt.pages
-            tokens = min(
-                prompt.remaining, budget, (held + pages) * page_tokens - prompt.computed
-            )
+            tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - prompt.computed)
             if tokens <= 0:
                 break
             prefills.append(Prefill(prompt.request_id, tokens))
@@ -175,7 +174,9 @@ class TokenThrottling:
         if room.pages >= 0:
             room.go_on(view.partials)
             room.admit(view, chunked=True)
-        return Plan(room.prefills, decodes, "first_returned", self.victims, kv_limited=room.kv_limited)
+        return Plan(
+            room.prefills, decodes, "first_returned", self.victims, kv_limited=room.kv_limited
+        )
 
 
 class AdaptiveReserve:

@@ -18,6 +18,7 @@ class VLLM:
 
     def __init__(
         self,
+        *,
         max_num_batched_tokens: int | None = None,
         max_num_seqs: int = 256,
         watermark: float = 0.01,

@@ -1,0 +1,94 @@
+"""Replay: a recorded run's inputs through a fresh Batcher must give the same decisions.
+
+This is how a run of either world is checked against the rules, whatever the noise of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from evenflow.batcher import Batcher
+from evenflow.groups import Row
+from evenflow.types import MicroBatch, Request
+
+
+class Decision(NamedTuple):
+    """What a micro-batch held: (request, start, stop) of its chunks, and its decoding requests."""
+
+    chunks: tuple[tuple[int, int, int], ...]
+    decodes: tuple[int, ...]
+
+
+class Added(NamedTuple):
+    request: Request
+    refusal: str | None
+
+
+class Asked(NamedTuple):
+    now_s: float
+    decision: Decision | None
+
+
+class Completed(NamedTuple):
+    now_s: float
+    batch_id: int
+    stopped: tuple[int, ...]
+    finished: tuple[int, ...]
+
+
+Entry = Added | Asked | Completed
+
+
+class RecordingBatcher(Batcher):
+    """A Batcher that keeps a journal of its inputs and decisions."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.journal: list[Entry] = []
+
+    def add(self, request: Request) -> str | None:
+        refusal = super().add(request)
+        self.journal.append(Added(request, refusal))
+        return refusal
+
+    def next(self, now_s: float) -> MicroBatch | None:
+        batch = super().next(now_s)
+        self.journal.append(Asked(now_s, decision_of(batch)))
+        return batch
+
+    def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
+        finished = super().complete(batch, now_s, stopped)
+        ids = tuple(row.request.request_id for row in finished)
+        self.journal.append(Completed(now_s, batch.batch_id, tuple(stopped), ids))
+        return finished
+
+
+def decision_of(batch: MicroBatch | None) -> Decision | None:
+    """Return what a micro-batch holds; read it before the micro-batch completes."""
+    if batch is None:
+        return None
+    chunks = tuple((c.row.request.request_id, c.start, c.stop) for c in batch.chunks)
+    decoding = batch.decodes.rows() if batch.decodes is not None else ()
+    return Decision(chunks, tuple(row.request.request_id for row in decoding))
+
+
+def replay(journal: Sequence[Entry], batcher: Batcher) -> str | None:
+    """Feed recorded inputs to a fresh Batcher; return the first difference, or None."""
+    in_flight: dict[int, MicroBatch] = {}
+    for position, entry in enumerate(journal):
+        outcome: object
+        expected: object
+        if isinstance(entry, Added):
+            expected, outcome = entry.refusal, batcher.add(entry.request)
+        elif isinstance(entry, Asked):
+            batch = batcher.next(entry.now_s)
+            expected, outcome = entry.decision, decision_of(batch)
+            if batch is not None:
+                in_flight[batch.batch_id] = batch
+        else:
+            rows = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
+            expected, outcome = entry.finished, tuple(row.request.request_id for row in rows)
+        if outcome != expected:
+            return f"entry {position} ({type(entry).__name__}): {outcome!r}, recorded {expected!r}"
+    return None

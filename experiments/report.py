@@ -11,11 +11,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from evenflow.bubbles import CAUSES
 from evenflow.errors import UsageError
 from experiments import report_batches, report_figures
-from experiments.report_data import Run
-from experiments.report_style import WIDTH, Figure
-from experiments.report_words import CAUSE_WORDS, table, verdict
+from experiments.report_data import Run, shares
+from experiments.report_style import BUSY, CAUSE_COLOURS, WIDTH, Figure, blend
+from experiments.report_words import CAUSE_WORDS, cause_label, table, verdict
 
 __all__ = ["Run", "write_report"]
 
@@ -25,21 +28,28 @@ body {{ font: 16px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; colo
 h1 {{ font-size: 28px; line-height: 1.2; margin: 0 0 12px; }}
 h2 {{ font-size: 20px; margin: 40px 0 4px; }}
 .verdict {{ background: #f3f6f9; border-left: 4px solid #0072B2; padding: 12px 18px; }}
-.verdict p {{ margin: 6px 0; }}
+.verdict p {{ font-size: 18px; margin: 4px 0; }}
+.verdict ul {{ margin: 6px 0; padding-left: 22px; }}
 .caption {{ color: #52606d; font-size: 14px; margin: 0 0 6px; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 15px; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 15px; table-layout: fixed; }}
+thead th:first-child {{ width: 38%; }}
 th, td {{ padding: 5px 10px; text-align: right; border-bottom: 1px solid #e4e7eb; }}
 tbody th {{ text-align: left; font-weight: 500; }}
 th small {{ display: block; color: #7b8794; font-weight: 400; font-size: 12.5px; }}
 .unit {{ color: #7b8794; font-weight: 400; }}
 td {{ font-variant-numeric: tabular-nums; }}
 td.best {{ font-weight: 700; background: #eaf4ee; }}
+.key {{ font-size: 13.5px; margin: 8px 0 0; }}
+.key span {{ margin-right: 16px; white-space: nowrap; }}
+i {{ display: inline-block; width: 12px; height: 12px; margin-right: 6px; vertical-align: -1px; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; font-size: 14px; }}
 dt {{ font-weight: 600; }}
 dd {{ margin: 0; }}
 pre {{ background: #f3f6f9; padding: 12px; overflow-x: auto; font-size: 13px; }}
 summary {{ cursor: pointer; font-weight: 600; margin-top: 12px; }}
 """
+
+CONFIG = '{displaylogo:false,modeBarButtonsToRemove:["select2d","lasso2d","autoScale2d"]}'
 
 
 def write_report(
@@ -56,12 +66,13 @@ def render(
     runs: Mapping[str, Run], title: str, provenance: Mapping[str, Any], plotly_js: str
 ) -> str:
     """Return the page as HTML, with the given Plotly library inside."""
-    sentences = "".join(f"<p>{sentence}</p>" for sentence in verdict(runs) if sentence)
+    first, *others = verdict(runs)
+    points = "".join(f"<li>{sentence}</li>" for sentence in others)
     facts = json.dumps(provenance, indent=2, sort_keys=True, default=str, ensure_ascii=False)
     parts = [
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}'
         f"</title>\n<style>{STYLE}</style>\n<script>{plotly_js}</script></head>\n<body>",
-        f'<h1>{escape(title)}</h1>\n<div class="verdict">{sentences}</div>',
+        f'<h1>{escape(title)}</h1>\n<div class="verdict"><p>{first}</p><ul>{points}</ul></div>',
         "<h2>Summary</h2>",
         '<p class="caption">The best value of each row is in bold. Mean and P99 (99 of 100 are '
         "at or below it) use the definitions of vLLM's benchmark.</p>",
@@ -82,14 +93,18 @@ def _sections(runs: Mapping[str, Run]) -> list[str]:
     ]
     return [
         _section("Where the stage time goes", CAUSES_CAPTION),
+        _cause_key(runs, (BUSY, "computing")),
         _figure("causes", report_figures.causes(runs)),
         f"<details><summary>What the causes mean</summary>{_cause_list()}</details>",
-        "<details><summary>The same, stage by stage</summary>",
+        # Drawn while hidden, its labels have no size: draw again once it is shown.
+        "<details ontoggle=\"Plotly.redraw('causes-by-stage')\">"
+        "<summary>The same, stage by stage</summary>",
         _figure("causes-by-stage", report_figures.causes_by_stage(runs)),
         "</details>",
         _section("Tokens in each micro-batch", TOKENS_CAPTION),
         _figure("tokens", report_batches.tokens(runs)),
         _section("Stages at work", OCCUPANCY_CAPTION),
+        _cause_key(runs, *BLOCK_COLOURS),
         *gantts,
         _section("Latency", LATENCY_CAPTION),
         _figure("latency", report_figures.latency(runs)),
@@ -100,6 +115,11 @@ def _sections(runs: Mapping[str, Run]) -> list[str]:
     ]
 
 
+BLOCK_COLOURS = (
+    (blend(1.0), "prefill only"),
+    (blend(0.5), "half prefill, half decode"),
+    (blend(0.0), "decode only"),
+)
 CAUSES_CAPTION = (
     "Each bar is the time of all stages together. Grey is computing; each colour is idle time (a "
     "pipeline bubble) with one cause. Less colour is better."
@@ -107,7 +127,8 @@ CAUSES_CAPTION = (
 TOKENS_CAPTION = (
     "Micro-batches that hold equally many tokens take equally long, and stages then need not wait "
     "for each other: a flat top is good, a ragged one makes bubbles. Left: the whole run, mean of "
-    "neighbouring micro-batches. Right: consecutive micro-batches, one bar each."
+    "neighbouring micro-batches. Right: consecutive micro-batches, one bar "
+    "each. ± is the standard deviation over all micro-batches."
 )
 OCCUPANCY_CAPTION = (
     "A block is one micro-batch on one stage, from decode only (blue) to prefill only (orange). "
@@ -133,16 +154,35 @@ def _section(heading: str, caption: str) -> str:
 
 
 def _cause_list() -> str:
-    entries = CAUSE_WORDS.values()
-    return f"<dl>{''.join(f'<dt>{word}</dt><dd>{meaning}</dd>' for word, meaning in entries)}</dl>"
+    entries = [
+        f"<dt>{_swatch(CAUSE_COLOURS[cause], label)}</dt><dd>{meaning}</dd>"
+        for cause, (label, meaning) in CAUSE_WORDS.items()
+    ]
+    return f"<dl>{''.join(entries)}</dl>"
+
+
+def _cause_key(runs: Mapping[str, Run], *others: tuple[str, str]) -> str:
+    """A legend shared by figures below it: `others` (colour, label), then the causes that occur."""
+    seen = sum(shares(run)[1] for run in runs.values())
+    occurring = [
+        (CAUSE_COLOURS[cause], cause_label(cause))
+        for cause, share in zip(CAUSES, np.atleast_1d(seen), strict=True)
+        if share > 0
+    ]
+    entries = [_swatch(colour, label) for colour, label in (*others, *occurring)]
+    return f'<p class="key">{" ".join(entries)}</p>'
+
+
+def _swatch(colour: str, label: str) -> str:
+    return f'<span><i style="background:{colour}"></i>{label}</span>'
 
 
 def _figure(name: str, figure: Figure) -> str:
-    """A fixed id and an escaped "</" keep the page deterministic and whole."""
-    drawn = json.dumps(figure, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    """A fixed id and an escaped "<" keep the page deterministic and whole."""
+    drawn = json.dumps(figure, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return (
         f'<div id="{name}"></div>\n<script>(f=>Plotly.newPlot("{name}",f.data,f.layout,'
-        f'{{displaylogo:false,displayModeBar:"hover"}}))({drawn})</script>'
+        f"{CONFIG}))({drawn})</script>"
     )
 
 

@@ -19,7 +19,9 @@ from experiments.report_style import (
     PREFILL,
     Figure,
     axis,
+    blend,
     compact,
+    heading,
     layout,
     on,
 )
@@ -34,8 +36,10 @@ WHOLE_BINS, ZOOM_BATCHES = 250, 200
 def tokens(runs: Mapping[str, Run]) -> Figure:
     """Draw prefill and decode tokens of the micro-batches: the whole run, and a stretch of it."""
     rows = len(runs)
-    page = layout(170 * rows + 110, rows=rows, columns=2)
+    page = layout(190 * rows + 90, rows=rows, columns=2)
     page |= {"barmode": "stack", "bargap": 0}
+    page["legend"] |= {"y": 1 + 30 / (190 * rows)}
+    page["grid"]["ygap"] = 0.35
     data: list[Figure] = []
     for row, (name, run) in enumerate(runs.items()):
         result, whole, close = run.result, 2 * row + 1, 2 * row + 2
@@ -46,13 +50,19 @@ def tokens(runs: Mapping[str, Run]) -> Figure:
         each = np.arange(near.start, near.stop + 1)
         data += _token_bars(result, bins, times, whole, legend=row == 0)
         data += _token_bars(result, each, each, close, legend=False)
-        page[axis("y", whole)]["title"] = {"text": f"<b>{escape(name)}</b><br>tokens"}
+        page["annotations"].append(heading(whole, _spread(name, result)))
+        page[axis("y", whole)]["title"] = {"text": "tokens"}
         for panel in (whole, close):
             page[axis("y", panel)] |= {"rangemode": "tozero"} | _matches("y", panel, 1)
-        page[axis("x", whole)] |= _matches("x", whole, 1)
+        page[axis("x", whole)] |= {"rangemode": "tozero"} | _matches("x", whole, 1)
     page[axis("x", 2 * rows - 1)]["title"] = {"text": "whole run: time (s)"}
     page[axis("x", 2 * rows)]["title"] = {"text": "middle of the run: micro-batch number"}
     return {"data": data, "layout": page}
+
+
+def _spread(name: str, result: RunResult) -> str:
+    tokens = result.prefill_tokens + result.decode_tokens
+    return f"<b>{escape(name)}</b>: {tokens.mean():,.0f} tokens on average, ± {tokens.std():,.0f}"
 
 
 def _matches(letter: str, panel: int, other: int) -> Figure:
@@ -97,13 +107,16 @@ def occupancy(name: str, run: Run) -> Figure:
     near = middle(len(result.scheduled_s), WINDOW_BATCHES)
     window = [float(result.start_s[near].min()), float(result.end_s[near].max())]
     start, stop = float(result.start_s[shown].min()), float(result.end_s[shown].max())
-    page = layout(150 + 34 * result.depth)
+    page = layout(155 + 34 * result.depth)
     page |= {"barmode": "overlay", "bargap": 0.1, "hovermode": "closest"}
     page["xaxis"] |= {
-        "title": {"text": f"<b>{escape(name)}</b>: time (s)"},
+        "title": {"text": "time (s)"},
         "range": window,
         "rangeslider": {"visible": True, "thickness": 0.14, "range": [start, stop]},
     }
+    page["annotations"].append(heading(1, f"<b>{escape(name)}</b>"))
+    page |= {"showlegend": False}
+    page["margin"] |= {"t": 40, "b": 45}
     page["yaxis"] |= {
         "autorange": "reversed",
         "fixedrange": True,
@@ -116,6 +129,7 @@ def occupancy(name: str, run: Run) -> Figure:
 def _busy(result: RunResult, shown: slice) -> Figure:
     prefill, decode = result.prefill_tokens[shown], result.decode_tokens[shown]
     share = prefill / np.maximum(prefill + decode, 1)
+    colours = [blend(round(part, 1)) for part in share.tolist()]
     batch = np.arange(shown.start, shown.stop)
     about = np.stack([batch, prefill, decode], axis=1)
     depth = result.depth
@@ -123,23 +137,11 @@ def _busy(result: RunResult, shown: slice) -> Figure:
         "type": "bar",
         "orientation": "h",
         "name": "computing",
-        "showlegend": False,
         "base": compact(result.start_s[shown].T.ravel(), 9),
         "x": compact((result.end_s - result.start_s)[shown].T.ravel()),
         "y": np.repeat(np.arange(depth), len(batch)).tolist(),
         "customdata": np.tile(about, (depth, 1)).tolist(),
-        "marker": {
-            "color": compact(np.tile(100 * share, depth), 3),
-            "colorscale": [[0, DECODE], [0.5, "#BDB08A"], [1, PREFILL]],
-            "cmin": 0,
-            "cmax": 100,
-            "line": {"width": 0.7, "color": "white"},
-            "colorbar": {
-                "title": {"text": "prefill share<br>of tokens (%)", "font": {"size": 11}},
-                "thickness": 10,
-                "len": 1.0,
-            },
-        },
+        "marker": {"color": colours * depth, "line": {"width": 0.7, "color": "white"}},
         "hovertemplate": "micro-batch %{customdata[0]}: %{customdata[1]} prefill + "
         "%{customdata[2]} decode tokens, %{x:.4f} s<extra>stage %{y}</extra>",
     }

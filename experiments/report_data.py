@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenflow.bubbles import CAUSES, Bubbles
+from evenflow.bubbles import Bubbles
 from evenflow.result import Floats, Ints, RunResult
 
 
@@ -80,18 +80,10 @@ def used_share(result: RunResult) -> Floats:
     return 1.0 - result.free_pages / max(result.total_pages, 1)
 
 
-def idle_by_stage(bubbles: Bubbles, depth: int) -> Floats:
-    """Return idle seconds as [depth, len(CAUSES)]."""
-    idle = np.zeros((depth, len(CAUSES)))
-    seconds = np.asarray(bubbles.end_s) - np.asarray(bubbles.start_s)
-    np.add.at(idle, (np.asarray(bubbles.stage), np.asarray(bubbles.cause)), seconds)
-    return idle
-
-
 def shares_by_stage(run: Run) -> tuple[Floats, Floats]:
     """Return shares of each stage's time: (busy [depth], idle by cause [depth, len(CAUSES)])."""
     busy = np.sum(run.result.end_s - run.result.start_s, axis=0)
-    idle = idle_by_stage(run.bubbles, run.result.depth)
+    idle = run.bubbles.stage_totals()
     total = np.maximum(busy + idle.sum(axis=1), 1e-300)
     return busy / total, idle / total[:, None]
 

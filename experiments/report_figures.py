@@ -32,6 +32,7 @@ from experiments.report_style import (
     colour,
     compact,
     faint,
+    heading,
     layout,
     line,
 )
@@ -80,7 +81,8 @@ def kv_usage(runs: Mapping[str, Run]) -> Figure:
 
 def queues(runs: Mapping[str, Run]) -> Figure:
     """Draw how many requests wait for their first token, and how many generate, over time."""
-    page = layout(300, columns=2)
+    page = layout(320, columns=2)
+    page["legend"]["y"] = 1.08
     data = []
     for index, (name, run) in enumerate(runs.items()):
         result = run.result
@@ -90,9 +92,10 @@ def queues(runs: Mapping[str, Run]) -> Figure:
         running = present(result.first_token_s, result.completion_s, at)
         for panel, count in ((1, waiting), (2, running)):
             data.append(line(name, index, at, count, panel))
-    for panel, title in ((1, "requests waiting for a first token"), (2, "requests generating")):
+    for panel, title in ((1, "waiting for a first token"), (2, "generating")):
         page[axis("x", panel)] |= {"title": {"text": "time (s)"}, "rangemode": "tozero"}
-        page[axis("y", panel)] |= {"title": {"text": title}, "rangemode": "tozero"}
+        page[axis("y", panel)] |= {"title": {"text": "requests"}, "rangemode": "tozero"}
+        page["annotations"].append(heading(panel, title))
     return {"data": data, "layout": page}
 
 
@@ -100,7 +103,7 @@ def causes(runs: Mapping[str, Run]) -> Figure:
     """Draw where the stage time went: busy, and idle by cause, one bar a run."""
     names = [escape(name) for name in runs]
     columns = [np.concatenate([[busy], idle]) for busy, idle in map(shares, runs.values())]
-    return _stacked(names, np.array(columns), 130 + 46 * len(names))
+    return _stacked(names, np.array(columns), 100 + 46 * len(names))
 
 
 def causes_by_stage(runs: Mapping[str, Run]) -> Figure:
@@ -110,7 +113,7 @@ def causes_by_stage(runs: Mapping[str, Run]) -> Figure:
         busy, idle = shares_by_stage(run)
         labels += [f"{escape(name)}, stage {stage}" for stage in range(run.result.depth)]
         rows += list(np.column_stack([busy, idle]))
-    return _stacked(labels, np.array(rows), 120 + 30 * len(labels))
+    return _stacked(labels, np.array(rows), 90 + 30 * len(labels))
 
 
 def _stacked(labels: list[str], parts: Floats, height: int) -> Figure:
@@ -137,8 +140,8 @@ def _stacked(labels: list[str], parts: Floats, height: int) -> Figure:
             }
         )
     page = layout(height)
-    page |= {"barmode": "stack", "bargap": 0.25}
+    page |= {"barmode": "stack", "bargap": 0.25, "showlegend": False}
+    page["margin"] |= {"t": 30}
     page["xaxis"] |= {"title": {"text": "share of stage time (%)"}, "range": [0, 100]}
     page["yaxis"] |= {"autorange": "reversed", "automargin": True}
-    page["legend"]["traceorder"] = "normal"
     return {"data": data, "layout": page}

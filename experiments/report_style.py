@@ -23,11 +23,11 @@ CAUSE_COLOURS = {
     "starvation": "#DDCC77",
     "kv_limited": "#CC6677",
     "policy": "#882255",
-    "uneven_prefill": "#88CCEE",
+    "uneven_prefill": "#117733",
     "prefill_decode": "#332288",
     "uneven_decode": "#44AA99",
     "uneven_stages": "#999933",
-    "link": "#117733",
+    "link": "#555555",
     "cpu": "#AA4499",
 }
 
@@ -37,11 +37,18 @@ def layout(height: int, rows: int = 1, columns: int = 1) -> Figure:
     made: Figure = {
         "width": WIDTH,
         "height": height,
-        "margin": {"l": 75, "r": 20, "t": 40, "b": 50},
+        "margin": {"l": 75, "r": 20, "t": 62, "b": 50},
         "font": {"family": "system-ui, Segoe UI, Helvetica, Arial, sans-serif", "size": 13},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
-        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "yref": "paper"},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "bgcolor": "rgba(0,0,0,0)",
+        },
+        "annotations": [],
         "grid": {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.12},
     }
     for panel in range(1, rows * columns + 1):
@@ -54,6 +61,21 @@ def layout(height: int, rows: int = 1, columns: int = 1) -> Figure:
 def axis(letter: str, panel: int) -> str:
     """Return the name of a layout's axis: `axis("x", 2)` is "xaxis2"; panels count from 1."""
     return f"{letter}axis{panel if panel > 1 else ''}"
+
+
+def heading(panel: int, text: str) -> Figure:
+    """Return an annotation that stands above a panel, at its left edge."""
+    number = panel if panel > 1 else ""
+    return {
+        "text": text,
+        "xref": f"x{number} domain",
+        "yref": f"y{number} domain",
+        "x": 0,
+        "y": 1,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+    }
 
 
 def on(panel: int) -> Figure:
@@ -87,7 +109,14 @@ def colour(index: int) -> str:
     return SCHEDULER_COLOURS[index % len(SCHEDULER_COLOURS)]
 
 
+def blend(share: float) -> str:
+    """Return the colour between DECODE (0) and PREFILL (1) for a share of prefill tokens."""
+    ends = [[int(end[at : at + 2], 16) for at in (1, 3, 5)] for end in (DECODE, PREFILL)]
+    mixed = (round(low + share * (high - low)) for low, high in zip(*ends, strict=True))
+    return "#" + "".join(f"{part:02X}" for part in mixed)
+
+
 def faint(solid: str) -> str:
     """Return a colour `#RRGGBB` made nearly transparent."""
     red, green, blue = (int(solid[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.18)"
+    return f"rgba({red},{green},{blue},0.15)"

@@ -22,7 +22,10 @@ CAUSE_WORDS = {
     "fill_drain": ("fill and drain", "the pipeline is not full yet, or empties at the end"),
     "starvation": ("nothing to run", "every request there is was already in flight"),
     "kv_limited": ("KV-limited", "work waited, the free KV pages did not suffice"),
-    "policy": ("held back", "work waited, pages sufficed, the scheduler sent nothing"),
+    "policy": (
+        "held back",
+        "work waited, pages sufficed; the scheduler or the limit in flight held it",
+    ),
     "uneven_prefill": ("uneven prefill", "micro-batches differ in prefill tokens"),
     "prefill_decode": ("prefill against decode", "a prefill and a decode step differ in time"),
     "uneven_decode": ("uneven decode", "decode steps differ in rows or context"),
@@ -56,14 +59,14 @@ METRICS = (
         "the same without the start and the end of the run",
     ),
     *(
-        Metric(f"{statistic}_{key}_ms", f"{label}, {word}", unit, "low", meaning, scale)
+        Metric(f"{statistic}_{key}_ms", f"{label}, {word}", unit, "low", text, scale)
         for key, label, unit, scale, meaning in (
             ("ttft", "TTFT", "s", 1e-3, "time to first token: first token - arrival"),
             ("tpot", "TPOT", "ms", 1.0, "time per output token after the first, per request"),
             ("itl", "ITL", "ms", 1.0, "inter-token latency: every gap between two tokens"),
             ("e2el", "E2EL", "s", 1e-3, "end to end: last token - arrival"),
         )
-        for statistic, word in (("mean", "mean"), ("p99", "P99"))
+        for statistic, word, text in (("mean", "mean", meaning), ("p99", "P99", ""))
     ),
     Metric("completed", "Completed", "requests", "high", "requests served to the end"),
     Metric("rejected", "Rejected", "requests", "low", "could never fit: refused on arrival"),
@@ -106,7 +109,7 @@ def table(runs: Mapping[str, Run]) -> str:
         )
         rows.append(
             f'<tr><th scope="row">{metric.label} <span class="unit">{metric.unit}</span>'
-            f"<small>{metric.meaning}</small></th>{cells}</tr>"
+            f"{f'<small>{metric.meaning}</small>' if metric.meaning else ''}</th>{cells}</tr>"
         )
     return f"<table><thead><tr><th></th>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table>"
 
@@ -117,63 +120,67 @@ def number(value: float) -> str:
         return "-"
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.{2 if abs(value) < 10 else 1}f}"
+    return f"{value:.{3 if abs(value) < 1 else 2 if abs(value) < 10 else 1}f}"
 
 
 def verdict(runs: Mapping[str, Run]) -> list[str]:
-    """Return the sentences of the headline, as HTML: throughput, latency, bubbles, losses."""
+    """Return the sentences of the verdict as HTML: throughput first, then latency, then bubbles."""
     numbers = {name: figures_of(run) for name, run in runs.items()}
     if len(runs) == 1:
         sentences = [_alone(name, own) for name, own in numbers.items()]
     else:
-        sentences = [_throughput(numbers), _latency(numbers)]
-    return [*sentences, _bubbles(runs), *_losses(numbers)]
+        sentences = [_throughput(numbers), *_latency(numbers)]
+    return [*sentences, _bubbles(runs), *_refused(numbers)]
 
 
 def _alone(name: str, own: Mapping[str, float]) -> str:
+    if not own["completed"]:
+        return f"{_name(name)} completed no request."
     return (
         f"{_name(name)} serves {number(own['total_token_throughput'])} tokens per second "
-        f"({number(own['output_throughput'])} of them generated), with a mean time to first token "
-        f"of {_seconds(own['mean_ttft_ms'])} and {_seconds(own['mean_tpot_ms'])} a token after it."
+        f"({number(own['output_throughput'])} of them generated): a first token after "
+        f"{_seconds(own['mean_ttft_ms'])} on average, then one every "
+        f"{_seconds(own['mean_tpot_ms'])}."
     )
 
 
 def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> str:
     ranked = _ranked(numbers, "total_token_throughput", descending=True)
-    (first, best), (_, worst) = ranked[0], ranked[-1]
-    if best - worst <= ALIKE * best:
+    best = ranked[0][1]
+    leaders = [_name(name) for name, value in ranked if best - value <= ALIKE * best]
+    if len(leaders) == len(ranked):
         return (
-            f"All serve this traffic at the same pace, {number(best)} tokens per second: "
-            "the load, not the scheduler, sets the throughput, and latency decides."
+            f"All serve this traffic at the same pace, {number(best)} tokens per second (prompt + "
+            "output): the load sets the throughput, so latency decides."
         )
-    rest = _and([f"{_more(best, value)} {_name(name)}" for name, value in ranked[1:]])
-    return f"{_name(first)} serves the most: {number(best)} tokens per second, {rest}."
+    rest = [
+        f"{100 * (best / value - 1):.0f} % more than {_name(name)}"
+        for name, value in ranked[len(leaders) :]
+        if value > 0
+    ]
+    verb = "serves" if len(leaders) == 1 else "serve"
+    more = f", {_and(rest)}" if rest else ""
+    return f"{_and(leaders)} {verb} the most tokens: {number(best)} per second{more}."
 
 
-def _more(best: float, value: float) -> str:
-    if best - value <= ALIKE * best:
-        return "level with"
-    return f"{100 * (best / value - 1):.0f} % more than" if value > 0 else "against none by"
-
-
-def _latency(numbers: Mapping[str, Mapping[str, float]]) -> str:
-    parts = []
-    for key, words in (
-        ("mean_ttft_ms", "waits least for a first token (mean TTFT"),
-        ("p99_itl_ms", "keeps tokens coming most steadily (P99 ITL"),
-        ("mean_e2el_ms", "finishes requests soonest (mean E2EL"),
+def _latency(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
+    sentences = []
+    for key, words, label in (
+        ("mean_ttft_ms", "First token soonest", "mean TTFT"),
+        ("p99_itl_ms", "Shortest stalls between tokens", "P99 ITL"),
+        ("mean_e2el_ms", "Whole request soonest", "mean E2EL"),
     ):
         ranked = _ranked(numbers, key, descending=False)
         if len(ranked) < 2:
             continue
-        (first, best), (second, next_best) = ranked[0], ranked[1]
-        if next_best - best <= ALIKE * next_best:
-            lead = f"level with {_name(second)}"
-        else:
-            lead = f"{_name(second)} {_seconds(next_best)}"
-        parts.append(f"{_name(first)} {words} {_seconds(best)}; {lead})")
-    text = _and(parts)
-    return text + "." if text else ""
+        (first, best), *others = ranked
+        rest = _and([f"{_seconds(value)} with {_name(name)}" for name, value in others])
+        level = others[0][1] - best <= ALIKE * others[0][1]
+        remark = f" (level with {_name(others[0][0])})" if level else ""
+        sentences.append(
+            f"{words}: {_name(first)}{remark}, {label} {_seconds(best)}, against {rest}."
+        )
+    return sentences
 
 
 def _bubbles(runs: Mapping[str, Run]) -> str:
@@ -182,18 +189,20 @@ def _bubbles(runs: Mapping[str, Run]) -> str:
         busy, idle = shares(run)
         worst = int(np.argmax(idle))
         loss = ""
-        if idle[worst] > 0.0005:
-            loss = f" (most is lost to {cause_label(CAUSES[worst])}, {100 * idle[worst]:.1f} %)"
+        if idle[worst] >= 0.001:
+            loss = f" (largest loss: {cause_label(CAUSES[worst])}, {100 * idle[worst]:.1f} %)"
         parts.append(f"{100 * busy:.0f} % of the time with {_name(name)}{loss}")
     return f"Stages compute {_and(parts)}."
 
 
-def _losses(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
-    lost = [(name, int(own["rejected"])) for name, own in numbers.items() if own["rejected"]]
-    if not lost:
+def _refused(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
+    counts = {name: int(own["rejected"]) for name, own in numbers.items()}
+    if not any(counts.values()):
         return []
-    parts = [f"{count} under {_name(name)}" for name, count in lost]
-    return [f"Requests refused because they can never fit: {_and(parts)}."]
+    if len(set(counts.values())) == 1:
+        return [f"Requests refused because they can never fit: {max(counts.values())}."]
+    parts = _and([f"{count} with {_name(name)}" for name, count in counts.items()])
+    return [f"Requests refused because they can never fit: {parts}."]
 
 
 def _ranked(

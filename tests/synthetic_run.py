@@ -1,4 +1,4 @@
-"""A toy pipeline that yields a plausible RunResult and Bubbles, for tests of what shows them."""
+"""A toy pipeline that makes a plausible RunResult, for tests of what shows one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ def synthetic_run(
     left, made = prompt.copy(), np.zeros(requests, dtype=int)
     returns: list[tuple[float, list[int]]] = []  # in order: (returned_s, rows that get a token)
     busy_until = np.zeros(depth)
-    batches: list[tuple[float, int, int, int]] = []
+    batches: list[tuple[float, int, int, int, int]] = []
+    gaps, waits, last = [], [], np.full(requests, np.nan)
     starts, ends, available = [], [], []
     now, waiting, ready = 0.0, list(range(requests - 1)), []
     while waiting or ready or returns:
         while returns and returns[0][0] <= now:
             at, rows = returns.pop(0)
             made[rows] += 1
+            gaps += [at - last[row] for row in rows if made[row] > 1]
+            last[rows] = at
             first[[row for row in rows if made[row] == 1]] = at
             completion[[row for row in rows if made[row] == OUTPUT_TOKENS]] = at
             ready += [row for row in rows if made[row] < OUTPUT_TOKENS]
@@ -44,10 +47,11 @@ def synthetic_run(
                 rows.append(waiting.pop(0))
         if not can_send or not (rows or prefill):
             events = [arrival[waiting[0]]] if can_send and waiting else []
+            waits += [now] if can_send else []
             now = max(now, min(events + [at for at, _ in returns[:1]], default=now))
             continue
         held = int((prompt - left)[np.isnan(completion)].sum()) // 16
-        batches.append((now, prefill, len(ready), max(0, 2000 - held)))
+        batches.append((now, prefill, len(ready), len(rows), max(0, 2000 - held)))
         ready, at = [], now
         for stage in range(depth):
             available.append(at)
@@ -56,7 +60,7 @@ def synthetic_run(
             ends.append(at)
         returns.append((at, rows))
         now = max(now, busy_until[0])
-    scheduled, prefills, decodes, free = (np.array(column) for column in zip(*batches, strict=True))
+    scheduled, prefills, decodes, sampled, free = map(np.array, zip(*batches, strict=True))
     shape = (len(batches), depth)
     end = np.array(ends).reshape(shape)
     status = ["completed"] * (requests - 1) + ["rejected"]
@@ -77,15 +81,13 @@ def synthetic_run(
         scheduled_s=scheduled,
         prefill_tokens=prefills,
         decode_tokens=decodes,
+        sampled_rows=sampled,
         free_pages=free,
-        returned_s=end[:, -1],
         available_s=np.array(available).reshape(shape),
         start_s=np.array(starts).reshape(shape),
         end_s=end,
-        wait_s=np.array([]),
-        wait_reason=np.array([], dtype=np.int64),
-        gap_s=np.array([]),
-        gap_count=np.array([], dtype=np.int64),
-        token_s=np.array([]),
-        token_count=np.array([], dtype=np.int64),
+        wait_s=np.array(waits),
+        wait_reason=np.zeros(len(waits), dtype=np.int64),
+        gap_s=np.array(gaps),
+        gap_count=np.ones(len(gaps), dtype=np.int64),
     )

@@ -1,0 +1,233 @@
+"""The report: its words follow from the numbers, its data stay light, its bytes stay equal."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_run import synthetic_run
+
+from evenflow.bubbles import CAUSES, attribute
+from evenflow.errors import UsageError
+from evenflow.metrics import summarize
+from experiments.readme_figure import draw_readme_figure
+from experiments.report import Run, render, write_report
+from experiments.report_data import binned, chunks_of, cumulative, middle, present, shares
+from experiments.report_style import CAUSE_COLOURS, DECODE, PREFILL, blend
+from experiments.report_words import CAUSE_WORDS, number, table, verdict
+
+SUMMARY = {
+    "output_throughput": 400.0,
+    "total_token_throughput": 2000.0,
+    "mean_ttft_ms": 500.0,
+    "mean_tpot_ms": 40.0,
+    "p99_itl_ms": 90.0,
+    "mean_e2el_ms": 9000.0,
+}
+
+
+def make(budget: int = 512, requests: int = 40, depth: int = 4) -> Run:
+    result = synthetic_run(requests=requests, budget=budget, depth=depth)
+    return Run(result, summarize(result), attribute(result))
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    return {"even": make(256), "greedy": make(2048)}
+
+
+def figures(page: str) -> list[dict]:
+    return [json.loads(found) for found in re.findall(r"\)\((\{.*\})\)</script>", page)]
+
+
+def plain(sentences: list[str]) -> list[str]:
+    return [re.sub("<.*?>", "", sentence) for sentence in sentences]
+
+
+# --- the page
+
+
+def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Run]) -> None:
+    page = render(runs, "Two schedulers", {"seed": 0}, plotly_js="")
+    drawn = re.findall(r'<div id="(.*?)">', page)
+    assert drawn == [
+        "causes",
+        "causes-by-stage",
+        "tokens",
+        "occupancy-0",
+        "occupancy-1",
+        "latency",
+        "queues",
+        "kv",
+    ]
+    assert len(figures(page)) == len(drawn)
+    assert not re.search(r"(src|href)=|https?:|@import|url\(", page)
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_single_run_makes_a_page_too(depth: int) -> None:
+    page = render({"alone": make(depth=depth)}, "One", {}, plotly_js="")
+    assert "<b>alone</b> serves" in page
+    assert 'class="best"' not in page
+    assert len(figures(page)) == 7
+
+
+def test_equal_runs_give_equal_bytes_with_the_library_inside(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    pytest.importorskip("plotly")
+    for name in ("first", "second"):
+        write_report(tmp_path / name, runs, "Twice", {"seed": 0})
+    page = (tmp_path / "first").read_bytes()
+    assert page == (tmp_path / "second").read_bytes()
+    assert b"Plotly" in page
+    assert len(page) < 8_000_000
+
+
+def test_without_plotly_the_user_reads_what_to_install(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(UsageError, match=r"install evenflow\[report\]"):
+        write_report(tmp_path / "page.html", runs, "No library", {})
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_names_from_the_user_cannot_break_the_page(runs: dict[str, Run]) -> None:
+    evil = "</script><img>"
+    page = render({evil: runs["even"]}, evil, {"note": evil}, plotly_js="")
+    assert "<img>" not in page
+    assert len(figures(page)) == 7
+
+
+def test_the_data_do_not_grow_with_the_run() -> None:
+    small, large = (
+        len(render({"run": make(requests=n)}, "", {}, plotly_js="")) for n in (600, 2400)
+    )
+    assert large < 1.2 * small < 400_000
+
+
+def test_a_run_in_which_nothing_ran_says_so(runs: dict[str, Run]) -> None:
+    result = runs["even"].result
+    none = np.zeros((0, result.depth))
+    nothing = {
+        name: getattr(result, name)[:0]
+        for name in ("scheduled_s", "prefill_tokens", "decode_tokens", "sampled_rows", "free_pages")
+    }
+    never = np.full(len(result.request_id), np.nan)
+    empty = replace(
+        result, available_s=none, start_s=none, end_s=none, first_token_s=never,
+        completion_s=never, gap_s=never[:0], gap_count=result.gap_count[:0],
+        status=["rejected"] * len(never), **nothing,
+    )  # fmt: skip
+    page = render({"none": Run(empty, summarize(empty), attribute(empty))}, "", {}, plotly_js="")
+    assert "computed no micro-batch" in page
+    assert "<b>none</b> completed no request" in page
+
+
+# --- the words
+
+
+def test_the_verdict_names_who_is_best_at_what_and_by_how_much(runs: dict[str, Run]) -> None:
+    fast = replace(runs["even"], summary=SUMMARY)
+    slow = replace(
+        runs["greedy"],
+        summary=SUMMARY
+        | {"total_token_throughput": 1600.0, "mean_ttft_ms": 250.0, "p99_itl_ms": 1200.0},
+    )
+    sentences = plain(verdict({"A": fast, "B": slow}))
+    assert sentences[:4] == [
+        "A serves the most tokens: 2,000 per second, 25 % more than B.",
+        "First token soonest: B, mean TTFT 250 ms, against 500 ms with A.",
+        "Shortest stalls between tokens: A, P99 ITL 90 ms, against 1.20 s with B.",
+        "Whole request soonest: A (level with B), mean E2EL 9 s, against 9 s with B.",
+    ]
+    busy, _ = shares(fast)
+    assert sentences[4].startswith(f"Stages compute {100 * busy:.0f} % of the time with A")
+    assert sentences[5] == "Requests refused because they can never fit: 1."
+
+
+def test_equal_throughputs_are_called_equal(runs: dict[str, Run]) -> None:
+    first = replace(runs["even"], summary=SUMMARY)
+    second = replace(runs["greedy"], summary=SUMMARY | {"total_token_throughput": 1990.0})
+    assert "same pace, 2,000 tokens per second" in verdict({"A": first, "B": second})[0]
+    third = replace(first, summary=SUMMARY | {"total_token_throughput": 1000.0})
+    leading = plain(verdict({"A": first, "B": second, "C": third}))[0]
+    assert leading == "A and B serve the most tokens: 2,000 per second, 100 % more than C."
+
+
+def test_the_best_value_of_a_row_is_marked_and_missing_rows_are_left_out(
+    runs: dict[str, Run],
+) -> None:
+    slow = replace(runs["greedy"], summary=SUMMARY | {"mean_ttft_ms": 700.0})
+    html = table({"A": replace(runs["even"], summary=SUMMARY), "B": slow})
+    assert '<td class="best">0.500</td><td>0.700</td>' in html
+    assert "<td>400</td><td>400</td>" in html
+    assert "steady" not in html
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.1234, "0.123"), (1.234, "1.23"), (12.34, "12.3"), (12345.6, "12,346")],
+)
+def test_numbers_are_written_with_three_digits_or_more(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_every_cause_has_words_and_a_colour_of_its_own() -> None:
+    assert set(CAUSES) == set(CAUSE_WORDS) == set(CAUSE_COLOURS)
+    assert len(set(CAUSE_COLOURS.values())) == len(CAUSES)
+
+
+# --- the numbers
+
+
+def test_shares_of_stage_time_add_up(runs: dict[str, Run]) -> None:
+    for run in runs.values():
+        busy, idle = shares(run)
+        assert busy + idle.sum() == pytest.approx(1.0)
+
+
+def test_cumulative_goes_from_the_least_to_the_greatest_known_value() -> None:
+    values, share = cumulative(np.array([3.0, np.nan, 1.0, 2.0]))
+    assert values.tolist() == [1.0, 2.0, 3.0]
+    assert share.tolist() == [0.0, 0.5, 1.0]
+    assert len(cumulative(np.arange(10_000.0))[0]) == 300
+    assert len(cumulative(np.array([np.nan]))[0]) == 0
+
+
+def test_a_bin_without_a_value_holds_the_last_one() -> None:
+    ours = binned(np.array([0.5, 0.6, 3.5]), np.array([1.0, 3.0, 7.0]), stop_s=4.0, bins=4)
+    assert ours.middle_s.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert ours.low.tolist() == [1.0, 3.0, 3.0, 7.0]
+    assert ours.mean.tolist() == [2.0, 3.0, 3.0, 7.0]
+    assert ours.high.tolist() == [3.0, 3.0, 3.0, 7.0]
+
+
+def test_present_counts_who_entered_and_has_not_left() -> None:
+    counts = present(np.array([0.0, 1.0, 2.0]), np.array([2.0, np.nan, 3.0]), np.arange(4.0))
+    assert counts.tolist() == [1, 2, 2, 1]
+
+
+def test_parts_and_middle_cover_what_they_say() -> None:
+    assert chunks_of(7, 3).tolist() == [0, 2, 4, 7]
+    assert chunks_of(2, 250).tolist() == [0, 1, 2]
+    assert middle(100, 10) == slice(45, 55)
+    assert middle(4, 10) == slice(0, 4)
+
+
+def test_block_colours_run_from_decode_to_prefill() -> None:
+    assert (blend(0.0), blend(1.0)) == (DECODE, PREFILL)
+
+
+def test_the_readme_figure_is_a_png_with_equal_bytes(runs: dict[str, Run], tmp_path: Path) -> None:
+    for name in ("first.png", "second.png"):
+        draw_readme_figure(runs, tmp_path / name)
+    image = (tmp_path / "first.png").read_bytes()
+    assert image.startswith(b"\x89PNG")
+    assert image == (tmp_path / "second.png").read_bytes()

@@ -15,7 +15,7 @@ from evenflow.specs.checks import require_not_negative, require_positive
 
 L20_COMPUTE_EFFICIENCY = 0.9438
 L20_BANDWIDTH_EFFICIENCY = 0.7884
-L20_PER_LAYER_OVERHEAD_S = 1.38e-4
+L20_PER_LAYER_OVERHEAD_S = 1.378e-4
 """Fitted by `experiments.calibrate_l20` on two models measured on L20; see docs/costs.md."""
 
 TRANSFERRED = "efficiency transferred from L20 fit"

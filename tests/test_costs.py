@@ -1,0 +1,253 @@
+"""Cost models: closed forms computed by hand, and properties that hold for every micro-batch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenflow.costs import (
+    AffineCost,
+    RooflineCost,
+    StageCost,
+    Work,
+    decode_work,
+    prefill_work,
+    token_budget_for,
+)
+from evenflow.costs.base import Span
+from evenflow.costs.formulas import all_reduce_s
+from evenflow.errors import UsageError
+from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
+from evenflow.specs.model import ModelSpec, model
+from evenflow.types import Chunk, MicroBatch
+
+# 1e15 operations and 1e12 bytes a second, nothing lost: seconds can be counted by hand.
+PLAIN = GpuSpec("plain", 1000, 1000, 80, 1.0, 1.0, 0.0)
+# qkv 64 x 128, o 64 x 64, gate and up 64 x 256, down 128 x 64; 16-bit.
+TINY = ModelSpec("tiny", 4, 64, 4, 2, 16, 128, 1000, 2048, 1e4)
+MATRICES = 64 * 128 + 64 * 64 + 64 * 256 + 128 * 64
+RING = LinkSpec(10, 5)
+
+
+def tiny_cost(stages: int = 1, ranks: int = 1, tile_tokens: int = 128) -> RooflineCost:
+    deployment = Deployment(TINY, PLAIN, split_layers(4, stages), ranks)
+    return RooflineCost(deployment, RING, tile_tokens=tile_tokens)
+
+
+def l20_cost(stages: int = 4, name: str = "Qwen2.5-32B") -> RooflineCost:
+    spec = model(name)
+    return RooflineCost(Deployment(spec, gpu("L20"), split_layers(spec.num_layers, stages)))
+
+
+# ---- affine
+
+
+def test_affine_is_the_same_on_every_stage() -> None:
+    cost = AffineCost(0.005, 2e-5, 4, bytes_per_token=100)
+    work = Work((Span(0, 400),), 400, 100, 9999, 101)
+    assert cost.times(work) == [0.005 + 2e-5 * 500] * 4
+    assert cost(3, work) == cost.times(work)[3]
+    assert cost.transfer_bytes(work) == 50_000
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_affine_refuses_what_is_no_duration(wrong: float) -> None:
+    for arguments in ((wrong, 1.0, 1), (1.0, wrong, 1), (1.0, 1.0, 1, wrong)):
+        with pytest.raises(UsageError, match="costs: affine"):
+            AffineCost(*arguments)
+    with pytest.raises(UsageError, match="depth is 0"):
+        AffineCost(1.0, 1.0, 0)
+
+
+# ---- roofline, by hand
+
+
+def test_one_decode_moves_every_weight_once() -> None:
+    cost = tiny_cost(tile_tokens=1)
+    linear = MATRICES + (64 + 128) + (64 + 64) + (64 + 256) + (128 + 64)
+    elementwise = 8 * 64 + 2 * (4 + 2) * 16 + 3 * 128 + 4 * 2 * 16
+    attention = 101 * 2 * 2 * 16 + 2 * 4 * 16
+    embedding = 2 * 64
+    head = 64 * 1000 + 64 + 1000
+    moved = 2 * (4 * (linear + elementwise + attention) + embedding + head) + 2 * 4 * 1000
+    assert cost(0, decode_work(1, 100)) == pytest.approx(moved / 1e12, rel=1e-12)
+
+
+def test_a_full_tile_of_prefill_is_bound_by_compute() -> None:
+    slow = GpuSpec("slow", 0.001, 1e6, 80, 1.0, 1.0, 0.0)
+    cost = RooflineCost(Deployment(TINY, slow, (4,)))
+    pairs = 128 * 129 / 2
+    operations = 4 * (2 * MATRICES * 128 + 4 * 4 * 16 * pairs) + 2 * 64 * 1000 * 128
+    moved = 2 * 4 * 128 * (8 * 64 + 2 * 6 * 16 + 3 * 128 + 4 * 32) + 2 * 2 * 64 * 128 + 8 * 1000
+    expected = operations / 1e9 + moved / 1e15
+    assert cost(0, prefill_work(128)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_linear_time_climbs_in_steps_of_a_tile() -> None:
+    cost = l20_cost(1)
+    seconds = {tokens: cost(0, prefill_work(tokens)) for tokens in (513, 640, 641)}
+    assert seconds[640] / seconds[513] < 1.02
+    assert seconds[641] / seconds[640] > 1.15
+
+
+def test_chunks_of_one_prompt_attend_to_every_pair_once() -> None:
+    rates = l20_cost()._attention
+    long = rates.prefill_s(0, 16384)
+    pieces = sum(rates.prefill_s(start, start + 1024) for start in range(0, 16384, 1024))
+    assert pieces == pytest.approx(long, rel=1e-9)
+
+
+def test_only_rows_that_sample_pay_for_the_head() -> None:
+    cost = l20_cost()
+    silent = cost.times(prefill_work(512, last=False))
+    sampled = cost.times(prefill_work(512))
+    assert silent[:3] == sampled[:3]
+    head_bytes = 2 * (152064 * 5120 + 152064 + 5120) + 8 * 152064
+    assert sampled[3] - silent[3] == pytest.approx(head_bytes / gpu("L20").bytes_per_s, rel=1e-9)
+
+
+def test_overhead_counts_once_a_layer() -> None:
+    late = GpuSpec("late", 1000, 1000, 80, 1.0, 1.0, 0.5)
+    cost = RooflineCost(Deployment(TINY, late, (1, 3)))
+    without = tiny_cost().deployment
+    plain = RooflineCost(Deployment(without.model, without.gpu, (1, 3)))
+    work = decode_work(3, 30)
+    added = [a - b for a, b in zip(cost.times(work), plain.times(work), strict=True)]
+    assert added == pytest.approx([0.5, 1.5])
+
+
+def test_a_ring_takes_bandwidth_and_a_latency_a_step() -> None:
+    expected = 2 * (3 / 4) * 1e6 / 10e9 + 2 * 3 * 5e-6
+    assert all_reduce_s(1e6, 4, RING) == pytest.approx(expected, rel=1e-12)
+    assert all_reduce_s(1e6, 1, RING) == 0.0
+    assert tiny_cost(ranks=2).all_reduce_s(10) == pytest.approx(
+        2 * (10 * 64 * 2 / 10e9 + 2 * 5e-6), rel=1e-12
+    )
+    assert tiny_cost().all_reduce_s(10) == 0.0
+
+
+def test_parallel_attention_reduces_once_a_layer() -> None:
+    spec = model("Falcon-180B")
+    cost = RooflineCost(Deployment(spec, gpu("A100-80G"), (40, 40), 4), RING)
+    assert cost.all_reduce_s(8) == pytest.approx(all_reduce_s(8 * 14848 * 2, 4, RING))
+
+
+def test_hidden_states_cross_between_stages() -> None:
+    assert l20_cost().transfer_bytes(Work((Span(0, 90),), 90, 10, 0, 10)) == 100 * 5120 * 2
+
+
+def test_roofline_refuses_ranks_without_a_link_and_empty_tiles() -> None:
+    with pytest.raises(UsageError, match="tensor_parallel: 2 ranks all-reduce over a link"):
+        RooflineCost(Deployment(TINY, PLAIN, (4,), 2))
+    with pytest.raises(UsageError, match="tile_tokens is 0"):
+        tiny_cost(tile_tokens=0)
+
+
+# ---- roofline, for every micro-batch
+
+
+@dataclass
+class Batch:
+    """A micro-batch with nothing but the numbers."""
+
+    chunks: list[Span] = field(default_factory=list)
+    decode_tokens: int = 0
+    decode_context: int = 0
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(stop - start for start, stop in self.chunks)
+
+    @property
+    def sampled_rows(self) -> int:
+        return len(self.chunks) + self.decode_tokens
+
+
+spans = st.builds(
+    lambda start, tokens: Span(start, start + tokens), st.integers(0, 9000), st.integers(1, 3000)
+)
+batches = st.builds(
+    lambda chunks, rows, each: Batch(chunks, rows, rows * each),
+    st.lists(spans, max_size=3),
+    st.integers(0, 300),
+    st.integers(1, 5000),
+).filter(lambda batch: batch.prefill_tokens + batch.decode_tokens > 0)
+costs = st.sampled_from(
+    [l20_cost(1), l20_cost(4), l20_cost(3, "Llama2-13B"), tiny_cost(2, 2), AffineCost(0.1, 0.01, 3)]
+)
+
+
+def no_cheaper(cost: StageCost, small: Batch, large: Batch) -> None:
+    for less, more in zip(cost.times(small), cost.times(large), strict=True):
+        assert 0 < less <= more * (1 + 1e-12)
+
+
+@given(costs, batches)
+def test_a_stage_costs_what_times_says(cost: StageCost, batch: Batch) -> None:
+    assert [cost(stage, batch) for stage in range(cost.depth)] == cost.times(batch)
+
+
+@given(costs, batches, st.integers(1, 500))
+def test_more_decodes_are_never_cheaper(cost: StageCost, batch: Batch, more: int) -> None:
+    rows = batch.decode_tokens + more
+    no_cheaper(cost, batch, Batch(batch.chunks, rows, batch.decode_context + more))
+
+
+@given(costs, batches, spans)
+def test_one_more_chunk_is_never_cheaper(cost: StageCost, batch: Batch, chunk: Span) -> None:
+    larger = Batch([*batch.chunks, chunk], batch.decode_tokens, batch.decode_context)
+    no_cheaper(cost, batch, larger)
+
+
+@given(costs, spans, st.integers(1, 2000))
+def test_a_longer_chunk_or_context_is_never_cheaper(
+    cost: StageCost, chunk: Span, more: int
+) -> None:
+    no_cheaper(cost, Batch([chunk]), Batch([Span(chunk.start, chunk.stop + more)]))
+    no_cheaper(cost, Batch([chunk]), Batch([Span(chunk.start + more, chunk.stop + more)]))
+
+
+@given(costs, st.integers(1, 300), st.integers(0, 10**6), st.integers(1, 10**6))
+def test_more_context_is_never_cheaper(cost: StageCost, rows: int, context: int, more: int) -> None:
+    no_cheaper(cost, Batch([], rows, context), Batch([], rows, context + more))
+
+
+@given(batches, st.integers(2, 8))
+def test_the_stages_add_up_to_the_whole_model(batch: Batch, stages: int) -> None:
+    whole = l20_cost(1)(0, batch)
+    assert sum(l20_cost(stages).times(batch)) == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_micro_batch_of_the_simulator_is_accepted() -> None:
+    chunk = Chunk(None, 128, 640, True, 0)  # type: ignore[arg-type]
+    batch = MicroBatch(0, 0.0, [chunk], None, 512, 7, 700, 8, 10)
+    assert l20_cost().times(batch) == l20_cost().times(Work((Span(128, 640),), 512, 7, 700, 8))
+
+
+# ---- token budget
+
+
+def test_the_budget_is_the_last_tile_that_meets_the_limit() -> None:
+    cost = AffineCost(0.01, 1e-4, 4)
+    assert token_budget_for(cost, 4 * (0.01 + 1e-4 * 512) + 1e-12) == 512
+    assert token_budget_for(cost, 4 * (0.01 + 1e-4 * 512) - 1e-12) == 384
+    assert token_budget_for(cost, 1e9, max_budget_tokens=2000) == 1920
+
+
+def test_a_tighter_limit_never_gives_a_larger_budget() -> None:
+    budgets = [token_budget_for(l20_cost(), slo_s) for slo_s in (0.2, 0.3, 0.5, 1.0, 2.0, 5.0)]
+    assert budgets == sorted(budgets)
+    assert all(budget % 128 == 0 for budget in budgets)
+
+
+def test_a_limit_that_no_tile_meets_is_refused() -> None:
+    message = "token_budget: auto: an iteration of 128 tokens already takes 1.280 s, the limit is"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        token_budget_for(AffineCost(0.0, 0.01, 1), 1.0)
+    with pytest.raises(UsageError, match="slo_s is nan"):
+        token_budget_for(AffineCost(0.0, 0.01, 1), float("nan"))

@@ -1,0 +1,347 @@
+"""Models, GPUs, links and deployments: numbers against published ones, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenflow.errors import UsageError
+from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.gpu import GIB, GPUS, LINKS, gpu, link
+from evenflow.specs.model import ModelSpec, model, models
+
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 152064,
+}
+OLD_FALCON = {
+    "model_type": "RefinedWeb",
+    "hidden_size": 14848,
+    "n_head": 232,
+    "n_head_kv": 8,
+    "n_layer": 80,
+    "new_decoder_architecture": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65024,
+}
+
+
+def written(folder: Path, values: object, name: str = "config.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(UsageError, match=re.escape(message))
+
+
+# ---- models
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen2.5-0.5B", 0.494),
+        ("Qwen2.5-7B", 7.616),
+        ("Qwen2.5-14B", 14.770),
+        ("Qwen2.5-32B", 32.764),
+        ("Llama-3.1-8B", 8.030),
+        ("Llama-3.1-70B", 70.554),
+        ("Llama-3.1-100B", 99.8),
+        ("Llama2-13B", 13.016),
+        ("Llama-30B", 32.529),
+        ("Llama2-70B", 68.977),
+        ("Mistral-7B", 7.242),
+        ("Yi-34B", 34.389),
+        ("Falcon-180B", 178.55),
+    ],
+)
+def test_parameter_counts_are_those_published(name: str, billions: float) -> None:
+    assert model(name).num_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_the_table_holds_exactly_the_models_tested_above() -> None:
+    assert len(models()) == 13
+
+
+def test_kv_of_llama_30b_is_what_td_pipe_states() -> None:
+    spec = model("Llama-30B")
+    assert spec.kv_bytes_per_token() / 2**20 == pytest.approx(1.52, abs=0.005)
+    assert 400 * 300 * spec.kv_bytes_per_token() / GIB == pytest.approx(178, rel=0.01)
+
+
+def test_tensor_parallel_ranks_share_the_matrices() -> None:
+    spec = model("Llama2-70B")
+    assert sum(i * o for i, o in spec.linear_shapes(4)) * 4 == sum(
+        i * o for i, o in spec.linear_shapes()
+    )
+
+
+def test_kv_heads_are_replicated_when_ranks_outnumber_them() -> None:
+    spec = model("Llama-3.1-8B")
+    assert [spec.local_kv_heads(ranks) for ranks in (1, 2, 8, 16)] == [8, 4, 1, 1]
+    assert spec.kv_bytes_per_token(32, 16) == spec.kv_bytes_per_token(32, 8)
+
+
+def test_unknown_model_suggests_the_nearest() -> None:
+    with refused('unknown model "Qwen2.5-32", and no such file; did you mean "Qwen2.5-32B"?'):
+        model("Qwen2.5-32")
+
+
+# ---- config.json
+
+
+def test_a_config_file_gives_the_model_of_the_table(tmp_path: Path) -> None:
+    parsed = ModelSpec.from_config_json(written(tmp_path, QWEN))
+    assert replace(parsed, name="Qwen2.5-32B") == model("Qwen2.5-32B")
+    assert model(tmp_path) == parsed
+    assert parsed.name == tmp_path.name
+
+
+def test_the_spelling_of_transformers_5_is_the_same_model(tmp_path: Path) -> None:
+    newer = {key: value for key, value in QWEN.items() if key not in {"rope_theta", "torch_dtype"}}
+    newer |= {"dtype": "bfloat16", "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}
+    old = ModelSpec.from_config_json(written(tmp_path, QWEN))
+    assert ModelSpec.from_config_json(written(tmp_path, newer)) == old
+
+
+def test_both_spellings_of_falcon_are_the_model_of_the_table(tmp_path: Path) -> None:
+    newer = OLD_FALCON | {"model_type": "falcon", "num_attention_heads": 232, "num_kv_heads": 8}
+    newer = newer | {"num_hidden_layers": 80, "n_head": None, "n_head_kv": None, "n_layer": None}
+    for values in (OLD_FALCON, newer):
+        parsed = ModelSpec.from_config_json(written(tmp_path, values))
+        assert replace(parsed, name="Falcon-180B") == model("Falcon-180B")
+
+
+def test_multi_query_falcon_has_one_kv_head(tmp_path: Path) -> None:
+    values = OLD_FALCON | {"new_decoder_architecture": False, "n_head_kv": None}
+    assert ModelSpec.from_config_json(written(tmp_path, values)).num_kv_heads == 1
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    values = {key: QWEN[key] for key in ("hidden_size", "intermediate_size", "vocab_size")}
+    values |= {"model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 2}
+    parsed = ModelSpec.from_config_json(written(tmp_path, values))
+    assert (parsed.num_kv_heads, parsed.head_dim, parsed.dtype_bytes) == (32, 160, 4)
+    assert (parsed.rope_theta, parsed.tie_word_embeddings, parsed.attention_bias) == (
+        10000.0,
+        False,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mixtral"}, "\"model_type\" is 'mixtral', not supported; did you mean"),
+        ({"model_type": None}, '"model_type" is None, not supported; '),
+        ({"hidden_size": None}, 'the key "hidden_size" is missing'),
+        ({"hidden_size": 5121}, '"hidden_size" 5121 is no multiple of 40 heads; add "head_dim"'),
+        ({"num_hidden_layers": -1}, '"num_hidden_layers" is -1; it must be a whole number'),
+        ({"num_hidden_layers": "64"}, "\"num_hidden_layers\" is '64'; it must be a whole number"),
+        ({"vocab_size": 1.5}, '"vocab_size" is 1.5; it must be a whole number'),
+        ({"torch_dtype": "int4"}, "\"torch_dtype\" is 'int4', not supported; "),
+        ({"rope_theta": -1}, '"rope_theta" is -1; it must be a number above 0'),
+        ({"tie_word_embeddings": "no"}, "\"tie_word_embeddings\" is 'no'; it must be true or"),
+        ({"num_key_value_heads": 7}, "7 KV heads do not divide 40 heads"),
+    ],
+)
+def test_a_wrong_config_names_the_key(tmp_path: Path, change: Any, message: str) -> None:
+    with refused(message):
+        ModelSpec.from_config_json(written(tmp_path, QWEN | change))
+
+
+def test_a_file_that_is_no_config_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+    with refused("broken.json: not a JSON file"):
+        model(tmp_path / "broken.json")
+    with refused("list.json: holds no JSON object"):
+        model(written(tmp_path, [], "list.json"))
+    with refused("missing.json: cannot be read (No such file or directory)"):
+        model(tmp_path / "missing.json")
+
+
+# ---- GPUs and links
+
+
+def test_gpu_names_are_the_contract() -> None:
+    names = "L20 A100-40G A100-80G A100-80G-PCIe A800-80G A40 L40S H100 H200"
+    assert {spec.name for spec in GPUS} == set(names.split())
+
+
+def test_only_measured_gpus_claim_a_source_of_their_own() -> None:
+    own = {spec.name for spec in GPUS if spec.source != "efficiency transferred from L20 fit"}
+    assert own == {"L20", "H200"}
+    assert gpu("H200").flops_per_s == pytest.approx(790e12)
+    assert gpu("H200").bytes_per_s == pytest.approx(4300e9)
+
+
+def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
+    assert gpu({"name": "L20", "memory_gb": 45}) == replace(gpu("L20"), memory_gb=45)
+    made = gpu({"fp16_tflops": 100, "memory_bandwidth_gb_s": 500, "memory_gb": 16})
+    assert (made.name, made.compute_efficiency) == ("gpu", gpu("L20").compute_efficiency)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("A100-40GB", 'unknown gpu "A100-40GB"; did you mean "A100-40G"? known: A100-40G'),
+        ({"name": "L20", "memory": 3}, 'gpu: unknown key "memory"; did you mean "memory_gb"?'),
+        ({"fp16_tflops": 100}, "gpu: a key is missing; needed are fp16_tflops, memory_bandwidth"),
+        ({"name": "L20", "memory_gb": -1}, "gpu L20: memory_gb is -1; it must be a finite number"),
+        ({"name": "L20", "fp16_tflops": float("nan")}, "gpu L20: fp16_tflops is nan; it must be"),
+        ({"name": "L20", "memory_gb": "48"}, "gpu L20: memory_gb is '48'; it must be"),
+        ({"name": "L20", "per_layer_overhead_s": -1.0}, "gpu L20: per_layer_overhead_s is -1.0"),
+    ],
+)
+def test_a_wrong_gpu_is_refused(wanted: Any, message: str) -> None:
+    with refused(message):
+        gpu(wanted)
+
+
+def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
+    assert link({"bandwidth_gb_s": 100, "latency_us": 0}).transfer_s(224e6) == pytest.approx(
+        2.24e-3, rel=1e-12
+    )
+    assert link("pcie-l20").transfer_s(20.79e9) == pytest.approx(1 + 10e-6, rel=1e-12)
+    assert len({spec.name for spec in LINKS}) == len(LINKS)
+
+
+def test_a_wrong_link_is_refused() -> None:
+    with refused('unknown link "pcie"; did you mean "pcie-l20"?'):
+        link("pcie")
+    with refused("link: a key is missing; needed are bandwidth_gb_s, latency_us"):
+        link({"latency_us": 3})
+    with refused("link: latency_us is -3; it must be a finite number, 0 or above"):
+        link({"bandwidth_gb_s": 1, "latency_us": -3})
+
+
+# ---- deployments
+
+
+def deployed(name: str, gpu_name: str, stages: int = 1, ranks: int = 1, **more: Any) -> Deployment:
+    spec = model(name)
+    return Deployment(spec, gpu(gpu_name), split_layers(spec.num_layers, stages), ranks, **more)
+
+
+def test_left_over_layers_go_to_the_stages_before_the_last() -> None:
+    assert split_layers(64, 4) == (16, 16, 16, 16)
+    assert split_layers(64, 5) == (13, 13, 13, 13, 12)
+    assert split_layers(64, 6) == (10, 11, 11, 11, 11, 10)
+    assert split_layers(64, 7) == (9, 9, 9, 9, 9, 10, 9)
+    assert split_layers(64, [20, 22, 22]) == (20, 22, 22)
+
+
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_an_even_split_is_even_and_complete(layers: int, stages: int) -> None:
+    if stages > layers:
+        with refused("use fewer stages"):
+            split_layers(layers, stages)
+        return
+    split = split_layers(layers, stages)
+    assert sum(split) == layers
+    assert max(split) - min(split) <= 1
+    assert split[-1] == min(split)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (0, "stages is 0; it must be a whole number, 1 or above"),
+        (True, "stages is True; it must be a whole number"),
+        ([], "stages: [] must list whole numbers"),
+        ([32, 0, 32], "stages: [32, 0, 32] must list whole numbers of layers, 1 or above"),
+        ([32, 31], "stages: [32, 31] add up to 63 layers; the model has 64"),
+    ],
+)
+def test_a_wrong_split_is_refused(stages: Any, message: str) -> None:
+    with refused(message):
+        split_layers(64, stages)
+
+
+@pytest.mark.parametrize("name", list(models()))
+@pytest.mark.parametrize("stages", [2, 4])
+def test_the_stages_hold_the_whole_model(name: str, stages: int) -> None:
+    deployment = deployed(name, "H200", stages)
+    spec = deployment.model
+    copies = spec.embedding_parameters if spec.tie_word_embeddings else 0
+    held = sum(deployment.weight_bytes(stage) for stage in range(stages))
+    assert held == (spec.num_parameters + copies) * spec.dtype_bytes
+
+
+def test_one_stage_shares_a_tied_embedding() -> None:
+    deployment = deployed("Qwen2.5-0.5B", "L20")
+    assert deployment.weight_bytes(0) == deployment.model.num_parameters * 2
+
+
+def test_kv_pages_follow_from_the_bytes_of_the_fullest_stage() -> None:
+    deployment = deployed("Qwen2.5-32B", "L20", 4)
+    layer = 5120 * (5120 + 2 * 1024) + 5120 + 2 * 1024 + 5120 * 5120 + 3 * 5120 * 27648 + 2 * 5120
+    weights = 2 * (16 * layer + 152064 * 5120 + 5120)
+    assert deployment.weight_bytes(3) == weights
+    activations = 2048 * (2 * 5120 + 3 * 27648) * 2 + 256 * 152064 * 6
+    assert deployment.activation_bytes(3) == activations
+    assert deployment.kv_bytes_per_token(3) == 2 * 16 * 8 * 128 * 2
+    free = 0.9 * 48 * GIB - weights - activations
+    assert deployment.kv_pages() == int(free // (16 * 65536)) == 27284
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_name", "fits"),
+    [
+        ("Qwen2.5-32B", "L20", [False, True, True]),
+        ("Llama2-70B", "A100-80G-PCIe", [False, True, True]),
+        ("Llama2-13B", "L20", [True, True, True]),
+    ],
+)
+def test_what_td_pipe_found_out_of_memory_does_not_fit(
+    name: str, gpu_name: str, fits: list[bool]
+) -> None:
+    for stages, expected in zip((1, 2, 4), fits, strict=True):
+        if expected:
+            assert deployed(name, gpu_name, stages).kv_pages() > 0
+        else:
+            with refused("does not fit: each GPU of stage 0 needs"):
+                deployed(name, gpu_name, stages).kv_pages()
+
+
+def test_the_refusal_has_the_numbers() -> None:
+    with refused(
+        "Qwen2.5-32B does not fit: each GPU of stage 0 needs 61.0 GiB for weights and 0.6 for "
+        "activations and has 43.2 (0.9 of an L20's 48); use more stages or tensor_parallel"
+    ):
+        deployed("Qwen2.5-32B", "L20").kv_pages()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": 3}, "tensor_parallel: 3 ranks cannot share the 40 heads and 8 KV heads"),
+        ({"ranks": 0}, "tensor_parallel is 0"),
+        ({"memory_utilization": 1.2}, "memory_utilization is 1.2; at most 1 is right"),
+        ({"memory_utilization": float("nan")}, "memory_utilization is nan"),
+        ({"page_tokens": 0}, "page_tokens is 0"),
+        ({"activation_tokens": -5}, "activation_tokens is -5"),
+    ],
+)
+def test_a_wrong_deployment_is_refused(changes: Any, message: str) -> None:
+    with refused(message):
+        deployed("Qwen2.5-32B", "L20", 2, **changes)

@@ -116,15 +116,20 @@ class Driver:
 
     def _done(self, count: int) -> None:
         if self._world.concurrency is not None:
-            for _ in range(min(count, len(self._backlog))):
-                self._admit(replace(self._backlog.popleft(), arrival_s=self._clock.now))
+            self._let_in(count)
         if self._on_done is not None:
             self._on_done(self._recorder.num_done)
+
+    def _let_in(self, count: int) -> None:
+        """In a closed loop, let that many requests take the places of those that are done."""
+        while count > 0 and self._backlog:
+            request = replace(self._backlog.popleft(), arrival_s=self._clock.now)
+            count -= self._admit(request)
 
     def _arrivals(self) -> Generator[Event, None, None]:
         backlog = self._backlog
         if self._world.concurrency is not None:
-            self._done(self._world.concurrency)
+            self._let_in(self._world.concurrency)
             self._changed()
             return
         while backlog:
@@ -134,13 +139,13 @@ class Driver:
                 self._admit(backlog.popleft())
             self._changed()
 
-    def _admit(self, request: Request) -> None:
-        """Give an arrival to the engine with the fewest live requests."""
+    def _admit(self, request: Request) -> bool:
+        """Give an arrival to the engine with the fewest live requests; say whether it is served."""
         engine = min(self.engines, key=lambda engine: len(engine.live))
         reason = engine.add(request)
         if reason is not None:
             self._recorder.reject(request, reason)
-            self._done(1)
+        return reason is None
 
     def _engine(self) -> Batcher:
         world = self._world

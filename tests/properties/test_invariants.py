@@ -1,0 +1,115 @@
+"""What must hold in every run, whatever the trace, the deployment and the policy."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+from hypothesis import given, settings
+
+from evenflow.batcher import Batcher
+from evenflow.kv import PagePool
+from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
+from evenflow.result import RunResult
+from sim.driver import Driver
+from sim.tandem import Tandem
+from sim.world import World
+from tests.worlds import worlds
+
+
+def run(world: World) -> tuple[RunResult, list[RecordingBatcher]]:
+    driver = Driver(world, Tandem, batcher=RecordingBatcher)
+    result = driver.run()
+    return result, list(driver.engines)
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds())
+def test_requests_tokens_and_pages_are_conserved(world: World) -> None:
+    result, engines = run(world)
+    assert result.request_id.tolist() == [request.request_id for request in world.requests]
+    done = np.array([status == "completed" for status in result.status])
+    assert [bool(reason) for reason in result.reason] == (~done).tolist()
+    assert result.sampled_rows.sum() == result.output_tokens[done].sum()
+    assert result.gap_count.sum() == (result.output_tokens[done] - 1).sum()
+    assert result.prefill_tokens.sum() >= result.prompt_tokens[done].sum()
+    for engine in engines:
+        engine.pool.check_integrity([])
+        assert not engine.live
+        assert (engine.running, engine.running_decodes, engine.ready_decodes) == (0, 0, 0)
+        assert (engine.waiting_tokens, len(engine.in_flight)) == (0, 0)
+        assert engine.expected_output_tokens() == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds())
+def test_nothing_happens_before_its_cause(world: World) -> None:
+    result, engines = run(world)
+    done = np.isfinite(result.completion_s)
+    assert (result.first_token_s[done] > result.arrival_s[done]).all()
+    assert (result.completion_s[done] >= result.first_token_s[done]).all()
+    assert (result.gap_s > 0).all()
+    assert (result.available_s[:, 0] >= result.scheduled_s).all()
+    assert (result.start_s >= result.available_s).all()
+    assert (result.end_s > result.start_s).all()
+    assert (result.available_s[:, 1:] >= result.end_s[:, :-1]).all()
+    assert (result.start_s[1:] >= result.end_s[:-1]).all(), "a stage served two at once"
+    for engine in engines:
+        check_journal(engine)
+
+
+def check_journal(engine: RecordingBatcher) -> None:
+    """No decode is in flight twice; chunks are contiguous; a prompt ends before it decodes."""
+    in_flight: dict[int, tuple[int, ...]] = {}
+    computed: dict[int, int] = defaultdict(int)
+    flying: Counter[int] = Counter()
+    prompt_tokens = {}
+    batches = 0
+    for entry in engine.journal:
+        if isinstance(entry, Added):
+            prompt_tokens[entry.request.request_id] = entry.request.prompt_tokens
+        elif isinstance(entry, Asked) and entry.decision is not None:
+            for request_id, start, stop in entry.decision.chunks:
+                assert start in (0, computed[request_id]), "chunks leave a gap"
+                computed[request_id] = stop
+            for request_id in entry.decision.decodes:
+                assert computed[request_id] >= prompt_tokens[request_id]
+                assert not flying[request_id], "a decode is in flight twice"
+            in_flight[batches] = entry.decision.decodes
+            flying.update(entry.decision.decodes)
+            batches += 1
+            assert len(in_flight) <= engine.max_in_flight
+        elif isinstance(entry, Completed):
+            flying.subtract(in_flight.pop(entry.batch_id))
+    assert not in_flight
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds())
+def test_replaying_a_run_gives_the_same_decisions(world: World) -> None:
+    _, engines = run(world)
+    for engine in engines:
+        fresh = Batcher(
+            world.make_scheduler(),
+            PagePool(engine.pool.total_pages, engine.pool.page_tokens),
+            depth=engine.depth,
+            max_in_flight=engine.max_in_flight,
+            max_model_len=engine.max_model_len,
+            pipelined_chunks=engine.pipelined_chunks,
+        )
+        assert replay(engine.journal, fresh) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds())
+def test_the_same_world_gives_the_same_bytes(world: World) -> None:
+    one, _ = run(world)
+    other, _ = run(world)
+    for name in RunResult.__slots__:
+        left, right = getattr(one, name), getattr(other, name)
+        if isinstance(left, np.ndarray):
+            assert left.tobytes() == right.tobytes(), name
+        else:
+            assert left == right, name
+
+

@@ -1,0 +1,76 @@
+"""Random small worlds for property tests: traces, deployments, policies, pools that force preemption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from evenflow.costs import AffineCost
+from evenflow.schedulers import create
+from evenflow.types import Request
+from sim import RUNTIMES, Link, World
+
+MAX_MODEL_LEN = 256
+
+POLICIES: list[tuple[str, dict[str, object]]] = [
+    ("static", {"max_num_seqs": 4}),
+    ("orca", {"max_num_seqs": 5}),
+    ("vllm", {"max_num_seqs": 6}),
+    ("vllm", {"max_num_batched_tokens": 150, "max_batch_rows": 3}),
+    ("sarathi", {"token_budget": 48}),
+    ("sarathi", {"token_budget": 64, "max_batch_rows": 3, "max_num_seqs": 7}),
+    ("sarathi", {"token_budget": 32, "mode": "chunked_only"}),
+    ("sarathi", {"token_budget": 64, "mode": "hybrid_only"}),
+    ("token_throttling", {"max_prefill": 64, "min_prefill": 8}),
+    ("token_throttling", {"max_prefill": 64, "kv_thresh": 0.0, "victim": "most_pages"}),
+    ("token_throttling", {"max_prefill": 64, "use_wt": False, "max_batch_rows": 3}),
+    ("token_throttling", {"max_prefill": 64, "use_ut": False, "reserve": "adaptive"}),
+    ("token_throttling", {"max_prefill": 64, "coupled": True}),
+]
+
+
+@st.composite
+def requests(draw: st.DrawFn, *, max_requests: int = 12) -> list[Request]:
+    """Requests in order of arrival; some arrive together, some never fit."""
+    lengths = st.tuples(st.integers(1, 150), st.integers(1, 60))
+    drawn = draw(st.lists(lengths, min_size=1, max_size=max_requests))
+    gaps = draw(
+        st.lists(
+            st.sampled_from([0.0, 0.0, 0.003, 0.02, 0.5]),
+            min_size=len(drawn),
+            max_size=len(drawn),
+        )
+    )
+    arrival_s = 0.0
+    found = []
+    for index, ((prompt, output), gap_s) in enumerate(zip(drawn, gaps, strict=True)):
+        arrival_s += gap_s
+        found.append(Request(index, arrival_s, prompt, output))
+    return found
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Worlds of every policy, with pools from scarcely enough to plenty."""
+    name, params = draw(st.sampled_from(POLICIES))
+    depth = draw(st.integers(1, 4))
+    links = [None, Link(per_token_s=1e-5, latency_s=1e-4)]
+    world = World(
+        requests=draw(requests()),
+        make_scheduler=lambda: create(name, params, max_model_len=MAX_MODEL_LEN),
+        costs=AffineCost(0.005, 0.0001, depth),
+        depth=depth,
+        total_pages=draw(st.sampled_from([16, 17, 20, 32, 400])),
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=draw(st.sampled_from([depth, depth, 1, None])),
+        dispatch=draw(st.sampled_from(["stage0", "eager"])),
+        pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
+        overheads=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))],
+        link=draw(st.sampled_from(links)),
+    )
+    if draw(st.integers(0, 5)) == 0:
+        world = replace(world, concurrency=draw(st.integers(1, 5)))
+    if draw(st.integers(0, 5)) == 0:
+        world = replace(world, virtual_engines=depth)
+    return world

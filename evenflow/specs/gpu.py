@@ -20,6 +20,9 @@ L20_PER_LAYER_OVERHEAD_S = 1.378e-4
 
 TRANSFERRED = "efficiency transferred from L20 fit"
 
+REACHED = frozenset({"compute_efficiency", "bandwidth_efficiency", "per_layer_overhead_s"})
+"""The fields of a GpuSpec whose origin its `source` states."""
+
 GIB = 1024**3
 
 
@@ -129,9 +132,13 @@ def gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:
     """Return the GPU of that name, or the one that a mapping describes.
 
     A mapping whose `name` is in the table changes that GPU, e.g. `{name: L20, memory_gb: 45}`; any
-    other one gives at least the peaks and the memory. UsageError lists what is known.
+    other one gives at least the peaks and the memory. Efficiencies in a mapping without a `source`
+    have the source "given". UsageError lists what is known.
     """
-    return _look_up("gpu", GpuSpec, GPUS, name_or_mapping)
+    wanted = name_or_mapping
+    if not isinstance(wanted, str) and REACHED & wanted.keys():
+        wanted = {"source": "given"} | dict(wanted)
+    return _look_up("gpu", GpuSpec, GPUS, wanted)
 
 
 def link(name_or_mapping: str | Mapping[str, Any]) -> LinkSpec:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,14 @@ from numpy.typing import NDArray
 from evenflow.errors import UsageError
 from evenflow.result import RunResult
 
+if TYPE_CHECKING:
+    from evenflow.bubbles import Bubbles
+
 Save = Literal["summary", "requests", "all"]
 
 
 RUN_FILES = (
+    "comparison.csv",
     "summary.json",
     "requests.csv",
     "batches.csv",
@@ -52,12 +56,7 @@ def staged(folder: Path) -> Iterator[Path]:
         raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
     try:
         yield scratch
-        for name in RUN_FILES:
-            (folder / name).unlink(missing_ok=True)
-        for path in sorted(path for path in scratch.rglob("*") if path.is_file()):
-            target = folder / path.relative_to(scratch)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, target)
+        _move(scratch, folder)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
     finally:
@@ -65,6 +64,17 @@ def staged(folder: Path) -> Iterator[Path]:
         for path in missing:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
+
+
+def _move(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for name in RUN_FILES:
+        (target / name).unlink(missing_ok=True)
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            _move(path, target / path.name)
+        else:
+            os.replace(path, target / path.name)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -114,6 +124,15 @@ def write_stages(path: Path, result: RunResult) -> None:
         "end_s": result.end_s.T.ravel(),
     }
     write_table(path, columns)
+
+
+def write_bubbles(path: Path, bubbles: Bubbles) -> None:
+    """Write a row an idle interval of a stage, with its cause. Times in seconds."""
+    from evenflow.bubbles import CAUSES
+
+    columns = {name: getattr(bubbles, name) for name in ("stage", "start_s", "end_s")}
+    causes = [CAUSES[cause] for cause in bubbles.cause.tolist()]
+    write_table(path, {**columns, "cause": causes})
 
 
 def _cells(column: NDArray[Any] | list[str]) -> list[Any]:

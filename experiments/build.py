@@ -1,0 +1,229 @@
+"""Turn a checked configuration into what a simulation needs: requests, costs, pages, a policy.
+
+Here names become things: the model, the GPU, the link, the trace and the scheduler.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evenflow.config import LinkConfig, RunConfig
+from evenflow.config_workload import ClosedArrivals
+from evenflow.costs import AffineCost, RooflineCost, StageCost, prefill_work, token_budget_for
+from evenflow.errors import PolicyError, UsageError
+from evenflow.schedulers import create
+from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.gpu import LinkSpec, gpu, link
+from evenflow.specs.model import ModelSpec, model
+from evenflow.types import Request, Scheduler
+from sim.world import RUNTIMES, Link, RuntimeOverheads, World
+from traces import load_trace, make_requests
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of a run, and which trace they are from (for the provenance)."""
+
+    requests: list[Request]
+    trace: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A world ready to simulate, and what its costs and its pages follow from."""
+
+    world: World
+    cost_source: dict[str, Any]
+    deployment: dict[str, Any]
+
+
+def load_workload(config: RunConfig, beside: Path) -> Workload:
+    """Load the trace and give its requests their arrival times.
+
+    A relative path is looked for in the current folder, then in `beside`, the configuration's.
+    """
+    given = config.workload
+    trace = load_trace(
+        _find(given.trace, beside),
+        format=given.format,
+        limit=given.requests,
+        tokenizer=None if given.tokenizer is None else _find(given.tokenizer, beside),
+        filter=given.filter,
+        seed=given.seed,
+    )
+    requests = make_requests(trace, given.arrivals.model_dump(), given.requests, given.seed)
+    facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
+    return Workload(requests, {name: getattr(trace, name) for name in facts})
+
+
+def build(config: RunConfig, requests: list[Request], beside: Path) -> Built:
+    """Return the world that a configuration describes; UsageError for what cannot be.
+
+    The policy is made once here, so that a mistake in its parameters is found before the run.
+    """
+    spec = None if config.model is None else model(_find(config.model, beside))
+    deployment = _deployment(config, spec)
+    costs = _costs(config, spec, deployment)
+    pages = config.kv.pages
+    if isinstance(pages, str):
+        assert deployment is not None  # the schema asks for model and GPU
+        pages = deployment.kv_pages()
+    most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
+    make_scheduler = _scheduler_maker(config, costs, config.max_model_len or most)
+    make_scheduler()
+    world = World(
+        requests=requests,
+        make_scheduler=make_scheduler,
+        costs=costs,
+        depth=config.num_stages,
+        total_pages=pages,
+        max_model_len=config.max_model_len or most,
+        page_tokens=config.kv.page_tokens,
+        max_in_flight=_cap(config),
+        virtual_engines=_engines(config),
+        dispatch=config.dispatch,
+        pipelined_chunks=config.pipelined_chunks,
+        overheads=_overheads(config),
+        link=_link(config, costs),
+        concurrency=_concurrency(config),
+    )
+    return Built(world, _cost_source(config), _deployment_facts(world, deployment))
+
+
+def make_importable(*folders: Path) -> None:
+    """Let `module:Class` name a policy in one of these folders; the first one wins."""
+    for folder in reversed(folders):
+        path = str(folder.resolve())
+        if path not in sys.path:
+            sys.path.insert(0, path)
+
+
+def _find(name: str, beside: Path) -> str:
+    below = beside / name
+    return str(below) if not Path(name).exists() and below.exists() else name
+
+
+def _deployment(config: RunConfig, spec: ModelSpec | None) -> Deployment | None:
+    if spec is None:
+        return None
+    layers = split_layers(spec.num_layers, config.stages)
+    if config.gpu is None:
+        return None
+    return Deployment(
+        spec,
+        gpu(config.gpu),
+        layers,
+        config.tensor_parallel,
+        memory_utilization=config.kv.memory_utilization,
+        page_tokens=config.kv.page_tokens,
+    )
+
+
+def _costs(config: RunConfig, spec: ModelSpec | None, deployment: Deployment | None) -> StageCost:
+    given = config.costs
+    if given.kind == "affine":
+        crossing = 0 if spec is None else spec.hidden_size * spec.dtype_bytes
+        return AffineCost(given.base_s, given.per_token_s, config.num_stages, crossing)
+    assert given.kind == "roofline"  # the schema refuses other kinds
+    assert deployment is not None  # the schema asks for model and GPU
+    all_reduce = given.all_reduce or config.link
+    return RooflineCost(
+        deployment,
+        None if all_reduce is None else _link_spec(all_reduce),
+        tile_tokens=given.tile_tokens,
+    )
+
+
+def _scheduler_maker(
+    config: RunConfig, costs: StageCost, max_model_len: int
+) -> Callable[[], Scheduler]:
+    name, params = config.scheduler.name, config.scheduler.params
+
+    def make() -> Scheduler:
+        try:
+            return create(
+                name,
+                params,
+                max_model_len=max_model_len,
+                token_budget_for=lambda slo_s: token_budget_for(costs, slo_s),
+            )
+        except UsageError:
+            raise
+        except Exception as error:  # a user's own class may raise anything
+            raise PolicyError(
+                f"scheduler {name}: its constructor raised {type(error).__name__}: {error}"
+            ) from error
+
+    return make
+
+
+def _cap(config: RunConfig) -> int | None:
+    if config.max_in_flight == "unlimited":
+        return None
+    return config.num_stages if config.max_in_flight is None else config.max_in_flight
+
+
+def _engines(config: RunConfig) -> int:
+    if isinstance(config.virtual_engines, bool):
+        return config.num_stages if config.virtual_engines else 1
+    return config.virtual_engines
+
+
+def _overheads(config: RunConfig) -> RuntimeOverheads:
+    if isinstance(config.runtime, str):
+        return RUNTIMES[config.runtime]
+    return RuntimeOverheads(**config.runtime.model_dump())
+
+
+def _link_spec(given: str | LinkConfig) -> LinkSpec:
+    if isinstance(given, str):
+        return link(given)
+    keys = {"latency_us": 0.0} if given.name is None else {}
+    return link(keys | given.model_dump(exclude={"shared"}, exclude_none=True))
+
+
+def _link(config: RunConfig, costs: StageCost) -> Link | None:
+    if config.link is None:
+        return None
+    spec = _link_spec(config.link)
+    per_token_s = costs.transfer_bytes(prefill_work(1)) / (spec.bandwidth_gb_s * 1e9)
+    shared = isinstance(config.link, LinkConfig) and config.link.shared
+    return Link(per_token_s, spec.latency_s, shared)
+
+
+def _concurrency(config: RunConfig) -> int | None:
+    arrivals = config.workload.arrivals
+    return arrivals.concurrency if isinstance(arrivals, ClosedArrivals) else None
+
+
+def _cost_source(config: RunConfig) -> dict[str, Any]:
+    """Say where the seconds come from; nothing was measured here, so no driver and no torch."""
+    source: dict[str, Any] = {"kind": config.costs.kind}
+    if config.costs.kind == "roofline" and config.gpu is not None:
+        source["gpu"] = asdict(gpu(config.gpu))
+    return source | {"device": None, "driver": None, "torch": None}
+
+
+def _deployment_facts(world: World, deployment: Deployment | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "stages": world.depth,
+        "kv_pages": world.total_pages,
+        "page_tokens": world.page_tokens,
+        "max_model_len": world.max_model_len,
+    }
+    if deployment is None:
+        return facts
+    return facts | {
+        "layers_per_stage": list(deployment.layers_per_stage),
+        "weight_bytes_per_gpu": _per_stage(deployment.depth, deployment.weight_bytes),
+        "activation_bytes_per_gpu": _per_stage(deployment.depth, deployment.activation_bytes),
+        "kv_bytes_per_token": _per_stage(deployment.depth, deployment.kv_bytes_per_token),
+    }
+
+
+def _per_stage(depth: int, quantity: Callable[[int], int]) -> list[int]:
+    return list(map(quantity, range(depth)))

@@ -1,0 +1,235 @@
+"""The command `evenflow`: it parses and prints; the modules that each command imports do the work.
+
+Those imports are inside the commands, so that `--help` and errors come at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, ParamSpec
+
+import typer
+
+import evenflow
+from evenflow.errors import UsageError
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    name="evenflow",
+    help="Simulate pipeline-parallel LLM inference, swap the scheduler, see the bubbles.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
+app.add_typer(traces_app, name="traces")
+
+
+class Save(StrEnum):
+    """Which files a run writes."""
+
+    summary = "summary"
+    requests = "requests"
+    all = "all"
+
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
+SaveOption = Annotated[
+    Save, typer.Option("--save", help="summary.json only; with requests.csv; or everything.")
+]
+TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A trace, or a sample's name.")]
+Format = Annotated[str | None, typer.Option("--format", help="The format; default: detected.")]
+Tokenizer = Annotated[
+    Path | None, typer.Option("--tokenizer", help="A tokenizer.json, for traces of text.")
+]
+
+
+def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn a user's mistake into one line and exit status 2, and Ctrl-C into status 130."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except UsageError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"evenflow {evenflow.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Take the options before a command; `--version` has done its work by now."""
+
+
+@app.command()
+@one_line_errors
+def simulate(run: RunFile, set_: Set = None, save: SaveOption = Save.all, out: Out = None) -> None:
+    """Simulate one configuration and write what happened."""
+    from evenflow.config import load_config
+    from experiments.build import load_workload, make_importable
+    from experiments.outputs import staged
+    from experiments.runs import (
+        Job,
+        can_report,
+        run_job,
+        with_bubbles,
+        write_details,
+        write_results,
+    )
+    from experiments.terminal import print_summaries, progress
+
+    config = load_config(run, set_ or ())
+    make_importable(Path.cwd(), run.parent)
+    folder = out or Path("out") / run.stem
+    report = save is Save.all and can_report()
+    with staged(folder) as scratch:
+        job = Job(config, load_workload(config, run.parent), run.parent)
+        label = config.scheduler.name
+        with progress([label], len(job.workload.requests)) as show:
+            on_done = None if show is None else lambda count: show([count])
+            outcome = run_job(job, on_done)
+        write_results(scratch, outcome, save.value)
+        if save is Save.all:
+            details = with_bubbles(outcome)
+            write_details(scratch, details)
+        if report:
+            from experiments.report import write_report
+
+            path = scratch / "report.html"
+            write_report(path, {label: details}, run.name, outcome.result.provenance)
+    print_summaries({label: outcome.summary})
+    if save is Save.all and not report:
+        typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
+    typer.echo(folder / "report.html" if report else folder)
+
+
+@app.command()
+@one_line_errors
+def compare(
+    run: RunFile,
+    schedulers: Annotated[
+        str,
+        typer.Option("--schedulers", metavar="A,B,...", help="Policies, or module:Class."),
+    ],
+    set_: Set = None,
+    save: SaveOption = Save.all,
+    out: Out = None,
+) -> None:
+    """Simulate several schedulers on the same requests and put them side by side."""
+    from evenflow.config import load_config
+    from experiments.build import make_importable
+    from experiments.compare import line_up, parse_schedulers, report, run_all, write_comparison
+    from experiments.outputs import staged
+    from experiments.runs import can_report
+    from experiments.terminal import print_summaries, progress
+
+    config = load_config(run, set_ or ())
+    make_importable(Path.cwd(), run.parent)
+    if not can_report():
+        raise UsageError(
+            "compare writes a report, which needs plotly: pip install evenflow[report]"
+        )
+    folder = out or Path("out") / f"{run.stem}-compare"
+    with staged(folder) as scratch:
+        contenders = line_up(parse_schedulers(schedulers, config), run.parent)
+        total = len(contenders[0].job.workload.requests)
+        with progress([contender.label for contender in contenders], total) as show:
+            runs = run_all(contenders, scratch, save.value, show)
+        summaries = {label: run.summary for label, run in runs.items()}
+        write_comparison(scratch / "comparison.csv", summaries)
+        report(scratch / "report.html", runs, run.name)
+    print_summaries(summaries)
+    typer.echo(folder / "report.html")
+
+
+@app.command("schedulers")
+@one_line_errors
+def list_schedulers() -> None:
+    """List the policies, their parameters and defaults, and where they are from."""
+    from evenflow.schedulers import catalogue
+    from experiments.terminal import print_table
+
+    rows = [
+        (
+            entry.name,
+            "\n".join(f"{name}: {default}" for name, default in entry.parameters),
+            f"{entry.summary}\n{entry.source}",
+        )
+        for entry in catalogue()
+    ]
+    print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
+    typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
+
+
+@traces_app.command("info")
+@one_line_errors
+def trace_info(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
+    """Print what a trace is like, as JSON."""
+    from traces import info, load_trace
+
+    _print_json(info(load_trace(file, format=format_, tokenizer=tokenizer)))
+
+
+@traces_app.command("fit")
+@one_line_errors
+def trace_fit(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
+    """Print quantiles and the best distributions of lengths and gaps, as JSON."""
+    from traces import fit, load_trace
+
+    _print_json(fit(load_trace(file, format=format_, tokenizer=tokenizer)))
+
+
+@traces_app.command("convert")
+@one_line_errors
+def trace_convert(
+    file: TraceFile,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The csv to write.")],
+    to: Annotated[str, typer.Option("--to", help="The format to write.")] = "vidur",
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Write a trace in another format."""
+    from traces import convert, load_trace
+
+    trace = load_trace(file, format=format_, tokenizer=tokenizer)
+    typer.echo(convert(trace, out, to))
+    for reason, count in trace.dropped.items():
+        typer.echo(f"dropped: {count} rows: {reason}", err=True)
+
+
+def _print_json(data: object) -> None:
+    typer.echo(json.dumps(data, indent=2))
+
+
+def main() -> None:
+    """Run the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

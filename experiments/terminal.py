@@ -1,0 +1,71 @@
+"""What the commands show in a terminal: tables, and a bar while something takes time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROWS = (
+    ("completed", "requests completed", "{:.0f}"),
+    ("failed", "requests rejected", "{:.0f}"),
+    ("duration", "duration (s)", "{:.1f}"),
+    ("output_throughput", "output tokens/s", "{:.1f}"),
+    ("total_token_throughput", "all tokens/s", "{:.1f}"),
+    ("steady_total_token_throughput", "all tokens/s, steady", "{:.1f}"),
+    ("mean_ttft_ms", "TTFT mean (ms)", "{:.1f}"),
+    ("p99_ttft_ms", "TTFT P99 (ms)", "{:.1f}"),
+    ("mean_tpot_ms", "TPOT mean (ms)", "{:.1f}"),
+    ("p99_tpot_ms", "TPOT P99 (ms)", "{:.1f}"),
+    ("p99_itl_ms", "ITL P99 (ms)", "{:.1f}"),
+    ("mean_e2el_ms", "E2EL mean (ms)", "{:.1f}"),
+    ("bubble_share", "stages idle", "{:.1%}"),
+    ("preemptions", "preemptions", "{:.0f}"),
+)
+
+
+def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print runs side by side, a column each."""
+    table = Table()
+    table.add_column("")
+    for label in summaries:
+        table.add_column(label, justify="right", overflow="fold")
+    for key, words, form in ROWS:
+        values = [summary.get(key) for summary in summaries.values()]
+        if any(value is not None for value in values):
+            table.add_row(words, *("-" if v is None else form.format(v) for v in values))
+    Console().print(table)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of text under column heads."""
+    table = Table(*columns, show_lines=True)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+@contextmanager
+def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[Sequence[int]], None] | None]:
+    """Show a bar for each label on a terminal; gives a function that takes the counts done.
+
+    Gives None where nobody watches, so that a run need not count.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks = [bars.add_task(label, total=total) for label in labels]
+
+        def show(counts: Sequence[int]) -> None:
+            for task, count in zip(tasks, counts, strict=True):
+                bars.update(task, completed=count)
+
+        yield show

@@ -1,0 +1,251 @@
+"""Every format, on files of a few rows whose lengths and times are known."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from traces import FORMATS, load_trace
+from traces.formats import Table, timestamp
+from traces.sharegpt import CHUNK_CHARACTERS, read_entry
+
+AZURE_2023 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:15:46.6805900,374,44\r\n"
+    "2023-11-16 18:15:50.9951690,396,109\r\n"
+    "2023-11-16 18:15:51.2224670,879,55"
+)
+AZURE_2024 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2024-05-11 23:59:59.500000+00:00,1452,3\n"
+    "2024-05-12 00:00:00+00:00,584,3\n"
+    "2024-05-12 00:00:00.001163+00:00,862,38\n"
+)
+AZURE_2025 = (
+    "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
+    "2025-01-01 00:00:00.5,1,100,10\n2025-01-01 00:00:01.5,0,200,20\n"
+)
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n1.5,374,44\n4.25,396,109\n"
+SARATHI = (
+    "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n74,918,992,0.08\n9,1,10,9\n"
+)
+BURST_6 = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,10,0,10,API log\n118,GPT-4,20,5,25,API log\n"
+)
+BURST_8 = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "19440110.0,,1.5,GPT-4,472,18,490,API log\n19440111.5,7,2,GPT-4,1,2,3,Conversation log\n"
+)
+MOONCAKE = (
+    '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}\n'
+    '{"timestamp": 2999, "input_length": 8, "output_length": 9, "hash_ids": [0]}\n\n'
+)
+LLMSERVINGSIM = (
+    '{"input_toks": 2358, "output_toks": 531, "arrival_time_ns": 46926808}\n'
+    '{"input_toks": 1034, "output_toks": 769, "arrival_time_ns": 347938951}\n'
+)
+DISTSERVE = "prompt_len,output_len,start_time\n55,4,0.0\n829,170,0.05782478302717209\n"
+SPLITWISE = (
+    "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
+    "0,2,0,0.25,1,100,7\n1,2,0,1.0,1,50,8\n"
+)
+TD_PIPE = json.dumps(
+    [
+        {"input": "a", "input_token_length": 7, "output_token_length": 9, "predict_mean_len": 8.5},
+        {"input": "b", "input_token_length": 3, "output_token_length": 0, "predict_mean_len": 1},
+    ]
+)
+
+
+class Case(NamedTuple):
+    """A file's text, and what must be read from it."""
+
+    format: str
+    text: str
+    prompts: list[int]
+    outputs: list[int]
+    arrival_s: list[float] | None = None
+
+
+CASES = [
+    Case("azure", AZURE_2023, [374, 396, 879], [44, 109, 55], [0.0, 4.314579, 4.541877]),
+    Case("azure", AZURE_2024, [1452, 584, 862], [3, 3, 38], [0.0, 0.5, 0.501163]),
+    Case("azure", AZURE_2025, [100, 200], [10, 20], [0.0, 1.0]),
+    Case("vidur", VIDUR, [374, 396], [44, 109], [0.0, 2.75]),
+    Case("vidur", SARATHI, [74, 9], [918, 1]),
+    Case("burstgpt", BURST_6, [472, 20], [18, 5], [0.0, 113.0]),
+    Case("burstgpt", BURST_8, [472, 1], [18, 2], [0.0, 1.5]),
+    Case("mooncake", MOONCAKE, [700, 8], [5, 9], [0.0, 2.999]),
+    Case("llmservingsim", LLMSERVINGSIM, [2358, 1034], [531, 769], [0.0, 0.301012143]),
+    Case("distserve", DISTSERVE, [55, 829], [4, 170], [0.0, 0.05782478302717209]),
+    Case("splitwise-sim", SPLITWISE, [100, 50], [7, 8], [0.0, 0.75]),
+    Case("sharegpt", TD_PIPE, [7], [9]),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.format)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_each_format_is_detected_and_read(tmp_path: Path, case: Case, packed: bool) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(gzip.compress(case.text.encode()) if packed else case.text.encode())
+    trace = load_trace(path)
+    assert trace.format == case.format
+    assert trace.prompt_tokens.tolist() == case.prompts
+    assert trace.output_tokens.tolist() == case.outputs
+    arrival_s = None if trace.arrival_s is None else trace.arrival_s.tolist()
+    assert arrival_s == case.arrival_s
+    assert load_trace(path, format=case.format).prompt_tokens.tolist() == case.prompts
+
+
+def test_every_format_has_a_case() -> None:
+    assert {case.format for case in CASES} == set(FORMATS)
+
+
+def test_a_byte_order_mark_and_spaces_in_the_header_are_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + VIDUR.replace(",", ", ").encode())
+    assert load_trace(path).prompt_tokens.tolist() == [374, 396]
+
+
+def test_failed_requests_are_dropped_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    path.write_text(BURST_6)
+    trace = load_trace(path)
+    assert trace.dropped == {"failed: no response": 1}
+    assert (trace.rows_read, len(trace)) == (3, 2)
+
+
+def test_rows_without_tokens_are_dropped_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n0,5\n5,0\n5,5\n")
+    assert load_trace(path).dropped == {"no prompt tokens": 1, "no output tokens": 1}
+
+
+def test_whole_numbers_written_as_floats_are_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n374.0,4.4e1\n")
+    assert load_trace(path).output_tokens.tolist() == [44]
+
+
+def test_rows_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n5,1,10\n3,2,20\n5,3,30\n4,4,40\n"
+    )
+    trace = load_trace(path)
+    assert trace.arrival_s is not None
+    assert trace.arrival_s.tolist() == [0, 1, 2, 2]
+    assert trace.prompt_tokens.tolist() == [2, 4, 1, 3]  # equal times keep the file's order
+    assert trace.output_tokens.tolist() == [20, 40, 10, 30]
+    assert trace.reordered == 2
+
+
+def test_limit_stops_reading(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(AZURE_2024 + "what follows is never looked at\n")
+    trace = load_trace(path, limit=3)
+    assert (len(trace), trace.rows_read) == (3, 3)
+
+
+def test_limit_counts_kept_requests(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(BURST_6)
+    trace = load_trace(path, limit=2)
+    assert trace.prompt_tokens.tolist() == [472, 20]
+
+
+def test_the_filters_of_vllm_and_gllm(tmp_path: Path) -> None:
+    lengths = [(3, 9), (9, 3), (1025, 9), (1024, 1024), (1024, 1025), (4, 4), (8, 513)]
+    path = tmp_path / "t.csv"
+    rows = "".join(f"{prompt},{output}\n" for prompt, output in lengths)
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + rows)
+    vllm = load_trace(path, filter="vllm")
+    assert vllm.prompt_tokens.tolist() == [1024, 4, 8]
+    assert vllm.dropped == {
+        "prompt under 4 tokens": 1,
+        "output under 4 tokens": 1,
+        "prompt over 1024 tokens": 1,
+        "prompt + output over 2048 tokens": 1,
+    }
+    gllm = load_trace(path, filter="gllm")
+    assert gllm.prompt_tokens.tolist() == [4]
+    assert gllm.dropped["output over 512 tokens"] == 3
+
+
+def test_timestamps_keep_all_their_digits_and_their_zone() -> None:
+    assert timestamp("t", "1970-01-01 00:00:01.123456789") == 1_123_456_789
+    assert timestamp("t", "1970-01-01T02:00:01+02:00") == timestamp("t", "1970-01-01 00:00:01")
+    assert timestamp("t", "1970-01-01 00:00:00.5Z") == 500_000_000
+
+
+def test_provenance_is_the_hash_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(VIDUR)
+    trace = load_trace(path)
+    assert trace.path == str(path)
+    assert trace.name == "t.csv"
+    assert trace.sha256 == hashlib.sha256(VIDUR.encode()).hexdigest()
+
+
+def test_a_huge_file_is_hashed_by_its_size_and_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traces.source.WHOLE_FILE_HASH_BYTES", 10)
+    monkeypatch.setattr("traces.source.PREFIX_HASH_BYTES", 60)
+    hashes = []
+    for rows in ("1,1\n2,2\n", "1,1\n2,3\n", "1,1\n2,3\n4,4\n"):
+        path = tmp_path / "t.csv"
+        path.write_text("num_prefill_tokens,num_decode_tokens\n" + 12 * "9,9\n" + rows)
+        hashes.append(load_trace(path).sha256)
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert str(hashes[0]).startswith("size+64MiB:")
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def conversation(*turns: str) -> dict[str, Any]:
+    return {"id": "x_0", "conversations": [{"from": "human", "value": turn} for turn in turns]}
+
+
+def test_sharegpt_text_takes_the_first_two_turns() -> None:
+    assert read_entry(conversation("a b c", "d e", "f"), words)[1:] == (3, 2, "")
+    assert read_entry(conversation("a"), words).dropped == "fewer than two turns"
+
+
+def test_sharegpt_entries_longer_than_a_chunk(tmp_path: Path) -> None:
+    long_text = "x" * (2 * CHUNK_CHARACTERS)
+    entries = [
+        {"input": long_text, "input_token_length": n, "output_token_length": n} for n in (1, 2, 3)
+    ]
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(entries, indent=1))
+    assert load_trace(path).prompt_tokens.tolist() == [1, 2, 3]
+
+
+def test_sharegpt_with_a_tokenizer_file(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    entries = [conversation("a b a b a", "b b b b"), conversation("a"), conversation("a", "")]
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps([*entries, conversation("a", "a b b b b b")]))
+    for given in (tmp_path, tmp_path / "tokenizer.json"):
+        trace = load_trace(path, tokenizer=given)
+        assert trace.prompt_tokens.tolist() == [5, 1]
+        assert trace.output_tokens.tolist() == [4, 6]
+        assert trace.dropped == {"fewer than two turns": 1, "no output tokens": 1}
+    assert load_trace(path, tokenizer=tmp_path, filter="vllm").prompt_tokens.tolist() == [5]
+
+
+def test_a_new_format_is_one_line() -> None:
+    assert Table("csv", "in", "out", "at", 1000).columns == ("at", "in", "out")

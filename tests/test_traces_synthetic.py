@@ -1,0 +1,122 @@
+"""The bundled samples: what they are drawn from, and that draws have those distributions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from evenflow.errors import UsageError
+from traces import SAMPLE_NAMES, info, load_trace, sample_trace
+from traces.synthetic import normal_percent, sample_table
+
+MANY = 40_000
+# 1.95 / sqrt(n) is the 0.1 % point of the KS statistic; half a token of rounding adds to it where a
+# percent of the requests have the same length.
+KS_TOLERANCE = 1.95 / MANY**0.5 + 0.005
+
+
+def ks_to_table(values: np.ndarray, percent: np.ndarray, quantiles: np.ndarray) -> float:
+    """Return the largest distance of a sample's share up to a quantile from its percent.
+
+    A quantile that stands at several percents is a step of the distribution: the share below it
+    must not exceed the lowest of them, and the share up to it must reach the highest.
+    """
+    ordered = np.sort(values)
+    upto = np.searchsorted(ordered, quantiles + 0.5, side="left") / len(values)
+    below = np.searchsorted(ordered, quantiles - 0.5, side="right") / len(values)
+    return float(max((percent / 100 - upto).max(), (below - percent / 100).max()))
+
+
+@pytest.mark.parametrize("name", SAMPLE_NAMES)
+def test_tables_are_quantile_functions_with_their_source(name: str) -> None:
+    table = sample_table(name)
+    assert {"rows", "spearman", "source", "licence", "filter"} <= set(table.facts)
+    assert (table.percent[0], table.percent[-1]) == (0, 100)
+    assert np.all(np.diff(table.percent) > 0)
+    for values in table.quantiles.values():
+        assert np.all(np.diff(values) >= 0)
+        assert values[0] >= 0
+
+
+@pytest.mark.parametrize("name", SAMPLE_NAMES)
+def test_draws_have_the_quantiles_and_the_correlation(name: str) -> None:
+    table, trace = sample_table(name), sample_trace(name, MANY, seed=11)
+    columns = {"prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens}
+    for column, values in columns.items():
+        distance = ks_to_table(values, table.percent, table.quantiles[column])
+        assert distance < KS_TOLERANCE
+        assert values.min() >= 1
+    assert info(trace)["spearman"] == pytest.approx(float(table.facts["spearman"]), abs=0.03)
+    if "max_total_tokens" in table.facts:
+        longest = (trace.prompt_tokens + trace.output_tokens).max()
+        assert longest <= int(table.facts["max_total_tokens"])
+
+
+def test_the_gllm_sharegpt_sample_has_the_means_of_the_figure() -> None:
+    trace = sample_trace("gllm-sharegpt-sample", MANY)
+    assert trace.prompt_tokens.mean() == pytest.approx(221.6, rel=0.02)
+    assert trace.output_tokens.mean() == pytest.approx(127.2, rel=0.02)
+    assert (trace.prompt_tokens.min(), trace.prompt_tokens.max()) == (4, 1024)
+    assert (trace.output_tokens.min(), trace.output_tokens.max()) == (4, 512)
+
+
+def test_the_arrivals_of_azure_conv() -> None:
+    summary = info(sample_trace("azure-conv-sample", MANY))
+    assert summary["rate_per_s"] == pytest.approx(5.906, rel=0.03)
+    assert summary["gap_cv"] == pytest.approx(1.078, rel=0.05)
+
+
+def test_the_arrivals_of_azure_code_come_in_bursts() -> None:
+    trace = sample_trace("azure-code-sample", MANY)
+    assert trace.arrival_s is not None
+    gaps = np.diff(trace.arrival_s)
+    pauses = gaps > 5
+    requests_per_burst = MANY / (pauses.sum() + 1)
+    assert requests_per_burst == pytest.approx(163, rel=0.2)
+    assert gaps[~pauses].mean() == pytest.approx(0.109, rel=0.05)
+    assert gaps[pauses].mean() == pytest.approx(35.2, rel=0.2)
+    assert gaps.std() / gaps.mean() == pytest.approx(12.6, rel=0.15)
+
+
+def test_a_sample_is_decided_by_name_size_and_seed() -> None:
+    first, again, other = (sample_trace("azure-code-sample", 500, seed) for seed in (4, 4, 5))
+    assert first.prompt_tokens.tolist() == again.prompt_tokens.tolist()
+    assert first.arrival_s is not None
+    assert again.arrival_s is not None
+    assert first.arrival_s.tolist() == again.arrival_s.tolist()
+    assert first.prompt_tokens.tolist() != other.prompt_tokens.tolist()
+    long = sample_trace("azure-code-sample", 2000, seed=4)
+    assert long.arrival_s is not None
+    assert long.output_tokens[:500].tolist() == first.output_tokens.tolist()
+    assert long.arrival_s[:500].tolist() == first.arrival_s.tolist()
+
+
+def test_samples_load_by_name() -> None:
+    trace = load_trace("sharegpt-sample", limit=7, seed=2)
+    assert (len(trace), trace.format, trace.path, trace.seed) == (7, "sample", None, 2)
+    assert trace.arrival_s is None
+    assert len(load_trace("azure-conv-sample")) == 14_176
+    assert len(sample_trace("azure-code-sample", 1)) == 1
+
+
+def test_an_unknown_sample_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match='sample "azure" is unknown; '):
+        sample_table("azure")
+
+
+def test_the_normal_distribution_function() -> None:
+    np.testing.assert_allclose(
+        normal_percent(np.array([-1.959964, 0, 1, 9])), [2.5, 50, 84.134475, 100], rtol=1e-6
+    )
+
+
+def test_importing_and_loading_needs_no_heavy_package() -> None:
+    script = (
+        "import sys, traces; traces.load_trace('azure-conv-sample', limit=10); "
+        "print(sorted({'pandas', 'scipy', 'tokenizers', 'torch', 'simpy'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evenflow.bubbles import CAUSES
-from evenflow.result import Ints, RunResult
-from experiments.report_data import Run, middle, shares
+from experiments.report_data import Run, shares, steady
 from experiments.report_style import BUSY, CAUSE_COLOURS, DECODE, PREFILL
 from experiments.report_words import cause_label
 
@@ -26,13 +25,12 @@ def draw_readme_figure(runs: Mapping[str, Run], path: str | Path) -> None:
     """Write a PNG with a row a run: tokens of consecutive micro-batches, and shares of time."""
     figure = Figure(figsize=(10, 1.0 + 1.35 * len(runs)), dpi=150, layout="constrained")
     grid = figure.subplots(len(runs), 2, width_ratios=[2.6, 1], squeeze=False)
-    highest = 1.08 * max(_window(run.result)[2].max() for run in runs.values())
     for row, (name, run) in enumerate(runs.items()):
-        _draw_tokens(grid[row, 0], name, run.result, highest)
+        _draw_tokens(grid[row, 0], name, run)
         _draw_shares(grid[row, 1], run)
     for axes in grid[:-1].flat:
         axes.tick_params(labelbottom=False)
-    grid[-1, 0].set_xlabel(f"{SHOWN_BATCHES} consecutive micro-batches from the middle of the run")
+    grid[-1, 0].set_xlabel(f"{SHOWN_BATCHES} consecutive micro-batches of the steady state")
     grid[-1, 1].set_xlabel("share of stage time (%)")
     grid[0, 0].set_title("Tokens in each micro-batch", loc="left", fontsize=11)
     grid[0, 1].set_title("Computing, and idle by cause", loc="left", fontsize=11)
@@ -42,19 +40,14 @@ def draw_readme_figure(runs: Mapping[str, Run], path: str | Path) -> None:
     figure.savefig(path, metadata={"Software": None})
 
 
-def _window(result: RunResult) -> tuple[Ints, Ints, Ints]:
-    """Decode, prefill and all tokens of the micro-batches shown."""
-    shown = middle(len(result.scheduled_s), SHOWN_BATCHES)
-    decode, prefill = result.decode_tokens[shown], result.prefill_tokens[shown]
-    return decode, prefill, decode + prefill
-
-
-def _draw_tokens(axes: Axes, name: str, result: RunResult, highest: float) -> None:
-    decode, prefill, both = _window(result)
-    at = np.arange(len(both))
+def _draw_tokens(axes: Axes, name: str, run: Run) -> None:
+    shown = steady(run, SHOWN_BATCHES)
+    decode, prefill = run.result.decode_tokens[shown], run.result.prefill_tokens[shown]
+    at = np.arange(len(decode))
     axes.bar(at, decode, width=1.0, color=DECODE)
     axes.bar(at, prefill, width=1.0, bottom=decode, color=PREFILL)
-    axes.set(xlim=(-0.5, max(len(both), 1) - 0.5), ylim=(0, highest), ylabel="tokens")
+    axes.set(xlim=(-0.5, len(at) - 0.5), ylabel="tokens")
+    axes.margins(y=0.25)
     axes.text(0.01, 0.95, name, transform=axes.transAxes, va="top", weight="bold", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -66,7 +59,7 @@ def _draw_shares(axes: Axes, run: Run) -> None:
     for share, colour in zip([busy, *idle], colours, strict=True):
         axes.barh(0, 100 * share, left=left, height=0.5, color=colour)
         left += 100 * share
-    axes.text(50 * busy, 0, f"computing {100 * busy:.0f} %", ha="center", va="center", fontsize=9)
+    axes.text(50 * busy, 0, f"{100 * busy:.0f} %", ha="center", va="center", fontsize=10)
     axes.set(xlim=(0, 100), ylim=(-0.6, 0.6), yticks=[])
     axes.spines[["top", "right", "left"]].set_visible(False)
 
@@ -77,6 +70,6 @@ def _key(runs: Mapping[str, Run]) -> list[Patch]:
     entries += [
         (cause_label(cause), CAUSE_COLOURS[cause])
         for cause, share in zip(CAUSES, seen, strict=True)
-        if share > 0.001
+        if share > 0.005
     ]
     return [Patch(color=colour, label=label) for label, colour in entries]

@@ -125,19 +125,20 @@ CAUSES_CAPTION = (
     "pipeline bubble) with one cause. Less colour is better."
 )
 TOKENS_CAPTION = (
-    "Micro-batches that hold equally many tokens take equally long, and stages then need not wait "
-    "for each other: a flat top is good, a ragged one makes bubbles. Left: the whole run, mean of "
-    "neighbouring micro-batches. Right: consecutive micro-batches, one bar "
-    "each. ± is the standard deviation over all micro-batches."
+    "Micro-batches that hold equally many tokens take about equally long, and stages then need not "
+    "wait for each other: a flat top is good, a ragged one makes bubbles. Left: the whole run, "
+    "mean of neighbouring micro-batches. Right: consecutive ones in the steady state, a bar each. "
+    "Every scheduler has its own scale; ± is the standard deviation over the run."
 )
 OCCUPANCY_CAPTION = (
     "A block is one micro-batch on one stage, from decode only (blue) to prefill only (orange). "
     "A slim bar is idle time, coloured by cause. Drag to zoom, double-click to reset, use the "
-    "strip below to move; hover for the numbers."
+    "strip below to move; hover for the numbers. All show the middle of the steady state."
 )
 LATENCY_CAPTION = (
     "For each time on the x axis, the share of requests that were at least as fast. A line "
-    "further left is better."
+    "further left is better. Mind the scale: where latencies differ "
+    "more than tenfold it is logarithmic."
 )
 QUEUES_CAPTION = (
     "Waiting requests have arrived and have no token yet; generating ones have their first token "

@@ -12,7 +12,7 @@ import numpy as np
 
 from evenflow.bubbles import CAUSES
 from evenflow.result import Floats, Ints, RunResult
-from experiments.report_data import Run, chunks_of, middle, span_s
+from experiments.report_data import Run, chunks_of, span_s, steady
 from experiments.report_style import (
     CAUSE_COLOURS,
     DECODE,
@@ -40,33 +40,31 @@ def tokens(runs: Mapping[str, Run]) -> Figure:
     page |= {"barmode": "stack", "bargap": 0}
     page["legend"] |= {"y": 1 + 30 / (190 * rows)}
     page["grid"]["ygap"] = 0.35
+    longest_s = max(span_s(run.result) for run in runs.values())
     data: list[Figure] = []
     for row, (name, run) in enumerate(runs.items()):
         result, whole, close = run.result, 2 * row + 1, 2 * row + 2
         count = len(result.scheduled_s)
         bins = chunks_of(count, WHOLE_BINS)
         times = np.append(result.scheduled_s[bins[:-1]], span_s(result))
-        near = middle(count, ZOOM_BATCHES)
+        near = steady(run, ZOOM_BATCHES)
         each = np.arange(near.start, near.stop + 1)
         data += _token_bars(result, bins, times, whole, legend=row == 0)
         data += _token_bars(result, each, each, close, legend=False)
         page["annotations"].append(heading(whole, _spread(name, result)))
         page[axis("y", whole)]["title"] = {"text": "tokens"}
         for panel in (whole, close):
-            page[axis("y", panel)] |= {"rangemode": "tozero"} | _matches("y", panel, 1)
-        page[axis("x", whole)] |= {"rangemode": "tozero"} | _matches("x", whole, 1)
+            page[axis("y", panel)] |= {"rangemode": "tozero"}
+        page[axis("y", close)] |= {"matches": on(whole)["yaxis"]}
+        page[axis("x", whole)] |= {"range": [0, longest_s]}
     page[axis("x", 2 * rows - 1)]["title"] = {"text": "whole run: time (s)"}
-    page[axis("x", 2 * rows)]["title"] = {"text": "middle of the run: micro-batch number"}
+    page[axis("x", 2 * rows)]["title"] = {"text": "steady state: micro-batch number"}
     return {"data": data, "layout": page}
 
 
 def _spread(name: str, result: RunResult) -> str:
     tokens = result.prefill_tokens + result.decode_tokens
     return f"<b>{escape(name)}</b>: {tokens.mean():,.0f} tokens on average, ± {tokens.std():,.0f}"
-
-
-def _matches(letter: str, panel: int, other: int) -> Figure:
-    return {"matches": letter} if panel != other else {}
 
 
 def _token_bars(
@@ -101,10 +99,10 @@ def _token_bars(
 
 
 def occupancy(name: str, run: Run) -> Figure:
-    """Draw what each stage computes, and why it idles, around the middle of the run."""
+    """Draw what each stage computes, and why it idles, in the middle of the steady state."""
     result = run.result
-    shown = middle(len(result.scheduled_s), WINDOW_BATCHES + 2 * MARGIN_BATCHES)
-    near = middle(len(result.scheduled_s), WINDOW_BATCHES)
+    shown = steady(run, WINDOW_BATCHES + 2 * MARGIN_BATCHES)
+    near = steady(run, WINDOW_BATCHES)
     window = [float(result.start_s[near].min()), float(result.end_s[near].max())]
     start, stop = float(result.start_s[shown].min()), float(result.end_s[shown].max())
     page = layout(155 + 34 * result.depth)

@@ -94,7 +94,15 @@ def shares(run: Run) -> tuple[float, Floats]:
     return float(busy.mean()), idle.mean(axis=0)
 
 
-def middle(count: int, width: int) -> slice:
-    """Return the `width` consecutive positions around the middle of range(count)."""
-    start = max(0, (count - width) // 2)
-    return slice(start, min(count, start + width))
+def steady(run: Run, width: int) -> slice:
+    """Return the positions of the `width` micro-batches around the middle of the steady window.
+
+    That is about the same time for every scheduler under the same traffic; without a steady window
+    in the summary, the middle of the run.
+    """
+    start_s = run.summary.get("steady_start_s", 0.0)
+    stop_s = run.summary.get("steady_stop_s", span_s(run.result))
+    count = len(run.result.scheduled_s)
+    centre = int(np.searchsorted(run.result.scheduled_s, (start_s + stop_s) / 2))
+    first = max(0, min(centre - width // 2, count - width))
+    return slice(first, min(count, first + width))

@@ -48,16 +48,24 @@ def latency(runs: Mapping[str, Run]) -> Figure:
         ("end-to-end latency (s)", lambda own: own.e2el_s),
     )
     data = []
-    for panel, (_, column) in enumerate(panels, start=1):
+    page = layout(360, columns=3)
+    for panel, (title, column) in enumerate(panels, start=1):
         for index, (name, own) in enumerate(zip(runs, metrics, strict=True)):
             values, share = cumulative(column(own))
             data.append(line(name, index, values, 100 * share, panel))
-    page = layout(360, columns=3)
-    for panel, (title, _) in enumerate(panels, start=1):
-        page[axis("x", panel)] |= {"title": {"text": title}, "rangemode": "tozero"}
+        everything = np.concatenate([column(own) for own in metrics])
+        page[axis("x", panel)] |= {"title": {"text": title}} | _scale(everything)
         page[axis("y", panel)] |= {"range": [0, 101]}
     page["yaxis"]["title"] = {"text": "share of requests (%)"}
     return {"data": data, "layout": page}
+
+
+def _scale(values: Floats) -> Figure:
+    """Return a logarithmic axis for values that span more than a factor of ten, else a plain one."""
+    known = values[values > 0]
+    if not len(known) or known.max() <= 10 * known.min():
+        return {"rangemode": "tozero"}
+    return {"type": "log", "dtick": "D2", "tickformat": "~g"}
 
 
 def kv_usage(runs: Mapping[str, Run]) -> Figure:

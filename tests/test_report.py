@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from evenflow.metrics import summarize
 from experiments.readme_figure import draw_readme_figure
 from experiments.report import Run, render, write_report
-from experiments.report_data import binned, chunks_of, cumulative, middle, present, shares
+from experiments.report_data import binned, chunks_of, cumulative, present, shares, steady
 from experiments.report_style import CAUSE_COLOURS, DECODE, PREFILL, blend
 from experiments.report_words import CAUSE_WORDS, number, table, verdict
 
@@ -214,11 +214,19 @@ def test_present_counts_who_entered_and_has_not_left() -> None:
     assert counts.tolist() == [1, 2, 2, 1]
 
 
-def test_parts_and_middle_cover_what_they_say() -> None:
+def test_parts_cover_the_whole() -> None:
     assert chunks_of(7, 3).tolist() == [0, 2, 4, 7]
     assert chunks_of(2, 250).tolist() == [0, 1, 2]
-    assert middle(100, 10) == slice(45, 55)
-    assert middle(4, 10) == slice(0, 4)
+
+
+def test_the_window_lies_around_the_middle_of_the_steady_state(runs: dict[str, Run]) -> None:
+    run = runs["even"]
+    scheduled = run.result.scheduled_s
+    window = {"steady_start_s": scheduled[40], "steady_stop_s": scheduled[40]}
+    assert steady(replace(run, summary=window), 10) == slice(35, 45)
+    assert steady(replace(run, summary={}), 10**6) == slice(0, len(scheduled))
+    late = {"steady_start_s": 1e9, "steady_stop_s": 1e9}
+    assert steady(replace(run, summary=late), 10) == slice(len(scheduled) - 10, len(scheduled))
 
 
 def test_block_colours_run_from_decode_to_prefill() -> None:

@@ -1,7 +1,8 @@
 """The drawings of docs/bubbles.md: one tiny run for each cause of idle time.
 
-Knows the smallest pipeline that makes a RunResult, and runs that show one cause each; what `attribute`
-must answer for them is in tests/test_bubbles.py. `python -m experiments.draw_bubbles` draws them.
+Knows the smallest pipeline that makes a RunResult, and runs that show one cause each; what
+`attribute` must answer for them is in tests/test_bubbles.py. `python -m experiments.draw_bubbles`
+draws them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
+LIGHT = {"fill_drain", "starvation", "uneven_decode", "uneven_stages"}  # black letters can be read
 TITLES = {
     "fill_drain": "Three equal micro-batches fill and drain three stages",
     "starvation": "The second request arrives at 3 s",
@@ -48,9 +50,9 @@ def tandem(
 ) -> RunResult:
     """Return the run of micro-batches through first-come-first-served stages.
 
-    `service_s` is [m, depth]. A micro-batch is sent when it is ready (`ready_s`, [m] or one number),
-    stage 0 is free and fewer than `cap` are in flight. Crossing a link takes `link_s` ([m, depth] or
-    one number; column 0 is not used). Preparing takes `prepare_s` ([m, depth] or one number), from
+    `service_s` is [m, depth]. A micro-batch is sent when it is ready (`ready_s`, [m] or a number),
+    stage 0 is free and fewer than `cap` are in flight. Crossing a link takes `link_s` ([m, depth]
+    or a number; column 0 is not used). Preparing takes `prepare_s` ([m, depth] or a number), from
     when the predecessor has left. `waits` are (time, one of WAIT_REASONS).
     """
     service = np.array(service_s, dtype=np.float64)
@@ -160,8 +162,10 @@ def draw(cause: str, result: RunResult, folder: Path) -> None:
         shown = CAUSES[index] == cause
         label = CAUSES[index] if shown and end - start > 0.4 else ""
         face = CAUSE_COLOURS[cause] if shown else "white"
-        _bar(axes, stage, (start, end), text=label, face=face, ink="white")
+        ink = "black" if cause in LIGHT else "white"
+        _bar(axes, stage, (start, end), text=label, face=face, ink=ink)
     axes.set_xlim(bubbles.window)
+    axes.set_xticks(range(round(bubbles.window[1]) + 1))
     axes.set_yticks(range(result.depth), [f"stage {stage}" for stage in range(result.depth)])
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -18,7 +18,7 @@ from evenflow.errors import UsageError
 from experiments import report_batches, report_figures
 from experiments.report_data import Run, shares
 from experiments.report_style import BUSY, CAUSE_COLOURS, WIDTH, Figure, blend
-from experiments.report_words import CAUSE_WORDS, cause_label, table, verdict
+from experiments.report_words import ALIKE, CAUSE_WORDS, cause_label, table, verdict
 
 __all__ = ["Run", "write_report"]
 
@@ -74,8 +74,8 @@ def render(
         f"</title>\n<style>{STYLE}</style>\n<script>{plotly_js}</script></head>\n<body>",
         f'<h1>{escape(title)}</h1>\n<div class="verdict"><p>{first}</p><ul>{points}</ul></div>',
         "<h2>Summary</h2>",
-        '<p class="caption">The best value of each row is in bold. Mean and P99 (99 of 100 are '
-        "at or below it) use the definitions of vLLM's benchmark.</p>",
+        f'<p class="caption">The best of a row, and all within {100 * ALIKE:.0f} % of it, are in '
+        "bold. Mean and P99 (99 of 100 are at or below it) are defined as in vLLM's benchmark.</p>",
         table(runs),
         *_sections(runs),
         f"<details><summary>Configuration and provenance</summary><pre>{escape(facts)}</pre>"

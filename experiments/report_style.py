@@ -53,6 +53,7 @@ def layout(height: int, rows: int = 1, columns: int = 1) -> Figure:
     }
     for panel in range(1, rows * columns + 1):
         lines = {"gridcolor": GRID, "linecolor": "#9AA5B1", "zeroline": False, "ticks": "outside"}
+        lines |= {"exponentformat": "none", "separatethousands": True}
         made[axis("x", panel)] = dict(lines)
         made[axis("y", panel)] = dict(lines)
     return made

@@ -93,7 +93,7 @@ def figures_of(run: Run) -> dict[str, float]:
 
 
 def table(runs: Mapping[str, Run]) -> str:
-    """Return the summary table as HTML: a column a run, the best value of a row in bold."""
+    """Return the summary table as HTML: a column a run, the best values of a row in bold."""
     numbers = {name: figures_of(run) for name, run in runs.items()}
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in runs)
     rows = []
@@ -101,17 +101,19 @@ def table(runs: Mapping[str, Run]) -> str:
         values = [own.get(metric.key, math.nan) for own in numbers.values()]
         if all(math.isnan(value) for value in values):
             continue
-        best = _best(metric, values)
         cells = "".join(
-            f'<td class="best">{text}</td>' if value == best else f"<td>{text}</td>"
-            for value in values
-            for text in [number(value * metric.scale)]
+            _cell(number(value * metric.scale), best)
+            for value, best in zip(values, _best(metric, values), strict=True)
         )
         rows.append(
             f'<tr><th scope="row">{metric.label} <span class="unit">{metric.unit}</span>'
             f"{f'<small>{metric.meaning}</small>' if metric.meaning else ''}</th>{cells}</tr>"
         )
     return f"<table><thead><tr><th></th>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table>"
+
+
+def _cell(text: str, best: bool) -> str:
+    return f'<td class="best">{text}</td>' if best else f"<td>{text}</td>"
 
 
 def number(value: float) -> str:
@@ -213,11 +215,14 @@ def _ranked(
     return sorted(known, key=lambda pair: pair[1], reverse=descending)
 
 
-def _best(metric: Metric, values: list[float]) -> float:
+def _best(metric: Metric, values: list[float]) -> list[bool]:
+    """Mark the best values, and those alike; none where all are alike or more is not better."""
     known = [value for value in values if not math.isnan(value)]
-    if not metric.best or len(known) < 2 or min(known) == max(known):
-        return math.nan
-    return max(known) if metric.best == "high" else min(known)
+    if not metric.best or not known:
+        return [False] * len(values)
+    best = max(known) if metric.best == "high" else min(known)
+    marks = [abs(value - best) <= ALIKE * max(abs(value), abs(best)) for value in values]
+    return [mark and not all(marks) for mark in marks]
 
 
 def _seconds(milliseconds: float) -> str:

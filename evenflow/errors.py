@@ -21,6 +21,7 @@ class StallError(PolicyError):
 def instead_of(word: object, known: Iterable[str]) -> str:
     """Return what to write instead of an unknown word: the nearest known one, and all of them."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(str(word).lower(), names, n=1, cutoff=0.5)
-    hint = f'did you mean "{nearest[0]}"? ' if nearest else ""
+    by_lower = {name.lower(): name for name in names}
+    nearest = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.5)
+    hint = f'did you mean "{by_lower[nearest[0]]}"? ' if nearest else ""
     return f"{hint}known: {', '.join(names)}"

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.config import LinkConfig, RunConfig
+from evenflow.config_policy import check_parameter_types
 from evenflow.config_workload import ClosedArrivals
 from evenflow.costs import AffineCost, RooflineCost, StageCost, prefill_work, token_budget_for
 from evenflow.errors import PolicyError, UsageError
-from evenflow.schedulers import create
+from evenflow.schedulers import create, policy
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import LinkSpec, gpu, link
 from evenflow.specs.model import ModelSpec, model
@@ -142,6 +143,7 @@ def _scheduler_maker(
     config: RunConfig, costs: StageCost, max_model_len: int
 ) -> Callable[[], Scheduler]:
     name, params = config.scheduler.name, config.scheduler.params
+    check_parameter_types(name, policy(name), params)
 
     def make() -> Scheduler:
         try:

@@ -23,7 +23,7 @@ ROWS = (
     ("p99_tpot_ms", "TPOT P99 (ms)", "{:.1f}"),
     ("p99_itl_ms", "ITL P99 (ms)", "{:.1f}"),
     ("mean_e2el_ms", "E2EL mean (ms)", "{:.1f}"),
-    ("bubble_share", "stages idle", "{:.1%}"),
+    ("busy_share", "stages busy", "{:.1%}"),
     ("preemptions", "preemptions", "{:.0f}"),
 )
 

@@ -1,0 +1,31 @@
+"""Run the command in this process on a small configuration, for the tests of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from experiments.cli import app
+
+RUN = """\
+stages: 2
+costs: {kind: affine, base_s: 0.005, per_token_s: 2e-5}
+kv: {pages: 200}
+scheduler: {name: sarathi, token_budget: 64}
+workload: {trace: trace.csv, arrivals: replay}
+"""
+
+
+def write_inputs(folder: Path) -> None:
+    """Write RUN.yaml and its trace: 20 requests, a tenth of a second apart."""
+    rows = [f"{0.1 * i:.1f},{20 + 7 * i % 50},{1 + i % 5}" for i in range(20)]
+    head = "arrived_at,num_prefill_tokens,num_decode_tokens"
+    (folder / "trace.csv").write_text("\n".join([head, *rows, ""]), encoding="utf-8")
+    (folder / "RUN.yaml").write_text(RUN, encoding="utf-8")
+
+
+def evenflow(*arguments: str) -> tuple[int, str, str]:
+    """Return the exit status, the output and the errors of one command."""
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    return done.exit_code, done.stdout, done.stderr

@@ -1,0 +1,176 @@
+"""The command line on a small run: which files, which bytes, which last line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import evenflow as package
+from tests.command_line import evenflow, write_inputs
+
+EVERYTHING = {
+    "summary.json",
+    "requests.csv",
+    "batches.csv",
+    "stages.csv",
+    "bubbles.csv",
+    "timeline.json.gz",
+    "report.html",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_inputs(tmp_path)
+    return tmp_path
+
+
+def done(*arguments: str) -> str:
+    status, output, errors = evenflow(*arguments)
+    assert (status, errors) == (0, "")
+    return output
+
+
+def rows(path: str) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary(path: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(Path(path, "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("save", "files"),
+    [
+        ("summary", {"summary.json"}),
+        ("requests", {"summary.json", "requests.csv"}),
+        ("all", EVERYTHING),
+    ],
+)
+def test_the_files_of_a_run(save: str, files: set[str]) -> None:
+    output = done("simulate", "RUN.yaml", "--save", save, "--out", "run")
+    assert {path.name for path in Path("run").iterdir()} == files
+    assert output.splitlines()[-1] == ("run/report.html" if save == "all" else "run")
+
+
+def test_two_runs_differ_in_the_wall_clock_only() -> None:
+    for name in ("one", "two"):
+        done("simulate", "RUN.yaml", "--out", name)
+    for file in EVERYTHING - {"summary.json"}:
+        assert Path("one", file).read_bytes() == Path("two", file).read_bytes(), file
+    one, two = summary("one"), summary("two")
+    assert set(one.pop("wall_clock")) == set(two.pop("wall_clock")) == {"host", "date", "wall_s"}
+    assert json.dumps(one) == json.dumps(two)
+
+
+def test_the_columns_and_the_provenance() -> None:
+    done("simulate", "RUN.yaml", "--out", "run", "--set", "workload.seed=7")
+    head = Path("run/requests.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert head == (
+        "request_id,arrival_s,prompt_tokens,output_tokens,first_token_s,completion_s,"
+        "preemptions,status,reason"
+    )
+    batches, stages = rows("run/batches.csv"), rows("run/stages.csv")
+    assert len(stages) == 2 * len(batches)
+    assert sum(int(row["prefill_tokens"]) for row in batches) == sum(
+        int(row["prompt_tokens"]) for row in rows("run/requests.csv")
+    )
+    assert {row["stage"] for row in rows("run/bubbles.csv")} == {"0", "1"}
+    assert json.loads(gzip.decompress(Path("run/timeline.json.gz").read_bytes()))["traceEvents"]
+    source = summary("run")["provenance"]
+    assert isinstance(source, dict)
+    assert source["seed"] == source["config"]["workload"]["seed"] == 7
+    assert source["trace"]["path"] == "trace.csv"
+    assert len(source["trace"]["sha256"]) == len(source["config_sha256"]) == 64
+    assert source["evenflow_version"] == package.__version__
+    assert source["cost_source"]["kind"] == "affine"
+
+
+def test_a_request_that_can_never_fit_is_rejected_and_listed() -> None:
+    done("simulate", "RUN.yaml", "--out", "run", "--set", "kv.pages=4")
+    found = rows("run/requests.csv")
+    rejected = [row for row in found if row["status"] == "rejected"]
+    assert 0 < len(rejected) < len(found)
+    assert all(row["reason"] and row["completion_s"] == "" for row in rejected)
+    assert summary("run")["failed"] == len(rejected)
+
+
+def test_a_comparison_uses_the_same_arrivals() -> None:
+    listed = "sarathi,{name: sarathi, token_budget: 32},vllm"
+    output = done("compare", "RUN.yaml", "--schedulers", listed, "--out", "run")
+    assert output.splitlines()[-1] == "run/report.html"
+    folders = ["sarathi", "sarathi-token_budget=32", "vllm"]
+    assert {path.name for path in Path("run").iterdir()} == {
+        *folders,
+        "report.html",
+        "comparison.csv",
+    }
+    assert {path.name for path in Path("run/vllm").iterdir()} == EVERYTHING - {"report.html"}
+    arrivals = [[row["arrival_s"] for row in rows(f"run/{name}/requests.csv")] for name in folders]
+    assert arrivals[0] == arrivals[1] == arrivals[2]
+    table = rows("run/comparison.csv")
+    assert [row["scheduler"] for row in table] == ["sarathi", "sarathi(token_budget=32)", "vllm"]
+    # The configuration's own parameters (token_budget 64) go to the scheduler of that name.
+    assert len({row["num_micro_batches"] for row in table[:2]}) == 2
+    done("simulate", "RUN.yaml", "--out", "alone", "--save", "requests")
+    assert Path("alone/requests.csv").read_bytes() == Path("run/sarathi/requests.csv").read_bytes()
+
+
+def test_a_policy_from_the_current_folder() -> None:
+    Path("policy_own.py").write_text(
+        "from evenflow.types import Plan, Prefill\n"
+        "class OneByOne:\n"
+        "    def schedule(self, view):\n"
+        "        if view.ready_decodes:\n"
+        "            return Plan(decodes=view.ready_decodes)\n"
+        "        for waiting in view.waiting:\n"
+        "            return Plan([Prefill(waiting.request_id, waiting.remaining)])\n"
+        "        return Plan()\n",
+        encoding="utf-8",
+    )
+    done("simulate", "RUN.yaml", "--set", "scheduler=policy_own:OneByOne", "--out", "run")
+    assert summary("run")["completed"] == 20
+
+
+def test_the_list_of_schedulers() -> None:
+    output = done("schedulers")
+    for word in ("token_throttling", "max_prefill: 2048", "sarathi", "orca", "static", "vllm"):
+        assert word in output
+
+
+def test_traces() -> None:
+    assert json.loads(done("traces", "info", "trace.csv"))["requests"] == 20
+    assert json.loads(done("traces", "fit", "trace.csv"))["input_tokens"]["n"] == 20
+    assert done("traces", "convert", "trace.csv", "--out", "copy.csv") == "copy.csv\n"
+    info = [json.loads(done("traces", "info", name)) for name in ("trace.csv", "copy.csv")]
+    assert info[0]["prompt_tokens"] == info[1]["prompt_tokens"]
+
+
+def test_the_version() -> None:
+    assert done("--version") == f"evenflow {package.__version__}\n"
+
+
+def test_a_lean_run_loads_no_heavy_module(folder: Path) -> None:
+    code = (
+        "import sys; from experiments.cli import app\n"
+        "app(['simulate', 'RUN.yaml', '--save', 'requests'], standalone_mode=False)\n"
+        "heavy = {'pandas', 'plotly', 'matplotlib', 'scipy', 'torch'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    root = Path(package.__file__).parent.parent
+    env = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
+    finished = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert Path("out/RUN/summary.json").exists()

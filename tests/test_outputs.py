@@ -1,0 +1,91 @@
+"""Files: whole or not at all, and numbers that read back as they were."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenflow.errors import UsageError
+from experiments.outputs import staged, write_json, write_stages, write_table
+from tests.synthetic_run import synthetic_run
+
+
+def test_files_appear_together_at_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+    with staged(folder) as scratch:
+        (scratch / "sub").mkdir()
+        (scratch / "sub" / "summary.json").write_text("{}")
+        (scratch / "summary.json").write_text("{}")
+        assert [path for path in folder.iterdir() if path != scratch] == []
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    assert found == ["sub", "sub/summary.json", "summary.json"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_of_a_run_that_fails(tmp_path: Path, error: type[BaseException]) -> None:
+    def fail() -> None:
+        with staged(tmp_path / "new" / "run") as scratch:
+            (scratch / "summary.json").write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_never_holds_parts_of_two_runs(tmp_path: Path) -> None:
+    for name in ("report.html", "summary.json", "notes.txt"):
+        (tmp_path / name).write_text("earlier")
+    with staged(tmp_path) as scratch:
+        (scratch / "summary.json").write_text("later")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "notes.txt": "earlier",
+        "summary.json": "later",
+    }
+
+
+def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UsageError, match="file/run: cannot write there"),
+        staged(tmp_path / "file" / "run"),
+    ):
+        pass
+
+
+def test_numbers_read_back_bit_for_bit(tmp_path: Path) -> None:
+    values = np.array([0.1 + 0.2, 1e-300, np.nan, -0.0, 123456789.123456789])
+    write_table(
+        tmp_path / "t.csv", {"i": np.arange(5), "x": values, "s": ["a", 'b"', ",", "", "é"]}
+    )
+    with open(tmp_path / "t.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["s"] for row in rows] == ["a", 'b"', ",", "", "é"]
+    read = np.array([float(row["x"] or "nan") for row in rows])
+    assert read.tobytes() == values.tobytes()
+    assert rows[2]["x"] == ""
+
+
+def test_columns_of_different_length_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        write_table(tmp_path / "t.csv", {"a": np.arange(3), "b": np.arange(2)})
+
+
+def test_what_json_cannot_say_becomes_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "t.json", {"a": np.float64("nan"), "b": [float("inf"), np.int64(3)]})
+    assert json.loads((tmp_path / "t.json").read_text()) == {"a": None, "b": [None, 3]}
+
+
+def test_stages_are_written_one_after_the_other(tmp_path: Path) -> None:
+    result = synthetic_run(requests=5, depth=3)
+    write_stages(tmp_path / "stages.csv", result)
+    with open(tmp_path / "stages.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    batches = len(result.scheduled_s)
+    assert [int(row["stage"]) for row in rows] == sorted([0, 1, 2] * batches)
+    last = rows[batches + 1]  # stage 1, micro-batch 1
+    assert (last["batch_id"], float(last["end_s"])) == ("1", result.end_s[1, 1])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenflow.result import Floats, Ints, RunResult
+from evenflow.result import WAIT_REASONS, Floats, Ints, RunResult
 
 CAUSES = (
     "fill_drain",
@@ -40,7 +40,7 @@ and `uneven_decode`; `policy` is work that the policy holds back although pages 
     CPU,
 ) = range(len(CAUSES))
 
-CAUSE_OF_WAIT = (STARVATION, KV_LIMITED, POLICY)
+CAUSE_OF_WAIT = {"work": STARVATION, "kv": KV_LIMITED, "policy": POLICY}
 """The cause for each of WAIT_REASONS."""
 
 RESOLUTION_S = 1e-9
@@ -159,7 +159,8 @@ def _nothing_sent(result: RunResult, slot_s: Floats, sent_s: Floats) -> list[Row
     Asked and nothing to send: that answer, until it sends. Not asked since it last sent: no request
     was there until the last arrival or return; from then on the driver was busy.
     """
-    wait_s, cause_of_wait = result.wait_s, np.array(CAUSE_OF_WAIT)[result.wait_reason]
+    wait_s = result.wait_s
+    cause_of_wait = np.array([CAUSE_OF_WAIT[why] for why in WAIT_REASONS])[result.wait_reason]
     everyone = np.arange(len(sent_s))
     sent_before_s = np.concatenate([[-np.inf], result.scheduled_s[:-1]])
     asked_s = _latest(wait_s, sent_s)
@@ -177,7 +178,7 @@ def _nothing_sent(result: RunResult, slot_s: Floats, sent_s: Floats) -> list[Row
     answer[_latest(wait_s, slot_s) < sent_before_s] = STARVATION
     asked = Rows(everyone, np.minimum(next_wait_s[following], stop_s), answer)
     gap = np.searchsorted(slot_s, wait_s, side="left") - 1
-    inside = (gap >= 0) & (wait_s < stop_s[gap])
+    inside = gap >= 0
     again = Rows(
         gap[inside], np.minimum(next_wait_s[1:][inside], stop_s[gap[inside]]), cause_of_wait[inside]
     )

@@ -125,8 +125,7 @@ def _tile(rows: Rows, timeline: Timeline, stage: int) -> Rows:
     """
     free_s, start_s = timeline.free_s[:, stage], timeline.start_s[:, stage]
     rows = _select(rows, (start_s - free_s > RESOLUTION_S)[rows.batch])
-    stop_s = np.clip(rows.stop_s, free_s[rows.batch], start_s[rows.batch])
-    rows = rows._replace(stop_s=np.maximum.accumulate(stop_s))
+    rows = rows._replace(stop_s=np.clip(rows.stop_s, free_s[rows.batch], start_s[rows.batch]))
     share_s = (start_s - free_s)[rows.batch] / np.bincount(rows.batch, minlength=1)[rows.batch]
     length_s = rows.stop_s - _starts(rows, free_s)
     rows = _select(rows, length_s >= np.minimum(share_s * 0.999, RESOLUTION_S))

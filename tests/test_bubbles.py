@@ -134,10 +134,11 @@ def test_an_answer_given_before_the_gap_holds_in_it() -> None:
 
 
 def test_an_answer_is_void_once_a_micro_batch_was_sent() -> None:
-    result = tandem([[1], [1], [1]], ready_s=[0, 2, 5], waits=[(1, "kv")], arrival_s=[0, 5])
+    result = tandem([[1], [1], [1]], ready_s=[0, 2, 5], waits=[(1, "kv")], arrival_s=[0, 4])
     assert pieces(attribute(result)) == [
         (0, 1.0, 2.0, "kv_limited", 1),
-        (0, 3.0, 5.0, "starvation", 2),
+        (0, 3.0, 4.0, "starvation", 2),
+        (0, 4.0, 5.0, "cpu", 2),
     ]
 
 
@@ -185,7 +186,27 @@ def test_a_slow_middle_stage_hides_the_links() -> None:
     """The oldest micro-batch queued for longer than it spent on links: they made no idle time."""
     result = tandem([[1, 2, 1]] * 9, cap=3, link_s=0.1)
     assert {batch for *_, batch in of_cause(result, "link")} == {0, 3}
-    assert {batch for *_, batch in of_cause(result, "uneven_stages")} == set(range(1, 9))
+    totals = attribute(result).totals()
+    assert {cause for cause in CAUSES if totals[cause]} == {"fill_drain", "uneven_stages", "link"}
+
+
+def test_links_and_unevenness_share_the_wait_for_a_slot() -> None:
+    """Of the 4 s that stage 0 idles on each round trip, the link takes one."""
+    result = tandem([[4, 4], [1, 1]] * 3, cap=2, link_s=1.0, prefill_tokens=[512, 0] * 3)
+    assert [piece for piece in pieces(attribute(result)) if piece[0] == 0][:-1] == [
+        (0, 5.0, 8.0, "prefill_decode", 2),
+        (0, 8.0, 9.0, "link", 2),
+        (0, 14.0, 17.0, "prefill_decode", 4),
+        (0, 17.0, 18.0, "link", 4),
+    ]
+
+
+def test_preparation_that_stage_0_has_too_does_not_delay_a_slot() -> None:
+    result = tandem([[1, 1]] * 4, cap=2, link_s=0.5, prepare_s=0.25)
+    assert [piece[:4] for piece in pieces(attribute(result)) if piece[4] == 2][:2] == [
+        (0, 2.5, 3.0, "link"),
+        (0, 3.0, 3.25, "cpu"),
+    ]
 
 
 def test_an_in_flight_cap_below_the_depth_is_policy() -> None:
@@ -236,6 +257,11 @@ def test_a_longer_transfer_does() -> None:
     assert of_cause(result, "link")[1:] == [(1, 3.5, 3.75, "link", 2)]
 
 
+def test_half_from_the_stages_and_half_from_the_micro_batches_is_named_by_content() -> None:
+    result = tandem([[1, 1], [2, 1.5]], prefill_tokens=[0, 512])
+    assert pieces(attribute(result))[-1] == (1, 2.0, 3.0, "prefill_decode", 1)
+
+
 # -- edges --------------------------------------------------------------------------------------
 
 
@@ -261,7 +287,8 @@ def test_no_micro_batch(arrival_s: tuple[float, ...]) -> None:
 
 
 def test_rounding_is_not_idle_time() -> None:
-    result = tandem([[0.1, 0.1]] * 50)
+    exact = tandem([[1, 1]] * 4)
+    result = dataclasses.replace(exact, end_s=exact.end_s - [[0, 1e-12]])
     assert {cause for *_, cause, _ in pieces(attribute(result))} == {"fill_drain"}
 
 

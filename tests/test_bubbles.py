@@ -114,9 +114,6 @@ def test_table_spells_out_the_cause() -> None:
     assert table["cause"].tolist() == ["kv_limited", "fill_drain", "fill_drain", "kv_limited"]
 
 
-# -- the driver ---------------------------------------------------------------------------------
-
-
 def test_the_last_answer_holds_until_the_next() -> None:
     result = tandem(
         [[1], [1]], ready_s=[0, 6], waits=[(1, "work"), (2, "kv"), (4, "policy")], arrival_s=[0]
@@ -158,9 +155,6 @@ def test_before_the_first_micro_batch_nothing_is_filling_yet() -> None:
         (1, 0.0, 2.0, "policy", 0),
         (1, 2.0, 3.0, "fill_drain", 0),
     ]
-
-
-# -- no slot free -------------------------------------------------------------------------------
 
 
 def test_a_heavy_micro_batch_holds_its_slot() -> None:
@@ -228,9 +222,6 @@ def test_an_answer_given_while_no_slot_is_free_does_not_hide_the_cause() -> None
     assert pieces(attribute(asked)) == EXPECTED["link"]
 
 
-# -- holes travel -------------------------------------------------------------------------------
-
-
 def test_a_hole_keeps_its_cause_on_its_way_through_the_stages() -> None:
     """Two equal micro-batches in flight on four stages: nothing is uneven, there is no work."""
     waits = [(2.0 + 4 * turn, "work") for turn in range(3)]
@@ -260,9 +251,6 @@ def test_a_longer_transfer_does() -> None:
 def test_half_from_the_stages_and_half_from_the_micro_batches_is_named_by_content() -> None:
     result = tandem([[1, 1], [2, 1.5]], prefill_tokens=[0, 512])
     assert pieces(attribute(result))[-1] == (1, 2.0, 3.0, "prefill_decode", 1)
-
-
-# -- edges --------------------------------------------------------------------------------------
 
 
 def test_one_stage_without_a_gap_has_no_bubbles() -> None:

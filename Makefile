@@ -39,5 +39,5 @@ clean:
 		exit 1; fi; \
 	echo "installing evenflow[$(extras)] into $(@D) with $$($$python --version)"; \
 	$$python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$(extras)]"
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[$(extras)]"
 	@touch $@

@@ -68,7 +68,7 @@ class Batcher:
         self.preemptions = 0
         self.gap_s: list[float] = []
         self.gap_count: list[int] = []
-        self.wait_reason: str | None = None
+        self._answer = "policy"
         self.wake_at_s: float | None = None
         self._added = 0
         self._batches = 0
@@ -95,22 +95,24 @@ class Batcher:
         """Ask the policy for a micro-batch and put it in flight; None means wait.
 
         The policy is asked only when there is something it could send. `wait_reason` then says why
-        it sent nothing, `wake_at_s` when it wants to be asked again. Raises PolicyError for a plan
-        that cannot be carried out, StallError for one that would never send anything.
+        nothing is sent, `wake_at_s` when the policy wants to be asked again. Raises PolicyError for
+        a plan that cannot be carried out, StallError for one that would never send anything.
         """
         self.wake_at_s = None
+        self.now_s = now_s
         while self.can_send:
-            self.now_s = now_s
             preemptions = self.preemptions
-            plan = self._ask()
+            try:
+                plan = self.scheduler.schedule(self._view)
+            except Exception as error:
+                what = f"raised {type(error).__name__}: {error}"
+                raise PolicyError(f"policy {self.policy_name} {what}") from error
             batch = self._carry_out(plan)
             if batch is not None:
                 return batch
             if self.preemptions == preemptions:
                 self._wait(plan)
                 return None
-        blocked = len(self.in_flight) >= self.max_in_flight or self.waiting_tokens
-        self.wait_reason = "policy" if blocked else "work"
         return None
 
     def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
@@ -143,7 +145,7 @@ class Batcher:
             finished += self._stop(group, stopped)
         for row in finished:
             self._retire(row, now_s)
-        if group is not None and len(group):
+        if group is not None and group.members:
             self.ready.append(group)
         return finished
 
@@ -151,10 +153,24 @@ class Batcher:
 
     @property
     def can_send(self) -> bool:
-        """Whether a micro-batch may be scheduled and there is anything to put into it."""
+        """Whether the cap allows a micro-batch and there is anything to put into it."""
         return len(self.in_flight) < self.max_in_flight and bool(
             self.ready.rows or self.waiting or self.partials
         )
+
+    @property
+    def wait_reason(self) -> str:
+        """Why nothing is sent (one of WAIT_REASONS): the policy's answer, or what is in the way.
+
+        Nothing the policy could send is the policy's doing if work waits (behind the cap, or behind
+        an earlier chunk), or if it has put the running decodes, enough for every stage, into fewer
+        micro-batches than there are stages. Otherwise there is too little work.
+        """
+        if self.can_send:
+            return self._answer
+        if self.waiting_tokens or self.running_decodes >= self.depth:
+            return "policy"
+        return "work"
 
     @property
     def ready_decodes(self) -> int:
@@ -181,30 +197,23 @@ class Batcher:
         reason: str | None = refuse(request.prompt_tokens, request.output_tokens, self.pool)
         return reason
 
-    def _ask(self) -> Plan:
-        try:
-            plan = self.scheduler.schedule(self._view)
-        except Exception as error:
-            raise PolicyError(
-                f"policy {self.policy_name} raised {type(error).__name__}: {error}"
-            ) from error
-        if type(plan) is not Plan:
-            raise PolicyError(f"policy {self.policy_name} returned {plan!r}, not a Plan")
-        return plan
-
     @property
     def policy_name(self) -> str:
         return type(self.scheduler).__name__
 
     def _carry_out(self, plan: Plan) -> MicroBatch | None:
+        if type(plan) is not Plan:
+            raise PolicyError(f"policy {self.policy_name} returned {plan!r}, not a Plan")
         for request_id in plan.preempt:
             self._preempt(self._preemptible(request_id))
         chunks = [self._place(prefill) for prefill in plan.prefills] if plan.prefills else []
         group = self._take_decodes(plan) if plan.decodes else None
         if group is None and not chunks:
             return None
-        decode_tokens = len(group) if group is not None else 0
-        prefill_tokens = sampled = 0
+        prefill_tokens = sampled = decode_tokens = decode_context = 0
+        if group is not None:
+            sampled = decode_tokens = len(group.members)
+            decode_context = group.context
         for chunk in chunks:
             prefill_tokens += chunk.stop - chunk.start
             sampled += chunk.last
@@ -215,8 +224,8 @@ class Batcher:
             group,
             prefill_tokens,
             decode_tokens,
-            group.context if group is not None else 0,
-            decode_tokens + sampled,
+            decode_context,
+            sampled,
             self.pool.free_pages,
         )
         self._batches += 1
@@ -231,17 +240,18 @@ class Batcher:
             raise self._broken(row, f"needs {need} pages of {self.pool.free_pages} free")
         if need > 0:
             row.pages += self.pool.allocate(need)
-        if start:
-            self.partials.remove(row)
-        else:
+        last = stop == row.prompt_tokens
+        goes_on = self.pipelined_chunks and not last
+        if not start:
             self._leave_queue(row)
             self.running += 1
+            if goes_on:
+                insort(self.partials, row, key=_by_arrival)
+        elif not goes_on:
+            self.partials.remove(row)
         row.computed = stop
         row.chunks_in_flight += 1
         self.waiting_tokens -= prefill.tokens
-        last = stop == row.prompt_tokens
-        if not last and self.pipelined_chunks:
-            insort(self.partials, row, key=_by_arrival)
         return Chunk(row, start, stop, last, row.epoch)
 
     def _prefillable(self, prefill: Prefill) -> Row:
@@ -271,15 +281,15 @@ class Batcher:
         if plan.order not in ORDERS:
             raise PolicyError(f"policy {self.policy_name} asks for the order {plan.order!r}")
         group = self.ready.take(plan.decodes, plan.order)
-        due = group.page_at.get(group.tick)
-        if due is None:
+        if group.tick not in group.page_at:
             return group
+        due = group.due_pages()
         while len(due) > self.pool.free_pages:
             self._preempt(self._victim(group, plan.victims), group)
             due = group.due_pages()
         if due:
             group.grow(self.pool.allocate(len(due)), self.pool.page_tokens)
-        return group if len(group) else None
+        return group if group.members else None
 
     # -- preemption -----------------------------------------------------------------------------
 
@@ -374,7 +384,7 @@ class Batcher:
                 "and it sends nothing"
             )
         self.wake_at_s = plan.wake_at_s
-        self.wait_reason = "kv" if plan.kv_limited else "policy"
+        self._answer = "kv" if plan.kv_limited else "policy"
 
     def _broken(self, row: Row, what: str) -> PolicyError:
         return PolicyError(f"policy {self.policy_name}, request {row.request.request_id}: {what}")

@@ -60,14 +60,15 @@ Buckets = dict[int, list[Row]]
 class DecodeGroup:
     """Rows that decode in lock-step: an ordered handle with its length and total context.
 
-    `context` is the number of tokens the rows attend to, summed. `last_s` is when the rows that
-    have stepped together last got a token; rows that joined since then remember their own time.
+    `members` maps request ids to rows, in the order in which they joined. `context` is the number
+    of tokens the rows attend to, summed. `last_s` is when the rows that have stepped together last
+    got a token; rows that joined since then remember their own time.
     """
 
-    __slots__ = ("_fresh", "_rows", "context", "finish_at", "last_s", "page_at", "tick")
+    __slots__ = ("_fresh", "context", "finish_at", "last_s", "members", "page_at", "tick")
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
+        self.members: dict[int, Row] = {}
         self._fresh: list[Row] = []
         self.tick = 0
         self.context = 0
@@ -76,14 +77,14 @@ class DecodeGroup:
         self.finish_at: Buckets = {}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.members)
 
     def __contains__(self, row: Row) -> bool:
-        return row.request.request_id in self._rows
+        return row.request.request_id in self.members
 
     def rows(self) -> Iterator[Row]:
         """Iterate over the members in the order in which they joined."""
-        return iter(self._rows.values())
+        return iter(self.members.values())
 
     def context_of(self, row: Row) -> int:
         return row.base + self.tick
@@ -92,7 +93,7 @@ class DecodeGroup:
         """Add a row that attends to `context` tokens and got its last token at
         `row.last_token_s`."""
         tick = self.tick
-        self._rows[row.request.request_id] = row
+        self.members[row.request.request_id] = row
         self.context += context
         row.base = context - tick
         row.joined_tick = tick
@@ -103,14 +104,14 @@ class DecodeGroup:
         row.page_tick = tick + room if room < steps else -1
         if room < steps:
             self.page_at.setdefault(row.page_tick, []).append(row)
-        if len(self._rows) == 1:
+        if len(self.members) == 1:
             self.last_s = row.last_token_s
         elif row.last_token_s != self.last_s:
             self._fresh.append(row)
 
     def leave(self, row: Row) -> int:
         """Remove a row; return the number of tokens it attends to."""
-        del self._rows[row.request.request_id]
+        del self.members[row.request.request_id]
         context = row.base + self.tick
         self.context -= context
         row.generated += self.tick - row.joined_tick
@@ -125,11 +126,11 @@ class DecodeGroup:
 
     def split(self, count: int, page_tokens: int) -> DecodeGroup:
         """Move the first `count` members into a group of their own."""
-        return self._move(list(islice(self._rows.values(), count)), page_tokens)
+        return self._move(list(islice(self.members.values(), count)), page_tokens)
 
     def split_last(self, count: int, page_tokens: int) -> DecodeGroup:
         """Move the last `count` members into a group of their own."""
-        rows = list(islice(reversed(self._rows.values()), count))
+        rows = list(islice(reversed(self.members.values()), count))
         return self._move(rows[::-1], page_tokens)
 
     def _move(self, rows: list[Row], page_tokens: int) -> DecodeGroup:
@@ -164,23 +165,24 @@ class DecodeGroup:
         Appends the times since each member's previous token to `gap_s`, with how many rows they
         hold for. The rows that end have left the group.
         """
-        settled = len(self._rows) - len(self._fresh)
-        if settled:
-            gap_s.append(now_s - self.last_s)
-            gap_count.append(settled)
+        size = settled = len(self.members)
         if self._fresh:
+            settled -= len(self._fresh)
             for row in self._fresh:
                 gap_s.append(now_s - row.last_token_s)
                 gap_count.append(1)
             self._fresh = []
+        if settled:
+            gap_s.append(now_s - self.last_s)
+            gap_count.append(settled)
         self.last_s = now_s
         self.tick += 1
-        self.context += len(self._rows)
-        finished = self.finish_at.pop(self.tick, None)
-        if finished is None:
+        self.context += size
+        if self.tick not in self.finish_at:
             return []
+        finished = self.finish_at.pop(self.tick)
         for row in finished:
-            del self._rows[row.request.request_id]
+            del self.members[row.request.request_id]
             self.context -= row.base + self.tick
             row.generated = row.request.output_tokens
         return finished

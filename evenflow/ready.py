@@ -37,7 +37,7 @@ class ReadyQueue:
 
     def append(self, group: DecodeGroup) -> None:
         self._groups.append(group)
-        self.rows += len(group)
+        self.rows += len(group.members)
 
     def remove(self, row: Row) -> None:
         group = next(group for group in self._groups if row in group)
@@ -59,8 +59,9 @@ class ReadyQueue:
         if len(groups) == 1 and count == self.rows:
             self.rows = 0
             return groups.pop()
+        by_arrival = order == "arrival" and count < self.rows
         self.rows -= count
-        if order == "arrival" and count <= self.rows:
+        if by_arrival:
             return self._take_by_arrival(count)
         end = 0 if order == "first_returned" else -1
         taken = self._take_from(end, count)

@@ -16,9 +16,10 @@ from evenflow.types import MicroBatch, Request
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-WAIT_REASONS = ("work", "kv", "policy")
-"""Why the driver had no micro-batch for a stage that could take one: there was nothing to run; work
-waited and pages did not suffice; work waited, pages sufficed, and the policy sent nothing."""
+WAIT_REASONS = ("kv", "policy", "work")
+"""Why the driver had no micro-batch for a stage that could take one: work waited and pages did not
+suffice; work waited, pages sufficed, and the policy sent nothing; there was nothing to run. Of
+several engines that wait, the first of these reasons counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,10 @@ class RunResult:
     `available_s` (its input is there), `start_s`, `end_s` (it computes). Between `available_s` and
     `start_s` the micro-batch queues behind its predecessor, then the CPU prepares it.
 
-    `wait_s`, `wait_reason`: each time the driver asked for a micro-batch and got none, and why (an
-    index into WAIT_REASONS); repeats of one answer with nothing scheduled in between are left out.
-    `gap_s`, `gap_count`: time between successive tokens of a request, and how many such gaps.
+    `wait_s`, `wait_reason`: from when on the driver had nothing to send, and why (an index into
+    WAIT_REASONS), until the next micro-batch is scheduled; repeats of one answer with nothing
+    scheduled in between are left out. `gap_s`, `gap_count`: time between successive tokens of a
+    request, and how many such gaps.
     """
 
     depth: int

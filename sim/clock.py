@@ -38,13 +38,13 @@ class Clock(Environment):
 
 
 class Signal(Event):
-    """An event that calls one function and may be queued any number of times.
+    """An event that calls one function with the time, and may be queued any number of times.
 
     NOTE: SimPy clears an event's callbacks when it processes it; putting them back costs less than
     a new event for each of a million micro-batches.
     """
 
-    def __init__(self, clock: Clock, call: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, call: Callable[[float], None]) -> None:
         super().__init__(clock)
         self._ok = True
         self._value = None
@@ -54,4 +54,4 @@ class Signal(Event):
 
     def _fire(self, _: Event) -> None:
         self.callbacks = self._handlers
-        self._call()
+        self._call(self.env.now)

@@ -15,7 +15,7 @@ from simpy import Event
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError
 from evenflow.kv import PagePool
-from evenflow.result import Recorder, RunResult
+from evenflow.result import WAIT_REASONS, Recorder, RunResult
 from evenflow.types import MicroBatch, Request
 from sim.clock import LAST, Clock, Signal
 from sim.stages import StageProcesses
@@ -44,7 +44,7 @@ class Driver:
         self._pipeline = pipeline(self._clock, world, self._recorder, self._changed, self._returned)
         self._ask = Signal(self._clock, self._settle_later)
         self._ask_queued = False
-        self._last_wait: str | None = None
+        self._last_wait = ""
         self._backlog = deque(world.requests)  # not yet arrived
 
     def run(self) -> RunResult:
@@ -59,60 +59,66 @@ class Driver:
             gap_count=[count for engine in self.engines for count in engine.gap_count],
         )
 
-    def _settle(self) -> None:
+    def _settle(self, now_s: float) -> None:
         """Send micro-batches while the pipeline can take one and a policy has one."""
-        while self._pipeline.can_take():
-            batch = self._next()
+        pipeline = self._pipeline
+        while pipeline.can_take(now_s):
+            batch = self._next(now_s)
             if batch is None:
-                return
-            self._last_wait = None
-            self._pipeline.submit(batch)
+                return self._record_wait(now_s)
+            pipeline.submit(batch)
+        for engine in self.engines:
+            if engine.can_send:
+                return pipeline.call_when_free()
+        return self._record_wait(now_s)
 
-    def _next(self) -> MicroBatch | None:
-        """Ask the engines in turn; the one that was asked longest ago goes first."""
+    def _next(self, now_s: float) -> MicroBatch | None:
+        """Ask the engines in turn; the one that was served longest ago goes first."""
         turns = self._turns
-        for _ in range(len(turns)):
-            engine = turns[0]
-            turns.rotate(-1)
-            batch = engine.next(self._clock.now)
+        for engine in turns:
+            batch = engine.next(now_s)
             if batch is not None:
+                turns.remove(engine)
+                turns.append(engine)
                 self._owners.append(engine)
+                self._last_wait = ""
                 return batch
             if engine.wake_at_s is not None:
-                self._wake(engine.wake_at_s)
-        self._record_wait()
+                self._wake(engine.wake_at_s, now_s)
         return None
 
-    def _record_wait(self) -> None:
-        reasons = {engine.wait_reason for engine in self.engines}
-        reason = next(reason for reason in ("kv", "policy", "work") if reason in reasons)
+    def _record_wait(self, now_s: float) -> None:
+        """Record why there is nothing to send; of several engines, the most urgent reason."""
+        reason = self.engines[0].wait_reason
+        for engine in self.engines[1:]:
+            reason = min(reason, engine.wait_reason, key=WAIT_REASONS.index)
         if reason != self._last_wait:
-            self._recorder.wait(self._clock.now, reason)
+            self._recorder.wait(now_s, reason)
             self._last_wait = reason
 
-    def _changed(self) -> None:
+    def _changed(self, now_s: float) -> None:
         """Something happened at this instant: ask when the instant is over."""
         if self._pipeline.queues_ahead and not self._clock.more_now():
-            self._settle()
+            self._settle(now_s)
         elif not self._ask_queued:
             self._ask_queued = True
-            self._clock.at(self._clock.now, self._ask, LAST)
+            self._clock.at(now_s, self._ask, LAST)
 
-    def _settle_later(self) -> None:
+    def _settle_later(self, now_s: float) -> None:
         self._ask_queued = False
-        self._settle()
+        self._settle(now_s)
 
-    def _wake(self, at_s: float) -> None:
-        if at_s <= self._clock.now:
-            raise PolicyError(f"a policy asks at {self._clock.now} s to be woken at {at_s} s")
+    def _wake(self, at_s: float, now_s: float) -> None:
+        if not at_s > now_s:
+            raise PolicyError(f"a policy asks at {now_s} s to be woken at {at_s} s")
         self._clock.at(at_s, Signal(self._clock, self._changed))
 
-    def _returned(self, batch: MicroBatch) -> None:
-        finished = self._owners.popleft().complete(batch, self._clock.now)
+    def _returned(self, batch: MicroBatch, now_s: float) -> None:
+        finished = self._owners.popleft().complete(batch, now_s)
         if finished:
             self._recorder.finish(finished)
             self._done(len(finished))
-        self._changed()
+        self._changed(now_s)
 
     def _done(self, count: int) -> None:
         if self._world.concurrency is not None:
@@ -130,14 +136,14 @@ class Driver:
         backlog = self._backlog
         if self._world.concurrency is not None:
             self._let_in(self._world.concurrency)
-            self._changed()
+            self._changed(self._clock.now)
             return
         while backlog:
             if backlog[0].arrival_s > self._clock.now:
                 yield self._clock.until(backlog[0].arrival_s)
             while backlog and backlog[0].arrival_s <= self._clock.now:
                 self._admit(backlog.popleft())
-            self._changed()
+            self._changed(self._clock.now)
 
     def _admit(self, request: Request) -> bool:
         """Give an arrival to the engine with the fewest live requests; say whether it is served."""

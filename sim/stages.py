@@ -39,8 +39,8 @@ class StageProcesses:
         clock: Clock,
         world: World,
         recorder: Recorder,
-        on_change: Callable[[], None],
-        on_return: Callable[[MicroBatch], None],
+        on_change: Callable[[float], None],
+        on_return: Callable[[MicroBatch, float], None],
     ) -> None:
         self._clock = clock
         self._world = world
@@ -62,9 +62,12 @@ class StageProcesses:
             for store in dict.fromkeys(self._links):
                 clock.process(self._carry(store))
 
-    def can_take(self) -> bool:
+    def can_take(self, now_s: float) -> bool:
         """Say whether the driver may send a micro-batch now."""
         return self._eager or self._at_stage0 == 0
+
+    def call_when_free(self) -> None:
+        """Nothing to do: `on_change` is called whenever stage 0 finishes."""
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
@@ -105,10 +108,10 @@ class StageProcesses:
     def _leave(self, stage: int, travel: _Travel) -> None:
         if stage == 0:
             self._at_stage0 -= 1
-            self._on_change()
+            self._on_change(self._clock.now)
         if stage == self._world.depth - 1:
             self._recorder.batch(travel.batch, travel.times)
-            self._on_return(travel.batch)
+            self._on_return(travel.batch, self._clock.now)
         elif self._links:
             self._links[stage].put((stage, travel))
         else:

@@ -31,8 +31,8 @@ class Tandem:
         clock: Clock,
         world: World,
         recorder: Recorder,
-        on_change: Callable[[], None],
-        on_return: Callable[[MicroBatch], None],
+        on_change: Callable[[float], None],
+        on_return: Callable[[MicroBatch, float], None],
     ) -> None:
         if world.link is not None and world.link.shared:
             raise ValueError("a shared link needs sim.stages")
@@ -45,26 +45,35 @@ class Tandem:
         self._link_free_s = [0.0] * world.depth
         self._prepared_s = [0.0] * world.depth
         self._driver_free_s = 0.0
-        self._ask_at_stage0 = world.dispatch == "stage0" and world.depth > 1
         self._eager = world.dispatch == "eager"
-        self._stage0_free = Signal(clock, on_change)
+        self._on_change = on_change
+        self._stage0_free = Signal(clock, self._take_next)
+        self._call_queued = False
         self._returned = Signal(clock, self._hand_back)
 
-    def can_take(self) -> bool:
+    def can_take(self, now_s: float) -> bool:
         """Say whether the driver may send a micro-batch now."""
-        return self._eager or self._stage_free_s[0] <= self._clock.now
+        return self._eager or self._stage_free_s[0] <= now_s
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
         times = self._cross(batch)
         self._recorder.batch(batch, times)
         self._travelling.append(batch)
-        if self._ask_at_stage0:
-            self._clock.at(self._stage_free_s[0], self._stage0_free)
         self._clock.at(times[-1], self._returned)
 
-    def _hand_back(self) -> None:
-        self._on_return(self._travelling.popleft())
+    def call_when_free(self) -> None:
+        """Call `on_change` when stage 0 is free. On a single stage the return does."""
+        if not self._call_queued and len(self._stage_free_s) > 1:
+            self._call_queued = True
+            self._clock.at(self._stage_free_s[0], self._stage0_free)
+
+    def _take_next(self, now_s: float) -> None:
+        self._call_queued = False
+        self._on_change(now_s)
+
+    def _hand_back(self, now_s: float) -> None:
+        self._on_return(self._travelling.popleft(), now_s)
 
     def _cross(self, batch: MicroBatch) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""
@@ -79,8 +88,7 @@ class Tandem:
         last = world.depth - 1
         times: list[float] = []
         for stage, seconds in enumerate(world.costs.times(batch)):
-            start = free[stage]
-            start = max(start, at)
+            start = at if at > free[stage] else free[stage]
             if prepares:
                 prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
                 if not overlapped:

@@ -1,4 +1,5 @@
-"""Random small worlds for property tests: traces, deployments, policies, pools that force preemption."""
+"""Random small worlds for property tests: traces, deployments, policies, pools that force
+preemption."""
 
 from __future__ import annotations
 

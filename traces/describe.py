@@ -97,7 +97,7 @@ def fit(trace: Trace) -> dict[str, dict[str, Any]]:
     return result
 
 
-def convert(trace: Trace, out_path: str | Path, format: str = "vidur") -> Path:  # noqa: A002
+def convert(trace: Trace, out_path: str | Path, format: str = "vidur") -> Path:
     """Write a trace as a Vidur csv, whole or not at all, and return the path.
 
     Columns `arrived_at` (seconds, only where there are times), `num_prefill_tokens`,

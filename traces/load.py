@@ -24,10 +24,10 @@ from traces.trace import FILTERS, Floats, Ints, LengthFilter, Trace
 def load_trace(
     path_or_name: str | Path,
     *,
-    format: str | None = None,  # noqa: A002 - the word the user writes in the configuration
+    format: str | None = None,
     limit: int | None = None,
     tokenizer: str | Path | None = None,
-    filter: str | None = None,  # noqa: A002
+    filter: str | None = None,
     seed: int = 0,
 ) -> Trace:
     """Load a trace file, or draw a bundled sample.

@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from evenflow.errors import UsageError
 from evenflow.schedulers.orca import Orca
@@ -111,8 +111,7 @@ def _imported(name: str) -> type[Scheduler]:
             f"scheduler {name!r}: {module_name} has no class {class_name!r} with a method "
             "schedule(view)"
         )
-    found: type[Scheduler] = cls
-    return found
+    return cast("type[Scheduler]", cls)
 
 
 def _hint(word: str, known: Mapping[str, Any]) -> str:

@@ -38,13 +38,15 @@ class Room:
     """What the micro-batch being planned still has room for, and the prefills planned so far.
 
     `tokens` of prefill, `rows`, `seats` (requests that may still start to run), `pages` (free ones
-    this plan may use). `kv_limited` is set when a prompt did not get the pages it needs.
+    this plan may use). Admission leaves `watermark_pages` for decodes to grow into, once anything
+    runs that could. `kv_limited` is set when a prompt did not get the pages it needs.
     """
 
     tokens: int
     rows: int
     seats: int
     pages: int
+    watermark_pages: int = 0
     prefills: list[Prefill] = field(default_factory=list)
     kv_limited: bool = False
 
@@ -72,7 +74,8 @@ class Room:
             if self.tokens <= 0 or self.rows <= 0 or self.seats <= 0:
                 return
             pages = -(-max(prompt.tokens, reserved_tokens) // view.page_tokens)
-            if pages > self.pages:
+            spare = self.watermark_pages if view.running or self.prefills else 0
+            if pages > self.pages - spare:
                 self.kv_limited = True
                 return
             tokens = min(prompt.tokens, self.tokens) if chunked else prompt.tokens
@@ -80,11 +83,3 @@ class Room:
                 return
             self.add(prompt, tokens, pages, max(prompt.tokens, reserved_tokens))
             self.seats -= 1
-
-
-def pages_above_watermark(view: View, watermark: float, pages: int) -> int:
-    """Return how many of `pages` admission may use: all but `watermark` of the pool.
-
-    The watermark keeps pages for decodes to grow into; with nothing running it protects nobody.
-    """
-    return pages - int(watermark * view.total_pages) if view.running else pages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from evenflow.schedulers.fcfs import Room, at_least, fraction, pages_above_watermark, row_cap
+from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
 from evenflow.types import Plan
 from evenflow.view import View
 
@@ -63,7 +63,8 @@ class Sarathi:
             tokens=self.token_budget - decodes,
             rows=self.max_batch_rows - decodes,
             seats=self.max_num_seqs - view.running,
-            pages=pages_above_watermark(view, self.watermark, pages),
+            pages=pages,
+            watermark_pages=int(self.watermark * view.total_pages),
         )
         room.go_on(view.partials)
         room.admit(view, chunked=self.mode != "hybrid_only")
@@ -76,5 +77,6 @@ class Sarathi:
         else:
             plan = self._mix(view, 0)
             plan = plan if plan.prefills else plan._replace(decodes=decodes)
-        self._prefilled_last = bool(plan.prefills)
+        if plan.prefills or plan.decodes:
+            self._prefilled_last = bool(plan.prefills)
         return plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -89,14 +88,10 @@ class TokenThrottling:
             raise ValueError(f"reserve must be threshold or adaptive, not {reserve}")
         self.max_prefill = at_least(max_prefill, 1, "max_prefill")
         self.kv_thresh = fraction(kv_thresh, "kv_thresh")
-        self.prefill_budget = partial(
-            prefill_budget,
-            iterations=at_least(iterations, 1, "iterations"),
-            max_prefill=max_prefill,
-            min_prefill=at_least(min_prefill, 0, "min_prefill"),
-            use_wt=use_wt,
-            use_ut=use_ut,
-        )
+        self.iterations = at_least(iterations, 1, "iterations")
+        self.min_prefill = at_least(min_prefill, 0, "min_prefill")
+        self.use_wt = use_wt
+        self.use_ut = use_ut
         self.coupled = coupled
         self.victims = VICTIMS[victim]
         self.adaptive = AdaptiveReserve() if reserve == "adaptive" else None
@@ -106,19 +101,37 @@ class TokenThrottling:
     def schedule(self, view: View) -> Plan:
         if self.coupled:
             return self._couple(view)
-        reserve, thresh = self._reserve(view)
-        ready = view.ready_decodes
-        budget = self._budget(view, reserve, thresh) if view.waiting_tokens else 0
-        prefills = self._spread(view, budget) if budget else []
-        decodes = 0
-        if ready:
-            running = view.running_decodes
-            decodes = min(decode_budget(running, view.depth, self._turn), ready)
-            self._turn += running >= view.depth
-            decodes = min(decodes, self.max_batch_rows - len(prefills))
+        prefills = self._throttle(view) if view.waiting_tokens else []
+        decodes = self._share(view, view.ready_decodes)
+        if prefills and decodes > self.max_batch_rows - len(prefills):
+            decodes = self.max_batch_rows - len(prefills)
         if not prefills and not decodes and not view.in_flight:
             return self._unblock(view)
         return Plan(prefills, decodes, "last_returned", self.victims, kv_limited=not prefills)
+
+    def _share(self, view: View, ready: int) -> int:
+        """Return how many ready decodes go: equation 4, as far as they and the rows suffice."""
+        if not ready:
+            return 0
+        running, depth = view.running_decodes, view.depth
+        decodes = decode_budget(running, depth, self._turn)
+        if running >= depth:
+            self._turn += 1
+        return min(decodes, ready, self.max_batch_rows)
+
+    def _throttle(self, view: View) -> list[Prefill]:
+        """Plan prefills within equation 3 and the pages above the reserve."""
+        reserve, thresh = self._reserve(view)
+        pages = view.free_pages
+        budget = view.page_tokens * max(pages - reserve, 0)
+        if view.depth == 1:
+            budget = min(self.max_prefill, budget)
+        elif budget:
+            idle_rate = pages / view.total_pages
+            budget = min(
+                self.prefill_budget(view.waiting_tokens, idle_rate, kv_thresh=thresh), budget
+            )
+        return self._spread(view, budget) if budget else []
 
     def _reserve(self, view: View) -> tuple[int, float]:
         """Return the pages kept for decodes, and the idle rate at which prefill stops."""
@@ -127,12 +140,20 @@ class TokenThrottling:
         pages = self.adaptive.pages(view)
         return pages, min(0.99, pages / view.total_pages)
 
-    def _budget(self, view: View, reserve: int, thresh: float) -> int:
-        capacity = view.page_tokens * max(view.free_pages - reserve, 0)
-        if view.depth == 1:
-            return min(self.max_prefill, capacity)
-        idle_rate = view.free_pages / view.total_pages
-        return min(self.prefill_budget(view.waiting_tokens, idle_rate, kv_thresh=thresh), capacity)
+    def prefill_budget(
+        self, waiting_tokens: int, idle_rate: float, *, kv_thresh: float | None = None
+    ) -> int:
+        """Return `prefill_budget` with this policy's parameters."""
+        return prefill_budget(
+            waiting_tokens,
+            idle_rate,
+            iterations=self.iterations,
+            max_prefill=self.max_prefill,
+            min_prefill=self.min_prefill,
+            kv_thresh=self.kv_thresh if kv_thresh is None else kv_thresh,
+            use_wt=self.use_wt,
+            use_ut=self.use_ut,
+        )
 
     def _spread(self, view: View, budget: int) -> list[Prefill]:
         """Plan `budget` prefill tokens, first come first served, as pages last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evenflow.kv import PagePool
-from evenflow.schedulers.fcfs import Room, at_least, fraction, pages_above_watermark, row_cap
+from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
 from evenflow.types import Plan
 from evenflow.view import View
 
@@ -42,7 +42,8 @@ class VLLM:
             tokens=self.max_num_batched_tokens,
             rows=self.max_batch_rows,
             seats=self.max_num_seqs - view.running,
-            pages=pages_above_watermark(view, self.watermark, view.free_pages),
+            pages=view.free_pages,
+            watermark_pages=int(self.watermark * view.total_pages),
         )
         room.admit(view, chunked=False)
         if room.prefills:

@@ -111,5 +111,3 @@ def test_the_same_world_gives_the_same_bytes(world: World) -> None:
             assert left.tobytes() == right.tobytes(), name
         else:
             assert left == right, name
-
-

@@ -1,0 +1,180 @@
+"""Token Throttling against gLLM's equations 1 to 4, and its case studies (figures 7 and 8)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenflow.costs import AffineCost
+from evenflow.result import RunResult
+from evenflow.schedulers import create
+from evenflow.schedulers.token_throttling import (
+    AdaptiveReserve,
+    TokenThrottling,
+    decode_budget,
+    prefill_budget,
+)
+from evenflow.types import Request
+from sim import World, simulate
+
+waiting = st.integers(0, 200_000)
+idle = st.floats(0, 1)
+
+
+@given(waiting, idle, st.integers(1, 16))
+def test_wt_alone_is_equation_1(waiting_tokens: int, idle_rate: float, iterations: int) -> None:
+    budget = prefill_budget(
+        waiting_tokens, idle_rate, iterations=iterations, use_ut=False, kv_thresh=0.0
+    )
+    exact = min(max(waiting_tokens / iterations, 32), 2048)
+    assert exact - 1 < budget <= exact
+
+
+@given(waiting, idle)
+def test_ut_alone_is_equation_2_where_the_floor_does_not_act(
+    waiting_tokens: int, idle_rate: float
+) -> None:
+    budget = prefill_budget(waiting_tokens, idle_rate, use_wt=False, kv_thresh=0.0)
+    assert abs(budget - 2048 * idle_rate) <= 0.5
+
+
+@given(waiting, idle, st.integers(1, 16), st.floats(0, 0.5))
+def test_both_are_equation_3_with_the_floor_on_wt_only(
+    waiting_tokens: int, idle_rate: float, iterations: int, thresh: float
+) -> None:
+    budget = prefill_budget(waiting_tokens, idle_rate, iterations=iterations, kv_thresh=thresh)
+    if idle_rate < thresh:
+        assert budget == 0
+        return
+    ramp = 2048 * (idle_rate - thresh) / (1 - thresh)
+    equation_3 = max(min(waiting_tokens / iterations, ramp), 32)
+    if ramp >= 32:
+        assert equation_3 - 1 < budget <= equation_3 + 0.5
+    else:  # the public code lets UT push the budget below MinP, the equation does not
+        assert abs(budget - min(ramp, max(waiting_tokens / iterations, 32))) <= 0.5
+
+
+@given(st.integers(0, 5_000), st.integers(1, 16), st.integers(0, 100))
+def test_decodes_are_equation_4_with_the_remainder_spread(
+    running: int, depth: int, turn: int
+) -> None:
+    budgets = [decode_budget(running, depth, turn + offset) for offset in range(depth)]
+    if running >= depth:
+        assert sum(budgets) == running
+        assert max(budgets) - min(budgets) <= 1
+    else:
+        assert budgets == [min(running, 1)] * depth
+
+
+def world(requests: list[Request], depth: int, **params: object) -> World:
+    return World(
+        requests=requests,
+        make_scheduler=lambda: create("token_throttling", params, max_model_len=8192),
+        costs=AffineCost(0.01, 0.0, depth),
+        depth=depth,
+        total_pages=100_000,
+        max_model_len=8192,
+        max_in_flight=depth,
+    )
+
+
+def test_figure_7_arriving_prompts_are_spread_over_the_next_micro_batches() -> None:
+    """pp = 2, T = 3: 900 tokens wait, so 300, then 1/3 of what is left, and so on to the floor.
+
+    The third micro-batch ends the first prompt; it returns as the fifth is scheduled, which
+    therefore decodes it.
+    """
+    prompts = [Request(0, 0.0, 600, 2), Request(1, 0.0, 300, 2)]
+    result = simulate(world(prompts, depth=2, iterations=3))
+    assert result.prefill_tokens.tolist() == [300, 200, 133, 89, 59, 39, 32, 32, 16, 0]
+    assert result.decode_tokens.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    coupled = simulate(world(prompts, depth=2, coupled=True))
+    assert coupled.prefill_tokens.tolist() == [900, 0], "w/ CK the first micro-batch takes it all"
+
+
+def decodes_after_warm_up(result: RunResult) -> np.ndarray:
+    everyone_decodes_s = result.first_token_s.max()
+    last_to_leave_s = result.completion_s.min()
+    steady = (result.scheduled_s > everyone_decodes_s) & (result.scheduled_s < last_to_leave_s)
+    return result.decode_tokens[steady]
+
+
+@pytest.mark.parametrize(("running", "expected"), [(40, {10}), (42, {10, 11}), (5, {1, 2})])
+def test_figure_8_decodes_are_even_over_four_stages(running: int, expected: set[int]) -> None:
+    """pp = 4: whatever order they started in, successive micro-batches differ by at most one."""
+    prompts = [Request(i, 0.004 * i, 64, 200) for i in range(running)]
+    counts = decodes_after_warm_up(simulate(world(prompts, depth=4)))
+    assert len(counts) > 100
+    assert set(counts.tolist()) == expected
+
+
+def test_without_throttling_the_same_decodes_clump() -> None:
+    prompts = [Request(i, 0.004 * i, 64, 200) for i in range(40)]
+    sarathi = replace(
+        world(prompts, depth=4), make_scheduler=lambda: create("sarathi", {"token_budget": 2048})
+    )
+    counts = decodes_after_warm_up(simulate(sarathi))
+    assert counts.max() - counts.min() > 1
+
+
+def test_one_stage_has_nothing_to_balance() -> None:
+    result = simulate(world([Request(0, 0.0, 5_000, 3)], depth=1))
+    assert result.prefill_tokens.tolist() == [2048, 2048, 904, 0, 0]
+
+
+def test_the_pages_above_the_reserve_cap_the_budget() -> None:
+    """100 pages, 5 kept back: of 2,000 waiting tokens at T = 1, pages allow 95 x 16 at once."""
+    tight = World(
+        requests=[Request(0, 0.0, 1_590, 2)],
+        make_scheduler=lambda: TokenThrottling(iterations=1),
+        costs=AffineCost(0.01, 0.0, 2),
+        depth=2,
+        total_pages=100,
+        max_model_len=4096,
+        max_in_flight=2,
+    )
+    result = simulate(tight)
+    assert result.prefill_tokens[0] == 95 * 16
+    assert result.prefill_tokens.sum() == 1_590, "alone, a request may use the reserve"
+
+
+class FakeView:
+    """The counters that the adaptive reserve reads."""
+
+    page_tokens = 16
+    total_pages = 1_000
+    expected_output_tokens = 1_600.0
+    preemptions = 0
+
+
+def test_the_adaptive_reserve_decays_and_preemptions_push_it_up() -> None:
+    reserve, view = AdaptiveReserve(), FakeView()
+    assert reserve.pages(view) == 70  # 0.7 x 1600 / 16
+    assert reserve.pages(view) == 69  # 0.698
+    for _ in range(500):
+        reserve.pages(view)
+    assert reserve.pages(view) == 10  # the floor, 0.1
+    view.preemptions = 4
+    assert reserve.pages(view) == 30  # 0.1 + 4 x 0.05
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"iterations": 0},
+        {"max_prefill": 0},
+        {"min_prefill": -1},
+        {"kv_thresh": 1.0},
+        {"victim": "oldest"},
+        {"reserve": "none"},
+        {"max_batch_rows": 0},
+    ],
+)
+def test_bad_parameters_are_refused_by_name(params: dict[str, object]) -> None:
+    name, value = next(iter(params.items()))
+    with pytest.raises(ValueError, match=rf"{name}.*{value}"):
+        TokenThrottling(**params)  # type: ignore[arg-type]

@@ -2,7 +2,8 @@
 
 It follows requests one by one through plain lists, recomputes everything at every event, and is
 written from the definitions of the policies. It knows nothing of how Evenflow does the same:
-of Evenflow it knows only `Request`. No links, no CPU overheads, no swap, no prefix cache.
+of Evenflow it knows only the requests and the shape of a cost. No links, no CPU overheads, no swap,
+no prefix cache.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from evenflow.costs.base import BatchShape
 from evenflow.types import Request
 
 PAGE_TOKENS = 16
@@ -35,6 +37,32 @@ class Setting:
     max_num_seqs: int = 256
     max_batch_rows: int | None = None
     watermark: float = 0.01
+
+
+@dataclass(frozen=True)
+class ContextCost:
+    """Evenflow's counterpart of the costs here: a base a stage, then per token and per context."""
+
+    bases_s: tuple[float, ...]
+    per_token_s: float
+    per_context_s: float
+
+    @property
+    def depth(self) -> int:
+        return len(self.bases_s)
+
+    def times(self, batch: BatchShape) -> list[float]:
+        tokens = batch.prefill_tokens + batch.decode_tokens
+        return [
+            base_s + self.per_token_s * tokens + self.per_context_s * batch.decode_context
+            for base_s in self.bases_s
+        ]
+
+    def __call__(self, stage: int, batch: BatchShape) -> float:
+        return self.times(batch)[stage]
+
+    def transfer_bytes(self, batch: BatchShape) -> float:
+        return 0.0
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.costs.base import BatchShape
 from evenflow.result import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
-from tests.oracle.plain import Plain, Setting
+from tests.oracle.plain import ContextCost, Plain, Setting
 
 PLENTY_OF_PAGES = 20_000
 MODEL_LEN = 2_048
@@ -29,29 +28,6 @@ SARATHI_MODES = {
 DISPATCHES = ["stage0", "eager"]
 
 
-@dataclass(frozen=True)
-class ContextCost:
-    """Affine in the tokens and in what the decodes attend to, so that a wrong context shows."""
-
-    setting: Setting
-
-    @property
-    def depth(self) -> int:
-        return self.setting.depth
-
-    def times(self, batch: BatchShape) -> list[float]:
-        seconds = self.setting.base_s + self.setting.per_token_s * (
-            batch.prefill_tokens + batch.decode_tokens
-        )
-        return [seconds + self.setting.per_context_s * batch.decode_context] * self.depth
-
-    def __call__(self, stage: int, batch: BatchShape) -> float:
-        return self.times(batch)[stage]
-
-    def transfer_bytes(self, batch: BatchShape) -> float:
-        return 0.0
-
-
 def world_of(requests: list[Request], setting: Setting) -> World:
     name = "sarathi" if setting.policy in SARATHI_MODES else setting.policy
     params: dict[str, Any] = {
@@ -63,10 +39,11 @@ def world_of(requests: list[Request], setting: Setting) -> World:
     if name == "sarathi":
         mode = SARATHI_MODES[setting.policy]
         params |= {"token_budget": setting.token_budget, "mode": mode}
+    bases_s = (setting.base_s,) * setting.depth
     return World(
         requests=requests,
         make_scheduler=lambda: create(name, params, max_model_len=setting.max_model_len),
-        costs=ContextCost(setting),
+        costs=ContextCost(bases_s, setting.per_token_s, setting.per_context_s),
         depth=setting.depth,
         total_pages=setting.total_pages,
         max_model_len=setting.max_model_len,

@@ -172,10 +172,6 @@ class Batcher:
             return "policy"
         return "work"
 
-    @property
-    def ready_decodes(self) -> int:
-        return self.ready.rows
-
     def decode_pages(self, count: int, order: str) -> int:
         return self.ready.due_pages(count, order)
 

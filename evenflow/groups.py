@@ -152,12 +152,15 @@ class DecodeGroup:
         """Give one page to each row that is due."""
         due = self.page_at.pop(self.tick)
         later = self.tick + page_tokens
-        waiting = [row for row in due if row.finish_tick > later]
+        again: list[Row] = []
         for row, page in zip(due, pages, strict=True):
             row.pages.append(page)
-            row.page_tick = later if row.finish_tick > later else -1
-        if waiting:
-            self.page_at.setdefault(later, []).extend(waiting)
+            row.page_tick = -1
+            if row.finish_tick > later:
+                row.page_tick = later
+                again.append(row)
+        if again:
+            self.page_at.setdefault(later, []).extend(again)
 
     def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Row]:
         """Record one token for every member at `now_s`; return the members that end with it.

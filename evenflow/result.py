@@ -96,15 +96,15 @@ class Recorder:
 
     def batch(self, batch: MicroBatch, stage_times: Sequence[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
-        self._batches.extend(
-            (
+        self._batches.fromlist(
+            [
                 batch.scheduled_s,
                 batch.prefill_tokens,
                 batch.decode_tokens,
                 batch.sampled_rows,
                 batch.free_pages,
                 *stage_times,
-            )
+            ]
         )
 
     def wait(self, now_s: float, reason: str) -> None:

@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 class Prompt:
     """A request that awaits prefill, as a policy sees it. Lengths are in tokens."""
 
-    __slots__ = ("_row",)
+    __slots__ = ("_row", "request_id")
 
     def __init__(self, row: Row) -> None:
         self._row = row
-
-    @property
-    def request_id(self) -> int:
-        return self._row.request.request_id
+        self.request_id = row.request.request_id
 
     @property
     def arrival_s(self) -> float:
@@ -116,7 +113,7 @@ class View:
     @property
     def ready_decodes(self) -> int:
         """Decoding requests that are not in flight."""
-        return self._batcher.ready_decodes
+        return self._batcher.ready.rows
 
     @property
     def ready_group_sizes(self) -> Sequence[int]:

@@ -161,15 +161,15 @@ class TokenThrottling:
         pages = view.free_pages
         page_tokens = view.page_tokens
         for prompt in chain(view.partials, view.waiting):
-            if budget <= 0 or len(prefills) >= self.max_batch_rows:
-                break
-            held = prompt.pages
-            tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - prompt.computed)
+            computed, held = prompt.computed, prompt.pages
+            tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - computed)
             if tokens <= 0:
                 break
             prefills.append(Prefill(prompt.request_id, tokens))
-            pages -= max(-(-(prompt.computed + tokens) // page_tokens) - held, 0)
             budget -= tokens
+            if budget <= 0 or len(prefills) >= self.max_batch_rows:
+                break
+            pages -= max(-(-(computed + tokens) // page_tokens) - held, 0)
         return prefills
 
     def _unblock(self, view: View) -> Plan:

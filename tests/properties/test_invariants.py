@@ -36,7 +36,7 @@ def test_requests_tokens_and_pages_are_conserved(world: World) -> None:
     for engine in engines:
         engine.pool.check_integrity([])
         assert not engine.live
-        assert (engine.running, engine.running_decodes, engine.ready_decodes) == (0, 0, 0)
+        assert (engine.running, engine.running_decodes, engine.ready.rows) == (0, 0, 0)
         assert (engine.waiting_tokens, len(engine.in_flight)) == (0, 0)
         assert engine.expected_output_tokens() == 0
 

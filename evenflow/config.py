@@ -164,7 +164,7 @@ class RunConfig(Keys):
     ]
     tensor_parallel: Count = 1
     link: NameOrLink | None = None
-    costs: Costs
+    costs: Costs = RooflineCosts(kind="roofline")
     kv: KvConfig = KvConfig()
     runtime: Annotated[
         Annotated[Literal["gllm", "vllm", "ideal"], Tag("name")]

@@ -1,6 +1,6 @@
 """Draw the README's picture of a comparison: tokens per micro-batch, and where stage time goes.
 
-Draws runs it is given, in their order. Does not make them.
+`python -m experiments.readme_figure` draws it again, from the runs of `make demo`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evenflow.bubbles import CAUSES
+from evenflow.config import load_config
+from experiments.build import load_workload
+from experiments.compare import parse_schedulers
 from experiments.report_data import Run, shares, steady
 from experiments.report_style import BUSY, CAUSE_COLOURS, DECODE, PREFILL
 from experiments.report_words import cause_label
+from experiments.runs import Job, run_job, with_bubbles
 
 SHOWN_BATCHES = 250
 
@@ -73,3 +77,20 @@ def _key(runs: Mapping[str, Run]) -> list[Patch]:
         if share > 0.005
     ]
     return [Patch(color=colour, label=label) for label, colour in entries]
+
+
+def main() -> None:
+    """Draw the comparison of `make demo` into docs/figures."""
+    root = Path(__file__).parent.parent
+    config = load_config(root / "examples" / "quickstart.yaml")
+    workload = load_workload(config, root)
+    contenders = parse_schedulers("token_throttling,sarathi,vllm", config)
+    runs = {
+        label: with_bubbles(run_job(Job(contender, workload, root)))
+        for label, contender in contenders.items()
+    }
+    draw_readme_figure(runs, root / "docs" / "figures" / "quickstart.png")
+
+
+if __name__ == "__main__":
+    main()

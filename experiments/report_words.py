@@ -20,11 +20,11 @@ ALIKE = 0.02
 
 CAUSE_WORDS = {
     "fill_drain": ("fill and drain", "the pipeline is not full yet, or empties at the end"),
-    "starvation": ("nothing to run", "every request there is was already in flight"),
+    "starvation": ("nothing to run", "fewer requests than stages, all of them in flight"),
     "kv_limited": ("KV-limited", "work waited, the free KV pages did not suffice"),
     "policy": (
         "held back",
-        "work waited, pages sufficed; the scheduler or the limit in flight held it",
+        "work waited, or sat in fewer micro-batches than stages: the scheduler's choice",
     ),
     "uneven_prefill": ("uneven prefill", "micro-batches differ in prefill tokens"),
     "prefill_decode": ("prefill against decode", "a prefill and a decode step differ in time"),

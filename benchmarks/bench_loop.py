@@ -1,0 +1,93 @@
+"""How fast the event loop is, beside the same number of bare SimPy timeouts in the same run.
+
+Azure-conv-like requests on four stages with affine costs, at the rate of the trace and at 4 times
+that. Times are CPU seconds of this process, the best of a few runs; the ratio is what holds on
+another machine. `python benchmarks/bench_loop.py [--scaling]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import simpy
+
+from evenflow.costs import AffineCost
+from evenflow.result import RunResult
+from evenflow.schedulers import create
+from evenflow.types import Request
+from sim import World, simulate
+from traces import load_trace, make_requests
+
+DEPTH = 4
+OWN_RATE_PER_S = 5.9
+MAX_MODEL_LEN = 32_768
+
+
+def requests(count: int, speed: float) -> list[Request]:
+    trace = load_trace("azure-conv-sample", limit=count)
+    arrivals = {"kind": "poisson", "rate": OWN_RATE_PER_S * speed}
+    return make_requests(trace, arrivals, count, seed=0)
+
+
+def world(policy: str, given: list[Request], pages: int = 25_000) -> World:
+    return World(
+        requests=given,
+        make_scheduler=lambda: create(policy, {}, max_model_len=MAX_MODEL_LEN),
+        costs=AffineCost(0.005, 0.00002, DEPTH),
+        depth=DEPTH,
+        total_pages=pages,
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=DEPTH,
+    )
+
+
+def best_of(runs: int, work: Callable[[], Any]) -> tuple[float, Any]:
+    times = []
+    for _ in range(runs):
+        started = time.process_time()
+        outcome = work()
+        times.append(time.process_time() - started)
+    return min(times), outcome
+
+
+def bare_timeouts(count: int) -> None:
+    def tick(env: simpy.Environment) -> Iterator[simpy.Event]:
+        for _ in range(count):
+            yield env.timeout(1)
+
+    env = simpy.Environment()
+    env.process(tick(env))
+    env.run()
+
+
+def row(label: str, given: list[Request], policy: str, pages: int = 25_000) -> None:
+    result: RunResult
+    seconds, result = best_of(3, lambda: simulate(world(policy, given, pages)))
+    batches = len(result.scheduled_s)
+    bare_s, _ = best_of(3, lambda: bare_timeouts(batches))
+    print(
+        f"{policy:17s} {label:22s} {len(given) / seconds:8,.0f} requests/s"
+        f" {batches / seconds:9,.0f} micro-batches/s  {batches / len(given):5.1f} a request"
+        f"  {seconds / bare_s:5.1f} x bare timeouts ({batches / bare_s:,.0f}/s)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scaling", action="store_true", help="also by requests and by pages")
+    arguments = parser.parse_args()
+    for speed in (1, 4):
+        for policy in ("token_throttling", "sarathi"):
+            row(f"4,000 at {speed} x its rate", requests(4_000, speed), policy)
+    if arguments.scaling:
+        for count in (1_000, 2_000, 4_000, 8_000, 16_000):
+            row(f"{count:,} requests", requests(count, 1), "token_throttling")
+        for pages in (10_000, 100_000, 1_000_000):
+            row(f"{pages:,} pages", requests(4_000, 1), "token_throttling", pages)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from typing import get_args
 from evenflow.errors import PolicyError, StallError
 from evenflow.groups import DecodeGroup, Row
 from evenflow.kv import PagePool
+from evenflow.outlook import Outlook
 from evenflow.ready import ReadyQueue
 from evenflow.types import Chunk, MicroBatch, Order, Plan, Prefill, Request, Scheduler, Victim
 from evenflow.view import View
@@ -72,7 +73,7 @@ class Batcher:
         self.wake_at_s: float | None = None
         self._added = 0
         self._batches = 0
-        self._outlook = _Outlook()
+        self._outlook = Outlook()
         self._view = View(self)
 
     # -- the three verbs ------------------------------------------------------------------------
@@ -176,7 +177,7 @@ class Batcher:
         return self.ready.due_pages(count, order)
 
     def expected_output_tokens(self) -> float:
-        return self._outlook.remaining(self.running_decodes)
+        return self._outlook.remaining()
 
     # -- carrying out a plan --------------------------------------------------------------------
 
@@ -384,39 +385,3 @@ class Batcher:
 
     def _broken(self, row: Row, what: str) -> PolicyError:
         return PolicyError(f"policy {self.policy_name}, request {row.request.request_id}: {what}")
-
-
-class _Outlook:
-    """Running sums behind `expected_output_tokens`, so that it costs O(1)."""
-
-    __slots__ = ("completed", "completed_tokens", "generated", "predicted", "unpredicted")
-
-    def __init__(self) -> None:
-        self.completed = 0
-        self.completed_tokens = 0
-        self.generated = 0  # by the running decodes
-        self.predicted = 0  # their predicted outputs
-        self.unpredicted = 0  # how many of them have no prediction
-
-    def add(self, row: Row) -> None:
-        self.generated += row.generated
-        self._count(row, 1)
-
-    def remove(self, row: Row) -> None:
-        self.generated -= row.generated
-        self._count(row, -1)
-
-    def _count(self, row: Row, sign: int) -> None:
-        predicted = row.request.predicted_output_tokens
-        if predicted is None:
-            self.unpredicted += sign
-        else:
-            self.predicted += sign * predicted
-
-    def complete(self, row: Row) -> None:
-        self.completed += 1
-        self.completed_tokens += row.generated
-
-    def remaining(self, running_decodes: int) -> float:
-        mean = self.completed_tokens / self.completed if self.completed else 0.0
-        return max(self.predicted + self.unpredicted * mean - self.generated, 0.0)

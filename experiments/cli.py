@@ -101,7 +101,7 @@ def simulate(run: RunFile, set_: Set = None, save: SaveOption = Save.all, out: O
         write_details,
         write_results,
     )
-    from experiments.terminal import print_summaries, progress
+    from experiments.terminal import print_left_out, print_summaries, progress
 
     config = load_config(run, set_ or ())
     make_importable(Path.cwd(), run.parent)
@@ -123,6 +123,7 @@ def simulate(run: RunFile, set_: Set = None, save: SaveOption = Save.all, out: O
             path = scratch / "report.html"
             write_report(path, {label: details}, run.name, outcome.result.provenance)
     print_summaries({label: outcome.summary})
+    print_left_out(job.workload.trace["dropped"], outcome.result)
     if save is Save.all and not report:
         typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
     typer.echo(folder / "report.html" if report else folder)

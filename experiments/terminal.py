@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
+
+from evenflow.result import RunResult
 
 ROWS = (
     ("completed", "requests completed", "{:.0f}"),
@@ -39,6 +42,20 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
         if any(value is not None for value in values):
             table.add_row(words, *("-" if v is None else form.format(v) for v in values))
     Console().print(table)
+
+
+def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
+    """Say what the run left out: dropped rows of the trace, rejected requests."""
+    for reason, count in dropped.items():
+        typer.echo(f"dropped {count} rows of the trace: {reason}", err=True)
+    rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
+    if rejected:
+        first = rejected[0]
+        typer.echo(
+            f"rejected {len(rejected)} requests, the first of them request "
+            f"{result.request_id[first]}: {result.reason[first]}",
+            err=True,
+        )
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

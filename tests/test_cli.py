@@ -97,7 +97,9 @@ def test_the_columns_and_the_provenance() -> None:
 
 
 def test_a_request_that_can_never_fit_is_rejected_and_listed() -> None:
-    done("simulate", "RUN.yaml", "--out", "run", "--set", "kv.pages=4")
+    status, _, errors = evenflow("simulate", "RUN.yaml", "--out", "run", "--set", "kv.pages=4")
+    assert status == 0
+    assert "KV pages exceed the pool's 4" in errors
     found = rows("run/requests.csv")
     rejected = [row for row in found if row["status"] == "rejected"]
     assert 0 < len(rejected) < len(found)
@@ -174,3 +176,16 @@ def test_a_lean_run_loads_no_heavy_module(folder: Path) -> None:
     )
     assert (finished.returncode, finished.stderr) == (0, "")
     assert Path("out/RUN/summary.json").exists()
+
+
+def test_what_is_left_out_is_said(folder: Path) -> None:
+    lines = ["arrived_at,num_prefill_tokens,num_decode_tokens", "0,10,5", "1,10,0", "2,5000,5", ""]
+    (folder / "trace.csv").write_text("\n".join(lines), encoding="utf-8")
+    status, _, errors = evenflow("simulate", "RUN.yaml", "--save", "summary")
+    assert status == 0
+    dropped, rejected = errors.splitlines()
+    assert dropped.startswith("dropped 1 rows of the trace: ")
+    assert rejected == (
+        "rejected 1 requests, the first of them request 1: 5005 tokens exceed max_model_len 3200"
+    )
+    assert summary("out/RUN")["failed"] == 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
+from evenflow.bubbles import attribute
 from evenflow.kv import PagePool
 from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.result import RunResult
@@ -111,3 +113,14 @@ def test_the_same_world_gives_the_same_bytes(world: World) -> None:
             assert left.tobytes() == right.tobytes(), name
         else:
             assert left == right, name
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds())
+def test_every_idle_second_has_one_cause(world: World) -> None:
+    result, _ = run(world)
+    bubbles = attribute(result)
+    busy_s = (result.end_s - result.start_s).sum()
+    window_s = bubbles.window[1] - bubbles.window[0]
+    assert sum(bubbles.totals().values()) == pytest.approx(bubbles.idle_s, abs=1e-9)
+    assert bubbles.idle_s + busy_s == pytest.approx(world.depth * window_s, abs=1e-6)

@@ -128,11 +128,7 @@ def write_stages(path: Path, result: RunResult) -> None:
 
 def write_bubbles(path: Path, bubbles: Bubbles) -> None:
     """Write a row an idle interval of a stage, with its cause. Times in seconds."""
-    from evenflow.bubbles import CAUSES
-
-    columns = {name: getattr(bubbles, name) for name in ("stage", "start_s", "end_s")}
-    causes = [CAUSES[cause] for cause in bubbles.cause.tolist()]
-    write_table(path, {**columns, "cause": causes})
+    write_table(path, bubbles.table())
 
 
 def _cells(column: NDArray[Any] | list[str]) -> list[Any]:

@@ -88,20 +88,34 @@ def options(
 
 @app.command()
 @one_line_errors
-def simulate(run: RunFile, set_: Set = None, save: SaveOption = Save.all, out: Out = None) -> None:
+def simulate(
+    run: RunFile,
+    set_: Set = None,
+    save: SaveOption = Save.all,
+    out: Out = None,
+    counterfactuals: Annotated[
+        bool, typer.Option("--counterfactuals", help="Also: what if a cause of bubbles were gone?")
+    ] = False,
+) -> None:
     """Simulate one configuration and write what happened."""
     from evenflow.config import load_config
     from experiments.build import load_workload, make_importable
-    from experiments.outputs import staged
+    from experiments.outputs import staged, write_summaries
     from experiments.runs import (
         Job,
         can_report,
         run_job,
         with_bubbles,
+        without_causes,
         write_details,
         write_results,
     )
-    from experiments.terminal import print_left_out, print_summaries, progress
+    from experiments.terminal import (
+        print_counterfactuals,
+        print_left_out,
+        print_summaries,
+        progress,
+    )
 
     config = load_config(run, set_ or ())
     make_importable(Path.cwd(), run.parent)
@@ -114,6 +128,10 @@ def simulate(run: RunFile, set_: Set = None, save: SaveOption = Save.all, out: O
             on_done = None if show is None else lambda count: show([count])
             outcome = run_job(job, on_done)
         write_results(scratch, outcome, save.value)
+        without = without_causes(job, outcome) if counterfactuals else {}
+        if without:
+            as_is = {"as is": outcome.summary, **without}
+            write_summaries(scratch / "counterfactuals.csv", "without", as_is)
         if save is Save.all:
             details = with_bubbles(outcome)
             write_details(scratch, details)
@@ -124,6 +142,8 @@ def simulate(run: RunFile, set_: Set = None, save: SaveOption = Save.all, out: O
             write_report(path, {label: details}, run.name, outcome.result.provenance)
     print_summaries({label: outcome.summary})
     print_left_out(job.workload.trace["dropped"], outcome.result)
+    if without:
+        print_counterfactuals(as_is)
     if save is Save.all and not report:
         typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
     typer.echo(folder / "report.html" if report else folder)
@@ -144,8 +164,8 @@ def compare(
     """Simulate several schedulers on the same requests and put them side by side."""
     from evenflow.config import load_config
     from experiments.build import make_importable
-    from experiments.compare import line_up, parse_schedulers, report, run_all, write_comparison
-    from experiments.outputs import staged
+    from experiments.compare import line_up, parse_schedulers, report, run_all
+    from experiments.outputs import staged, write_summaries
     from experiments.runs import can_report
     from experiments.terminal import print_summaries, progress
 
@@ -162,7 +182,7 @@ def compare(
         with progress([contender.label for contender in contenders], total) as show:
             runs = run_all(contenders, scratch, save.value, show)
         summaries = {label: run.summary for label, run in runs.items()}
-        write_comparison(scratch / "comparison.csv", summaries)
+        write_summaries(scratch / "comparison.csv", "scheduler", summaries)
         report(scratch / "report.html", runs, run.name)
     print_summaries(summaries)
     typer.echo(folder / "report.html")

@@ -19,7 +19,7 @@ from evenflow.config import RunConfig, SchedulerConfig
 from evenflow.errors import UsageError
 from evenflow.yaml_file import Loader
 from experiments.build import build, load_workload
-from experiments.outputs import Save, write_table
+from experiments.outputs import Save
 from experiments.runs import Job, run_job, with_bubbles, write_details, write_results
 
 if TYPE_CHECKING:
@@ -154,23 +154,8 @@ def _run_one(index: int, job: Job, folder: Path, save: Save) -> Run:
     return run
 
 
-def write_comparison(path: Path, summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a row a scheduler with the numbers of its summary."""
-    keys = dict.fromkeys(
-        key for summary in summaries.values() for key, value in summary.items() if _is_number(value)
-    )
-    columns: dict[str, list[Any]] = {"scheduler": list(summaries)}
-    for key in keys:
-        columns[key] = [summary.get(key, "") for summary in summaries.values()]
-    write_table(path, columns)
-
-
 def report(path: Path, runs: Mapping[str, Run], title: str) -> None:
     """Write one page about all runs."""
     from experiments.report import write_report
 
     write_report(path, runs, title, {name: run.result.provenance for name, run in runs.items()})
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -30,6 +30,7 @@ Save = Literal["summary", "requests", "all"]
 
 RUN_FILES = (
     "comparison.csv",
+    "counterfactuals.csv",
     "summary.json",
     "requests.csv",
     "batches.csv",
@@ -107,6 +108,17 @@ def write_requests(path: Path, result: RunResult) -> None:
     write_table(path, {name: getattr(result, name) for name in names})
 
 
+def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the numbers of several summaries, a row each; the first column names them."""
+    keys = dict.fromkeys(
+        key for summary in summaries.values() for key, value in summary.items() if _is_number(value)
+    )
+    columns: dict[str, list[Any]] = {label: list(summaries)}
+    for key in keys:
+        columns[key] = [summary.get(key, "") for summary in summaries.values()]
+    write_table(path, columns)
+
+
 def write_batches(path: Path, result: RunResult) -> None:
     """Write a row a micro-batch, in the order scheduled. Times in seconds."""
     names = ("scheduled_s", "prefill_tokens", "decode_tokens", "free_pages", "returned_s")
@@ -152,3 +164,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

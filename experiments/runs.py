@@ -19,6 +19,7 @@ from experiments import outputs
 from experiments.build import Workload, build
 from experiments.provenance import provenance, wall_clock
 from sim import simulate
+from sim.counterfactual import counterfactuals
 
 if TYPE_CHECKING:
     from experiments.report_data import Run
@@ -53,6 +54,13 @@ def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     }
     summary = summarize(result)
     return Outcome(replace(result, provenance=source), summary, time.perf_counter() - started)
+
+
+def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
+    """Simulate the job again without each cause of bubbles; return the summaries by cause."""
+    world = build(job.config, job.workload.requests, job.beside).world
+    worlds = counterfactuals(world, outcome.result)
+    return {cause: summarize(simulate(changed)) for cause, changed in worlds.items()}
 
 
 def write_results(folder: Path, outcome: Outcome, save: outputs.Save) -> None:

@@ -44,6 +44,17 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     Console().print(table)
 
 
+def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a row for the run as it is and for each cause of bubbles that is taken away."""
+    keys = ("duration", "total_token_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+    shown = [(key, words, form) for key, words, form in ROWS if key in keys]
+    rows = [
+        [name.replace("_", " "), *(form.format(each[key]) for key, _, form in shown)]
+        for name, each in summaries.items()
+    ]
+    print_table(["without", *(words for _, words, _ in shown)], rows)
+
+
 def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
     """Say what the run left out: dropped rows of the trace, rejected requests."""
     for reason, count in dropped.items():

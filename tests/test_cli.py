@@ -189,3 +189,12 @@ def test_what_is_left_out_is_said(folder: Path) -> None:
         "rejected 1 requests, the first of them request 1: 5005 tokens exceed max_model_len 3200"
     )
     assert summary("out/RUN")["failed"] == 1
+
+
+def test_counterfactuals_are_printed_and_written() -> None:
+    output = done("simulate", "RUN.yaml", "--save", "summary", "--counterfactuals")
+    assert "uneven stages" in output
+    found = rows("out/RUN/counterfactuals.csv")
+    causes = ["as is", "link", "cpu", "kv_limited", "uneven_stages", "uneven_batches"]
+    assert [row["without"] for row in found] == causes
+    assert float(found[0]["duration"]) == summary("out/RUN")["duration"]

@@ -31,8 +31,8 @@ class RunResult:
     "rejected"), `reason` (why it was rejected, else "").
 
     Micro-batches (m rows, in the order scheduled, which is also the order in which they return):
-    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (each yields an output token
-    when the micro-batch returns), `free_pages`, `returned_s`; and per stage, as [m, depth]:
+    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (the output tokens that come
+    out when the micro-batch returns), `free_pages`, `returned_s`; and per stage, as [m, depth]:
     `available_s` (its input is there), `start_s`, `end_s` (it computes). Between `available_s` and
     `start_s` the micro-batch queues behind its predecessor, then the CPU prepares it.
 
@@ -101,7 +101,7 @@ class Recorder:
                 batch.scheduled_s,
                 batch.prefill_tokens,
                 batch.decode_tokens,
-                batch.sampled_rows,
+                batch.output_tokens,
                 batch.free_pages,
                 *stage_times,
             ]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from evenflow.config_fields import Count, Keys, NonNegative, Positive, short_form
+from evenflow.config_fields import Count, Keys, NonNegative, Positive, expect, short_form
 
 
 def shape(value: object) -> str:
@@ -52,6 +52,13 @@ class NodesConfig(Keys):
     all_reduce: Literal["ring", "hierarchical"] = "ring"
 
 
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+Point = Annotated[list[Positive], expect(_is_pair, "a pair [bytes, microseconds]")]
+
+
 class AllReduceConfig(Keys):
     """The link between the tensor-parallel GPUs of a stage, as `link`; or measured `points`.
 
@@ -62,7 +69,7 @@ class AllReduceConfig(Keys):
     name: str | None = None
     bandwidth_gb_s: Positive | None = None
     latency_us: NonNegative | None = None
-    points: Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
+    points: Annotated[list[Point], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _something_is_known(self) -> Self:

@@ -39,7 +39,8 @@ class RunResult:
     `wait_s`, `wait_reason`: from when on the driver had nothing to send, and why (an index into
     WAIT_REASONS), until the next micro-batch is scheduled; repeats of one answer with nothing
     scheduled in between are left out. `gap_s`, `gap_count`: time between successive tokens of a
-    request, and how many such gaps.
+    request, and how many such gaps. `replicas`: of how many pipelines these are the micro-batches
+    (see `evenflow.merge`).
     """
 
     depth: int
@@ -67,6 +68,7 @@ class RunResult:
     wait_reason: Ints
     gap_s: Floats
     gap_count: Ints
+    replicas: int = 1
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property

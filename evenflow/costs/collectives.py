@@ -93,11 +93,11 @@ class Measured:
 
     `points` are (bytes, seconds) by size. Between two points the time is a straight line; below the
     first it is the first's; above the last it grows with the bytes at the last one's rate. The
-    all-to-all was not measured: it takes `otherwise`.
+    all-to-all was not measured: it takes `otherwise`, a UsageError without.
     """
 
     points: Sequence[tuple[float, float]]
-    otherwise: Ring
+    otherwise: Fabric | None = None
 
     def __post_init__(self) -> None:
         if not self.points:
@@ -126,5 +126,7 @@ class Measured:
         return seconds + (next_seconds - seconds) * (size_bytes - size) / (next_size - size)
 
     def all_to_all_s(self, size_bytes: float, ranks: int) -> float:
-        """Return the seconds of the ring."""
+        """Return the seconds that `otherwise` takes."""
+        if self.otherwise is None:
+            raise UsageError("all_reduce: points: the all-to-all of experts needs a link besides")
         return self.otherwise.all_to_all_s(size_bytes, ranks)

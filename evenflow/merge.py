@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from evenflow.result import RunResult
+from evenflow.result import Ints, RunResult
 
 REQUESTS = (
     "request_id",
@@ -35,14 +36,16 @@ def merged(results: Sequence[RunResult]) -> RunResult:
     Requests are in order of request id, micro-batches in the order in which they return. Columns
     hold what each pipeline wrote, so stages of different replicas overlap and `free_pages` is that
     of one replica: for idle time and occupancy, look at each result by itself. When the drivers
-    waited is left out.
+    waited is left out. A single result is returned as it is.
     """
     first = results[0]
+    if len(results) == 1:
+        return first
     by_id = np.argsort(np.concatenate([result.request_id for result in results]), kind="stable")
     returned_s = np.concatenate([result.returned_s for result in results])
     by_return = np.argsort(returned_s, kind="stable")
 
-    def joined(name: str, order: np.ndarray | None = None) -> np.ndarray:
+    def joined(name: str, order: Ints | None = None) -> Any:
         column = np.concatenate([getattr(result, name) for result in results])
         return column if order is None else column[order]
 

@@ -1,4 +1,4 @@
-"""Turn the part of a configuration that takes time and memory into things: deployment, costs, links.
+"""Turn what takes time and memory in a configuration into things: deployment, costs, links.
 
 Knows specifications and cost models; no trace, no scheduler, no simulator's clock.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 from evenflow.config import RunConfig
 from evenflow.config_costs import AffineCosts, AllReduceConfig, LinkConfig, RooflineCosts
@@ -179,8 +180,7 @@ def links_of(config: RunConfig, costs: StageCost) -> tuple[Link | None, tuple[Li
         )
     across = _timed(link_spec(nodes.link), costs, False)
     home = [stage * ranks // nodes.gpus for stage in range(config.num_stages)]
-    hops = zip(home, home[1:], strict=False)
-    return None, tuple(within if here == there else across for here, there in hops)
+    return None, tuple(within if here == there else across for here, there in pairwise(home))
 
 
 def _timed(spec: LinkSpec, costs: StageCost, shared: bool) -> Link:

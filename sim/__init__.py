@@ -26,8 +26,9 @@ __all__ = [
 def simulate(
     world: World, on_done: Callable[[int], None] | None = None, *, as_processes: bool = False
 ) -> RunResult:
-    """Simulate one pipeline of a world; return what happened. The same world always gives the same result.
+    """Simulate one pipeline of a world; return what happened.
 
+    The same world always gives the same result.
     `on_done` is called with the number of requests done. `as_processes` runs the specification (a
     SimPy process a stage) where the faster recurrence would do; a shared link always runs it.
     Raises PolicyError when the policy breaks its promise, StallError when it would never send.

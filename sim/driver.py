@@ -39,7 +39,9 @@ class Driver:
         self._batcher = batcher
         self._clock = clock or Clock()
         self._recorder = Recorder(world.depth)
-        self._on_done = [] if on_done is None else [lambda _: on_done(self.num_done)]
+        self._on_done: list[Callable[[int], None]] = []
+        if on_done is not None:
+            self.when_done(lambda _: on_done(self.num_done))
         self.engines = tuple(self._engine() for _ in range(world.virtual_engines))
         self._turns = deque(self.engines)
         self._owners: deque[Batcher] = deque()  # of the micro-batches in the pipeline, in order

@@ -22,7 +22,13 @@ def active_experts(tokens: int, num_experts: int, experts_per_token: int) -> flo
 
 
 def experts_s(
-    tokens: int, model: ModelSpec, ranks: int, rates: Rates, *, expert_parallel: bool, imbalance: float
+    tokens: int,
+    model: ModelSpec,
+    ranks: int,
+    rates: Rates,
+    *,
+    expert_parallel: bool,
+    imbalance: float,
 ) -> float:
     """Return the seconds of a layer's experts for `tokens` tokens, on the busiest rank.
 

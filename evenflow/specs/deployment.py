@@ -117,7 +117,9 @@ class Deployment:
             count += vocabulary
         size = count * model.dtype_bytes
         if is_last and self.draft is not None:
-            size += Deployment(self.draft, self.gpu, (self.draft.num_layers,), ranks).weight_bytes(0)
+            size += Deployment(self.draft, self.gpu, (self.draft.num_layers,), ranks).weight_bytes(
+                0
+            )
         return size
 
     def activation_bytes(self, stage: int) -> int:

@@ -151,7 +151,10 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
         }
     if family not in ("qwen2_moe", "qwen3_moe"):
         return {}
-    if config.get("mlp_only_layers", default=[]) or config.get("decoder_sparse_step", default=1) != 1:
+    if (
+        config.get("mlp_only_layers", default=[])
+        or config.get("decoder_sparse_step", default=1) != 1
+    ):
         raise UsageError(
             f"{config.path}: some layers have no experts (mlp_only_layers, decoder_sparse_step), "
             "not supported; all layers must be alike"

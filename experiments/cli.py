@@ -192,8 +192,9 @@ def compare(
 @app.command("schedulers")
 @one_line_errors
 def list_schedulers() -> None:
-    """List the policies, their parameters and defaults, and where they are from."""
+    """List the policies with their parameters, and the systems of the papers made of them."""
     from evenflow.schedulers import catalogue
+    from experiments.systems import SYSTEMS
     from experiments.terminal import print_table
 
     rows = [
@@ -205,6 +206,8 @@ def list_schedulers() -> None:
         for entry in catalogue()
     ]
     print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
+    systems = [(system.title, system.keys, system.source) for system in SYSTEMS]
+    print_table(("system", "keys of RUN.yaml", "source"), systems)
     typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
 
 

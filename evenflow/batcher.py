@@ -136,7 +136,8 @@ class Batcher:
         group = batch.decodes
         finished: list[Row] = []
         if group is not None:
-            self._outlook.generated += group.next_tokens
+            last_chunks = batch.sampled_rows - batch.decode_tokens
+            self._outlook.generated += batch.output_tokens - last_chunks
             finished = group.step(now_s, self.gap_s, self.gap_count)
             for row in finished:
                 self._outlook.remove(row)
@@ -219,8 +220,9 @@ class Batcher:
             return None
         prefill_tokens = sampled = output = decode_tokens = decode_context = 0
         if group is not None:
-            sampled = decode_tokens = len(group.members) * self._verified_tokens
-            output = group.next_tokens
+            rows = len(group.members)
+            sampled = decode_tokens = rows * self._verified_tokens
+            output = rows if group.stride == 1 else group.next_tokens
             decode_context = group.context
         for chunk in chunks:
             prefill_tokens += chunk.stop - chunk.start
@@ -291,9 +293,9 @@ class Batcher:
         if plan.order not in ORDERS:
             raise PolicyError(f"policy {self.policy_name} asks for the order {plan.order!r}")
         group = self.ready.take(plan.decodes, plan.order)
-        due = group.due_pages()
-        if not due:
+        if group.stride == 1 and group.tick not in group.page_at:
             return group
+        due = group.due_pages()
         while len(due) > self.pool.free_pages:
             self._preempt(self._victim(group, plan.victims), group)
             due = group.due_pages()

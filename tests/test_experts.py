@@ -92,6 +92,12 @@ def test_a_rank_holds_its_columns_of_all_experts_or_its_share_of_whole_ones() ->
     assert more == 2 * 2 * (EXPERT + 64)
 
 
+def test_activations_of_a_mixture_are_those_of_the_experts_a_token_is_sent_to() -> None:
+    deployment = Deployment(TINY, PLAIN, (2,), activation_tokens=10, logits_rows=1)
+    width = 2 * 64 + 3 * 2 * 32
+    assert deployment.activation_bytes(0) == 10 * width * 2 + 1000 * 6
+
+
 def test_mixtral_fits_where_its_parameters_say_so() -> None:
     spec = model("Mixtral-8x7B")
     held = Deployment(spec, gpu("H100"), (16, 16)).weight_bytes

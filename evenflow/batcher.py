@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Collection
 from typing import get_args
 
-from evenflow.errors import PolicyError, StallError
+from evenflow.errors import PolicyError, StallError, UsageError
 from evenflow.groups import DecodeGroup, Row
 from evenflow.kv import PagePool
 from evenflow.outlook import Outlook
 from evenflow.ready import ReadyQueue
+from evenflow.speculation import Speculation, SpeculativeGroup
 from evenflow.types import Chunk, MicroBatch, Order, Plan, Prefill, Request, Scheduler, Victim
 from evenflow.view import View
 
@@ -36,7 +37,8 @@ class Batcher:
 
     Parameters: `depth` pipeline stages; at most `max_in_flight` micro-batches at once (None: no
     cap); `max_model_len` tokens of prompt and output; `pipelined_chunks` overrides the policy's
-    own.
+    own; `speculation` lets a decode step yield several tokens. Raises UsageError when a step could
+    yield more tokens than a page holds.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Batcher:
         max_in_flight: int | None,
         max_model_len: int,
         pipelined_chunks: bool | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.pool = pool
@@ -57,6 +60,13 @@ class Batcher:
         if pipelined_chunks is None:
             pipelined_chunks = getattr(scheduler, "pipelined_chunks", False)
         self.pipelined_chunks = pipelined_chunks
+        self.speculation = speculation
+        self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
+        if self._verified_tokens > pool.page_tokens:
+            raise UsageError(
+                f"speculative: a step of k + 1 = {self._verified_tokens} tokens needs pages of at "
+                f"least as many, not {pool.page_tokens}"
+            )
         self.now_s = 0.0
         self.waiting: deque[Row] = deque()
         self.partials: list[Row] = []  # partly scheduled and free to go on, by arrival
@@ -126,8 +136,9 @@ class Batcher:
         group = batch.decodes
         finished: list[Row] = []
         if group is not None:
+            last_chunks = batch.sampled_rows - batch.decode_tokens
+            self._outlook.generated += batch.output_tokens - last_chunks
             finished = group.step(now_s, self.gap_s, self.gap_count)
-            self._outlook.generated += batch.decode_tokens
             for row in finished:
                 self._outlook.remove(row)
         for chunk in batch.chunks:
@@ -140,7 +151,7 @@ class Batcher:
             elif self._token_of_prefill(chunk.row, now_s):
                 finished.append(chunk.row)
             else:
-                group = group if group is not None else DecodeGroup()
+                group = group if group is not None else self._empty_group()
                 self._start_decoding(chunk.row, group)
         if stopped and group is not None:
             finished += self._stop(group, stopped)
@@ -207,13 +218,16 @@ class Batcher:
         group = self._take_decodes(plan) if plan.decodes else None
         if group is None and not chunks:
             return None
-        prefill_tokens = sampled = decode_tokens = decode_context = 0
+        prefill_tokens = sampled = output = decode_tokens = decode_context = 0
         if group is not None:
-            sampled = decode_tokens = len(group.members)
+            rows = len(group.members)
+            sampled = decode_tokens = rows * self._verified_tokens
+            output = rows if group.stride == 1 else group.next_tokens
             decode_context = group.context
         for chunk in chunks:
             prefill_tokens += chunk.stop - chunk.start
             sampled += chunk.last
+            output += chunk.last
         batch = MicroBatch(
             self._batches,
             self.now_s,
@@ -224,6 +238,7 @@ class Batcher:
             decode_context,
             sampled,
             self.pool.free_pages,
+            output,
         )
         self._batches += 1
         self.in_flight[batch.batch_id] = batch
@@ -278,7 +293,7 @@ class Batcher:
         if plan.order not in ORDERS:
             raise PolicyError(f"policy {self.policy_name} asks for the order {plan.order!r}")
         group = self.ready.take(plan.decodes, plan.order)
-        if group.tick not in group.page_at:
+        if group.stride == 1 and group.tick not in group.page_at:
             return group
         due = group.due_pages()
         while len(due) > self.pool.free_pages:
@@ -346,6 +361,11 @@ class Batcher:
         row.last_token_s = now_s
         row.generated += 1
         return row.generated >= row.request.output_tokens
+
+    def _empty_group(self) -> DecodeGroup:
+        if self.speculation is None:
+            return DecodeGroup()
+        return SpeculativeGroup(self.speculation.tokens_per_step)
 
     def _start_decoding(self, row: Row, group: DecodeGroup) -> None:
         row.decoding = True

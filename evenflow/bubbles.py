@@ -81,8 +81,10 @@ def attribute(result: RunResult) -> Bubbles:
     """Return every idle interval within the window, each piece with its cause.
 
     An interval is idle if no micro-batch computes on the stage. Raises ValueError for a run in
-    which a micro-batch never returned.
+    which a micro-batch never returned, and for the merged result of several pipelines.
     """
+    if result.replicas > 1:
+        raise ValueError(f"bubbles need one pipeline, not {result.replicas} merged")
     if not np.isfinite(result.returned_s).all():
         lost = int(np.argmin(np.isfinite(result.returned_s)))
         raise ValueError(f"micro-batch {lost} never returned: bubbles need a run that has ended")

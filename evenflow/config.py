@@ -23,12 +23,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from evenflow import yaml_file
+from evenflow.config_costs import Costs, NameOrLink, NodesConfig, RooflineCosts, shape
+from evenflow.config_engine import ReplicasConfig, SpeculativeConfig
 from evenflow.config_errors import first_error
 from evenflow.config_fields import (
     Count,
     Keys,
     NonNegative,
-    Positive,
     Share,
     expect,
     is_count,
@@ -40,69 +41,6 @@ from evenflow.errors import UsageError
 
 def _is_layers(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_count, value))
-
-
-def _shape(value: object) -> str:
-    return "mapping" if isinstance(value, dict | BaseModel) else "name"
-
-
-class LinkConfig(Keys):
-    """A link: GB/s (1e9 bytes) and microseconds, or a `name` with what differs from it.
-
-    `shared`: all neighbouring stages queue for one link; else each pair has its own.
-    """
-
-    name: str | None = None
-    bandwidth_gb_s: Positive | None = None
-    latency_us: NonNegative | None = None
-    shared: bool = False
-
-    @model_validator(mode="after")
-    def _bandwidth_is_known(self) -> Self:
-        if self.name is None and self.bandwidth_gb_s is None:
-            raise PydanticCustomError(
-                "needed", "", {"reason": "link", "key": '"link.bandwidth_gb_s", or a name'}
-            )
-        return self
-
-
-NameOrLink = Annotated[
-    Annotated[str, Tag("name")] | Annotated[LinkConfig, Tag("mapping")], Discriminator(_shape)
-]
-
-
-class AffineCosts(Keys):
-    """Every stage takes `base_s + per_token_s * tokens` seconds."""
-
-    kind: Literal["affine"]
-    base_s: NonNegative
-    per_token_s: NonNegative
-
-
-class RooflineCosts(Keys):
-    """Operator times from peak compute and bandwidth with the GPU's efficiencies.
-
-    `all_reduce`: the link between the tensor-parallel GPUs of a stage; null: the same as `link`.
-    """
-
-    kind: Literal["roofline"]
-    tile_tokens: Count = 128
-    all_reduce: NameOrLink | None = None
-
-
-class LaterCosts(BaseModel):
-    """Cost sources that the schema announces and this version does not have."""
-
-    kind: Literal["profile", "silicon"]
-
-    @model_validator(mode="after")
-    def _refuse(self) -> Self:
-        raise PydanticCustomError("later", "not available yet", {"kind": self.kind})
-
-
-Costs = Annotated[
-    AffineCosts | RooflineCosts | LaterCosts, short_form("kind"), Discriminator("kind")
-]
 
 
 class KvConfig(Keys):
@@ -151,7 +89,7 @@ class RunConfig(Keys):
     gpu: (
         Annotated[
             Annotated[str, Tag("name")] | Annotated[dict[str, Any], Tag("mapping")],
-            Discriminator(_shape),
+            Discriminator(shape),
         ]
         | None
     ) = None
@@ -162,14 +100,17 @@ class RunConfig(Keys):
             "a whole number of at least 1, or a list of layers per stage",
         ),
     ]
+    split: Literal["even", "balanced"] = "even"
     tensor_parallel: Count = 1
+    expert_parallel: bool = False
     link: NameOrLink | None = None
+    nodes: NodesConfig | None = None
     costs: Costs = RooflineCosts(kind="roofline")
     kv: KvConfig = KvConfig()
     runtime: Annotated[
-        Annotated[Literal["gllm", "vllm", "ideal"], Tag("name")]
+        Annotated[Literal["gllm", "vllm", "sglang", "ideal"], Tag("name")]
         | Annotated[RuntimeConfig, Tag("mapping")],
-        Discriminator(_shape),
+        Discriminator(shape),
     ] = "ideal"
     dispatch: Literal["stage0", "eager"] = "stage0"
     max_in_flight: Annotated[
@@ -188,6 +129,8 @@ class RunConfig(Keys):
     ] = False
     pipelined_chunks: bool | None = None
     max_model_len: Count | None = None
+    speculative: SpeculativeConfig | None = None
+    replicas: ReplicasConfig | None = None
     scheduler: Annotated[SchedulerConfig, short_form("name")]
     workload: WorkloadConfig
 
@@ -197,12 +140,20 @@ class RunConfig(Keys):
             ("costs.kind: roofline", self.costs.kind == "roofline", ("model", "gpu")),
             ("kv.pages: auto", self.kv.pages == "auto", ("model", "gpu")),
             ("link", self.link is not None, ("model",)),
+            ("nodes", self.nodes is not None, ("model", "link")),
+            ("split: balanced", self.split == "balanced", ("model", "gpu")),
+            ("expert_parallel", self.expert_parallel, ("model", "gpu")),
+            ("speculative.draft_model", self._has_draft, ("model", "gpu")),
         )
         for reason, needed, keys in needs:
             for key in keys:
                 if needed and getattr(self, key) is None:
                     raise PydanticCustomError("needed", "", {"reason": reason, "key": f'"{key}"'})
         return self
+
+    @property
+    def _has_draft(self) -> bool:
+        return self.speculative is not None and self.speculative.draft_model is not None
 
     @property
     def num_stages(self) -> int:

@@ -62,15 +62,17 @@ class DecodeGroup:
 
     `members` maps request ids to rows, in the order in which they joined. `context` is the number
     of tokens the rows attend to, summed. `last_s` is when the rows that have stepped together last
-    got a token; rows that joined since then remember their own time.
+    got a token; rows that joined since then remember their own time. A step yields `stride` tokens
+    a row: one, unless tokens are speculated.
     """
 
-    __slots__ = ("_fresh", "context", "finish_at", "last_s", "members", "page_at", "tick")
+    __slots__ = ("_fresh", "context", "finish_at", "last_s", "members", "page_at", "stride", "tick")
 
     def __init__(self) -> None:
         self.members: dict[int, Row] = {}
         self._fresh: list[Row] = []
         self.tick = 0
+        self.stride = 1
         self.context = 0
         self.last_s = float("nan")
         self.page_at: Buckets = {}
@@ -85,6 +87,15 @@ class DecodeGroup:
     def rows(self) -> Iterator[Row]:
         """Iterate over the members in the order in which they joined."""
         return iter(self.members.values())
+
+    def empty(self) -> DecodeGroup:
+        """Return a group of the same kind without rows."""
+        return DecodeGroup()
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens that the next step yields."""
+        return len(self.members)
 
     def context_of(self, row: Row) -> int:
         return row.base + self.tick
@@ -134,7 +145,7 @@ class DecodeGroup:
         return self._move(rows[::-1], page_tokens)
 
     def _move(self, rows: list[Row], page_tokens: int) -> DecodeGroup:
-        part = DecodeGroup()
+        part = self.empty()
         for row in rows:
             part.join(row, self.leave(row), page_tokens)
         return part
@@ -150,8 +161,11 @@ class DecodeGroup:
 
     def grow(self, pages: list[int], page_tokens: int) -> None:
         """Give one page to each row that is due."""
-        due = self.page_at.pop(self.tick)
-        later = self.tick + page_tokens
+        self._grow_at(self.tick, pages, page_tokens)
+
+    def _grow_at(self, tick: int, pages: list[int], page_tokens: int) -> None:
+        due = self.page_at.pop(tick)
+        later = tick + page_tokens
         again: list[Row] = []
         for row, page in zip(due, pages, strict=True):
             row.pages.append(page)

@@ -79,7 +79,7 @@ def summarize(
     return summary | {
         "preemptions": int(result.preemptions.sum()),
         "num_micro_batches": len(result.scheduled_s),
-        "busy_share": busy_s * per_s / result.depth,
+        "busy_share": busy_s * per_s / (result.depth * result.replicas),
     }
 
 

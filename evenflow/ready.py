@@ -51,7 +51,10 @@ class ReadyQueue:
         token."""
         if count >= self.rows:
             return sum(len(group.due_pages()) for group in self._groups)
-        return sum(row.page_tick == group.tick for group, row in self._first(count, order))
+        return sum(
+            0 <= row.page_tick - group.tick < group.stride
+            for group, row in self._first(count, order)
+        )
 
     def take(self, count: int, order: str) -> DecodeGroup:
         """Remove the first `count` members in `order` and return them as one group."""
@@ -85,7 +88,7 @@ class ReadyQueue:
         return larger
 
     def _take_by_arrival(self, count: int) -> DecodeGroup:
-        taken = DecodeGroup()
+        taken = self._groups[0].empty()
         for group, row in self._first(count, "arrival"):
             taken.join(row, group.leave(row), self._page_tokens)
         self._groups = [group for group in self._groups if len(group)]

@@ -31,15 +31,16 @@ class RunResult:
     "rejected"), `reason` (why it was rejected, else "").
 
     Micro-batches (m rows, in the order scheduled, which is also the order in which they return):
-    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (each yields an output token
-    when the micro-batch returns), `free_pages`, `returned_s`; and per stage, as [m, depth]:
+    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (the output tokens that come
+    out when the micro-batch returns), `free_pages`, `returned_s`; and per stage, as [m, depth]:
     `available_s` (its input is there), `start_s`, `end_s` (it computes). Between `available_s` and
     `start_s` the micro-batch queues behind its predecessor, then the CPU prepares it.
 
     `wait_s`, `wait_reason`: from when on the driver had nothing to send, and why (an index into
     WAIT_REASONS), until the next micro-batch is scheduled; repeats of one answer with nothing
     scheduled in between are left out. `gap_s`, `gap_count`: time between successive tokens of a
-    request, and how many such gaps.
+    request, and how many such gaps. `replicas`: of how many pipelines these are the micro-batches
+    (see `evenflow.merge`).
     """
 
     depth: int
@@ -67,6 +68,7 @@ class RunResult:
     wait_reason: Ints
     gap_s: Floats
     gap_count: Ints
+    replicas: int = 1
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -101,7 +103,7 @@ class Recorder:
                 batch.scheduled_s,
                 batch.prefill_tokens,
                 batch.decode_tokens,
-                batch.sampled_rows,
+                batch.output_tokens,
                 batch.free_pages,
                 *stage_times,
             ]

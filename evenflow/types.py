@@ -97,10 +97,12 @@ class Chunk(NamedTuple):
 class MicroBatch:
     """What travels through the stages together.
 
-    `decodes` is the group of rows that decode one token each (None: no decode). `decode_context` is
-    the number of tokens those rows attend to, before this step, summed over the rows.
-    `sampled_rows` rows need logits: every decode and every last chunk. `free_pages` counts the
-    pages left when the micro-batch was scheduled.
+    `decodes` is the group of rows that decode (None: no decode). They compute `decode_tokens`
+    tokens: one each, or with speculative decoding the proposals too. `decode_context` is the number
+    of tokens those rows attend to, before this step, summed over the rows. `sampled_rows` tokens
+    need logits: every decode token and every last chunk. `output_tokens` come out when the
+    micro-batch returns: as many, or with speculative decoding those that are accepted. `free_pages`
+    counts the pages left when the micro-batch was scheduled.
     """
 
     batch_id: int
@@ -112,6 +114,7 @@ class MicroBatch:
     decode_context: int
     sampled_rows: int
     free_pages: int
+    output_tokens: int
 
     @property
     def num_tokens(self) -> int:

@@ -11,17 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evenflow.config import LinkConfig, RunConfig
+from evenflow.config import RunConfig
 from evenflow.config_policy import check_parameter_types
 from evenflow.config_workload import ClosedArrivals
-from evenflow.costs import AffineCost, RooflineCost, StageCost, prefill_work, token_budget_for
+from evenflow.costs import StageCost, token_budget_for
 from evenflow.errors import PolicyError, UsageError
 from evenflow.schedulers import create, policy
-from evenflow.specs.deployment import Deployment, split_layers
-from evenflow.specs.gpu import LinkSpec, gpu, link
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.gpu import gpu
+from evenflow.specs.model import model
 from evenflow.types import Request, Scheduler
-from sim.world import RUNTIMES, Link, RuntimeOverheads, World
+from experiments.build_costs import costs_of, deployment_of, links_of, speculation_of, with_drafts
+from sim.world import RUNTIMES, RuntimeOverheads, World
 from traces import load_trace, make_requests
 
 
@@ -67,8 +68,8 @@ def build(config: RunConfig, requests: list[Request], beside: Path) -> Built:
     The policy is made once here, so that a mistake in its parameters is found before the run.
     """
     spec = None if config.model is None else model(_find(config.model, beside))
-    deployment = _deployment(config, spec)
-    costs = _costs(config, spec, deployment)
+    deployment = deployment_of(config, spec, lambda path: _find(path, beside))
+    costs = costs_of(config, spec, deployment)
     pages = config.kv.pages
     if isinstance(pages, str):
         assert deployment is not None  # the schema asks for model and GPU
@@ -76,10 +77,11 @@ def build(config: RunConfig, requests: list[Request], beside: Path) -> Built:
     most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
     make_scheduler = _scheduler_maker(config, costs, config.max_model_len or most)
     make_scheduler()
+    link, hop_links = links_of(config, costs)
     world = World(
         requests=requests,
         make_scheduler=make_scheduler,
-        costs=costs,
+        costs=with_drafts(config, costs, deployment),
         depth=config.num_stages,
         total_pages=pages,
         max_model_len=config.max_model_len or most,
@@ -89,8 +91,12 @@ def build(config: RunConfig, requests: list[Request], beside: Path) -> Built:
         dispatch=config.dispatch,
         pipelined_chunks=config.pipelined_chunks,
         overheads=_overheads(config),
-        link=_link(config, costs),
+        link=link,
+        hop_links=hop_links,
         concurrency=_concurrency(config),
+        speculation=speculation_of(config),
+        replicas=1 if config.replicas is None else config.replicas.count,
+        router="round_robin" if config.replicas is None else config.replicas.router,
     )
     return Built(world, _cost_source(config), _deployment_facts(world, deployment))
 
@@ -106,37 +112,6 @@ def make_importable(*folders: Path) -> None:
 def _find(name: str, beside: Path) -> str:
     below = beside / name
     return str(below) if not Path(name).exists() and below.exists() else name
-
-
-def _deployment(config: RunConfig, spec: ModelSpec | None) -> Deployment | None:
-    if spec is None:
-        return None
-    layers = split_layers(spec.num_layers, config.stages)
-    if config.gpu is None:
-        return None
-    return Deployment(
-        spec,
-        gpu(config.gpu),
-        layers,
-        config.tensor_parallel,
-        memory_utilization=config.kv.memory_utilization,
-        page_tokens=config.kv.page_tokens,
-    )
-
-
-def _costs(config: RunConfig, spec: ModelSpec | None, deployment: Deployment | None) -> StageCost:
-    given = config.costs
-    if given.kind == "affine":
-        crossing = 0 if spec is None else spec.hidden_size * spec.dtype_bytes
-        return AffineCost(given.base_s, given.per_token_s, config.num_stages, crossing)
-    assert given.kind == "roofline"  # the schema refuses other kinds
-    assert deployment is not None  # the schema asks for model and GPU
-    all_reduce = given.all_reduce or config.link
-    return RooflineCost(
-        deployment,
-        None if all_reduce is None else _link_spec(all_reduce),
-        tile_tokens=given.tile_tokens,
-    )
 
 
 def _scheduler_maker(
@@ -179,22 +154,6 @@ def _overheads(config: RunConfig) -> RuntimeOverheads:
     if isinstance(config.runtime, str):
         return RUNTIMES[config.runtime]
     return RuntimeOverheads(**config.runtime.model_dump())
-
-
-def _link_spec(given: str | LinkConfig) -> LinkSpec:
-    if isinstance(given, str):
-        return link(given)
-    keys = {"latency_us": 0.0} if given.name is None else {}
-    return link(keys | given.model_dump(exclude={"shared"}, exclude_none=True))
-
-
-def _link(config: RunConfig, costs: StageCost) -> Link | None:
-    if config.link is None:
-        return None
-    spec = _link_spec(config.link)
-    per_token_s = costs.transfer_bytes(prefill_work(1)) / (spec.bandwidth_gb_s * 1e9)
-    shared = isinstance(config.link, LinkConfig) and config.link.shared
-    return Link(per_token_s, spec.latency_s, shared)
 
 
 def _concurrency(config: RunConfig) -> int | None:

@@ -133,13 +133,13 @@ def simulate(
             as_is = {"as is": outcome.summary, **without}
             write_summaries(scratch / "counterfactuals.csv", "without", as_is)
         if save is Save.all:
-            details = with_bubbles(outcome)
-            write_details(scratch, details)
+            details = with_bubbles(outcome, label)
+            write_details(scratch, list(details.values()))
         if report:
             from experiments.report import write_report
 
             path = scratch / "report.html"
-            write_report(path, {label: details}, run.name, outcome.result.provenance)
+            write_report(path, details, run.name, outcome.result.provenance)
     print_summaries({label: outcome.summary})
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:
@@ -180,8 +180,9 @@ def compare(
         contenders = line_up(parse_schedulers(schedulers, config), run.parent)
         total = len(contenders[0].job.workload.requests)
         with progress([contender.label for contender in contenders], total) as show:
-            runs = run_all(contenders, scratch, save.value, show)
-        summaries = {label: run.summary for label, run in runs.items()}
+            done = run_all(contenders, scratch, save.value, show)
+        summaries = {label: contest.summary for label, contest in done.items()}
+        runs = {name: run for contest in done.values() for name, run in contest.runs.items()}
         write_summaries(scratch / "comparison.csv", "scheduler", summaries)
         report(scratch / "report.html", runs, run.name)
     print_summaries(summaries)
@@ -191,8 +192,9 @@ def compare(
 @app.command("schedulers")
 @one_line_errors
 def list_schedulers() -> None:
-    """List the policies, their parameters and defaults, and where they are from."""
+    """List the policies with their parameters, and the systems of the papers made of them."""
     from evenflow.schedulers import catalogue
+    from experiments.systems import SYSTEMS
     from experiments.terminal import print_table
 
     rows = [
@@ -204,6 +206,8 @@ def list_schedulers() -> None:
         for entry in catalogue()
     ]
     print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
+    systems = [(system.title, system.keys, system.source) for system in SYSTEMS]
+    print_table(("system", "keys of RUN.yaml", "source"), systems)
     typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
 
 

@@ -42,6 +42,14 @@ class Contender:
         return re.sub(r"[^\w.=-]+", "-", self.label).strip("-")
 
 
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What a contender came to: its summary, and the run of each of its pipelines by name."""
+
+    summary: dict[str, Any]
+    runs: dict[str, Run]
+
+
 def parse_schedulers(text: str, config: RunConfig) -> dict[str, RunConfig]:
     """Return a configuration for each scheduler in a comma-separated list, by label.
 
@@ -93,7 +101,7 @@ def run_all(
     folder: Path,
     save: Save,
     on_progress: Callable[[Sequence[int]], None] | None = None,
-) -> dict[str, Run]:
+) -> dict[str, Contest]:
     """Simulate all contenders, each in a process of its own, and write their folders.
 
     `on_progress` is called now and then with the number of requests done by each.
@@ -104,11 +112,18 @@ def run_all(
     with ProcessPoolExecutor(workers, context, _start_worker, (done,)) as pool:
         try:
             futures = [
-                pool.submit(_run_one, index, contender.job, folder / contender.folder, save)
+                pool.submit(
+                    _run_one,
+                    index,
+                    contender.label,
+                    contender.job,
+                    folder / contender.folder,
+                    save,
+                )
                 for index, contender in enumerate(contenders)
             ]
             _watch(futures, lambda: None if on_progress is None else on_progress(list(done)))
-            runs = [future.result() for future in futures]
+            done_all = [future.result() for future in futures]
         except BrokenProcessPool:
             raise UsageError(
                 "a scheduler's process died; the machine may be out of memory: try fewer requests"
@@ -118,7 +133,8 @@ def run_all(
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
-    return {contender.label: run for contender, run in zip(contenders, runs, strict=True)}
+    labels = [contender.label for contender in contenders]
+    return dict(zip(labels, done_all, strict=True))
 
 
 def _watch(futures: Sequence[Future[Any]], tell: Callable[[], None]) -> None:
@@ -142,16 +158,16 @@ def _start_worker(done: Array[c_long]) -> None:
     _Worker.done = done
 
 
-def _run_one(index: int, job: Job, folder: Path, save: Save) -> Run:
+def _run_one(index: int, label: str, job: Job, folder: Path, save: Save) -> Contest:
     def on_done(count: int) -> None:
         _Worker.done[index] = count
 
     outcome = run_job(job, on_done)
     write_results(folder, outcome, save)
-    run = with_bubbles(outcome)
+    runs = with_bubbles(outcome, label)
     if save == "all":
-        write_details(folder, run)
-    return run
+        write_details(folder, list(runs.values()))
+    return Contest(outcome.summary, runs)
 
 
 def report(path: Path, runs: Mapping[str, Run], title: str) -> None:

@@ -86,8 +86,9 @@ def main() -> None:
     workload = load_workload(config, root)
     contenders = parse_schedulers("token_throttling,sarathi,vllm", config)
     runs = {
-        label: with_bubbles(run_job(Job(contender, workload, root)))
+        name: run
         for label, contender in contenders.items()
+        for name, run in with_bubbles(run_job(Job(contender, workload, root)), label).items()
     }
     draw_readme_figure(runs, root / "docs" / "figures" / "quickstart.png")
 

@@ -6,19 +6,20 @@ Knows the steps and their order; no command line and no other run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenflow.config import RunConfig
+from evenflow.merge import merged
 from evenflow.metrics import summarize
 from evenflow.result import RunResult
 from experiments import outputs
 from experiments.build import Workload, build
 from experiments.provenance import provenance, wall_clock
-from sim import simulate
+from sim import simulate_replicas
 from sim.counterfactual import counterfactuals
 
 if TYPE_CHECKING:
@@ -36,31 +37,38 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a job came to: the result, its summary, and the wall seconds it took."""
+    """What a job came to: the result, its summary, and the wall seconds it took.
+
+    `replicas` are the results of each pipeline; `result` is the only one, or all of them merged.
+    """
 
     result: RunResult
     summary: dict[str, Any]
     wall_s: float
+    replicas: tuple[RunResult, ...]
 
 
 def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     """Simulate a job. `on_done` is called with the number of requests done."""
     started = time.perf_counter()
     built = build(job.config, job.workload.requests, job.beside)
-    result = simulate(built.world, on_done)
+    results = simulate_replicas(built.world, on_done)
     source = {
         **provenance(job.config, job.workload.trace, built.cost_source),
         "deployment": built.deployment,
     }
-    summary = summarize(result)
-    return Outcome(replace(result, provenance=source), summary, time.perf_counter() - started)
+    replicas = tuple(replace(result, provenance=source) for result in results)
+    result = replace(merged(replicas), provenance=source)
+    return Outcome(result, summarize(result), time.perf_counter() - started, replicas)
 
 
 def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
     """Simulate the job again without each cause of bubbles; return the summaries by cause."""
     world = build(job.config, job.workload.requests, job.beside).world
     worlds = counterfactuals(world, outcome.result)
-    return {cause: summarize(simulate(changed)) for cause, changed in worlds.items()}
+    return {
+        cause: summarize(merged(simulate_replicas(changed))) for cause, changed in worlds.items()
+    }
 
 
 def write_results(folder: Path, outcome: Outcome, save: outputs.Save) -> None:
@@ -76,16 +84,34 @@ def write_results(folder: Path, outcome: Outcome, save: outputs.Save) -> None:
         outputs.write_requests(folder / "requests.csv", outcome.result)
 
 
-def with_bubbles(outcome: Outcome) -> Run:
-    """Return the run with its idle time by cause, as the report and the tables want it."""
+def with_bubbles(outcome: Outcome, label: str) -> dict[str, Run]:
+    """Return the run of each pipeline with its idle time by cause, as the report wants it.
+
+    One pipeline is called `label`; replicas have a number besides.
+    """
     from evenflow.bubbles import attribute
     from experiments.report_data import Run
 
-    return Run(outcome.result, outcome.summary, attribute(outcome.result))
+    if len(outcome.replicas) == 1:
+        return {label: Run(outcome.result, outcome.summary, attribute(outcome.result))}
+    return {
+        f"{label}, replica {index}": Run(result, summarize(result), attribute(result))
+        for index, result in enumerate(outcome.replicas)
+    }
 
 
-def write_details(folder: Path, run: Run) -> None:
-    """Write the tables of micro-batches, stages and bubbles, and the timeline."""
+def write_details(folder: Path, runs: Sequence[Run]) -> None:
+    """Write the tables of micro-batches, stages and bubbles, and the timeline.
+
+    Replicas have a folder each.
+    """
+    for index, run in enumerate(runs):
+        part = folder if len(runs) == 1 else folder / f"replica-{index}"
+        part.mkdir(exist_ok=True)
+        _write_details(part, run)
+
+
+def _write_details(folder: Path, run: Run) -> None:
     from experiments.timeline import write_timeline
 
     outputs.write_batches(folder / "batches.csv", run.result)

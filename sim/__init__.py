@@ -5,23 +5,57 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evenflow.result import RunResult
+from sim.arrivals import Arrivals, Router
+from sim.clock import Clock
 from sim.driver import Driver
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
 from sim.world import RUNTIMES, Link, RuntimeOverheads, World
 
-__all__ = ["RUNTIMES", "Link", "RuntimeOverheads", "World", "simulate"]
+__all__ = [
+    "RUNTIMES",
+    "Link",
+    "Router",
+    "RuntimeOverheads",
+    "World",
+    "simulate",
+    "simulate_replicas",
+]
 
 
 def simulate(
     world: World, on_done: Callable[[int], None] | None = None, *, as_processes: bool = False
 ) -> RunResult:
-    """Simulate a world; return what happened. The same world always gives the same result.
+    """Simulate one pipeline of a world; return what happened.
 
+    The same world always gives the same result.
     `on_done` is called with the number of requests done. `as_processes` runs the specification (a
     SimPy process a stage) where the faster recurrence would do; a shared link always runs it.
     Raises PolicyError when the policy breaks its promise, StallError when it would never send.
     """
-    shared = world.link is not None and world.link.shared
-    pipeline = StageProcesses if as_processes or shared else Tandem
-    return Driver(world, pipeline, on_done).run()
+    return Driver(world, _pipeline(world, as_processes), on_done).run()
+
+
+def simulate_replicas(
+    world: World, on_done: Callable[[int], None] | None = None, *, as_processes: bool = False
+) -> list[RunResult]:
+    """Simulate `world.replicas` pipelines on one clock; return what happened on each.
+
+    Options and errors are those of `simulate`, `on_done` counts the requests of all together.
+    """
+    clock = Clock()
+    drivers: list[Driver] = []
+
+    def tell(_: int) -> None:
+        if on_done is not None:
+            on_done(sum(driver.num_done for driver in drivers))
+
+    for _ in range(world.replicas):
+        drivers.append(Driver(world, _pipeline(world, as_processes), tell, clock=clock))
+    Arrivals(clock, world.requests, world.concurrency, drivers, world.router)
+    clock.run()
+    return [driver.result() for driver in drivers]
+
+
+def _pipeline(world: World, as_processes: bool) -> type[StageProcesses] | type[Tandem]:
+    return StageProcesses if as_processes or world.shares_link else Tandem

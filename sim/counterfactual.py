@@ -67,7 +67,7 @@ def counterfactuals(world: World, result: RunResult) -> dict[str, World]:
     """
     means = (result.end_s - result.start_s).mean(axis=0).tolist()
     return {
-        "link": replace(world, link=None),
+        "link": replace(world, link=None, hop_links=None),
         "cpu": replace(world, overheads=RuntimeOverheads()),
         "kv_limited": replace(world, total_pages=PLENTY_OF_PAGES),
         "uneven_stages": replace(world, costs=EvenStages(world.costs)),

@@ -7,16 +7,14 @@ of an instant are applied before any policy is asked at it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import replace
-
-from simpy import Event
+from collections.abc import Callable
 
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError
 from evenflow.kv import PagePool
 from evenflow.result import WAIT_REASONS, Recorder, RunResult
 from evenflow.types import MicroBatch, Request
+from sim.arrivals import Arrivals
 from sim.clock import LAST, Clock, Signal
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
@@ -24,7 +22,10 @@ from sim.world import World
 
 
 class Driver:
-    """Runs one world through a pipeline. `on_done` is called with the number of requests done."""
+    """Runs one world through a pipeline. `on_done` is called with the number of requests done.
+
+    With a `clock` of several pipelines, `run` is not called: requests come through `admit`.
+    """
 
     def __init__(
         self,
@@ -32,25 +33,31 @@ class Driver:
         pipeline: type[Tandem] | type[StageProcesses],
         on_done: Callable[[int], None] | None = None,
         batcher: type[Batcher] = Batcher,
+        clock: Clock | None = None,
     ) -> None:
         self._world = world
         self._batcher = batcher
-        self._clock = Clock()
+        self._clock = clock or Clock()
         self._recorder = Recorder(world.depth)
-        self._on_done = on_done
+        self._on_done: list[Callable[[int], None]] = []
+        if on_done is not None:
+            self.when_done(lambda _: on_done(self.num_done))
         self.engines = tuple(self._engine() for _ in range(world.virtual_engines))
         self._turns = deque(self.engines)
         self._owners: deque[Batcher] = deque()  # of the micro-batches in the pipeline, in order
-        self._pipeline = pipeline(self._clock, world, self._recorder, self._changed, self._returned)
+        self._pipeline = pipeline(self._clock, world, self._recorder, self.changed, self._returned)
         self._ask = Signal(self._clock, self._settle_later)
         self._ask_queued = False
         self._last_wait = ""
-        self._backlog = deque(world.requests)  # not yet arrived
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened."""
-        self._clock.process(self._arrivals())
+        Arrivals(self._clock, self._world.requests, self._world.concurrency, [self])
         self._clock.run()
+        return self.result()
+
+    def result(self) -> RunResult:
+        """Return what happened so far."""
         return self._recorder.result(
             max_in_flight=self._world.max_in_flight,
             total_pages=sum(engine.pool.total_pages for engine in self.engines),
@@ -58,6 +65,20 @@ class Driver:
             gap_s=[gap for engine in self.engines for gap in engine.gap_s],
             gap_count=[count for engine in self.engines for count in engine.gap_count],
         )
+
+    @property
+    def num_done(self) -> int:
+        """Requests that need nothing more: finished or rejected."""
+        return self._recorder.num_done
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were admitted and have not finished."""
+        return sum(len(engine.live) for engine in self.engines)
+
+    def when_done(self, call: Callable[[int], None]) -> None:
+        """Have `call` called with how many requests are done, whenever some are."""
+        self._on_done.insert(0, call)
 
     def _settle(self, now_s: float) -> None:
         """Send micro-batches while the pipeline can take one and a policy has one."""
@@ -96,7 +117,7 @@ class Driver:
             self._recorder.wait(now_s, reason)
             self._last_wait = reason
 
-    def _changed(self, now_s: float) -> None:
+    def changed(self, now_s: float) -> None:
         """Something happened at this instant: ask when the instant is over."""
         if self._pipeline.queues_ahead and not self._clock.more_now():
             self._settle(now_s)
@@ -111,41 +132,17 @@ class Driver:
     def _wake(self, at_s: float, now_s: float) -> None:
         if not at_s > now_s:
             raise PolicyError(f"a policy asks at {now_s} s to be woken at {at_s} s")
-        self._clock.at(at_s, Signal(self._clock, self._changed))
+        self._clock.at(at_s, Signal(self._clock, self.changed))
 
     def _returned(self, batch: MicroBatch, now_s: float) -> None:
         finished = self._owners.popleft().complete(batch, now_s)
         if finished:
             self._recorder.finish(finished)
-            self._done(len(finished))
-        self._changed(now_s)
+            for call in self._on_done:
+                call(len(finished))
+        self.changed(now_s)
 
-    def _done(self, count: int) -> None:
-        if self._world.concurrency is not None:
-            self._let_in(count)
-        if self._on_done is not None:
-            self._on_done(self._recorder.num_done)
-
-    def _let_in(self, count: int) -> None:
-        """In a closed loop, let that many requests take the places of those that are done."""
-        while count > 0 and self._backlog:
-            request = replace(self._backlog.popleft(), arrival_s=self._clock.now)
-            count -= self._admit(request)
-
-    def _arrivals(self) -> Generator[Event, None, None]:
-        backlog = self._backlog
-        if self._world.concurrency is not None:
-            self._let_in(self._world.concurrency)
-            self._changed(self._clock.now)
-            return
-        while backlog:
-            if backlog[0].arrival_s > self._clock.now:
-                yield self._clock.until(backlog[0].arrival_s)
-            while backlog and backlog[0].arrival_s <= self._clock.now:
-                self._admit(backlog.popleft())
-            self._changed(self._clock.now)
-
-    def _admit(self, request: Request) -> bool:
+    def admit(self, request: Request) -> bool:
         """Give an arrival to the engine with the fewest live requests; say whether it is served."""
         engine = min(self.engines, key=lambda engine: len(engine.live))
         reason = engine.add(request)
@@ -163,4 +160,5 @@ class Driver:
             max_in_flight=world.max_in_flight if world.virtual_engines == 1 else 1,
             max_model_len=world.max_model_len,
             pipelined_chunks=world.pipelined_chunks,
+            speculation=world.speculation,
         )

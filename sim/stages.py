@@ -55,12 +55,10 @@ class StageProcesses:
         clock.process(self._drive())
         for stage in range(world.depth):
             clock.process(self._serve(stage))
-        self._links: list[Store] = []
-        if world.link is not None:
-            shared = Store(clock) if world.link.shared else None
-            self._links = [shared or Store(clock) for _ in range(world.depth - 1)]
-            for store in dict.fromkeys(self._links):
-                clock.process(self._carry(store))
+        shared = Store(clock) if world.shares_link else None
+        self._links = [shared or Store(clock) for _ in world.hops]
+        for store in dict.fromkeys(self._links):
+            clock.process(self._carry(store))
 
     def can_take(self, now_s: float) -> bool:
         """Say whether the driver may send a micro-batch now."""
@@ -118,10 +116,9 @@ class StageProcesses:
             self._arrive(stage + 1, travel)
 
     def _carry(self, store: Store) -> Generator[Event, tuple[int, _Travel], None]:
-        link = self._world.link
-        assert link is not None
         while True:
             stage, travel = yield store.get()
+            link = self._world.hops[stage]
             yield self._clock.timeout(link.per_token_s * travel.batch.num_tokens)
             self._clock.process(self._deliver(stage + 1, travel, link.latency_s))
 

@@ -34,7 +34,7 @@ class Tandem:
         on_change: Callable[[float], None],
         on_return: Callable[[MicroBatch, float], None],
     ) -> None:
-        if world.link is not None and world.link.shared:
+        if world.shares_link:
             raise ValueError("a shared link needs sim.stages")
         self._clock = clock
         self._world = world
@@ -43,6 +43,7 @@ class Tandem:
         self._travelling: deque[MicroBatch] = deque()
         self._stage_free_s = [0.0] * world.depth
         self._link_free_s = [0.0] * world.depth
+        self._hops = world.hops
         self._prepared_s = [0.0] * world.depth
         self._driver_free_s = 0.0
         self._eager = world.dispatch == "eager"
@@ -77,7 +78,7 @@ class Tandem:
 
     def _cross(self, batch: MicroBatch) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""
-        world, overheads, link = self._world, self._world.overheads, self._world.link
+        world, overheads, hops = self._world, self._world.overheads, self._hops
         free = self._stage_free_s
         prepares, overlapped = overheads.prepares, overheads.overlapped
         scheduled_s = batch.scheduled_s
@@ -101,7 +102,8 @@ class Tandem:
             free[stage] = end
             times += (at, start, end)
             at = end
-            if link is not None and stage < last:
+            if hops and stage < last:
+                link = hops[stage]
                 departed = max(end, self._link_free_s[stage]) + link.per_token_s * batch.num_tokens
                 self._link_free_s[stage] = departed
                 at = departed + link.latency_s

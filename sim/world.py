@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from evenflow.costs import StageCost
+from evenflow.speculation import Speculation
 from evenflow.types import Request, Scheduler
+from sim.arrivals import Router
 
 Dispatch = Literal["stage0", "eager"]
 
@@ -37,7 +39,11 @@ RUNTIMES = {
     "ideal": RuntimeOverheads(),
     "gllm": RuntimeOverheads(prepare_share=0.17, overlapped=True),
     "vllm": RuntimeOverheads(prepare_share=0.17),
+    "sglang": RuntimeOverheads(prepare_share=0.17, overlapped=True),
 }
+"""Inputs of a deployment, not findings. The share is vLLM's by gLLM, section 3.4. SGLang's own was
+not published: it is given the same work, hidden behind the previous batch as its scheduler does
+since v0.4, so on one stage nothing of it is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,9 @@ class World:
     lets the next one arrive (arrival times of `requests` are then ignored). `virtual_engines` > 1
     gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM
     V0). `dispatch`: the driver asks for a micro-batch when stage 0 can take one (`stage0`) or
-    whenever the cap allows (`eager`). `max_in_flight` None: no cap.
+    whenever the cap allows (`eager`). `max_in_flight` None: no cap. `hop_links` gives each hop
+    between stages a link of its own kind, in place of `link`. `replicas` > 1: as many pipelines of
+    this kind, each with its own pages and policy, among which `router` divides the requests.
     """
 
     requests: Sequence[Request]
@@ -76,4 +84,20 @@ class World:
     pipelined_chunks: bool | None = None
     overheads: RuntimeOverheads = field(default_factory=RuntimeOverheads)
     link: Link | None = None
+    hop_links: tuple[Link, ...] | None = None
     concurrency: int | None = None
+    speculation: Speculation | None = None
+    replicas: int = 1
+    router: Router = "round_robin"
+
+    @property
+    def hops(self) -> tuple[Link, ...]:
+        """The link of each hop between neighbouring stages; empty if links cost nothing."""
+        if self.hop_links is not None:
+            return self.hop_links
+        return () if self.link is None else (self.link,) * (self.depth - 1)
+
+    @property
+    def shares_link(self) -> bool:
+        """Whether all hops queue for one link."""
+        return any(link.shared for link in self.hops)

@@ -105,7 +105,7 @@ def test_a_number_of_stages_is_that_of_the_list(run_yaml: Path) -> None:
         ("workload.arrivals={rate: 2}", '"workload.arrivals.kind" is missing'),
         ("kv.pages=true", "kv.pages: should be auto or a whole number"),
         ("kv.memory_utilization=1.2", "should be at most 1.0"),
-        ("runtime=vlm", "runtime: should be 'gllm', 'vllm' or 'ideal', not \"vlm\""),
+        ("runtime=vlm", "runtime: should be 'gllm', 'vllm', 'sglang' or 'ideal', not \"vlm\""),
         ("dispatch=stage1", "should be 'stage0' or 'eager'"),
         ("workload.requests=0", "workload.requests: should be at least 1, not 0"),
         ("schedulr=sarathi", 'unknown key "schedulr"; did you mean "scheduler"?'),

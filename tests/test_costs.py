@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evenflow.costs import (
     AffineCost,
+    Ring,
     RooflineCost,
     StageCost,
     Work,
@@ -19,7 +20,6 @@ from evenflow.costs import (
     token_budget_for,
 )
 from evenflow.costs.base import Span
-from evenflow.costs.formulas import all_reduce_s
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
@@ -123,8 +123,8 @@ def test_overhead_counts_once_a_layer() -> None:
 
 def test_a_ring_takes_bandwidth_and_a_latency_a_step() -> None:
     expected = 2 * (3 / 4) * 1e6 / 10e9 + 2 * 3 * 5e-6
-    assert all_reduce_s(1e6, 4, RING) == pytest.approx(expected, rel=1e-12)
-    assert all_reduce_s(1e6, 1, RING) == 0.0
+    assert Ring(RING).all_reduce_s(1e6, 4) == pytest.approx(expected, rel=1e-12)
+    assert Ring(RING).all_reduce_s(1e6, 1) == 0.0
     assert tiny_cost(ranks=2).all_reduce_s(10) == pytest.approx(
         2 * (10 * 64 * 2 / 10e9 + 2 * 5e-6), rel=1e-12
     )
@@ -134,7 +134,7 @@ def test_a_ring_takes_bandwidth_and_a_latency_a_step() -> None:
 def test_parallel_attention_reduces_once_a_layer() -> None:
     spec = model("Falcon-180B")
     cost = RooflineCost(Deployment(spec, gpu("A100-80G"), (40, 40), 4), RING)
-    assert cost.all_reduce_s(8) == pytest.approx(all_reduce_s(8 * 14848 * 2, 4, RING))
+    assert cost.all_reduce_s(8) == pytest.approx(Ring(RING).all_reduce_s(8 * 14848 * 2, 4))
 
 
 def test_hidden_states_cross_between_stages() -> None:
@@ -225,7 +225,7 @@ def test_the_stages_add_up_to_the_whole_model(batch: Batch, stages: int) -> None
 
 def test_a_micro_batch_of_the_simulator_is_accepted() -> None:
     chunk = Chunk(None, 128, 640, True, 0)  # type: ignore[arg-type]
-    batch = MicroBatch(0, 0.0, [chunk], None, 512, 7, 700, 8, 10)
+    batch = MicroBatch(0, 0.0, [chunk], None, 512, 7, 700, 8, 10, 8)
     assert l20_cost().times(batch) == l20_cost().times(Work((Span(128, 640),), 512, 7, 700, 8))
 
 

@@ -69,6 +69,8 @@ def refused(message: str) -> Any:
         ("Mistral-7B", 7.242),
         ("Yi-34B", 34.389),
         ("Falcon-180B", 178.55),
+        ("Mixtral-8x7B", 46.70),
+        ("Qwen3-30B-A3B", 30.53),
     ],
 )
 def test_parameter_counts_are_those_published(name: str, billions: float) -> None:
@@ -76,7 +78,7 @@ def test_parameter_counts_are_those_published(name: str, billions: float) -> Non
 
 
 def test_the_table_holds_exactly_the_models_tested_above() -> None:
-    assert len(models()) == 13
+    assert len(models()) == 15
 
 
 def test_kv_of_llama_30b_is_what_td_pipe_states() -> None:
@@ -148,7 +150,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtral"}, "\"model_type\" is 'mixtral', not supported; did you mean"),
+        ({"model_type": "mixtrl"}, "\"model_type\" is 'mixtrl', not supported; did you mean"),
         ({"model_type": None}, '"model_type" is None, not supported; '),
         ({"hidden_size": None}, 'the key "hidden_size" is missing'),
         ({"hidden_size": 5121}, '"hidden_size" 5121 is no multiple of 40 heads; add "head_dim"'),

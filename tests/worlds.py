@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
 from evenflow.schedulers import create
+from evenflow.speculation import Speculation
 from evenflow.types import Request
 from sim import RUNTIMES, Link, World
 
@@ -74,4 +75,7 @@ def worlds(draw: st.DrawFn) -> World:
         world = replace(world, concurrency=draw(st.integers(1, 5)))
     if draw(st.integers(0, 5)) == 0:
         world = replace(world, virtual_engines=depth)
+    if draw(st.integers(0, 3)) == 0:
+        speculation = Speculation(draw(st.integers(1, 5)), draw(st.sampled_from([0.0, 0.7, 1.0])))
+        world = replace(world, speculation=speculation)
     return world

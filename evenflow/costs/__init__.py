@@ -4,16 +4,27 @@ Knows specifications and the numbers of a micro-batch; no clock, no policy, no r
 """
 
 from evenflow.costs.affine import AffineCost
+from evenflow.costs.balance import balanced_layers
 from evenflow.costs.base import BatchShape, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.budget import token_budget_for
+from evenflow.costs.collectives import Fabric, Measured, Ring, TwoLevel
+from evenflow.costs.drafts import DraftedCost
+from evenflow.costs.graphs import GraphCost
 from evenflow.costs.roofline import RooflineCost
 
 __all__ = [
     "AffineCost",
     "BatchShape",
+    "DraftedCost",
+    "Fabric",
+    "GraphCost",
+    "Measured",
+    "Ring",
     "RooflineCost",
     "StageCost",
+    "TwoLevel",
     "Work",
+    "balanced_layers",
     "decode_work",
     "prefill_work",
     "token_budget_for",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from evenflow.specs.gpu import GpuSpec, LinkSpec
+from evenflow.specs.gpu import GpuSpec
 from evenflow.specs.model import ModelSpec
 
 
@@ -47,16 +47,17 @@ def elementwise_s(tokens: int, model: ModelSpec, tensor_parallel: int, rates: Ra
 
     All are bound by memory. Values moved per token: 8 x hidden for two norms fused with the
     residual (read two, write two), 2 x (heads + KV heads) x head size for the rotary embedding
-    (read, write), 2 or 3 x MLP columns for the activation (read up and gate, write), 4 x KV heads x
-    head size for the KV write (read, write). Known error: small kernels reach less than the
+    (read, write) and as many for the norms of queries and keys, if there are any, 2 or 3 x MLP
+    columns for the activation (read up and gate, write), 4 x KV heads x head size for the KV write
+    (read, write). Known error: small kernels reach less than the
     bandwidth of large ones; what is missing is in the per-layer overhead.
     """
     heads = model.num_heads / tensor_parallel
     kv_heads = model.local_kv_heads(tensor_parallel)
-    columns = model.intermediate_size / tensor_parallel
+    columns = model.shared_columns / tensor_parallel
     values = (
         8 * model.hidden_size
-        + 2 * (heads + kv_heads) * model.head_dim
+        + (4 if model.qk_norm else 2) * (heads + kv_heads) * model.head_dim
         + (3 if model.gated_mlp else 2) * columns
         + 4 * kv_heads * model.head_dim
     )
@@ -126,14 +127,3 @@ def head_s(
     shape = (model.hidden_size, columns)
     product_s = linear_s(rows, shape, model.dtype_bytes, tile_tokens, rates)
     return product_s + 2 * 4 * rows * model.vocab_size / rates.bytes_per_s
-
-
-def all_reduce_s(size_bytes: float, ranks: int, link: LinkSpec) -> float:
-    """Return the seconds of a ring all-reduce of `size_bytes` over `ranks` GPUs.
-
-    2 (n - 1) steps, each of which sends 1/n of the data: 2 (n - 1)/n x bytes / bandwidth, plus
-    2 (n - 1) latencies. Known error: trees and one-shot kernels beat the ring on small messages.
-    """
-    if ranks == 1:
-        return 0.0
-    return 2 * (ranks - 1) * link.transfer_s(size_bytes / ranks)

@@ -6,10 +6,11 @@ graphs, and CPU time (the runtime's business). Where it is off is in docs/costs.
 
 from __future__ import annotations
 
-from evenflow.costs import formulas
+from evenflow.costs import experts, formulas
 from evenflow.costs.base import BatchShape
+from evenflow.costs.collectives import Fabric, Ring
 from evenflow.errors import UsageError
-from evenflow.specs.checks import require_counts
+from evenflow.specs.checks import require_counts, require_positive
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec
 
@@ -17,8 +18,10 @@ from evenflow.specs.gpu import LinkSpec
 class RooflineCost:
     """Predict each operator as the longer of arithmetic and memory traffic, and add them up.
 
-    `all_reduce` is the link between the tensor-parallel ranks of a stage; a UsageError without it
-    when there are several. `tile_tokens`: linear operators compute whole tiles of that many tokens.
+    `fabric` is what connects the tensor-parallel ranks of a stage (a link means a ring over it); a
+    UsageError without it when there are several. `tile_tokens`: linear operators compute whole
+    tiles of that many tokens. `expert_imbalance` is the load of the busiest expert-parallel rank
+    over the mean.
     """
 
     __slots__ = (
@@ -29,23 +32,31 @@ class RooflineCost:
         "_layers",
         "_rates",
         "_transfer_bytes_per_token",
-        "all_reduce",
         "deployment",
+        "expert_imbalance",
+        "fabric",
         "tile_tokens",
     )
 
     def __init__(
-        self, deployment: Deployment, all_reduce: LinkSpec | None = None, *, tile_tokens: int = 128
+        self,
+        deployment: Deployment,
+        fabric: LinkSpec | Fabric | None = None,
+        *,
+        tile_tokens: int = 128,
+        expert_imbalance: float = 1.0,
     ) -> None:
         require_counts("costs: roofline", tile_tokens=tile_tokens)
-        if deployment.tensor_parallel > 1 and all_reduce is None:
+        _check_imbalance(expert_imbalance, deployment)
+        if deployment.tensor_parallel > 1 and fabric is None:
             raise UsageError(
                 f"tensor_parallel: {deployment.tensor_parallel} ranks all-reduce over a link; "
                 "give its bandwidth_gb_s and latency_us"
             )
         model = deployment.model
         self.deployment = deployment
-        self.all_reduce = all_reduce
+        self.fabric = Ring(fabric) if isinstance(fabric, LinkSpec) else fabric
+        self.expert_imbalance = expert_imbalance
         self.tile_tokens = tile_tokens
         self._rates = formulas.Rates.of(deployment.gpu)
         self._layers = tuple(float(count) for count in deployment.layers_per_stage)
@@ -94,11 +105,24 @@ class RooflineCost:
     def all_reduce_s(self, tokens: int) -> float:
         """Return the seconds that one layer spends in all-reduces of the hidden states."""
         ranks, model = self.deployment.tensor_parallel, self.deployment.model
-        if self.all_reduce is None or ranks == 1:
+        if self.fabric is None or ranks == 1:
             return 0.0
         size_bytes = tokens * model.hidden_size * model.dtype_bytes
-        count = 1 if model.parallel_attention else 2
-        return count * formulas.all_reduce_s(size_bytes, ranks, self.all_reduce)
+        once = model.parallel_attention or self.deployment.expert_parallel
+        return (1 if once else 2) * self.fabric.all_reduce_s(size_bytes, ranks)
+
+    def all_to_all_s(self, tokens: int) -> float:
+        """Return the seconds that one layer spends sending tokens to their experts and back.
+
+        Only where the ranks hold whole experts. The all-reduce of the attention is then the only
+        one: its scatter half leaves each rank its share of the tokens, its gather half comes after
+        the experts.
+        """
+        ranks, model = self.deployment.tensor_parallel, self.deployment.model
+        if self.fabric is None or ranks == 1 or not self.deployment.expert_parallel:
+            return 0.0
+        size_bytes = experts.all_to_all_bytes(tokens, model, ranks, self.expert_imbalance)
+        return 2 * self.fabric.all_to_all_s(size_bytes, ranks)
 
     def _layer_s(self, tokens: int) -> float:
         """Return a layer's seconds without attention: all that follows from the tokens alone."""
@@ -109,8 +133,33 @@ class RooflineCost:
         )
         elementwise_s = formulas.elementwise_s(tokens, model, ranks, self._rates)
         overhead_s = self.deployment.gpu.per_layer_overhead_s
-        return linear_s + elementwise_s + overhead_s + self.all_reduce_s(tokens)
+        exchange_s = self.all_reduce_s(tokens) + self.all_to_all_s(tokens)
+        return linear_s + elementwise_s + overhead_s + exchange_s + self._experts_s(tokens)
+
+    def _experts_s(self, tokens: int) -> float:
+        deployment = self.deployment
+        if not deployment.model.num_experts:
+            return 0.0
+        return experts.experts_s(
+            tokens,
+            deployment.model,
+            deployment.tensor_parallel,
+            self._rates,
+            expert_parallel=deployment.expert_parallel,
+            imbalance=self.expert_imbalance,
+        )
 
     def _head_s(self, rows: int) -> float:
         model, ranks = self.deployment.model, self.deployment.tensor_parallel
         return formulas.head_s(rows, model, ranks, self.tile_tokens, self._rates)
+
+
+def _check_imbalance(imbalance: float, deployment: Deployment) -> None:
+    require_positive("costs: roofline", expert_imbalance=imbalance)
+    if imbalance < 1:
+        raise UsageError(
+            f"costs: roofline: expert_imbalance is {imbalance}; the busiest rank has at least the "
+            "mean load, so 1 or above is right"
+        )
+    if imbalance > 1 and not deployment.expert_parallel:
+        raise UsageError("costs: roofline: expert_imbalance needs expert_parallel: true")

@@ -46,6 +46,10 @@ class Deployment:
     `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at
     once: both are memory that must stay free of KV. `memory_utilization` is the share of a GPU's
     nominal memory that the engine may use.
+
+    `expert_parallel`: the ranks of a stage hold whole experts, not a slice of each. `draft`: a
+    second model that proposes tokens (speculative decoding); it lives on the last stage, divided
+    over its ranks, with KV of its own.
     """
 
     model: ModelSpec
@@ -56,6 +60,8 @@ class Deployment:
     activation_tokens: int = 2048
     logits_rows: int = 256
     page_tokens: int = 16
+    expert_parallel: bool = False
+    draft: ModelSpec | None = None
 
     def __post_init__(self) -> None:
         split_layers(self.model.num_layers, self.layers_per_stage)
@@ -69,11 +75,21 @@ class Deployment:
         require_positive("deployment", memory_utilization=self.memory_utilization)
         if self.memory_utilization > 1:
             raise UsageError(f"memory_utilization is {self.memory_utilization}; at most 1 is right")
-        heads, kv_heads, ranks = self.model.num_heads, self.model.num_kv_heads, self.tensor_parallel
+        self._check_ranks(self.model)
+        if self.draft is not None:
+            self._check_ranks(self.draft)
+        if self.expert_parallel and not self.model.num_experts:
+            raise UsageError(
+                f"expert_parallel: {self.model.name} has no experts; leave it out, or use a "
+                "mixture of experts"
+            )
+
+    def _check_ranks(self, model: ModelSpec) -> None:
+        heads, kv_heads, ranks = model.num_heads, model.num_kv_heads, self.tensor_parallel
         if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
             raise UsageError(
                 f"tensor_parallel: {ranks} ranks cannot share the {heads} heads and {kv_heads} "
-                f"KV heads of {self.model.name} evenly; use a divisor of both"
+                f"KV heads of {model.name} evenly; use a divisor of both"
             )
 
     @property
@@ -86,10 +102,12 @@ class Deployment:
 
         The embedding is on stage 0, the final norm and the LM head on the last stage, both divided
         over the tensor-parallel ranks. A tied head is a second copy unless there is one stage.
+        A draft model is on the last stage.
         """
         model, ranks = self.model, self.tensor_parallel
         vocabulary = -(-model.embedding_parameters // ranks)
-        count = self.layers_per_stage[stage] * model.layer_parameters(ranks)
+        each = model.layer_parameters(ranks, expert_parallel=self.expert_parallel)
+        count = self.layers_per_stage[stage] * each
         is_last = stage == self.depth - 1
         if stage == 0:
             count += vocabulary
@@ -97,18 +115,25 @@ class Deployment:
             count += model.hidden_size
         if is_last and not (model.tie_word_embeddings and self.depth == 1):
             count += vocabulary
-        return count * model.dtype_bytes
+        size = count * model.dtype_bytes
+        if is_last and self.draft is not None:
+            size += Deployment(self.draft, self.gpu, (self.draft.num_layers,), ranks).weight_bytes(
+                0
+            )
+        return size
 
     def activation_bytes(self, stage: int) -> int:
         """Return the bytes of working memory on one GPU of a stage for the largest micro-batch.
 
         Hidden state and residual, with the MLP's up projection and its product beside them: the
-        widest moment of a layer. On the last stage also the logits, as computed and as float32.
+        widest moment of a layer; of the experts, those that a token is sent to. On the last stage
+        also the logits, as computed and as float32.
         Known error: an estimate, some 20 % under what PyTorch's allocator holds.
         """
-        model = self.model
-        up, down = model.linear_shapes(self.tensor_parallel)[2:]
-        width = 2 * model.hidden_size + up[1] + down[0]
+        model, ranks = self.model, self.tensor_parallel
+        columns = -(-model.shared_columns // ranks)
+        columns += model.experts_per_token * -(-model.expert_intermediate_size // ranks)
+        width = 2 * model.hidden_size + (3 if model.gated_mlp else 2) * columns
         count = self.activation_tokens * width * model.dtype_bytes
         if stage == self.depth - 1:
             count += self.logits_rows * model.vocab_size * (model.dtype_bytes + 4)
@@ -117,7 +142,10 @@ class Deployment:
     def kv_bytes_per_token(self, stage: int) -> int:
         """Return the bytes of one token's keys and values on one GPU of a stage."""
         layers = self.layers_per_stage[stage]
-        return self.model.kv_bytes_per_token(layers, self.tensor_parallel)
+        size = self.model.kv_bytes_per_token(layers, self.tensor_parallel)
+        if self.draft is not None and stage == self.depth - 1:
+            size += self.draft.kv_bytes_per_token(tensor_parallel=self.tensor_parallel)
+        return size
 
     def kv_pages(self) -> int:
         """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json of the Llama, Mistral, Qwen2 and Falcon families.
+"""Reads a Hugging Face config.json of the Llama, Mistral, Qwen and Falcon families.
 
 Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
 Left unread: sliding windows, RoPE scaling, quantisation, and the o_proj bias of `attention_bias`.
@@ -15,7 +15,11 @@ from evenflow.errors import UsageError, instead_of
 FAMILIES = {
     "llama": "llama",
     "mistral": "mistral",
+    "mixtral": "mixtral",
     "qwen2": "qwen2",
+    "qwen2_moe": "qwen2_moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3_moe",
     "falcon": "falcon",
     "RefinedWeb": "falcon",
     "RefinedWebModel": "falcon",
@@ -82,6 +86,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise UsageError(f'{config.path}: "model_type" is {model_type!r}, not supported; {known}')
     family = FAMILIES[model_type]
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
+    shape |= _experts(config, family)
     heads, hidden = shape["num_heads"], config.count("hidden_size")
     if config.get("head_dim") is None and hidden % heads:
         raise UsageError(
@@ -108,8 +113,9 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
         "intermediate_size": config.count("intermediate_size"),
         "gated_mlp": True,
         "tie_word_embeddings": config.flag("tie_word_embeddings", default=False),
-        # Qwen2 has the bias by construction; its files have no key for it.
-        "attention_bias": config.flag("attention_bias", default=family == "qwen2"),
+        # Qwen2 has the bias by construction; its files have no key for it. Qwen3 has the norms.
+        "attention_bias": config.flag("attention_bias", default=family.startswith("qwen2")),
+        "qk_norm": family.startswith("qwen3"),
         "parallel_attention": False,
         "norm_epsilon": config.number(config.get("rms_norm_eps", default=1e-6), "rms_norm_eps"),
     }
@@ -133,6 +139,34 @@ def _falcon_shape(config: _Config) -> dict[str, Any]:
         "attention_bias": config.flag("bias", default=False),
         "parallel_attention": grouped or config.flag("parallel_attn", default=True),
         "norm_epsilon": config.number(epsilon, "layer_norm_epsilon"),
+    }
+
+
+def _experts(config: _Config, family: str) -> dict[str, Any]:
+    if family == "mixtral":
+        return {
+            "num_experts": config.count("num_local_experts", default=8),
+            "experts_per_token": config.count("num_experts_per_tok", default=2),
+            "expert_intermediate_size": config.count("intermediate_size"),
+        }
+    if family not in ("qwen2_moe", "qwen3_moe"):
+        return {}
+    if (
+        config.get("mlp_only_layers", default=[])
+        or config.get("decoder_sparse_step", default=1) != 1
+    ):
+        raise UsageError(
+            f"{config.path}: some layers have no experts (mlp_only_layers, decoder_sparse_step), "
+            "not supported; all layers must be alike"
+        )
+    has_shared = family == "qwen2_moe"
+    return {
+        "num_experts": config.count("num_experts"),
+        "experts_per_token": config.count("num_experts_per_tok"),
+        "expert_intermediate_size": config.count("moe_intermediate_size"),
+        "shared_intermediate_size": (
+            config.count("shared_expert_intermediate_size") if has_shared else 0
+        ),
     }
 
 

@@ -1,7 +1,7 @@
 """The shape of a decoder-only transformer: what its memory and its costs follow from.
 
-Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Dense models only: no mixture
-of experts, no sliding window, no quantisation.
+Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Dense models, and mixtures of
+experts in which every layer is alike; no sliding window, no quantisation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.specs.checks import require_counts, require_positive
+from evenflow.specs.checks import require_counts, require_not_negative, require_positive
 from evenflow.specs.huggingface import read_config
 
 
@@ -25,6 +25,12 @@ class ModelSpec:
     `gated_mlp`: three MLP matrices (gate, up, down) instead of two. `attention_bias`: a bias on the
     query, key and value projections. `parallel_attention`: attention and MLP read the same input
     and are summed once (Falcon), so tensor parallelism reduces once a layer instead of twice.
+    `qk_norm`: queries and keys are normalised, a head at a time (Qwen3).
+
+    `num_experts` > 0: a mixture of experts. A router sends each token to `experts_per_token` MLPs
+    of `expert_intermediate_size` columns each; beside them every token passes one shared MLP of
+    `shared_intermediate_size` columns with a gate of its own, if that is above 0.
+    `intermediate_size` is then without meaning.
     """
 
     name: str
@@ -44,6 +50,11 @@ class ModelSpec:
     parallel_attention: bool = False
     norm_epsilon: float = 1e-5
     family: str = "llama"
+    qk_norm: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    shared_intermediate_size: int = 0
 
     def __post_init__(self) -> None:
         require_counts(
@@ -63,37 +74,86 @@ class ModelSpec:
             raise UsageError(
                 f"{self.name}: {self.num_kv_heads} KV heads do not divide {self.num_heads} heads"
             )
+        require_not_negative(
+            self.name,
+            num_experts=self.num_experts,
+            shared_intermediate_size=self.shared_intermediate_size,
+        )
+        if self.num_experts:
+            self._check_experts()
 
     @classmethod
     def from_config_json(cls, path: str | Path) -> ModelSpec:
         """Read a Hugging Face config.json, or the folder that holds one.
 
-        Families: Llama, Mistral, Qwen2, Falcon. UsageError names the file and the key.
+        Families: Llama, Mistral, Qwen2, Qwen3, Falcon, and the mixtures Mixtral, Qwen2-MoE and
+        Qwen3-MoE. UsageError names the file and the key.
         """
         return cls(**read_config(path))
 
     def linear_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
-        """Return (inputs, outputs) of a layer's matrices on one rank: qkv, o, gate and up, down.
+        """Return (inputs, outputs) of the matrices that every token passes in a layer, on one rank.
 
-        Heads and MLP columns are divided over the ranks (rounded up); KV heads are replicated
-        where there are fewer of them than ranks.
+        In order: qkv, o, and the MLP (gate and up, down); in a mixture of experts the MLP is the
+        shared one, if there is one, and the router comes last, whole on every rank. Heads and MLP
+        columns are divided over the ranks (rounded up); KV heads are replicated where there are
+        fewer of them than ranks.
         """
         heads = -(-self.num_heads // tensor_parallel)
-        columns = -(-self.intermediate_size // tensor_parallel)
         qkv = (heads + 2 * self.local_kv_heads(tensor_parallel)) * self.head_dim
-        up = 2 * columns if self.gated_mlp else columns
         hidden = self.hidden_size
-        return (hidden, qkv), (heads * self.head_dim, hidden), (hidden, up), (columns, hidden)
+        attention = (hidden, qkv), (heads * self.head_dim, hidden)
+        mlp = self._mlp_shapes(-(-self.shared_columns // tensor_parallel))
+        router = ((hidden, self.num_experts),) if self.num_experts else ()
+        return attention + mlp + router
+
+    def expert_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
+        """Return (inputs, outputs) of one expert's matrices, columns divided over the ranks."""
+        return self._mlp_shapes(-(-self.expert_intermediate_size // tensor_parallel))
+
+    @property
+    def shared_columns(self) -> int:
+        """MLP columns that every token passes."""
+        return self.shared_intermediate_size if self.num_experts else self.intermediate_size
+
+    def _mlp_shapes(self, columns: int) -> tuple[tuple[int, int], ...]:
+        if columns == 0:
+            return ()
+        up = 2 * columns if self.gated_mlp else columns
+        return (self.hidden_size, up), (columns, self.hidden_size)
+
+    def _check_experts(self) -> None:
+        require_counts(
+            self.name,
+            num_experts=self.num_experts,
+            experts_per_token=self.experts_per_token,
+            expert_intermediate_size=self.expert_intermediate_size,
+        )
+        if self.experts_per_token > self.num_experts:
+            raise UsageError(
+                f"{self.name}: experts_per_token is {self.experts_per_token}; there are only "
+                f"{self.num_experts} experts"
+            )
 
     def local_kv_heads(self, tensor_parallel: int = 1) -> int:
         """Return the KV heads that one tensor-parallel rank holds, at least 1."""
         return -(-self.num_kv_heads // tensor_parallel)
 
-    def layer_parameters(self, tensor_parallel: int = 1) -> int:
-        """Return the parameters of one layer on one rank: matrices, qkv bias, two norm vectors."""
+    def layer_parameters(self, tensor_parallel: int = 1, *, expert_parallel: bool = False) -> int:
+        """Return the parameters of one layer on one rank: matrices, qkv bias, norm vectors.
+
+        Every rank has its columns of all experts, or, `expert_parallel`, whole experts: its share
+        of them, rounded up.
+        """
         shapes = self.linear_shapes(tensor_parallel)
         bias = shapes[0][1] if self.attention_bias else 0
-        return sum(inputs * outputs for inputs, outputs in shapes) + bias + 2 * self.hidden_size
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        shared_gate = self.hidden_size if self.num_experts and self.shared_columns else 0
+        experts, ranks_each = self.num_experts, tensor_parallel
+        if expert_parallel:
+            experts, ranks_each = -(-experts // tensor_parallel), 1
+        routed = experts * parameters(self.expert_shapes(ranks_each))
+        return parameters(shapes) + bias + norms + shared_gate + routed
 
     @property
     def embedding_parameters(self) -> int:
@@ -107,6 +167,12 @@ class ModelSpec:
         layers = self.num_layers * self.layer_parameters()
         return layers + ends * self.embedding_parameters + self.hidden_size
 
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token passes: all of them, less the experts it is not sent to."""
+        unused = (self.num_experts - self.experts_per_token) * parameters(self.expert_shapes())
+        return self.num_parameters - self.num_layers * unused
+
     def kv_bytes_per_token(self, layers: int | None = None, tensor_parallel: int = 1) -> int:
         """Return the bytes that one token's keys and values take in `layers` layers of one rank.
 
@@ -114,6 +180,11 @@ class ModelSpec:
         """
         count = self.num_layers if layers is None else layers
         return 2 * count * self.local_kv_heads(tensor_parallel) * self.head_dim * self.dtype_bytes
+
+
+def parameters(shapes: tuple[tuple[int, int], ...]) -> int:
+    """Return how many parameters matrices of these (inputs, outputs) hold."""
+    return sum(inputs * outputs for inputs, outputs in shapes)
 
 
 def models() -> dict[str, ModelSpec]:
@@ -131,7 +202,8 @@ def _from_row(row: dict[str, str]) -> ModelSpec:
     read: dict[str, Callable[[str], Any]]
     read = {"int": int, "float": float, "bool": lambda text: text == "true", "str": str}
     kinds = {field.name: str(field.type) for field in fields(ModelSpec)}
-    return ModelSpec(**{key: read[kinds[key]](text) for key, text in row.items()})
+    # A short row leaves the last columns at their defaults.
+    return ModelSpec(**{key: read[kinds[key]](text) for key, text in row.items() if text})
 
 
 def model(name_or_path: str | Path) -> ModelSpec:

@@ -1,0 +1,103 @@
+"""How requests come in: at their times, or in a closed loop, each at one of several pipelines.
+
+Knows when and where a request enters; nothing of what happens to it there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Literal, Protocol
+
+from simpy import Event
+
+from evenflow.types import Request
+from sim.clock import Clock
+
+Router = Literal["round_robin", "least_outstanding"]
+"""Which pipeline gets the next request: each in turn; or the one with the fewest requests that
+are not done, the first of equals."""
+
+
+class Entrance(Protocol):
+    """A pipeline, as seen from its front door."""
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that are there and not done."""
+        ...
+
+    def admit(self, request: Request) -> bool:
+        """Take an arrival; say whether it is served (or else rejected)."""
+        ...
+
+    def changed(self, now_s: float) -> None:
+        """Hear that everything that arrives now is there."""
+        ...
+
+    def when_done(self, call: Callable[[int], None]) -> None:
+        """Have `call` called with how many requests are done, whenever some are."""
+        ...
+
+
+class Arrivals:
+    """Lets `requests` in. `concurrency`: only as many at once; each that ends lets in the next."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        requests: Sequence[Request],
+        concurrency: int | None,
+        pipelines: Sequence[Entrance],
+        router: Router = "round_robin",
+    ) -> None:
+        self._clock = clock
+        self._backlog = deque(requests)  # not yet arrived
+        self._concurrency = concurrency
+        self._choose = _chooser(router, pipelines)
+        if concurrency is not None:
+            for pipeline in pipelines:
+                pipeline.when_done(self._replacer(pipeline))
+        clock.process(self._come())
+
+    def _come(self) -> Generator[Event, None, None]:
+        clock, backlog = self._clock, self._backlog
+        if self._concurrency is not None:
+            self._tell(self._let_in(self._concurrency))
+            return
+        while backlog:
+            if backlog[0].arrival_s > clock.now:
+                yield clock.until(backlog[0].arrival_s)
+            entered = []
+            while backlog and backlog[0].arrival_s <= clock.now:
+                entered.append(self._choose())
+                entered[-1].admit(backlog.popleft())
+            self._tell(entered)
+
+    def _let_in(self, count: int) -> list[Entrance]:
+        """Let in as many as can be served; return where requests entered."""
+        entered = []
+        while count > 0 and self._backlog:
+            request = replace(self._backlog.popleft(), arrival_s=self._clock.now)
+            entered.append(self._choose())
+            count -= entered[-1].admit(request)
+        return entered
+
+    def _tell(self, entered: Sequence[Entrance]) -> None:
+        for pipeline in dict.fromkeys(entered):
+            pipeline.changed(self._clock.now)
+
+    def _replacer(self, left: Entrance) -> Callable[[int], None]:
+        # The pipeline that a request leaves asks its policy anyway, and must ask only once.
+        def replace_done(count: int) -> None:
+            self._tell([entrance for entrance in self._let_in(count) if entrance is not left])
+
+        return replace_done
+
+
+def _chooser(router: Router, pipelines: Sequence[Entrance]) -> Callable[[], Entrance]:
+    if router == "round_robin":
+        return cycle(pipelines).__next__
+    return lambda: min(pipelines, key=lambda pipeline: pipeline.outstanding)

@@ -1,0 +1,259 @@
+"""A configuration becomes a deployment, costs and links: what each key does, and every refusal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenflow.config import RunConfig, load_config
+from evenflow.costs import RooflineCost, decode_work
+from evenflow.errors import UsageError
+from evenflow.specs.gpu import gpu, link
+from evenflow.types import Request
+from experiments.build import build
+from sim import World, simulate
+from tests.command_line import evenflow
+
+BASE: dict[str, Any] = {
+    "model": "Qwen2.5-32B",
+    "gpu": "L20",
+    "stages": 4,
+    "link": "pcie-l20",
+    "scheduler": "sarathi",
+    "workload": {"trace": "sharegpt-sample"},
+}
+HERE = Path()
+REQUESTS = [Request(0, 0.0, 600, 20)]
+STEP = decode_work(8, 8000)
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig.model_validate(BASE | changes)
+
+
+def world(**changes: Any) -> World:
+    return build(config(**changes), REQUESTS, HERE).world
+
+
+def roofline(**changes: Any) -> RooflineCost:
+    costs = world(**changes).costs
+    assert isinstance(costs, RooflineCost)
+    return costs
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(UsageError, match=re.escape(message))
+
+
+# ---- tensor parallel and nodes
+
+TP4 = {"stages": 1, "tensor_parallel": 4}
+SIZE_BYTES = 100 * 5120 * 2
+
+
+def ring_s(spec: Any, ranks: int) -> float:
+    return float(2 * 2 * (ranks - 1) * spec.transfer_s(SIZE_BYTES / ranks))
+
+
+def test_ranks_reduce_over_their_own_link_or_that_of_the_stages() -> None:
+    assert roofline(**TP4).all_reduce_s(100) == pytest.approx(ring_s(link("pcie-l20"), 4))
+    own = {"kind": "roofline", "all_reduce": "allreduce-l20"}
+    assert roofline(**TP4, costs=own).all_reduce_s(100) == pytest.approx(
+        ring_s(link("allreduce-l20"), 4)
+    )
+
+
+def test_measured_points_take_the_place_of_the_ring() -> None:
+    costs = {"kind": "roofline", "all_reduce": {"points": [[SIZE_BYTES, 50], [1e9, 5e6]]}}
+    assert roofline(**TP4, costs=costs).all_reduce_s(100) == pytest.approx(2 * 50e-6)
+
+
+def test_a_stage_that_spans_nodes_reduces_over_the_link_between_them() -> None:
+    nodes = {"gpus": 2, "link": "socket-73g"}
+    assert roofline(**TP4, nodes=nodes).all_reduce_s(100) == pytest.approx(
+        ring_s(link("socket-73g"), 4)
+    )
+    levels = roofline(**TP4, nodes=nodes | {"all_reduce": "hierarchical"}).all_reduce_s(100)
+    between = 2 * 2 * link("socket-73g").transfer_s(SIZE_BYTES / 2)
+    within = 2 * 2 * link("pcie-l20").transfer_s(SIZE_BYTES / 2)
+    assert levels == pytest.approx(within + between)
+    whole = nodes | {"gpus": 4}
+    assert roofline(**TP4, nodes=whole).all_reduce_s(100) == roofline(**TP4).all_reduce_s(100)
+
+
+def test_only_hops_between_nodes_take_their_link() -> None:
+    def latencies(**changes: Any) -> list[float]:
+        return [round(hop.latency_s, 9) for hop in world(**changes).hops]
+
+    slow = {"gpus": 2, "link": {"bandwidth_gb_s": 1, "latency_us": 500}}
+    assert latencies(nodes=slow) == [10e-6, 500e-6, 10e-6]
+    assert latencies(nodes=slow | {"gpus": 1}) == [500e-6] * 3
+    assert latencies(nodes=slow, stages=2, tensor_parallel=2) == [500e-6]
+    assert latencies(nodes=slow | {"gpus": 4}, stages=2, tensor_parallel=2) == [10e-6]
+    assert latencies() == [10e-6] * 3
+
+
+def test_a_run_over_two_nodes_waits_for_the_slow_hop_only() -> None:
+    slow = {"gpus": 2, "link": {"bandwidth_gb_s": 20.79, "latency_us": 5010}}
+    near, far = simulate(world()), simulate(world(nodes=slow))
+    crossed = far.available_s[0] - near.available_s[0]
+    assert crossed.tolist() == pytest.approx([0, 0, 5e-3, 5e-3])
+    exact = simulate(world(nodes=slow), as_processes=True)
+    assert exact.end_s.tobytes() == far.end_s.tobytes()
+
+
+# ---- splits, experts, graphs, speculation
+
+
+def test_a_balanced_split_takes_layers_off_the_last_stage() -> None:
+    layers = roofline(model="Qwen2.5-7B", split="balanced").deployment.layers_per_stage
+    assert sum(layers) == 28
+    assert layers[-1] < 7
+    assert max(roofline(model="Qwen2.5-7B", split="balanced").times(STEP)) < max(
+        roofline(model="Qwen2.5-7B").times(STEP)
+    )
+
+
+def test_expert_parallel_reaches_deployment_and_costs() -> None:
+    costs = {"kind": "roofline", "expert_imbalance": 1.3}
+    built = roofline(
+        model="Qwen3-30B-A3B", stages=1, tensor_parallel=4, expert_parallel=True, costs=costs
+    )
+    assert built.deployment.expert_parallel
+    assert built.expert_imbalance == 1.3
+    assert built.all_to_all_s(100) > 0
+
+
+def test_graphs_pad_and_save_launches() -> None:
+    sizes = {"kind": "roofline", "cuda_graph_sizes": [1, 8, 16]}
+    eager = roofline()
+    padded = world(costs=sizes).costs
+    assert padded.times(decode_work(9, 900)) == eager.times(
+        decode_work(16, 900)._replace(sampled_rows=9)
+    )
+    quick = world(costs=sizes | {"graph_layer_overhead_s": 1e-5}).costs
+    saved = 16 * (gpu("L20").per_layer_overhead_s - 1e-5)
+    assert padded(0, STEP) - quick(0, STEP) == pytest.approx(saved)
+    affine = {"kind": "affine", "base_s": 1, "per_token_s": 1, "cuda_graph_sizes": [8]}
+    assert world(costs=affine).costs(0, decode_work(3, 9)) == 9
+
+
+def test_speculation_shortens_a_run_and_its_draft_costs() -> None:
+    free = {"k": 3, "acceptance": 0.8, "draft_cost_share": 0}
+    shared = free | {"draft_cost_share": 0.05}
+    drafted = {"k": 3, "acceptance": 0.8, "draft_model": "Qwen2.5-0.5B"}
+    ends = {
+        name: float(simulate(world(speculative=given)).returned_s[-1])
+        for name, given in (("no", None), ("free", free), ("share", shared), ("model", drafted))
+    }
+    assert ends["free"] < ends["share"] < ends["no"]
+    assert ends["free"] < ends["model"] < ends["no"]
+    assert world(speculative=drafted).total_pages < world(speculative=free).total_pages
+
+
+def test_a_draft_share_is_of_a_plain_decode_step() -> None:
+    given = {"k": 2, "acceptance": 0.5, "draft_cost_share": 0.1}
+    verified = decode_work(24, 8000)  # 8 rows
+    plain = roofline()
+    added = world(speculative=given).costs(3, verified) - plain(3, verified)
+    assert added == pytest.approx(2 * 0.1 * sum(plain.times(decode_work(8, 8000))))
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stages": [16] * 4, "split": "balanced"}, "split: balanced: stages lists the layers alr"),
+        ({"expert_parallel": True}, "expert_parallel: Qwen2.5-32B has no experts"),
+        (
+            {**TP4, "tensor_parallel": 8, "nodes": {"gpus": 3, "link": "socket-73g"}},
+            "nodes: 8 tensor-parallel GPUs do not fill nodes of 3 evenly",
+        ),
+        (
+            {"stages": 2, "tensor_parallel": 2, "nodes": {"gpus": 3, "link": "socket-73g"}},
+            "nodes: 3 GPUs hold no whole number of stages of 2 GPUs each",
+        ),
+        (
+            {
+                "link": {"name": "pcie-l20", "shared": True},
+                "nodes": {"gpus": 2, "link": "socket-73g"},
+            },
+            "link.shared: there is no one link for all stages where there are nodes",
+        ),
+        (
+            {
+                "costs": {"kind": "affine", "base_s": 1, "per_token_s": 0},
+                "speculative": {"k": 1, "acceptance": 0.5, "draft_model": "Qwen2.5-0.5B"},
+            },
+            "speculative.draft_model: its costs need costs.kind: roofline",
+        ),
+        (
+            {"speculative": {"k": 16, "acceptance": 0.5, "draft_cost_share": 0}},
+            "speculative: a step of k + 1 = 17 tokens needs pages of at least as many, not 16",
+        ),
+        ({"nodes": {"gpus": 2, "link": "socket"}}, 'unknown link "socket"'),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with refused(message):
+        simulate(world(**changes))
+
+
+RUN = """\
+model: Qwen2.5-32B
+gpu: L20
+stages: 4
+link: pcie-l20
+scheduler: sarathi
+workload: {trace: sharegpt-sample, requests: 5, arrivals: offline}
+"""
+
+
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("split=balnced", "split: should be 'even' or 'balanced', not \"balnced\""),
+        ("nodes={link: socket-73g}", 'the key "nodes.gpus" is missing'),
+        ("nodes={gpus: 2, lnk: x}", 'unknown key "nodes.lnk"; did you mean "link"?'),
+        ("costs={kind: roofline, cuda_graph_sizes: [0]}", "should be at least 1, not 0"),
+        ("costs={kind: roofline, cuda_graph_sizes: [4, 2]}", "must be numbers of tokens that asce"),
+        ("costs={kind: roofline, graph_layer_overhead_s: 1e-5}", 'needs the key "costs.cuda_graph'),
+        ("costs={kind: roofline, expert_imbalance: 0.5}", "should be at least 1.0, not 0.5"),
+        ("costs={kind: roofline, all_reduce: {}}", 'all_reduce needs the key "all_reduce.bandwid'),
+        ("costs={kind: roofline, all_reduce: {points: [[1]]}}", "a pair [bytes, microseconds]"),
+        ("costs={kind: roofline, all_reduce: {points: [[2, 1], [1, 1]]}}", "sizes must grow"),
+        ("speculative={k: 3, acceptance: 0.5}", 'needs the key "speculative.draft_cost_share" or'),
+        ("speculative={k: 3, acceptance: 2, draft_cost_share: 0}", "should be at most 1.0, not 2"),
+        ("speculative={k: 0, acceptance: 1, draft_cost_share: 0}", "speculative.k: should be at l"),
+        ("speculative={k: 1, acceptance: 1, draft_model: Qwen}", 'unknown model "Qwen"'),
+        (
+            "speculative={k: 16, acceptance: 1, draft_cost_share: 0}",
+            "k + 1 = 17 tokens needs pages",
+        ),
+        ("speculative.k=20", 'the key "speculative.acceptance" is missing'),
+        ("tensor_parallel=3", "tensor_parallel: 3 ranks cannot share the 40 heads"),
+    ],
+)
+def test_bad_input_is_one_line(
+    assignment: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("RUN.yaml").write_text(RUN, encoding="utf-8")
+    status, _, errors = evenflow("simulate", "RUN.yaml", "--set", assignment)
+    assert status == 2
+    assert told in errors
+    assert len(errors.splitlines()) == 1
+    assert not list(Path("out").rglob("*.json"))
+
+
+def test_the_new_keys_are_in_the_resolved_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "RUN.yaml"
+    path.write_text(RUN, encoding="utf-8")
+    resolved = load_config(path, ["replicas={count: 2}"]).resolved()
+    assert resolved["replicas"] == {"count": 2, "router": "round_robin"}
+    assert (resolved["split"], resolved["expert_parallel"]) == ("even", False)

@@ -1,0 +1,156 @@
+"""Mixtures of experts: which are active, what they cost and hold, by hand and as properties."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenflow.costs import RooflineCost, decode_work, prefill_work
+from evenflow.costs.experts import active_experts, all_to_all_bytes, experts_s
+from evenflow.costs.formulas import Rates
+from evenflow.errors import UsageError
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
+from evenflow.specs.model import ModelSpec, model
+
+RING = LinkSpec(10, 5)
+PLAIN = GpuSpec("plain", 1000, 1000, 80, 1.0, 1.0, 0.0)
+# 4 experts of 32 columns, 2 a token: gate and up 64 x 64, down 32 x 64, 16-bit.
+TINY = ModelSpec(
+    "tiny", 2, 64, 4, 2, 16, 1, 1000, 2048, 1e4, num_experts=4, experts_per_token=2,
+    expert_intermediate_size=32,
+)  # fmt: skip
+EXPERT = 64 * 64 + 32 * 64
+BOUND_BY_COMPUTE = Rates(1e6, 1e15)
+BOUND_BY_MEMORY = Rates(1e18, 1e6)
+
+
+def cost(ranks: int, *, expert_parallel: bool, imbalance: float = 1.0) -> RooflineCost:
+    deployment = Deployment(TINY, PLAIN, (2,), ranks, expert_parallel=expert_parallel)
+    return RooflineCost(deployment, RING, expert_imbalance=imbalance)
+
+
+def seconds(rates: Rates, ranks: int = 1, parallel: bool = False, imbalance: float = 1.0) -> float:
+    return experts_s(3, TINY, ranks, rates, expert_parallel=parallel, imbalance=imbalance)
+
+
+def test_active_experts_are_the_mean_over_all_choices() -> None:
+    pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    counts = [len(set().union(*chosen)) for chosen in product(pairs, repeat=3)]
+    assert active_experts(3, 4, 2) == pytest.approx(sum(counts) / len(counts), rel=1e-12)
+    assert active_experts(1, 128, 8) == pytest.approx(8)
+    assert active_experts(10**6, 128, 8) == 128
+
+
+def test_experts_bound_by_compute_take_their_operations() -> None:
+    operations = 2 * EXPERT * 3 * 2
+    moved = 6 * (3 * 32 + 64) * 2 / 1e15
+    assert seconds(BOUND_BY_COMPUTE) == pytest.approx(operations / 1e6 + moved, rel=1e-9)
+    assert seconds(BOUND_BY_COMPUTE, 2) == pytest.approx(operations / 2 / 1e6, rel=1e-6)
+    busiest = seconds(BOUND_BY_COMPUTE, 2, True, 1.5)
+    assert busiest == pytest.approx(1.5 * operations / 2 / 1e6, rel=1e-6)
+
+
+def test_experts_bound_by_memory_read_the_active_ones_once() -> None:
+    active = 4 * (1 - 0.5**3)
+    values = active * EXPERT + 6 * (64 + 64 + 32 + 64) + 6 * (3 * 32 + 64)
+    assert seconds(BOUND_BY_MEMORY) == pytest.approx(2 * values / 1e6, rel=1e-9)
+    values = active / 2 * EXPERT + 3 * (64 + 64 + 32 + 64) + 3 * (3 * 32 + 64)
+    assert seconds(BOUND_BY_MEMORY, 2, True) == pytest.approx(2 * values / 1e6, rel=1e-9)
+
+
+def test_tokens_travel_to_the_experts_that_are_elsewhere() -> None:
+    # 100 tokens on 4 ranks, 2 experts each, three quarters elsewhere, 64 values of 2 bytes.
+    assert all_to_all_bytes(100, TINY, 4, 1.0) == 25 * 2 * 0.75 * 64 * 2
+    assert all_to_all_bytes(100, TINY, 4, 1.2) == pytest.approx(1.2 * 25 * 2 * 0.75 * 64 * 2)
+    size_bytes = 50 * 2 * 0.5 * 64 * 2
+    there_and_back = 2 * (5e-6 + size_bytes / 10e9)
+    assert cost(2, expert_parallel=True).all_to_all_s(100) == pytest.approx(there_and_back)
+    assert cost(2, expert_parallel=False).all_to_all_s(100) == 0.0
+    assert cost(1, expert_parallel=True).all_to_all_s(100) == 0.0
+
+
+def test_expert_parallel_reduces_once_a_layer() -> None:
+    sliced, whole = cost(2, expert_parallel=False), cost(2, expert_parallel=True)
+    assert sliced.all_reduce_s(50) == pytest.approx(2 * whole.all_reduce_s(50))
+
+
+def test_a_rank_holds_its_columns_of_all_experts_or_its_share_of_whole_ones() -> None:
+    def weights(ranks: int, *, parallel: bool, experts: int = 4) -> int:
+        spec = replace(TINY, num_experts=experts)
+        return Deployment(spec, PLAIN, (2,), ranks, expert_parallel=parallel).weight_bytes(0)
+
+    assert weights(2, parallel=False) == weights(2, parallel=True)
+    assert weights(1, parallel=True) - weights(2, parallel=True) > 2 * 2 * 2 * EXPERT
+    # 5 experts on 2 ranks: one rank holds 3 of them.
+    more = weights(2, parallel=True, experts=5) - weights(2, parallel=True, experts=4)
+    assert more == 2 * 2 * (EXPERT + 64)
+
+
+def test_activations_of_a_mixture_are_those_of_the_experts_a_token_is_sent_to() -> None:
+    deployment = Deployment(TINY, PLAIN, (2,), activation_tokens=10, logits_rows=1)
+    width = 2 * 64 + 3 * 2 * 32
+    assert deployment.activation_bytes(0) == 10 * width * 2 + 1000 * 6
+
+
+def test_mixtral_fits_where_its_parameters_say_so() -> None:
+    spec = model("Mixtral-8x7B")
+    held = Deployment(spec, gpu("H100"), (16, 16)).weight_bytes
+    assert held(0) + held(1) == 2 * spec.num_parameters
+
+
+def test_few_decodes_of_a_mixture_cost_like_its_active_parameters() -> None:
+    spec = model("Qwen3-30B-A3B")
+    quick = replace(gpu("H100"), per_layer_overhead_s=0.0)
+    step_s = RooflineCost(Deployment(spec, quick, (48,)))(0, decode_work(1, 1))
+    read_s = 2 * (spec.active_parameters - spec.embedding_parameters) / quick.bytes_per_s
+    assert step_s == pytest.approx(read_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "imbalance", "message"),
+    [
+        ("Llama2-13B", True, 1.0, "expert_parallel: Llama2-13B has no experts; leave it out"),
+        ("Mixtral-8x7B", True, 0.9, "expert_imbalance is 0.9; the busiest rank has at least"),
+        ("Mixtral-8x7B", True, float("nan"), "expert_imbalance is nan"),
+        ("Mixtral-8x7B", False, 1.1, "expert_imbalance needs expert_parallel: true"),
+    ],
+)
+def test_wrong_experts_are_refused(
+    name: str, parallel: bool, imbalance: float, message: str
+) -> None:
+    spec = model(name)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        RooflineCost(
+            Deployment(spec, gpu("H100"), (spec.num_layers,), 2, expert_parallel=parallel),
+            RING,
+            expert_imbalance=imbalance,
+        )
+
+
+@given(
+    st.sampled_from(["Mixtral-8x7B", "Qwen3-30B-A3B"]),
+    st.sampled_from([1, 2, 4]),
+    st.booleans(),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+)
+def test_more_tokens_are_never_cheaper(
+    name: str, ranks: int, parallel: bool, tokens: int, more: int
+) -> None:
+    spec = model(name)
+    deployment = Deployment(spec, gpu("H100"), (spec.num_layers,), ranks, expert_parallel=parallel)
+    timed = RooflineCost(deployment, RING)
+    assert timed(0, prefill_work(tokens)) <= timed(0, prefill_work(tokens + more)) * (1 + 1e-12)
+
+
+@given(st.integers(1, 500), st.floats(1, 4), st.floats(0, 3))
+def test_more_imbalance_is_never_cheaper(tokens: int, imbalance: float, more: float) -> None:
+    less = cost(2, expert_parallel=True, imbalance=imbalance)(0, prefill_work(tokens))
+    least = cost(2, expert_parallel=True, imbalance=imbalance + more)(0, prefill_work(tokens))
+    assert less <= least * (1 + 1e-12)

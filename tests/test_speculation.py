@@ -1,0 +1,180 @@
+"""Speculative decoding: tokens a step, pages, times and costs, by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenflow.batcher import Batcher
+from evenflow.costs import AffineCost, DraftedCost, Work, decode_work, prefill_work
+from evenflow.costs.drafts import share_of, step_of
+from evenflow.errors import UsageError
+from evenflow.kv import PagePool
+from evenflow.metrics import summarize
+from evenflow.result import RunResult
+from evenflow.schedulers import create
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.gpu import gpu
+from evenflow.specs.model import model
+from evenflow.speculation import Speculation, SpeculativeGroup
+from evenflow.types import Request
+from sim import World, simulate
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(UsageError, match=re.escape(message))
+
+
+def world(output_tokens: int, speculation: Speculation | None, **more: Any) -> World:
+    settings: dict[str, Any] = {
+        "requests": [Request(0, 0.0, 10, output_tokens)],
+        "make_scheduler": lambda: create("sarathi", {}),
+        "costs": AffineCost(1.0, 0.01, 1),
+        "depth": 1,
+        "total_pages": 100,
+        "max_model_len": 1000,
+        "max_in_flight": 1,
+        "speculation": speculation,
+    }
+    return World(**(settings | more))
+
+
+def tokens_each_step(result: RunResult) -> list[int]:
+    return result.sampled_rows.tolist()
+
+
+@pytest.mark.parametrize(
+    ("k", "acceptance", "tokens"),
+    [(3, 0.0, 1.0), (3, 1.0, 4.0), (1, 0.5, 1.5), (4, 0.8, 1 + 0.8 + 0.64 + 0.512 + 0.4096)],
+)
+def test_tokens_per_step_are_a_geometric_sum(k: int, acceptance: float, tokens: float) -> None:
+    assert Speculation(k, acceptance).tokens_per_step == pytest.approx(tokens, rel=1e-12)
+    assert Speculation(k, acceptance).verified_tokens == k + 1
+
+
+def test_steps_verify_k_plus_one_tokens_and_yield_the_average() -> None:
+    result = simulate(world(10, Speculation(2, 0.5)))  # 1.75 tokens a step
+    # Prompt, then 1.75 n + 0.5 rounded down: 2, 4, 5, 7, 9.
+    assert tokens_each_step(result) == [1, 2, 2, 1, 2, 2]
+    assert result.decode_tokens.tolist() == [0, 3, 3, 3, 3, 3]
+    assert np.diff(result.returned_s) == pytest.approx([1.03] * 5)
+    assert result.gap_s.tolist() == pytest.approx([1.03, 0, 1.03, 0, 1.03, 1.03, 0, 1.03, 0])
+
+
+def test_a_request_never_gets_more_tokens_than_it_asked_for() -> None:
+    result = simulate(world(6, Speculation(3, 1.0)))
+    assert tokens_each_step(result) == [1, 4, 1]
+    assert summarize(result)["total_output_tokens"] == 6
+
+
+def test_no_acceptance_is_plain_decoding_that_verifies_more() -> None:
+    plain = simulate(world(9, None))
+    wasted = simulate(world(9, Speculation(2, 0.0), costs=AffineCost(1.0, 0.0, 1)))
+    assert tokens_each_step(wasted) == tokens_each_step(plain)
+    assert len(plain.scheduled_s) == len(wasted.scheduled_s) == 9
+
+
+def test_rows_that_come_later_go_on_at_the_pace_of_their_group() -> None:
+    requests = [Request(0, 0.0, 10, 12), Request(1, 2.5, 10, 5)]
+    result = simulate(world(0, Speculation(1, 0.5), requests=requests))
+    assert result.sampled_rows.sum() == 17
+    # Both rows step together from the third decode step on: 1, 2, 1, 2 tokens each.
+    assert tokens_each_step(result)[:6] == [1, 2, 1, 2 + 1, 2, 4]
+
+
+def test_pages_are_held_for_the_tokens_of_a_step() -> None:
+    speculation = Speculation(3, 1.0)
+    batcher = Batcher(
+        create("sarathi", {}),
+        PagePool(10, 4),
+        depth=1,
+        max_in_flight=1,
+        max_model_len=100,
+        speculation=speculation,
+    )
+    batcher.add(Request(0, 0.0, 6, 30))
+    held = []
+    for now_s in range(5):
+        batch = batcher.next(float(now_s))
+        assert batch is not None
+        held.append(10 - batch.free_pages)
+        batcher.complete(batch, now_s + 0.5)
+    # Context 6, then 4 more a step: the pages of 6, 10, 14, 18, 22 tokens.
+    assert held == [2, 3, 4, 5, 6]
+
+
+def test_a_step_must_fit_into_a_page() -> None:
+    with refused("a step of k + 1 = 5 tokens needs pages of at least as many, not 4"):
+        simulate(world(5, Speculation(4, 0.5), page_tokens=4))
+
+
+@pytest.mark.parametrize(
+    ("k", "acceptance", "message"),
+    [
+        (0, 0.5, "speculative: k is 0; it must be a whole number, 1 or above"),
+        (2, -0.1, "speculative: acceptance is -0.1"),
+        (2, 1.1, "speculative: acceptance is 1.1; at most 1 is right"),
+        (2, float("nan"), "speculative: acceptance is nan"),
+    ],
+)
+def test_wrong_speculation_is_refused(k: int, acceptance: float, message: str) -> None:
+    with refused(message):
+        Speculation(k, acceptance)
+
+
+@given(st.integers(1, 8), st.floats(0, 1), st.integers(1, 200))
+def test_steps_yield_the_average_rounded(k: int, acceptance: float, steps: int) -> None:
+    mean = Speculation(k, acceptance).tokens_per_step
+    group = SpeculativeGroup(mean)
+    strides = []
+    for step in range(steps):
+        strides.append(group.stride)
+        group.step(float(step), [], [])
+    assert abs(sum(strides) - mean * steps) <= 0.5 + 1e-6
+    assert set(strides) <= {int(mean), int(mean) + 1}
+    assert max(strides) <= k + 1
+
+
+@given(st.integers(1, 6), st.floats(0, 0.9), st.floats(0, 0.1))
+def test_more_acceptance_never_takes_more_steps(k: int, acceptance: float, more: float) -> None:
+    less = simulate(world(60, Speculation(k, acceptance)))
+    most = simulate(world(60, Speculation(k, acceptance + more)))
+    assert len(most.scheduled_s) <= len(less.scheduled_s)
+
+
+# ---- what a draft costs
+
+
+def test_a_draft_is_paid_on_the_last_stage_of_what_decodes() -> None:
+    target = AffineCost(1.0, 0.1, 2, bytes_per_token=8)
+    cost = DraftedCost(target, Speculation(3, 0.5), share_of(target, 0.05))
+    verified = Work((), 0, 4 * 2, 100, 8)  # 2 rows
+    step_s = 2 * (1.0 + 0.1 * 2)
+    assert cost.times(verified) == pytest.approx([1.8, 1.8 + 3 * 0.05 * step_s])
+    assert cost(1, verified) == cost.times(verified)[1]
+    assert cost.times(prefill_work(8)) == target.times(prefill_work(8))
+    assert (cost.depth, cost.transfer_bytes(verified)) == (2, 64)
+
+
+def test_a_draft_model_costs_k_steps_of_its_own() -> None:
+    target, draft = AffineCost(1.0, 0.0, 1), AffineCost(0.01, 0.001, 1)
+    cost = DraftedCost(target, Speculation(4, 0.5), step_of(draft))
+    rows = 3
+    assert cost(0, decode_work(5 * rows, 9)) == pytest.approx(1.0 + 4 * (0.01 + 0.003))
+
+
+def test_a_draft_model_takes_memory_of_the_last_stage() -> None:
+    spec, draft = model("Qwen2.5-32B"), model("Qwen2.5-0.5B")
+    alone = Deployment(spec, gpu("L20"), (32, 32))
+    drafted = Deployment(spec, gpu("L20"), (32, 32), draft=draft)
+    assert drafted.weight_bytes(0) == alone.weight_bytes(0)
+    assert drafted.weight_bytes(1) - alone.weight_bytes(1) == 2 * draft.num_parameters
+    assert drafted.kv_bytes_per_token(1) - alone.kv_bytes_per_token(1) == 2 * 24 * 2 * 64 * 2
+    assert drafted.kv_pages() < alone.kv_pages()
+    with refused("tensor_parallel: 4 ranks cannot share the 14 heads and 2 KV heads of Qwen2.5-0"):
+        Deployment(spec, gpu("L20"), (32, 32), 4, draft=draft)

@@ -1,0 +1,67 @@
+"""Every system of the papers runs from its keys, and the table, document and examples agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evenflow.config import load_config
+from evenflow.costs import prefill_work
+from evenflow.metrics import summarize
+from experiments.build import build, load_workload
+from experiments.systems import SYSTEMS, System, markdown
+from sim import simulate
+from tests.command_line import evenflow
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples" / "systems"
+EACH = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+
+
+def example(system: System) -> Path:
+    return EXAMPLES / f"{system.name}.yaml"
+
+
+@EACH
+def test_a_system_serves_every_request(system: System) -> None:
+    config = load_config(example(system), ["workload.requests=12", "workload.arrivals=offline"])
+    built = build(config, load_workload(config, ROOT).requests, ROOT)
+    summary = summarize(simulate(built.world))
+    assert summary["completed"] == 12
+
+
+@EACH
+def test_the_example_is_the_common_deployment_with_the_keys_of_the_table(system: System) -> None:
+    common = yaml.safe_load(example(SYSTEMS[0]).read_text(encoding="utf-8"))
+    plain = {"scheduler": "sarathi", "runtime": "ideal"}
+    expected = common | plain | yaml.safe_load(system.keys)
+    assert yaml.safe_load(example(system).read_text(encoding="utf-8")) == expected
+
+
+def test_examples_and_names_are_one_to_one() -> None:
+    names = [system.name for system in SYSTEMS]
+    assert sorted(names) == sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
+    assert len({system.title for system in SYSTEMS}) == len(names) == len(set(names))
+
+
+def test_the_document_has_the_table() -> None:
+    assert markdown() in (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
+
+
+def test_schedulers_lists_the_systems() -> None:
+    status, shown, _ = evenflow("schedulers")
+    assert status == 0
+    for title in ("TP+SB", "PP+HB", "SGLang", "gLLM with CK"):
+        assert title in shown
+
+
+def test_a_stage_of_four_gpus_pays_for_its_messages() -> None:
+    """TD-Pipe, figure 6: on L20, most of what four GPUs could save goes into the all-reduce."""
+    config = load_config(EXAMPLES / "tp_sb.yaml")
+    costs = build(config, [], ROOT).world.costs
+    fewer = load_config(EXAMPLES / "tp_sb.yaml", ["tensor_parallel=2"])
+    work = prefill_work(2048)
+    gain = build(fewer, [], ROOT).world.costs(0, work) / costs(0, work)
+    assert 1 < gain < 1.5

@@ -51,7 +51,7 @@ class Outcome:
 def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     """Simulate a job. `on_done` is called with the number of requests done."""
     started = time.perf_counter()
-    built = build(job.config, job.workload.requests, job.beside)
+    built = build(job.config, job.workload, job.beside)
     results = simulate_replicas(built.world, on_done)
     source = {
         **provenance(job.config, job.workload.trace, built.cost_source),

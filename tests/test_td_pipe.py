@@ -87,7 +87,7 @@ def test_the_example_of_figure_9() -> None:
         returned = batcher.ready.group_sizes[-1]
         average = batcher.running_decodes / 4
         batches.append(send(batcher, 2.0 + number))
-        log.append((returned, average, batches[-1].decode_tokens, batcher.ready_decodes))
+        log.append((returned, average, batches[-1].decode_tokens, batcher.ready.rows))
     assert log == [  # returned, average, submitted, withheld
         (80, 116, 80, 0),
         (120, 114, 114, 6),
@@ -285,6 +285,16 @@ def test_arrivals_at_any_time_are_served(
     ]
     result = run(requests, pages=pages, variant=variant)
     assert result.status == ["completed"] * len(requests)
+
+
+def test_a_decode_phase_goes_on_while_nothing_fits() -> None:
+    # The long prompt fits only when the others are gone, whatever share of them has finished.
+    requests = [Request(i, 0.0, 100, 10 + 30 * i, 10 + 30 * i) for i in range(3)]
+    requests.append(Request(3, 0.0, 600, 20, 20))
+    result = run(requests, pages=40, request_finish_ratio=0.3)
+    assert result.status == ["completed"] * 4
+    assert phases(result) == "PDPD"
+    assert result.first_token_s[3] > result.completion_s[2]
 
 
 # -- parameters -----------------------------------------------------------------------------------

@@ -142,16 +142,13 @@ class TDPipe:
 
     def _decode(self, view: View) -> Plan:
         ready = view.ready_decodes
-        blocked = view.num_waiting > 0
         if not ready or view.in_flight >= view.depth:
-            return Plan(kv_limited=blocked and not ready)
+            return Plan(kv_limited=view.num_waiting > 0 and not _next_prompt_fits(view))
         rows, order = self._next_batch(view)
         if ready < rows and view.running > view.running_decodes:
             return Plan()  # the rest of the batch is still in its prefill
         self._turn += 1
-        return Plan(
-            decodes=min(max(rows, 1), ready, self.max_batch_rows), order=order, kv_limited=blocked
-        )
+        return Plan(decodes=min(max(rows, 1), ready, self.max_batch_rows), order=order)
 
     def _next_batch(self, view: View) -> tuple[int, Order]:
         """Return how many ready decodes should go, and which first."""
@@ -171,7 +168,7 @@ class TDPipe:
             return False
         if not view.running:
             return True
-        if self._turn < view.depth or view.in_flight >= view.depth:
+        if self._turn < view.depth or view.in_flight >= view.depth or not _next_prompt_fits(view):
             return False
         if self.request_finish_ratio is not None:
             return view.running <= (1 - self.request_finish_ratio) * self._started_with
@@ -222,6 +219,10 @@ class TDPipe:
         if tokens and not self._is_full(usage, free, view):
             seconds.append(self.prefill_s(tokens))
         return seconds
+
+
+def _next_prompt_fits(view: View) -> bool:
+    return -(-next(view.waiting).tokens // view.page_tokens) <= view.free_pages
 
 
 def _rising(points: Sequence[int]) -> tuple[int, ...]:

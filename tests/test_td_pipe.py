@@ -11,29 +11,11 @@ from hypothesis import strategies as st
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
 from evenflow.errors import UsageError
-from evenflow.kv import PagePool
 from evenflow.result import RunResult
 from evenflow.schedulers import create
-from evenflow.schedulers.phases import (
-    FutureUsage,
-    saturating_rows,
-    spatial_intensity,
-    stealing_share,
-    temporal_intensity,
-)
-from evenflow.types import MicroBatch, Request
+from evenflow.types import Request
 from sim import World, simulate
-
-COSTS = AffineCost(0.005, 0.0001, 4)
-NO_SWITCH = {"request_finish_ratio": 1.0}
-
-
-def td_pipe(**params: object) -> Any:
-    return create("td_pipe", params, max_model_len=4096, **estimates(COSTS))
-
-
-def batcher_of(policy: Any, pages: int = 10**6) -> Batcher:
-    return Batcher(policy, PagePool(pages), depth=4, max_in_flight=None, max_model_len=4096)
+from tests.td_pipe_parts import COSTS, NO_SWITCH, batcher_of, offline, send, td_pipe
 
 
 def run(requests: list[Request], *, pages: int = 10**4, depth: int = 4, **params: Any) -> RunResult:
@@ -48,10 +30,6 @@ def run(requests: list[Request], *, pages: int = 10**4, depth: int = 4, **params
             max_model_len=4096,
         )
     )
-
-
-def offline(count: int, prompt: int, output: int, predicted: int | None = None) -> list[Request]:
-    return [Request(i, 0.0, prompt, output, predicted or output) for i in range(count)]
 
 
 # -- figure 9 -------------------------------------------------------------------------------------
@@ -70,12 +48,6 @@ def example_of_figure_9(**params: object) -> Batcher:
     return batcher
 
 
-def send(batcher: Batcher, now_s: float) -> MicroBatch:
-    batch = batcher.next(now_s)
-    assert batch is not None
-    return batch
-
-
 def test_the_example_of_figure_9() -> None:
     batcher = example_of_figure_9()
     batches = [send(batcher, 1.0) for _ in range(4)]
@@ -86,7 +58,10 @@ def test_the_example_of_figure_9() -> None:
         batcher.complete(batches[number], 2.0 + number)
         returned = batcher.ready.group_sizes[-1]
         average = batcher.running_decodes / 4
+        members = set(batches[number].decodes.members)
         batches.append(send(batcher, 2.0 + number))
+        assert set(batches[-1].decodes.members) <= members or number == 4, "batches mix"
+        assert batcher.next(2.0 + number) is None, "a fifth batch in decode"
         log.append((returned, average, batches[-1].decode_tokens, batcher.ready.rows))
     assert log == [  # returned, average, submitted, withheld
         (80, 116, 80, 0),
@@ -107,64 +82,9 @@ def test_without_work_stealing_the_batches_stay_as_they_were_split() -> None:
         batcher.complete(batches[number], 2.0 + number)
         batches.append(send(batcher, 2.0 + number))
     assert [batch.decode_tokens for batch in batches[4:]] == [80, 120, 128, 128]
-
-
-# -- the equations --------------------------------------------------------------------------------
-
-lengths = st.tuples(st.integers(1, 2000), st.integers(-10, 1500))
-
-
-@given(st.lists(lengths), st.lists(st.integers(1, 1200), min_size=1, max_size=9, unique=True))
-def test_future_usage_is_that_of_algorithm_1(
-    rows: list[tuple[int, int]], points: list[int]
-) -> None:
-    points.sort()
-    usage = FutureUsage(points)
-    for context, remaining in rows:
-        usage.add(context, remaining)
-    expected = [sum(c + m for c, remaining in rows if m <= remaining) for m in points]
-    assert usage.at_points() == expected
-    assert usage.peak() == max(expected)
-    assert (usage.requests, usage.context_tokens) == (len(rows), sum(c for c, _ in rows))
-
-
-@given(st.integers(0, 5000), st.integers(1, 16), st.integers(0, 1000))
-def test_the_shares_of_a_round_are_even_and_add_up(live: int, depth: int, turn: int) -> None:
-    shares = [stealing_share(live, depth, turn + k) for k in range(depth)]
-    assert sum(shares) == live
-    assert max(shares) - min(shares) <= 1
-
-
-def test_the_share_is_the_average_over_the_sliding_window() -> None:
-    # Figure 9: the window holds what the last four batches submitted, and what was withheld.
-    assert stealing_share(sum([128, 128, 128, 128]) - 48, 4, 0) == 116
-    assert stealing_share(sum([128, 128, 128, 80]) - 8, 4, 1) == 114
-    assert stealing_share(sum([128, 128, 80, 114]) + 6, 4, 2) == 114
-
-
-def flat_until_256(rows: int, context_tokens: int) -> float:
-    return max(rows, 256) * 1e-3 + context_tokens * 1e-6
-
-
-def test_spatial_intensity_is_achieved_over_peak() -> None:
-    assert saturating_rows(flat_until_256) == 256
-    assert spatial_intensity(256, 100, 256, flat_until_256) == 1
-    # 64 rows: 64 / (0.256 + 0.0064) against 256 / (0.256 + 0.0256).
-    value = spatial_intensity(64, 100, 256, flat_until_256)
-    assert value == pytest.approx((64 / 0.2624) / (256 / 0.2816))
-
-
-def test_temporal_intensity_counts_the_bubble_of_the_longest_prefill() -> None:
-    # Prefills of 3, 5 and 4 s after steps of 1 s on 4 stages: bubble (5 - 1) * 3, total 12 + 4 +
-    # 12.
-    assert temporal_intensity([3.0, 5.0, 4.0], 1.0, 4) == pytest.approx(1 - 12 / 28)
-    assert temporal_intensity([0.5], 1.0, 4) == 1
-    assert temporal_intensity([3.0], 1.0, 1) == 1
-
-
-def test_work_that_costs_nothing_saturates_at_once() -> None:
-    assert spatial_intensity(1, 10, 8, lambda rows, context: 0.0) == 1
-    assert temporal_intensity([0.0], 0.0, 4) == 1
+    for batch in batches[4:6]:
+        batcher.complete(batch, 9.0)
+    assert [send(batcher, 9.0).decode_tokens for _ in range(2)] == [80, 120]
 
 
 # -- phases ---------------------------------------------------------------------------------------

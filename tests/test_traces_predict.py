@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.command_line import evenflow
 from traces import make_predictor, sample_trace, train, with_predictions
 from traces.classifier import load_classifier, save_classifier
 from traces.length_classes import LengthClasses, accumulated_error
+from traces.load import read_trace
+from traces.source import Source
 from traces.streams import random_stream
 from traces.trace import Ints, Trace
 
@@ -102,6 +105,9 @@ def test_requests_are_filled_in_and_otherwise_unchanged() -> None:
         ("oracel", 'predictor "oracel" is unknown; did you mean "oracle"?'),
         ({"accuracy": 0.5}, 'predictor "" is unknown'),
         ({"kind": "noisy", "accuracy": 2}, "accuracy is 2; expected 0 to 1"),
+        ({"kind": "noisy", "accuracy": "high"}, "accuracy is 'high'; expected 0 to 1"),
+        ({"kind": "noisy", "seed": -1}, "seed is -1; expected a whole number"),
+        ({"kind": "classifier", "path": 3}, "path is 3; expected the path"),
         ({"kind": "mean", "accuracy": 0.5}, "predictor mean: .*accuracy"),
         ({"kind": "classifier", "path": "gone.json"}, "gone.json: cannot be read"),
     ],
@@ -129,6 +135,20 @@ def test_a_classifier_learns_from_words(tmp_path: Path) -> None:
     assert (loaded.predict(trace.prompt_tokens, trace.texts) == predicted).all()
     with pytest.raises(UsageError, match="trained on prompt texts, and this trace holds none"):
         loaded.predict(trace.prompt_tokens)
+
+
+def test_prompts_are_kept_where_asked_and_there_are_any() -> None:
+    talk = [{"conversations": [{"value": text}, {"value": "fine"}]} for text in ("a b", "c")]
+    lengths = [{"input_token_length": 3, "output_token_length": 4}]
+
+    def read(entries: list[object], keep_text: bool) -> Trace:
+        stream = io.StringIO(json.dumps(entries))
+        source = Source(Path(__file__), stream, lambda text: len(text.split()))
+        return read_trace(source, "sharegpt", None, None, keep_text)
+
+    assert read([*talk], True).texts == ["a b", "c"]
+    assert read([*talk], False).texts is None
+    assert read([*talk, *lengths], True).texts is None, "not every request has a text"
 
 
 def test_a_classifier_learns_from_lengths_where_there_is_no_text() -> None:

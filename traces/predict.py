@@ -61,8 +61,10 @@ class Noisy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.accuracy <= 1:
-            raise ValueError(f"accuracy is {self.accuracy}; expected 0 to 1")
+        if not isinstance(self.accuracy, int | float) or not 0 <= self.accuracy <= 1:
+            raise ValueError(f"accuracy is {self.accuracy!r}; expected 0 to 1")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed is {self.seed!r}; expected a whole number, 0 or more")
 
     def predict(self, _prompt: Ints, output_tokens: Ints, _texts: Sequence[str] | None) -> Ints:
         rng = random_stream(self.seed, "predictor")
@@ -84,6 +86,8 @@ class Classified:
 
 
 def _classified(path: str) -> Classified:
+    if not isinstance(path, str):
+        raise ValueError(f"path is {path!r}; expected the path of a stored classifier")
     return Classified(load_classifier(Path(path)))
 
 

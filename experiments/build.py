@@ -75,9 +75,12 @@ def reads_text(config: RunConfig) -> bool:
     return isinstance(predictor, dict) and predictor.get("kind") == "classifier"
 
 
-def build(config: RunConfig, workload: Workload, beside: Path) -> Built:
+def build(
+    config: RunConfig, requests: list[Request], beside: Path, texts: Sequence[str] | None = None
+) -> Built:
     """Return the world that a configuration describes; UsageError for what cannot be.
 
+    `texts` are the prompts of the requests, where there are any and a predictor may read them.
     The policy is made once here, so that a mistake in its parameters is found before the run.
     """
     spec = None if config.model is None else model(_find(config.model, beside))
@@ -92,7 +95,7 @@ def build(config: RunConfig, workload: Workload, beside: Path) -> Built:
     scheduler = make_scheduler()
     link, hop_links = links_of(config, costs)
     world = World(
-        requests=_predicted(workload, scheduler, config.workload.seed, beside),
+        requests=_predicted(requests, texts, scheduler, config.workload.seed, beside),
         make_scheduler=make_scheduler,
         costs=with_drafts(config, costs, deployment),
         depth=config.num_stages,
@@ -147,20 +150,24 @@ def _scheduler_maker(
 
 
 def _predicted(
-    workload: Workload, scheduler: Scheduler, seed: int, beside: Path
-) -> Sequence[Request]:
+    requests: list[Request],
+    texts: Sequence[str] | None,
+    scheduler: Scheduler,
+    seed: int,
+    beside: Path,
+) -> list[Request]:
     """Return the requests with the output lengths that the policy's predictor foretells."""
     spec = getattr(scheduler, "predictor", None)
     if spec is None:
-        return workload.requests
+        return requests
     if isinstance(spec, Mapping):
         spec = dict(spec)
         if spec.get("kind") == "noisy":
             spec.setdefault("seed", seed)
         if isinstance(spec.get("path"), str):
             spec["path"] = _find(spec["path"], beside)
-    texts = None if workload.texts is None else workload.texts[: len(workload.requests)]
-    return with_predictions(workload.requests, make_predictor(spec), texts)
+    texts = None if texts is None else texts[: len(requests)]
+    return with_predictions(requests, make_predictor(spec), texts)
 
 
 def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:

@@ -92,7 +92,7 @@ def line_up(configs: Mapping[str, RunConfig], beside: Path) -> list[Contender]:
     workload = load_workload(next(iter(configs.values())), beside, keep_text=texts)
     contenders = []
     for label, config in configs.items():
-        build(config, workload, beside)
+        build(config, workload.requests, beside, workload.texts)
         contenders.append(Contender(label, Job(config, workload, beside)))
     return contenders
 

@@ -48,14 +48,17 @@ def test_the_configurations_describe_worlds_that_differ_in_the_system_only(file:
     assert config.workload == best.workload
     assert (config.model, config.gpu, config.kv) == (best.model, best.gpu, best.kv)
     assert config.num_stages * config.tensor_parallel == 4
-    world = build(config, load_workload(config, path.parent), path.parent).world
+    world = build(config, load_workload(config, path.parent).requests, path.parent).world
     assert world.max_in_flight == (None if file == SYSTEMS["TD-Pipe"] else config.num_stages)
 
 
 def test_a_given_cap_binds_td_pipe_too() -> None:
     path = ROOT / EXAMPLES / SYSTEMS["TD-Pipe"]
     config = load_config(path, ["workload.requests=20", "max_in_flight=3"])
-    assert build(config, load_workload(config, path.parent), path.parent).world.max_in_flight == 3
+    assert (
+        build(config, load_workload(config, path.parent).requests, path.parent).world.max_in_flight
+        == 3
+    )
 
 
 def test_offline_throughput_runs_from_the_first_prefill_to_the_last_token() -> None:

@@ -13,7 +13,7 @@ import pytest
 from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from evenflow.types import Request
-from experiments.build import Workload, build, load_workload
+from experiments.build import build, load_workload
 from tests.command_line import evenflow
 from traces import make_predictor, sample_trace, train, with_predictions
 from traces.classifier import load_classifier, save_classifier
@@ -244,7 +244,7 @@ def config(predictor: object, trace: str = "tdpipe-sharegpt-sample") -> RunConfi
 
 def predictions(predictor: object) -> list[tuple[int, int | None]]:
     run = config(predictor)
-    built = build(run, load_workload(run, Path()), Path())
+    built = build(run, load_workload(run, Path()).requests, Path())
     return [(r.output_tokens, r.predicted_output_tokens) for r in built.world.requests]
 
 
@@ -260,14 +260,14 @@ def test_other_policies_see_no_prediction() -> None:
         update={"scheduler": config("oracle").scheduler.model_copy(update={"name": "vllm"})}
     )
     run = run.model_copy(update={"scheduler": run.scheduler.model_copy(update={"params": {}})})
-    built = build(run, load_workload(run, Path()), Path())
+    built = build(run, load_workload(run, Path()).requests, Path())
     assert {request.predicted_output_tokens for request in built.world.requests} == {None}
 
 
 def test_a_classifier_file_is_found_beside_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text(json.dumps(stored()))
     run = config({"kind": "classifier", "path": "model.json"})
-    built = build(run, Workload([Request(0, 0.0, 10, 10)], {}), tmp_path)
+    built = build(run, [Request(0, 0.0, 10, 10)], tmp_path)
     assert built.world.requests[0].predicted_output_tokens == 25
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import get_args
 
 from evenflow.errors import PolicyError, StallError, UsageError
@@ -19,7 +19,7 @@ from evenflow.outlook import Outlook
 from evenflow.ready import ReadyQueue
 from evenflow.speculation import Speculation, SpeculativeGroup
 from evenflow.types import Chunk, MicroBatch, Order, Plan, Prefill, Request, Scheduler, Victim
-from evenflow.view import View
+from evenflow.view import DecodeLengths, View
 
 ORDERS = frozenset(get_args(Order))
 
@@ -186,6 +186,11 @@ class Batcher:
 
     def decode_pages(self, count: int, order: str) -> int:
         return self.ready.due_pages(count, order)
+
+    def decode_lengths(self) -> Iterator[DecodeLengths]:
+        sent = (batch.decodes for batch in self.in_flight.values() if batch.decodes is not None)
+        for group in (*self.ready.groups, *sent):
+            yield from group.lengths()
 
     def expected_output_tokens(self) -> float:
         return self._outlook.remaining()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from evenflow.types import Request
-from evenflow.view import Prompt
+from evenflow.view import DecodeLengths, Prompt
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +99,14 @@ class DecodeGroup:
 
     def context_of(self, row: Row) -> int:
         return row.base + self.tick
+
+    def lengths(self) -> Iterator[DecodeLengths]:
+        """Iterate over the lengths of the members."""
+        tick = self.tick
+        for row in self.members.values():
+            generated = row.generated + tick - row.joined_tick
+            predicted = row.request.predicted_output_tokens
+            yield DecodeLengths(row.base + tick, generated, predicted)
 
     def join(self, row: Row, context: int, page_tokens: int) -> None:
         """Add a row that attends to `context` tokens and got its last token at

@@ -44,8 +44,10 @@ def summarize(
     `duration` runs from the first arrival to the last completion, in seconds; throughputs are per
     second of it. `steady_*` are the same over the steady window: from the time by which a tenth of
     the requests has arrived to the time by which a tenth is left to arrive, or, where they all
-    arrive at once, from a tenth to nine tenths of the duration. `goodput_ms` sets limits such as
-    {"ttft": 500} on requests.
+    arrive at once, from a tenth to nine tenths of the duration. `offline_*` run from the start of
+    the first prefill to the last token, as TD-Pipe measures; its throughput is
+    `offline_output_throughput`, of output tokens only. `goodput_ms` sets limits such as {"ttft":
+    500} on requests.
     """
     done = np.array([status == "completed" for status in result.status], dtype=bool)
     latency = request_metrics(result)
@@ -75,6 +77,7 @@ def summarize(
     for name, (values_s, counts) in pooled.items():
         summary |= _statistics(name, values_s, counts)
     summary |= _steady(result, start_s, duration)
+    summary |= _offline(result, input_tokens, output_tokens)
     busy_s = float((result.end_s - result.start_s).sum())
     return summary | {
         "preemptions": int(result.preemptions.sum()),
@@ -147,4 +150,17 @@ def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, flo
         "steady_stop_s": float(last),
         "steady_output_throughput": output / span,
         "steady_total_token_throughput": total / span,
+    }
+
+
+def _offline(result: RunResult, input_tokens: int, output_tokens: int) -> dict[str, float | int]:
+    """Throughput of completed requests, from the start of the first prefill to the last token."""
+    if not len(result.start_s) or not np.isfinite(result.completion_s).any():
+        return {}
+    duration = float(np.nanmax(result.completion_s)) - float(result.start_s[0, 0])
+    per_s = 1 / duration if duration > 0 else 0.0
+    return {
+        "offline_duration": duration,
+        "offline_output_throughput": output_tokens * per_s,
+        "offline_total_throughput": (input_tokens + output_tokens) * per_s,
     }

@@ -3,7 +3,7 @@ policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import nsmallest
 from itertools import islice
 
@@ -30,6 +30,10 @@ class ReadyQueue:
 
     def __contains__(self, row: Row) -> bool:
         return any(row in group for group in self._groups)
+
+    @property
+    def groups(self) -> Sequence[DecodeGroup]:
+        return self._groups
 
     @property
     def group_sizes(self) -> list[int]:

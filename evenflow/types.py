@@ -71,9 +71,14 @@ class Plan(NamedTuple):
 class Scheduler(Protocol):
     """A policy: reads a view, returns a plan. It has no clock, no I/O and no unseeded randomness.
 
-    A policy may also have `pipelined_chunks` (bool, default False: consecutive chunks of one prompt
-    may be in flight at once) and `refuse(prompt_tokens, output_tokens, pool)`, which returns why it
-    could never serve such a request, or None.
+    A policy may also have
+    - `pipelined_chunks` (bool, default False): consecutive chunks of one prompt may be in flight at
+      once;
+    - `uncapped` (bool, default False): it limits the micro-batches in flight itself, so a
+      deployment that sets no cap has none, where else it is the number of stages;
+    - `predictor`: which predictor fills in `predicted_output_tokens` before the run;
+    - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve such a
+      request, or None.
     """
 
     def schedule(self, view: View) -> Plan: ...

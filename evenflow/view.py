@@ -6,7 +6,7 @@ Nothing is copied when a policy is asked, and nothing here shows the true length
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from evenflow.batcher import Batcher
@@ -47,12 +47,28 @@ class Prompt:
         return len(self._row.pages)
 
     @property
+    def generated(self) -> int:
+        """Output tokens so far: more than none only after a preemption."""
+        return self._row.generated
+
+    @property
     def predicted_output_tokens(self) -> int | None:
         return self._row.request.predicted_output_tokens
 
 
+class DecodeLengths(NamedTuple):
+    """A running decode: the tokens it attends to, and its output so far and as predicted."""
+
+    context_tokens: int
+    generated_tokens: int
+    predicted_output_tokens: int | None
+
+
 class View:
-    """The state of serving at the moment a policy is asked. Every counter is O(1)."""
+    """The state of serving at the moment a policy is asked. Every counter is O(1).
+
+    What iterates says over what; a policy that looks at every row whenever it is asked is slow.
+    """
 
     __slots__ = ("_batcher",)
 
@@ -119,6 +135,11 @@ class View:
     def ready_group_sizes(self) -> Sequence[int]:
         """Sizes of the groups in which the ready decodes returned, longest returned first."""
         return self._batcher.ready.group_sizes
+
+    @property
+    def decode_lengths(self) -> Iterator[DecodeLengths]:
+        """The lengths of each running decode, those in flight as they were sent."""
+        return self._batcher.decode_lengths()
 
     @property
     def in_flight(self) -> int:

@@ -6,7 +6,7 @@ Here names become things: the model, the GPU, the link, the trace and the schedu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from evenflow.config import RunConfig
 from evenflow.config_policy import check_parameter_types
 from evenflow.config_workload import ClosedArrivals
-from evenflow.costs import StageCost, token_budget_for
+from evenflow.costs import StageCost, estimates
 from evenflow.errors import PolicyError, UsageError
 from evenflow.schedulers import create, policy
 from evenflow.specs.deployment import Deployment
@@ -23,15 +23,19 @@ from evenflow.specs.model import model
 from evenflow.types import Request, Scheduler
 from experiments.build_costs import costs_of, deployment_of, links_of, speculation_of, with_drafts
 from sim.world import RUNTIMES, RuntimeOverheads, World
-from traces import load_trace, make_requests
+from traces import load_trace, make_predictor, make_requests, with_predictions
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of a run, and which trace they are from (for the provenance)."""
+    """The requests of a run, and which trace they are from (for the provenance).
+
+    `texts`: their prompts, where a predictor may read them and the trace holds them.
+    """
 
     requests: list[Request]
     trace: dict[str, Any]
+    texts: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,11 @@ class Built:
     deployment: dict[str, Any]
 
 
-def load_workload(config: RunConfig, beside: Path) -> Workload:
+def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -> Workload:
     """Load the trace and give its requests their arrival times.
 
     A relative path is looked for in the current folder, then in `beside`, the configuration's.
+    `keep_text` keeps the prompts even where this configuration's scheduler reads none.
     """
     given = config.workload
     trace = load_trace(
@@ -56,15 +61,26 @@ def load_workload(config: RunConfig, beside: Path) -> Workload:
         tokenizer=None if given.tokenizer is None else _find(given.tokenizer, beside),
         filter=given.filter,
         seed=given.seed,
+        keep_text=keep_text or reads_text(config),
     )
     requests = make_requests(trace, given.arrivals.model_dump(), given.requests, given.seed)
     facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
-    return Workload(requests, {name: getattr(trace, name) for name in facts})
+    origin = {name: getattr(trace, name) for name in facts}
+    return Workload(requests, origin, trace.texts)
 
 
-def build(config: RunConfig, requests: list[Request], beside: Path) -> Built:
+def reads_text(config: RunConfig) -> bool:
+    """Say whether the scheduler's predictor may read the prompts."""
+    predictor = config.scheduler.params.get("predictor")
+    return isinstance(predictor, dict) and predictor.get("kind") == "classifier"
+
+
+def build(
+    config: RunConfig, requests: list[Request], beside: Path, texts: Sequence[str] | None = None
+) -> Built:
     """Return the world that a configuration describes; UsageError for what cannot be.
 
+    `texts` are the prompts of the requests, where there are any and a predictor may read them.
     The policy is made once here, so that a mistake in its parameters is found before the run.
     """
     spec = None if config.model is None else model(_find(config.model, beside))
@@ -76,17 +92,17 @@ def build(config: RunConfig, requests: list[Request], beside: Path) -> Built:
         pages = deployment.kv_pages()
     most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
     make_scheduler = _scheduler_maker(config, costs, config.max_model_len or most)
-    make_scheduler()
+    scheduler = make_scheduler()
     link, hop_links = links_of(config, costs)
     world = World(
-        requests=requests,
+        requests=_predicted(requests, texts, scheduler, config.workload.seed, beside),
         make_scheduler=make_scheduler,
         costs=with_drafts(config, costs, deployment),
         depth=config.num_stages,
         total_pages=pages,
         max_model_len=config.max_model_len or most,
         page_tokens=config.kv.page_tokens,
-        max_in_flight=_cap(config),
+        max_in_flight=_cap(config, scheduler),
         virtual_engines=_engines(config),
         dispatch=config.dispatch,
         pipelined_chunks=config.pipelined_chunks,
@@ -122,12 +138,7 @@ def _scheduler_maker(
 
     def make() -> Scheduler:
         try:
-            return create(
-                name,
-                params,
-                max_model_len=max_model_len,
-                token_budget_for=lambda slo_s: token_budget_for(costs, slo_s),
-            )
+            return create(name, params, max_model_len=max_model_len, **estimates(costs))
         except UsageError:
             raise
         except Exception as error:  # a user's own class may raise anything
@@ -138,10 +149,32 @@ def _scheduler_maker(
     return make
 
 
-def _cap(config: RunConfig) -> int | None:
-    if config.max_in_flight == "unlimited":
+def _predicted(
+    requests: list[Request],
+    texts: Sequence[str] | None,
+    scheduler: Scheduler,
+    seed: int,
+    beside: Path,
+) -> list[Request]:
+    """Return the requests with the output lengths that the policy's predictor foretells."""
+    spec = getattr(scheduler, "predictor", None)
+    if spec is None:
+        return requests
+    if isinstance(spec, Mapping):
+        spec = dict(spec)
+        if spec.get("kind") == "noisy":
+            spec.setdefault("seed", seed)
+        if isinstance(spec.get("path"), str):
+            spec["path"] = _find(spec["path"], beside)
+    texts = None if texts is None else texts[: len(requests)]
+    return with_predictions(requests, make_predictor(spec), texts)
+
+
+def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
+    given = config.max_in_flight
+    if given == "unlimited" or (given is None and getattr(scheduler, "uncapped", False)):
         return None
-    return config.num_stages if config.max_in_flight is None else config.max_in_flight
+    return config.num_stages if given is None else given
 
 
 def _engines(config: RunConfig) -> int:

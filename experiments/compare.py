@@ -18,7 +18,7 @@ import yaml
 from evenflow.config import RunConfig, SchedulerConfig
 from evenflow.errors import UsageError
 from evenflow.yaml_file import Loader
-from experiments.build import build, load_workload
+from experiments.build import build, load_workload, reads_text
 from experiments.outputs import Save
 from experiments.runs import Job, run_job, with_bubbles, write_details, write_results
 
@@ -88,10 +88,11 @@ def _scheduler(entry: object, config: RunConfig) -> tuple[str, SchedulerConfig]:
 
 def line_up(configs: Mapping[str, RunConfig], beside: Path) -> list[Contender]:
     """Make the requests once, and find mistakes in any configuration before the first run."""
-    workload = load_workload(next(iter(configs.values())), beside)
+    texts = any(map(reads_text, configs.values()))
+    workload = load_workload(next(iter(configs.values())), beside, keep_text=texts)
     contenders = []
     for label, config in configs.items():
-        build(config, workload.requests, beside)
+        build(config, workload.requests, beside, workload.texts)
         contenders.append(Contender(label, Job(config, workload, beside)))
     return contenders
 

@@ -51,7 +51,7 @@ class Outcome:
 def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     """Simulate a job. `on_done` is called with the number of requests done."""
     started = time.perf_counter()
-    built = build(job.config, job.workload.requests, job.beside)
+    built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
     results = simulate_replicas(built.world, on_done)
     source = {
         **provenance(job.config, job.workload.trace, built.cost_source),
@@ -64,7 +64,7 @@ def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
 
 def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
     """Simulate the job again without each cause of bubbles; return the summaries by cause."""
-    world = build(job.config, job.workload.requests, job.beside).world
+    world = build(job.config, job.workload.requests, job.beside, job.workload.texts).world
     worlds = counterfactuals(world, outcome.result)
     return {
         cause: summarize(merged(simulate_replicas(changed))) for cause, changed in worlds.items()

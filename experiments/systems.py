@@ -132,6 +132,13 @@ SYSTEMS: tuple[System, ...] = (
         "TD-Pipe, evaluation (vLLM 0.5.3)",
         f"policy: {ORACLE}",
     ),
+    System(
+        "td_pipe",
+        "TD-Pipe",
+        "{scheduler: td_pipe}",
+        "TD-Pipe, algorithm 1 and section 3; docs/td_pipe.md",
+        "figure 9 to the digit; the equations; each decision by hand",
+    ),
 )
 
 

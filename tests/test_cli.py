@@ -146,7 +146,8 @@ def test_a_policy_from_the_current_folder() -> None:
 
 def test_the_list_of_schedulers() -> None:
     output = done("schedulers")
-    for word in ("token_throttling", "max_prefill: 2048", "sarathi", "orca", "static", "vllm"):
+    names = ("token_throttling", "sarathi", "orca", "static", "vllm", "td_pipe")
+    for word in (*names, "max_prefill: 2048"):
         assert word in output
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from evenflow.costs import AffineCost
+from evenflow.costs import AffineCost, estimates
 from evenflow.schedulers import create
 from evenflow.speculation import Speculation
 from evenflow.types import Request
@@ -29,6 +29,11 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("token_throttling", {"max_prefill": 64, "use_wt": False, "max_batch_rows": 3}),
     ("token_throttling", {"max_prefill": 64, "use_ut": False, "reserve": "adaptive"}),
     ("token_throttling", {"max_prefill": 64, "coupled": True}),
+    ("td_pipe", {"max_num_batched_tokens": 200}),
+    ("td_pipe", {"max_num_batched_tokens": 64, "future_points": [8, 16, 32, 64]}),
+    ("td_pipe", {"work_stealing": False, "kv_occupancy_ratio": 0.5, "max_batch_rows": 3}),
+    ("td_pipe", {"request_finish_ratio": 0.3}),
+    ("td_pipe", {"variant": "code", "max_batch_rows": 2}),
 ]
 
 
@@ -48,8 +53,13 @@ def requests(draw: st.DrawFn, *, max_requests: int = 12) -> list[Request]:
     found = []
     for index, ((prompt, output), gap_s) in enumerate(zip(drawn, gaps, strict=True)):
         arrival_s += gap_s
-        found.append(Request(index, arrival_s, prompt, output))
+        found.append(Request(index, arrival_s, prompt, output, draw(predictions(output))))
     return found
+
+
+def predictions(output: int) -> st.SearchStrategy[int | None]:
+    """What a predictor may say of an output: nothing, the truth, too little, too much."""
+    return st.sampled_from([None, output, 1, 2 * output])
 
 
 @st.composite
@@ -57,11 +67,14 @@ def worlds(draw: st.DrawFn) -> World:
     """Worlds of every policy, with pools from scarcely enough to plenty."""
     name, params = draw(st.sampled_from(POLICIES))
     depth = draw(st.integers(1, 4))
+    costs = AffineCost(0.005, 0.0001, depth)
     links = [None, Link(per_token_s=1e-5, latency_s=1e-4)]
     world = World(
         requests=draw(requests()),
-        make_scheduler=lambda: create(name, params, max_model_len=MAX_MODEL_LEN),
-        costs=AffineCost(0.005, 0.0001, depth),
+        make_scheduler=lambda: create(
+            name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)
+        ),
+        costs=costs,
         depth=depth,
         total_pages=draw(st.sampled_from([16, 17, 20, 32, 400])),
         max_model_len=MAX_MODEL_LEN,

@@ -16,6 +16,7 @@ from traces.arrivals import (
 from traces.describe import convert, fit, info
 from traces.formats import FORMATS
 from traces.load import load_trace
+from traces.predict import PREDICTORS, Predictor, make_predictor, train, with_predictions
 from traces.synthetic import SAMPLE_NAMES, sample_trace
 from traces.trace import FILTERS, Trace
 
@@ -23,6 +24,7 @@ __all__ = [
     "ARRIVALS",
     "FILTERS",
     "FORMATS",
+    "PREDICTORS",
     "SAMPLE_NAMES",
     "Arrivals",
     "Closed",
@@ -30,6 +32,7 @@ __all__ = [
     "Offline",
     "OnOff",
     "Poisson",
+    "Predictor",
     "Replay",
     "Trace",
     "arrival_times",
@@ -38,6 +41,9 @@ __all__ = [
     "info",
     "load_trace",
     "make_arrivals",
+    "make_predictor",
     "make_requests",
     "sample_trace",
+    "train",
+    "with_predictions",
 ]

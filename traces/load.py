@@ -29,13 +29,15 @@ def load_trace(
     tokenizer: str | Path | None = None,
     filter: str | None = None,
     seed: int = 0,
+    keep_text: bool = False,
 ) -> Trace:
     """Load a trace file, or draw a bundled sample.
 
     `limit` requests are kept and the rest of the file is not read; a sample is drawn with as many
     (by default as its source has) from `seed`. `format` is a name in FORMATS (None: seen from the
     file), `filter` one in FILTERS, `tokenizer` the path of a tokenizer.json for traces that hold
-    text. Raises UsageError naming the file, the line and what would be right.
+    text, `keep_text` keeps that text. Raises UsageError naming the file, the line and what would be
+    right.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"{limit} requests of a trace; expected at least 1")
@@ -52,16 +54,20 @@ def load_trace(
     count_tokens = None if tokenizer is None else load_tokenizer(tokenizer)
     with open_trace(path) as stream:
         source = Source(path, stream, count_tokens)
-        return read_trace(source, format, limit, FILTERS[filter] if filter else None)
+        return read_trace(source, format, limit, FILTERS[filter] if filter else None, keep_text)
 
 
 def read_trace(
-    source: Source, format_name: str | None, limit: int | None, bounds: LengthFilter | None
+    source: Source,
+    format_name: str | None,
+    limit: int | None,
+    bounds: LengthFilter | None,
+    keep_text: bool = False,
 ) -> Trace:
     """Read up to `limit` requests that pass `bounds` from an open file."""
     name = find_format(source, format_name)
     reader = FORMATS[name]
-    columns = Columns(reader.ticks_per_s)
+    columns = Columns(reader.ticks_per_s, keep_text)
     for row in reader.rows(source):
         columns.add(row, bounds)
         if limit is not None and len(columns.prompt_tokens) >= limit:
@@ -81,6 +87,7 @@ def read_trace(
         path=str(source.path),
         rows_read=columns.rows_read,
         reordered=reordered,
+        texts=columns.texts if len(columns.texts) == len(prompt_tokens) else None,
     )
 
 
@@ -89,17 +96,19 @@ class Columns:
     """The rows read so far, 8 bytes a value. Times are seconds since the first row kept."""
 
     ticks_per_s: int
+    keep_text: bool = False
     first_tick: int | float | None = None
     rows_read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     arrival_s: array[float] = field(default_factory=lambda: array("d"))
     prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
     output_tokens: array[int] = field(default_factory=lambda: array("q"))
+    texts: list[str] = field(default_factory=list)
 
     def add(self, row: Row, bounds: LengthFilter | None) -> None:
         """Keep a row, or count why it is dropped."""
         self.rows_read += 1
-        time, prompt, output, dropped = row
+        time, prompt, output, dropped, text = row
         if not dropped and not (prompt and output):
             dropped = f"no {'output' if prompt else 'prompt'} tokens"
         if not dropped and bounds is not None:
@@ -109,6 +118,8 @@ class Columns:
             return
         self.prompt_tokens.append(prompt)
         self.output_tokens.append(output)
+        if self.keep_text and text is not None:
+            self.texts.append(text)
         if time is not None:
             if self.first_tick is None:
                 self.first_tick = time

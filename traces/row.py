@@ -11,13 +11,15 @@ MOST_TOKENS = 10**9
 class Row(NamedTuple):
     """A request as the file has it. `time` is in the format's ticks (None: no arrival times).
 
-    `dropped` says why the format itself does not count the row as a request; "" keeps it.
+    `dropped` says why the format itself does not count the row as a request; "" keeps it. `text` is
+    the prompt, where the file holds it.
     """
 
     time: int | float | None
     prompt_tokens: int
     output_tokens: int
     dropped: str = ""
+    text: str | None = None
 
 
 def shown(value: object) -> str:

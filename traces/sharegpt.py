@@ -56,7 +56,7 @@ def read_entry(entry: object, count_tokens: CountTokens | None) -> Row:
     prompt, reply = (turn.get("value") if isinstance(turn, Mapping) else None for turn in turns[:2])
     if not isinstance(prompt, str) or not isinstance(reply, str):
         raise ValueError(f"turns {shown(turns[:2])}; expected objects with a text value")
-    return Row(None, count_tokens(prompt), count_tokens(reply))
+    return Row(None, count_tokens(prompt), count_tokens(reply), text=prompt)
 
 
 def array_items(source: Source) -> Iterator[object]:

@@ -27,6 +27,7 @@ SAMPLE_NAMES = (
     "gllm-sharegpt-sample",
     "sharegpt-multiturn-sample",
     "sharegpt-sample",
+    "tdpipe-sharegpt-sample",
 )
 """The bundled samples; each is a table in `traces/data` of the same name."""
 

@@ -5,7 +5,7 @@ Knows nothing of files, formats or how a trace becomes requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -23,7 +23,8 @@ class Trace:
     `arrival_s`: seconds since the earliest request, [n], never decreasing; None without times.
     `prompt_tokens`, `output_tokens`: [n], 1 or more. `dropped`: rows left out, by reason, among the
     `rows_read`; `reordered`: rows that the file has earlier than the row before them. `sha256`: see
-    `traces.source.fingerprint`. `seed`: what a sample was drawn with; None for a file.
+    `traces.source.fingerprint`. `seed`: what a sample was drawn with; None for a file. `texts`: the
+    prompts, [n], where they were asked for and the file holds them.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Trace:
     rows_read: int
     reordered: int = 0
     seed: int | None = None
+    texts: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

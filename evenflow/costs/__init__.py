@@ -9,6 +9,7 @@ from evenflow.costs.base import BatchShape, StageCost, Work, decode_work, prefil
 from evenflow.costs.budget import token_budget_for
 from evenflow.costs.collectives import Fabric, Measured, Ring, TwoLevel
 from evenflow.costs.drafts import DraftedCost
+from evenflow.costs.estimates import estimates
 from evenflow.costs.graphs import GraphCost
 from evenflow.costs.roofline import RooflineCost
 
@@ -26,6 +27,7 @@ __all__ = [
     "Work",
     "balanced_layers",
     "decode_work",
+    "estimates",
     "prefill_work",
     "token_budget_for",
 ]

@@ -13,6 +13,7 @@ from evenflow.errors import UsageError
 from evenflow.schedulers.orca import Orca
 from evenflow.schedulers.sarathi import Sarathi
 from evenflow.schedulers.static import Static
+from evenflow.schedulers.td_pipe import TDPipe
 from evenflow.schedulers.token_throttling import TokenThrottling
 from evenflow.schedulers.vllm import VLLM
 from evenflow.types import Scheduler
@@ -23,9 +24,14 @@ POLICIES: Mapping[str, type[Scheduler]] = {
     "vllm": VLLM,
     "sarathi": Sarathi,
     "token_throttling": TokenThrottling,
+    "td_pipe": TDPipe,
 }
 
-FACTS = ("max_model_len", "token_budget_for")
+ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
+"""Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`); a
+user cannot set them."""
+
+FACTS = ("max_model_len", *ESTIMATES)
 """Constructor parameters that the deployment fills in when the user did not."""
 
 
@@ -59,7 +65,7 @@ def parameters(cls: type[Scheduler]) -> dict[str, inspect.Parameter]:
     if cls.__init__ is object.__init__:
         return {}
     found = inspect.signature(cls).parameters
-    return {name: found[name] for name in found if name != "token_budget_for"}
+    return {name: found[name] for name in found if name not in ESTIMATES}
 
 
 def create(name: str, params: Mapping[str, Any], **facts: Any) -> Scheduler:

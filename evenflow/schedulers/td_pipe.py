@@ -1,0 +1,238 @@
+"""TD-Pipe: the whole pipeline prefills, then the whole pipeline decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+from evenflow.schedulers.fcfs import Room, at_least, row_cap
+from evenflow.schedulers.phases import (
+    DecodeTime,
+    FutureUsage,
+    saturating_rows,
+    spatial_intensity,
+    stealing_share,
+    temporal_intensity,
+)
+from evenflow.types import Order, Plan
+from evenflow.view import Prompt, View
+
+FUTURE_POINTS = {
+    "paper": tuple(range(32, 1025, 32)),
+    "code": (5, 8, *(2**power for power in range(4, 13))),
+}
+CODE_SATURATED_ROWS = 256
+CODE_FULL = 0.9
+
+
+class TDPipe:
+    """Prefill until the KV cache is predicted to fill up; then decode in even batches, one a stage.
+
+    Source: TD-Pipe (ICPP'25), algorithm 1 and section 3. Prefill ends when the predicted KV use at
+    one of `future_points` (decode steps from now; null: 32, 64, ... 1024) exceeds the pool. The
+    live requests are then split evenly over the stages, and whenever a batch returns, it withholds
+    rows above the average or is topped up from what others withheld. Decode ends when its batches
+    use the GPUs less well than a switch to the prefills that would fit (intensities, section 3.4).
+    A decode phase lasts one round at least. Micro-batches in flight are not capped in prefill, and
+    are one a stage in decode. Evicted is the latest-arrived ready request.
+
+    `predictor` says who fills in the predicted output lengths before the run (oracle, mean, {kind:
+    noisy, accuracy}, {kind: classifier, path}); a request without one counts as outliving every
+    future point. Prefill micro-batches hold whole prompts of up to `max_num_batched_tokens`.
+
+    Ablations: `kv_occupancy_ratio` ends prefill once that share of the pages is held;
+    `work_stealing: false` leaves the batches as they were split; `request_finish_ratio` ends decode
+    once that share of the requests it began with has finished. `variant: code` is the public code:
+    prefill also ends at 90 % of the pages; future points 5, 8, 16, 32, 64, ... 4096; the even split
+    takes the rows that waited longest; peak decode speed is that of 256 rows; the end of decode is
+    looked for at one batch a round.
+    """
+
+    uncapped = True
+
+    def __init__(
+        self,
+        *,
+        predictor: str | Mapping[str, Any] = "oracle",
+        future_points: Sequence[int] | None = None,
+        work_stealing: bool = True,
+        kv_occupancy_ratio: float | None = None,
+        request_finish_ratio: float | None = None,
+        variant: Literal["paper", "code"] = "paper",
+        max_num_batched_tokens: int = 2048,
+        max_batch_rows: int | None = None,
+        prefill_s: Callable[[int], float] | None = None,
+        decode_s: DecodeTime | None = None,
+    ) -> None:
+        if variant not in FUTURE_POINTS:
+            raise ValueError(f"variant must be paper or code, not {variant}")
+        self.predictor = predictor
+        self.future_points = _rising(future_points or FUTURE_POINTS[variant])
+        self.work_stealing = work_stealing
+        self.kv_occupancy_ratio = _ratio(kv_occupancy_ratio, "kv_occupancy_ratio")
+        self.request_finish_ratio = _ratio(request_finish_ratio, "request_finish_ratio")
+        self.variant = variant
+        self.max_num_batched_tokens = at_least(max_num_batched_tokens, 1, "max_num_batched_tokens")
+        self.max_batch_rows = row_cap(max_batch_rows)
+        if request_finish_ratio is None and (prefill_s is None or decode_s is None):
+            raise ValueError("without request_finish_ratio it needs prefill_s and decode_s")
+        self.prefill_s = prefill_s or (lambda tokens: 0.0)
+        self.decode_s = decode_s or (lambda rows, context_tokens: 0.0)
+        self._saturated_rows = 0
+        self._prefilling = True
+        self._usage = FutureUsage(self.future_points)
+        self._turn = 0  # decode batches sent in this phase
+        self._started_with = 0  # requests that were live when the decode phase began
+
+    def schedule(self, view: View) -> Plan:
+        if not self._prefilling and self._ends_decode(view):
+            self._prefilling = True
+            self._usage = self._usage_of(view)
+        if self._prefilling:
+            room = self._admit(view)
+            if room.prefills:
+                if self._is_full(self._usage, room.pages, view):
+                    self._start_decoding(view.running + len(room.prefills))
+                return Plan(room.prefills)
+            self._start_decoding(view.running)
+        return self._decode(view)
+
+    # -- prefill --------------------------------------------------------------------------------
+
+    def _admit(self, view: View) -> Room:
+        room = Room(
+            tokens=self.max_num_batched_tokens,
+            rows=self.max_batch_rows,
+            seats=view.num_waiting,
+            pages=view.free_pages,
+        )
+        room.admit(view, chunked=False)
+        for prompt, _ in zip(view.waiting, room.prefills, strict=False):
+            self._usage.add(prompt.tokens, self._remaining_tokens(prompt))
+        return room
+
+    def _is_full(self, usage: FutureUsage, free_pages: int, view: View) -> bool:
+        """Say whether prefill ends with this use and these free pages."""
+        held = 1 - free_pages / view.total_pages
+        if self.kv_occupancy_ratio is not None:
+            return held >= self.kv_occupancy_ratio
+        if self.variant == "code" and held >= CODE_FULL:
+            return True
+        return usage.peak() > view.total_pages * view.page_tokens
+
+    def _remaining_tokens(self, prompt: Prompt) -> int:
+        predicted = prompt.predicted_output_tokens
+        return self.future_points[-1] if predicted is None else predicted - prompt.generated
+
+    def _usage_of(self, view: View) -> FutureUsage:
+        """Return the future use of the running decodes."""
+        usage = FutureUsage(self.future_points)
+        for context_tokens, generated, predicted in view.decode_lengths:
+            remaining = self.future_points[-1] if predicted is None else predicted - generated
+            usage.add(context_tokens, remaining)
+        return usage
+
+    # -- decode ---------------------------------------------------------------------------------
+
+    def _start_decoding(self, live: int) -> None:
+        self._prefilling = False
+        self._started_with = live
+        self._turn = 0
+
+    def _decode(self, view: View) -> Plan:
+        ready = view.ready_decodes
+        if not ready or view.in_flight >= view.depth:
+            return Plan(kv_limited=view.num_waiting > 0 and not _next_prompt_fits(view))
+        rows, order = self._next_batch(view)
+        if ready < rows and view.running > view.running_decodes:
+            return Plan()  # the rest of the batch is still in its prefill
+        self._turn += 1
+        return Plan(decodes=min(max(rows, 1), ready, self.max_batch_rows), order=order)
+
+    def _next_batch(self, view: View) -> tuple[int, Order]:
+        """Return how many ready decodes should go, and which first."""
+        if self._turn < view.depth:
+            share = stealing_share(self._started_with, view.depth, self._turn)
+            return share, "first_returned"
+        if not self.work_stealing:
+            return view.ready_group_sizes[0], "first_returned"
+        share = stealing_share(view.running, view.depth, self._turn)
+        sticky = self.variant == "paper" and share <= self.max_batch_rows
+        return share, "last_returned" if sticky else "first_returned"
+
+    # -- from decode to prefill -----------------------------------------------------------------
+
+    def _ends_decode(self, view: View) -> bool:
+        if not view.num_waiting:
+            return False
+        if not view.running:
+            return True
+        if self._turn < view.depth or view.in_flight >= view.depth or not _next_prompt_fits(view):
+            return False
+        if self.request_finish_ratio is not None:
+            return view.running <= (1 - self.request_finish_ratio) * self._started_with
+        if self.variant == "code" and self._turn % view.depth:
+            return False
+        return self._prefill_is_better(view)
+
+    def _prefill_is_better(self, view: View) -> bool:
+        """Say whether a switch now would use the pipeline better than the next decode batches."""
+        usage = self._usage_of(view)
+        rows = max(view.running // view.depth, 1)
+        context_tokens = usage.context_tokens / max(usage.requests, 1)
+        pending_s = self._pending_prefill_s(view, usage)
+        if not pending_s:
+            return False
+        step_s = self.decode_s(rows, round(rows * context_tokens))
+        saturated = self._saturation()
+        spatial = spatial_intensity(rows, context_tokens, saturated, self.decode_s)
+        return spatial < temporal_intensity(pending_s, step_s, view.depth)
+
+    def _saturation(self) -> int:
+        if not self._saturated_rows:
+            in_code = self.variant == "code"
+            rows = CODE_SATURATED_ROWS if in_code else saturating_rows(self.decode_s)
+            self._saturated_rows = rows
+        return self._saturated_rows
+
+    def _pending_prefill_s(self, view: View, usage: FutureUsage) -> list[float]:
+        """Return the stage seconds of the prefill micro-batches that would fit, adding to `usage`.
+
+        Those that make it full do not fit, though a prefill phase sends one: else decode would end
+        as soon as it began.
+        """
+        seconds: list[float] = []
+        free, tokens, rows = view.free_pages, 0, 0
+        for prompt in view.waiting:
+            pages = -(-prompt.tokens // view.page_tokens)
+            if pages > free:
+                break
+            over = tokens + prompt.tokens > self.max_num_batched_tokens
+            if tokens and (over or rows >= self.max_batch_rows):
+                if self._is_full(usage, free, view):
+                    return seconds
+                seconds.append(self.prefill_s(tokens))
+                tokens = rows = 0
+            free, tokens, rows = free - pages, tokens + prompt.tokens, rows + 1
+            usage.add(prompt.tokens, self._remaining_tokens(prompt))
+        if tokens and not self._is_full(usage, free, view):
+            seconds.append(self.prefill_s(tokens))
+        return seconds
+
+
+def _next_prompt_fits(view: View) -> bool:
+    return -(-next(view.waiting).tokens // view.page_tokens) <= view.free_pages
+
+
+def _rising(points: Sequence[int]) -> tuple[int, ...]:
+    found = tuple(points)
+    if found[0] < 1 or any(one >= other for one, other in pairwise(found)):
+        raise ValueError(f"future_points must be numbers of steps in rising order, not {found}")
+    return found
+
+
+def _ratio(value: float | None, name: str) -> float | None:
+    if value is not None and not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, not {value}")
+    return value

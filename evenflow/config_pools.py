@@ -138,21 +138,21 @@ class SplitwiseConfig(DistServeConfig):
         return {"prefill": self.prefill, **mixed, "decode": self.decode}
 
 
-SYSTEMS: Mapping[str, type[DistServeConfig]] = {
+POOLED: Mapping[str, type[DistServeConfig]] = {
     "distserve": DistServeConfig,
     "splitwise": SplitwiseConfig,
 }
 
 
 def system(scheduler: SchedulerConfig) -> DistServeConfig:
-    """Return the checked parameters of one of SYSTEMS; UsageError naming the key otherwise."""
+    """Return the checked parameters of one of POOLED; UsageError naming the key otherwise."""
     document = Document(f"scheduler {scheduler.name}", dict(scheduler.params), {})
     try:
-        found = SYSTEMS[scheduler.name].model_validate(scheduler.params)
+        found = POOLED[scheduler.name].model_validate(scheduler.params)
     except ValidationError as error:
         raise UsageError(first_error(document, error)) from None
     for name, pool in found.pools().items():
-        if pool.scheduler.name in SYSTEMS:
+        if pool.scheduler.name in POOLED:
             raise UsageError(
                 f"scheduler {scheduler.name}: {name}.scheduler: {pool.scheduler.name} is itself "
                 "made of pools; a pool needs a policy such as sarathi"
@@ -162,7 +162,7 @@ def system(scheduler: SchedulerConfig) -> DistServeConfig:
 
 def parameters(name: str) -> tuple[tuple[str, Any], ...]:
     """Return (name, default) pairs of a system's parameters, those of pools as `pool.name`."""
-    return tuple(_flat(SYSTEMS[name], ""))
+    return tuple(_flat(POOLED[name], ""))
 
 
 def _flat(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from evenflow.config_policy import check_parameter_types
 from evenflow.config_workload import ClosedArrivals
 from evenflow.costs import StageCost, estimates
 from evenflow.errors import PolicyError, UsageError
-from evenflow.schedulers import SYSTEMS, create, policy
+from evenflow.schedulers import POOLED, create, policy
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
@@ -84,7 +84,7 @@ def build(
     `texts` are the prompts of the requests, where there are any and a predictor may read them.
     The policy is made once here, so that a mistake in its parameters is found before the run.
     """
-    if config.scheduler.name in SYSTEMS:
+    if config.scheduler.name in POOLED:
         from experiments.build_pools import build_pools
 
         return build_pools(config, requests, beside, texts)
@@ -178,7 +178,7 @@ def _predicted(
         if spec.get("kind") == "noisy":
             spec.setdefault("seed", seed)
         if isinstance(spec.get("path"), str):
-            spec["path"] = _find(spec["path"], beside)
+            spec["path"] = find(spec["path"], beside)
     texts = None if texts is None else texts[: len(requests)]
     return with_predictions(requests, make_predictor(spec), texts)
 

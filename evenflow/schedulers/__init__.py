@@ -27,7 +27,7 @@ POLICIES: Mapping[str, type[Scheduler]] = {
     "td_pipe": TDPipe,
 }
 
-SYSTEMS = ("distserve", "splitwise")
+POOLED = ("distserve", "splitwise")
 """Names that stand for several pools, each with a policy: see `evenflow.config_pools`."""
 
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
@@ -57,7 +57,7 @@ def policy(name: str) -> type[Scheduler]:
         return _imported(name)
     if name in POLICIES:
         return POLICIES[name]
-    known = dict.fromkeys((*POLICIES, *SYSTEMS))
+    known = dict.fromkeys((*POLICIES, *POOLED))
     raise UsageError(
         f"unknown scheduler {name!r}{_hint(name, known)}; there are "
         f"{', '.join(known)}, or your own as module:Class"
@@ -101,7 +101,7 @@ def catalogue() -> list[Entry]:
     policies = [_entry(name, cls, _listed(cls)) for name, cls in POLICIES.items()]
     return policies + [
         _entry(name, cls, config_pools.parameters(name))
-        for name, cls in config_pools.SYSTEMS.items()
+        for name, cls in config_pools.POOLED.items()
     ]
 
 

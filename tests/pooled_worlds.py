@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost, estimates
 from evenflow.schedulers import create
+from evenflow.speculation import Speculation
 from sim import RUNTIMES, Link, PooledWorld, TransferLink, World
 from tests.worlds import MAX_MODEL_LEN, POLICIES, requests
 
@@ -29,6 +30,7 @@ def pools(draw: st.DrawFn) -> World:
         dispatch=draw(st.sampled_from(["stage0", "eager"])),
         overheads=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))],
         link=draw(st.sampled_from([None, Link(per_token_s=1e-5, latency_s=1e-4)])),
+        speculation=draw(st.sampled_from([None, None, Speculation(3, 0.7)])),
     )
 
 

@@ -88,7 +88,7 @@ def test_nothing_happens_before_its_cause(world: PooledWorld) -> None:
     done = np.isfinite(result.completion_s)
     assert (result.first_token_s[done] > result.arrival_s[done]).all()
     assert (result.completion_s[done] >= result.first_token_s[done]).all()
-    assert (result.gap_s > 0).all()
+    assert (result.gap_s >= 0).all()
     for part in result.pools.values():
         assert (part.end_s > part.start_s).all()
         assert (part.start_s[1:] >= part.end_s[:-1]).all(), "a stage served two at once"
@@ -128,6 +128,7 @@ def test_replaying_each_pool_gives_the_same_decisions(world: PooledWorld) -> Non
             max_in_flight=engine.max_in_flight,
             max_model_len=engine.max_model_len,
             pipelined_chunks=engine.pipelined_chunks,
+            speculation=engine.speculation,
             keeps_pages=engine.keeps_pages,
         )
         assert replay(engine.journal, fresh) is None
@@ -146,7 +147,7 @@ def test_the_same_world_gives_the_same_bytes_and_so_do_stages_as_processes(
             same(pool, other.pools[name])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(pooled_worlds())
 def test_a_prefill_pool_that_nothing_holds_up_is_a_pipeline_of_one_token_requests(
     world: PooledWorld,

@@ -18,7 +18,17 @@ from evenflow.kv import PagePool
 from evenflow.outlook import Outlook
 from evenflow.ready import ReadyQueue
 from evenflow.speculation import Speculation, SpeculativeGroup
-from evenflow.types import Chunk, MicroBatch, Order, Plan, Prefill, Request, Scheduler, Victim
+from evenflow.types import (
+    Chunk,
+    Handover,
+    MicroBatch,
+    Order,
+    Plan,
+    Prefill,
+    Request,
+    Scheduler,
+    Victim,
+)
 from evenflow.view import DecodeLengths, View
 
 ORDERS = frozenset(get_args(Order))
@@ -37,7 +47,8 @@ class Batcher:
 
     Parameters: `depth` pipeline stages; at most `max_in_flight` micro-batches at once (None: no
     cap); `max_model_len` tokens of prompt and output; `pipelined_chunks` overrides the policy's
-    own; `speculation` lets a decode step yield several tokens. Raises UsageError when a step could
+    own; `speculation` lets a decode step yield several tokens; `keeps_pages`: a finished request's
+    pages stay until `release`, for another engine to fetch. Raises UsageError when a step could
     yield more tokens than a page holds.
     """
 
@@ -51,9 +62,11 @@ class Batcher:
         max_model_len: int,
         pipelined_chunks: bool | None = None,
         speculation: Speculation | None = None,
+        keeps_pages: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.pool = pool
+        self.keeps_pages = keeps_pages
         self.depth = depth
         self.max_in_flight = max_in_flight if max_in_flight is not None else 1 << 60
         self.max_model_len = max_model_len
@@ -73,6 +86,7 @@ class Batcher:
         self.ready = ReadyQueue(pool.page_tokens)
         self.in_flight: dict[int, MicroBatch] = {}
         self.live: dict[int, Row] = {}
+        self.moving: dict[int, Row] = {}  # hold pages while their KV leaves or arrives
         self.waiting_tokens = 0
         self.running = 0
         self.running_decodes = 0
@@ -90,7 +104,7 @@ class Batcher:
 
     def add(self, request: Request) -> str | None:
         """Queue an arrival; return None, or why it can never be served (it is then not queued)."""
-        reason = self._refusal(request)
+        reason = self.refusal(request)
         if reason is not None:
             return reason
         if request.request_id in self.live:
@@ -161,6 +175,41 @@ class Batcher:
             self.ready.append(group)
         return finished
 
+    # -- KV that leaves for another engine, or arrives from one ----------------------------------
+
+    def release(self, request_id: int) -> None:
+        """Free the pages that a finished request kept: its KV is elsewhere, or of no more use."""
+        self.pool.free(self.moving.pop(request_id).pages)
+
+    def has_room(self, context_tokens: int, spare_pages: int) -> bool:
+        """Say whether the KV of so many tokens may come: what waits here goes first.
+
+        `spare_pages` stay free for what runs here to grow into, if anything does.
+        """
+        spare = spare_pages if self.running or self.moving else 0
+        pages = self.pool.pages_for(context_tokens)
+        return not self.waiting and pages + spare <= self.pool.free_pages
+
+    def reserve(self, handover: Handover) -> None:
+        """Take pages for KV that sets out for here; ask `has_room` first."""
+        request = handover.request
+        row = Row(request, self._added, handover.context_tokens, handover.context_tokens)
+        row.generated = handover.generated
+        row.first_token_s, row.last_token_s = handover.first_token_s, handover.last_token_s
+        row.epoch = handover.preemptions
+        row.pages = self.pool.allocate(self.pool.pages_for(row.prompt_tokens))
+        self._added += 1
+        self.moving[request.request_id] = row
+
+    def adopt(self, request_id: int) -> None:
+        """Put a request whose KV has arrived among the ready decodes."""
+        row = self.moving.pop(request_id)
+        self.live[request_id] = row
+        self.running += 1
+        group = self._empty_group()
+        self._start_decoding(row, group)
+        self.ready.append(group)
+
     # -- what a view reads ----------------------------------------------------------------------
 
     @property
@@ -197,7 +246,8 @@ class Batcher:
 
     # -- carrying out a plan --------------------------------------------------------------------
 
-    def _refusal(self, request: Request) -> str | None:
+    def refusal(self, request: Request) -> str | None:
+        """Return why a request can never be served, or None."""
         tokens = request.prompt_tokens + request.output_tokens
         if tokens > self.max_model_len:
             return f"{tokens} tokens exceed max_model_len {self.max_model_len}"
@@ -387,8 +437,11 @@ class Batcher:
 
     def _retire(self, row: Row, now_s: float) -> None:
         row.completion_s = now_s
-        self.pool.free(row.pages)
-        row.pages = []
+        if self.keeps_pages:
+            self.moving[row.request.request_id] = row
+        else:
+            self.pool.free(row.pages)
+            row.pages = []
         self.running -= 1
         if row.decoding:
             self.running_decodes -= 1
@@ -398,7 +451,7 @@ class Batcher:
     # -- waiting and errors ---------------------------------------------------------------------
 
     def _wait(self, plan: Plan) -> None:
-        if not self.in_flight and plan.wake_at_s is None:
+        if not self.in_flight and not self.moving and plan.wake_at_s is None:
             row = next(iter(self.live.values()))
             raise StallError(
                 f"policy {self.policy_name} stalls at {self.now_s:.6g} s: nothing is in flight, "

@@ -17,6 +17,7 @@ from evenflow.bubble_rules import (
     CAUSES,
     FILL_DRAIN,
     RESOLUTION_S,
+    STARVATION,
     Rows,
     Timeline,
     first_stage,
@@ -24,6 +25,7 @@ from evenflow.bubble_rules import (
     previous,
     timeline_of,
 )
+from evenflow.pools import schedule_order
 from evenflow.result import Floats, Ints, RunResult
 
 __all__ = ["CAUSES", "Bubbles", "attribute"]
@@ -81,14 +83,20 @@ def attribute(result: RunResult) -> Bubbles:
     """Return every idle interval within the window, each piece with its cause.
 
     An interval is idle if no micro-batch computes on the stage. Raises ValueError for a run in
-    which a micro-batch never returned, and for the merged result of several pipelines.
+    which a micro-batch never returned, and for the merged result of several replicas. The stages of
+    a system of pools are those of its pools.
     """
     if result.replicas > 1:
         raise ValueError(f"bubbles need one pipeline, not {result.replicas} merged")
+    if result.pools:
+        return _side_by_side(result)
+    return _attribute(result, _window(result))
+
+
+def _attribute(result: RunResult, window: tuple[float, float]) -> Bubbles:
     if not np.isfinite(result.returned_s).all():
         lost = int(np.argmin(np.isfinite(result.returned_s)))
         raise ValueError(f"micro-batch {lost} never returned: bubbles need a run that has ended")
-    window = _window(result)
     stages: list[_Pieces] = []
     if len(result.scheduled_s):
         timeline = timeline_of(result, window[0])
@@ -103,6 +111,30 @@ def attribute(result: RunResult) -> Bubbles:
     )
     stage_of = np.repeat(np.arange(len(stages)), [len(pieces.batch) for pieces in stages])
     return Bubbles(result.depth, window, stage_of, start_s, end_s, cause, batch)
+
+
+def _side_by_side(result: RunResult) -> Bubbles:
+    """Put the pools' pieces together: over the window of the whole, with its micro-batches."""
+    window = _window(result)
+    position = np.argsort(schedule_order(result.pools))
+    parts: list[tuple[NDArray[Any], ...]] = []
+    first_stage, first_batch = 0, 0
+    for pool in result.pools.values():
+        found = _attribute(pool, window) if len(pool.scheduled_s) else _never_ran(pool, window)
+        own = position[first_batch : first_batch + len(pool.scheduled_s)]
+        batch = np.append(own, -1)[found.batch]
+        parts.append((found.stage + first_stage, found.start_s, found.end_s, found.cause, batch))
+        first_stage += pool.depth
+        first_batch += len(own)
+    return Bubbles(result.depth, window, *map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _never_ran(pool: RunResult, window: tuple[float, float]) -> Bubbles:
+    """A pool that got no work, while others did, starved."""
+    count = pool.depth if window[1] > window[0] else 0
+    start_s, end_s = (np.full(count, at_s) for at_s in window)
+    cause, batch = (np.full(count, value) for value in (STARVATION, -1))
+    return Bubbles(pool.depth, window, np.arange(count), start_s, end_s, cause, batch)
 
 
 class _Pieces(NamedTuple):

@@ -19,6 +19,7 @@ EXPECTED = {
     "greater_than_equal": "at least {ge}",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
+    "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "list_type": "a list",
     "literal_error": "{expected}",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenflow.pools import summarize_pools
 from evenflow.result import Floats, Ints, RunResult
 
 PERCENTILES = (50, 90, 95, 99)
@@ -79,11 +80,15 @@ def summarize(
     summary |= _steady(result, start_s, duration)
     summary |= _offline(result, input_tokens, output_tokens)
     busy_s = float((result.end_s - result.start_s).sum())
-    return summary | {
-        "preemptions": int(result.preemptions.sum()),
-        "num_micro_batches": len(result.scheduled_s),
-        "busy_share": busy_s * per_s / (result.depth * result.replicas),
-    }
+    return (
+        summary
+        | summarize_pools(result, duration)
+        | {
+            "preemptions": int(result.preemptions.sum()),
+            "num_micro_batches": len(result.scheduled_s),
+            "busy_share": busy_s * per_s / (result.depth * result.replicas),
+        }
+    )
 
 
 def _duration(result: RunResult) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from evenflow.batcher import Batcher
 from evenflow.groups import Row
-from evenflow.types import MicroBatch, Request
+from evenflow.types import Handover, MicroBatch, Request
 
 
 class Decision(NamedTuple):
@@ -37,7 +37,19 @@ class Completed(NamedTuple):
     finished: tuple[int, ...]
 
 
-Entry = Added | Asked | Completed
+class Released(NamedTuple):
+    request_id: int
+
+
+class Reserved(NamedTuple):
+    handover: Handover
+
+
+class Adopted(NamedTuple):
+    request_id: int
+
+
+Entry = Added | Asked | Completed | Released | Reserved | Adopted
 
 
 class RecordingBatcher(Batcher):
@@ -63,6 +75,18 @@ class RecordingBatcher(Batcher):
         self.journal.append(Completed(now_s, batch.batch_id, tuple(stopped), ids))
         return finished
 
+    def release(self, request_id: int) -> None:
+        super().release(request_id)
+        self.journal.append(Released(request_id))
+
+    def reserve(self, handover: Handover) -> None:
+        super().reserve(handover)
+        self.journal.append(Reserved(handover))
+
+    def adopt(self, request_id: int) -> None:
+        super().adopt(request_id)
+        self.journal.append(Adopted(request_id))
+
 
 def decision_of(batch: MicroBatch | None) -> Decision | None:
     """Return what a micro-batch holds; read it before the micro-batch completes."""
@@ -77,8 +101,8 @@ def replay(journal: Sequence[Entry], batcher: Batcher) -> str | None:
     """Feed recorded inputs to a fresh Batcher; return the first difference, or None."""
     in_flight: dict[int, MicroBatch] = {}
     for position, entry in enumerate(journal):
-        outcome: object
-        expected: object
+        outcome: object = None
+        expected: object = None
         if isinstance(entry, Added):
             expected, outcome = entry.refusal, batcher.add(entry.request)
         elif isinstance(entry, Asked):
@@ -86,9 +110,21 @@ def replay(journal: Sequence[Entry], batcher: Batcher) -> str | None:
             expected, outcome = entry.decision, decision_of(batch)
             if batch is not None:
                 in_flight[batch.batch_id] = batch
-        else:
+        elif isinstance(entry, Completed):
             rows = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
             expected, outcome = entry.finished, tuple(row.request.request_id for row in rows)
+        else:
+            _move(entry, batcher)
         if outcome != expected:
             return f"entry {position} ({type(entry).__name__}): {outcome!r}, recorded {expected!r}"
     return None
+
+
+def _move(entry: Released | Reserved | Adopted, batcher: Batcher) -> None:
+    """Pages come and go with KV: an input that has no answer."""
+    if isinstance(entry, Released):
+        batcher.release(entry.request_id)
+    elif isinstance(entry, Reserved):
+        batcher.reserve(entry.handover)
+    else:
+        batcher.adopt(entry.request_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,29 @@ WAIT_REASONS = ("kv", "policy", "work")
 """Why the driver had no micro-batch for a stage that could take one: work waited and pages did not
 suffice; work waited, pages sufficed, and the policy sent nothing; there was nothing to run. Of
 several engines that wait, the first of these reasons counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """KV that moved between the pools of one system: columns, in the order in which it set out.
+
+    `source` and `destination` index the system's pools. The KV is ready from `ready_s` (the request
+    has its first token), travels from `start_s` to `end_s`, and holds `tokens` tokens (whole pages)
+    on both sides until then. It waited for the transfers before it; and for `blocked_s` of that
+    wait the link was free and no pool had room for it (back-pressure). The link is busy for
+    `link_busy_s` of each transfer. `bytes_per_token` None: unknown.
+    """
+
+    request_id: Ints
+    source: Ints
+    destination: Ints
+    tokens: Ints
+    ready_s: Floats
+    start_s: Floats
+    end_s: Floats
+    blocked_s: Floats
+    link_busy_s: Floats
+    bytes_per_token: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +64,9 @@ class RunResult:
     scheduled in between are left out. `gap_s`, `gap_count`: time between successive tokens of a
     request, and how many such gaps. `replicas`: of how many pipelines these are the micro-batches
     (see `evenflow.merge`).
+
+    A system of several pools has a result of its own for each in `pools`, and what moved between
+    them in `transfers`; `evenflow.pools` says what the columns of the whole then mean.
     """
 
     depth: int
@@ -70,6 +96,8 @@ class RunResult:
     gap_count: Ints
     replicas: int = 1
     provenance: dict[str, Any] = field(default_factory=dict)
+    pools: Mapping[str, RunResult] = field(default_factory=dict)
+    transfers: Transfers | None = None
 
     @property
     def returned_s(self) -> Floats:

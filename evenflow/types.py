@@ -38,6 +38,25 @@ class Request:
     predicted_output_tokens: int | None = None
 
 
+class Handover(NamedTuple):
+    """What another engine needs to go on with a request once the request's KV is there.
+
+    `generated` output tokens exist, the last of them since `last_token_s`; the KV holds all tokens
+    but that one. `preemptions` counts those so far.
+    """
+
+    request: Request
+    generated: int
+    first_token_s: float
+    last_token_s: float
+    preemptions: int
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens whose KV crosses: what the next decode step attends to."""
+        return self.request.prompt_tokens + self.generated - 1
+
+
 class Prefill(NamedTuple):
     """A plan's order to compute the next `tokens` of a request's prompt.
 

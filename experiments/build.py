@@ -16,12 +16,13 @@ from evenflow.config_policy import check_parameter_types
 from evenflow.config_workload import ClosedArrivals
 from evenflow.costs import StageCost, estimates
 from evenflow.errors import PolicyError, UsageError
-from evenflow.schedulers import create, policy
+from evenflow.schedulers import POOLED, create, policy
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
 from evenflow.types import Request, Scheduler
 from experiments.build_costs import costs_of, deployment_of, links_of, speculation_of, with_drafts
+from sim import PooledWorld
 from sim.world import RUNTIMES, RuntimeOverheads, World
 from traces import load_trace, make_predictor, make_requests, with_predictions
 
@@ -42,7 +43,7 @@ class Workload:
 class Built:
     """A world ready to simulate, and what its costs and its pages follow from."""
 
-    world: World
+    world: World | PooledWorld
     cost_source: dict[str, Any]
     deployment: dict[str, Any]
 
@@ -55,10 +56,10 @@ def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -
     """
     given = config.workload
     trace = load_trace(
-        _find(given.trace, beside),
+        find(given.trace, beside),
         format=given.format,
         limit=given.requests,
-        tokenizer=None if given.tokenizer is None else _find(given.tokenizer, beside),
+        tokenizer=None if given.tokenizer is None else find(given.tokenizer, beside),
         filter=given.filter,
         seed=given.seed,
         keep_text=keep_text or reads_text(config),
@@ -83,8 +84,19 @@ def build(
     `texts` are the prompts of the requests, where there are any and a predictor may read them.
     The policy is made once here, so that a mistake in its parameters is found before the run.
     """
-    spec = None if config.model is None else model(_find(config.model, beside))
-    deployment = deployment_of(config, spec, lambda path: _find(path, beside))
+    if config.scheduler.name in POOLED:
+        from experiments.build_pools import build_pools
+
+        return build_pools(config, requests, beside, texts)
+    return build_world(config, requests, beside, texts)
+
+
+def build_world(
+    config: RunConfig, requests: list[Request], beside: Path, texts: Sequence[str] | None = None
+) -> Built:
+    """Return the world of pipelines with one policy; UsageError for what cannot be."""
+    spec = None if config.model is None else model(find(config.model, beside))
+    deployment = deployment_of(config, spec, lambda path: find(path, beside))
     costs = costs_of(config, spec, deployment)
     pages = config.kv.pages
     if isinstance(pages, str):
@@ -109,12 +121,12 @@ def build(
         overheads=_overheads(config),
         link=link,
         hop_links=hop_links,
-        concurrency=_concurrency(config),
+        concurrency=concurrency_of(config),
         speculation=speculation_of(config),
         replicas=1 if config.replicas is None else config.replicas.count,
         router="round_robin" if config.replicas is None else config.replicas.router,
     )
-    return Built(world, _cost_source(config), _deployment_facts(world, deployment))
+    return Built(world, cost_source_of(config), _deployment_facts(world, deployment))
 
 
 def make_importable(*folders: Path) -> None:
@@ -125,7 +137,8 @@ def make_importable(*folders: Path) -> None:
             sys.path.insert(0, path)
 
 
-def _find(name: str, beside: Path) -> str:
+def find(name: str, beside: Path) -> str:
+    """Return where a file is: in the current folder, or else in `beside`; or the name as it is."""
     below = beside / name
     return str(below) if not Path(name).exists() and below.exists() else name
 
@@ -165,7 +178,7 @@ def _predicted(
         if spec.get("kind") == "noisy":
             spec.setdefault("seed", seed)
         if isinstance(spec.get("path"), str):
-            spec["path"] = _find(spec["path"], beside)
+            spec["path"] = find(spec["path"], beside)
     texts = None if texts is None else texts[: len(requests)]
     return with_predictions(requests, make_predictor(spec), texts)
 
@@ -189,12 +202,13 @@ def _overheads(config: RunConfig) -> RuntimeOverheads:
     return RuntimeOverheads(**config.runtime.model_dump())
 
 
-def _concurrency(config: RunConfig) -> int | None:
+def concurrency_of(config: RunConfig) -> int | None:
+    """Return how many requests a closed loop holds; None for open arrivals."""
     arrivals = config.workload.arrivals
     return arrivals.concurrency if isinstance(arrivals, ClosedArrivals) else None
 
 
-def _cost_source(config: RunConfig) -> dict[str, Any]:
+def cost_source_of(config: RunConfig) -> dict[str, Any]:
     """Say where the seconds come from; nothing was measured here, so no driver and no torch."""
     source: dict[str, Any] = {"kind": config.costs.kind}
     if config.costs.kind == "roofline" and config.gpu is not None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from evenflow.config import RunConfig
 from evenflow.config_costs import AffineCosts, AllReduceConfig, LinkConfig, RooflineCosts
+from evenflow.config_pools import TransferLinkConfig
 from evenflow.costs import (
     AffineCost,
     DraftedCost,
@@ -154,7 +155,7 @@ def _across_nodes(config: RunConfig, within: LinkSpec) -> Fabric:
     return TwoLevel(within, across, nodes.gpus)
 
 
-def link_spec(given: str | LinkConfig | AllReduceConfig) -> LinkSpec:
+def link_spec(given: str | LinkConfig | AllReduceConfig | TransferLinkConfig) -> LinkSpec:
     """Return the link that a name or a mapping of the configuration means."""
     if isinstance(given, str):
         return link(given)

@@ -33,12 +33,15 @@ RUN_FILES = (
     "counterfactuals.csv",
     "summary.json",
     "requests.csv",
+    "transfers.csv",
     "batches.csv",
     "stages.csv",
     "bubbles.csv",
     "timeline.json.gz",
     "report.html",
 )
+POOL_FOLDERS = ("prefill", "mixed", "decode")
+"""Where a system of pools puts the tables of each."""
 
 
 @contextmanager
@@ -69,13 +72,23 @@ def staged(folder: Path) -> Iterator[Path]:
 
 def _move(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
-    for name in RUN_FILES:
-        (target / name).unlink(missing_ok=True)
+    _clear(target)
     for path in sorted(source.iterdir()):
         if path.is_dir():
             _move(path, target / path.name)
         else:
             os.replace(path, target / path.name)
+
+
+def _clear(folder: Path) -> None:
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in POOL_FOLDERS:
+        below = folder / name
+        if below.is_dir():
+            _clear(below)
+            if not any(below.iterdir()):
+                below.rmdir()
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -116,6 +129,27 @@ def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str,
     columns: dict[str, list[Any]] = {label: list(summaries)}
     for key in keys:
         columns[key] = [summary.get(key, "") for summary in summaries.values()]
+    write_table(path, columns)
+
+
+def write_transfers(path: Path, result: RunResult) -> None:
+    """Write a row a transfer of KV between pools, in the order in which they set out.
+
+    Times in seconds; `blocked_s` of the time from `ready_s` to `start_s` no pool had room.
+    """
+    moved = result.transfers
+    assert moved is not None
+    pools = list(result.pools)
+    sizes = {} if moved.bytes_per_token is None else {"bytes": moved.tokens * moved.bytes_per_token}
+    names = ("ready_s", "start_s", "end_s", "blocked_s")
+    columns = {
+        "request_id": moved.request_id,
+        "source": [pools[index] for index in moved.source],
+        "destination": [pools[index] for index in moved.destination],
+        "tokens": moved.tokens,
+        **sizes,
+        **{name: getattr(moved, name) for name in names},
+    }
     write_table(path, columns)
 
 

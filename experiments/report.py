@@ -16,7 +16,7 @@ import numpy as np
 from evenflow.bubbles import CAUSES
 from evenflow.errors import UsageError
 from experiments import report_batches, report_figures
-from experiments.report_data import Run, shares
+from experiments.report_data import Run, pipelines, shares
 from experiments.report_style import BUSY, CAUSE_COLOURS, WIDTH, Figure, blend
 from experiments.report_words import ALIKE, CAUSE_WORDS, cause_label, table, verdict
 
@@ -87,31 +87,32 @@ def render(
 def _sections(runs: Mapping[str, Run]) -> list[str]:
     if not all(len(run.result.scheduled_s) for run in runs.values()):
         return ["<p>A run computed no micro-batch: there is nothing to draw.</p>"]
+    lines = pipelines(runs)
     gantts = [
         _figure(f"occupancy-{index}", report_batches.occupancy(name, run))
-        for index, (name, run) in enumerate(runs.items())
+        for index, (name, run) in enumerate(lines.items())
     ]
     return [
         _section("Where the stage time goes", CAUSES_CAPTION),
-        _cause_key(runs, (BUSY, "computing")),
-        _figure("causes", report_figures.causes(runs)),
+        _cause_key(lines, (BUSY, "computing")),
+        _figure("causes", report_figures.causes(lines)),
         f"<details><summary>What the causes mean</summary>{_cause_list()}</details>",
         # Drawn while hidden, its labels have no size: draw again once it is shown.
         "<details ontoggle=\"Plotly.redraw('causes-by-stage')\">"
         "<summary>The same, stage by stage</summary>",
-        _figure("causes-by-stage", report_figures.causes_by_stage(runs)),
+        _figure("causes-by-stage", report_figures.causes_by_stage(lines)),
         "</details>",
         _section("Tokens in each micro-batch", TOKENS_CAPTION),
-        _figure("tokens", report_batches.tokens(runs)),
+        _figure("tokens", report_batches.tokens(lines)),
         _section("Stages at work", OCCUPANCY_CAPTION),
-        _cause_key(runs, *BLOCK_COLOURS),
+        _cause_key(lines, *BLOCK_COLOURS),
         *gantts,
         _section("Latency", LATENCY_CAPTION),
         _figure("latency", report_figures.latency(runs)),
         _section("Requests in the system", QUEUES_CAPTION),
         _figure("queues", report_figures.queues(runs)),
         _section("KV cache", KV_CAPTION),
-        _figure("kv", report_figures.kv_usage(runs)),
+        _figure("kv", report_figures.kv_usage(lines)),
     ]
 
 

@@ -5,7 +5,8 @@ Knows the columns of a run. Does not know how a figure looks, nor any plotting l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,29 @@ from evenflow.result import Floats, Ints, RunResult
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run as the report shows it: what happened, its summary and its idle time by cause."""
+    """One run as the report shows it: what happened, its summary and its idle time by cause.
+
+    A system of pools also has a run for each pool, whose summary says only what is steady.
+    """
 
     result: RunResult
     summary: dict[str, Any]
     bubbles: Bubbles
+    pools: Mapping[str, Run] = field(default_factory=dict)
+
+
+def pipelines(runs: Mapping[str, Run]) -> dict[str, Run]:
+    """Return the runs with those of pools in place of a system's, for what is drawn by stage.
+
+    Pools that got no work are left out.
+    """
+    found: dict[str, Run] = {}
+    for name, run in runs.items():
+        parts = {f"{name}: {pool}": part for pool, part in run.pools.items()}
+        found |= {key: part for key, part in parts.items() if len(part.result.scheduled_s)}
+        if not parts:
+            found[name] = run
+    return found
 
 
 class Binned(NamedTuple):
@@ -34,7 +53,7 @@ class Binned(NamedTuple):
 
 def span_s(result: RunResult) -> float:
     """Return the time of the last event of a run, in seconds; 0 if nothing ran."""
-    return float(result.returned_s[-1]) if len(result.returned_s) else 0.0
+    return float(result.returned_s.max()) if len(result.returned_s) else 0.0
 
 
 def cumulative(values: Floats, points: int = 300) -> tuple[Floats, Floats]:

@@ -71,6 +71,8 @@ METRICS = (
     Metric("completed", "Completed", "requests", "high", "requests served to the end"),
     Metric("rejected", "Rejected", "requests", "low", "could never fit: refused on arrival"),
     Metric("preemptions", "Preemptions", "times", "low", "thrown out for lack of KV pages, redone"),
+    Metric("mean_transfer_wait_ms", "KV transfer wait, mean", "ms", "low", "first token to start"),
+    Metric("backpressure_s", "KV back-pressure", "s", "low", "no room on the decode side"),
     Metric("busy_share", "Stages busy", "%", "high", "share of stage time spent computing", 100.0),
 )
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from experiments.report_data import Run
 
 
+STEADY_WINDOW = ("steady_start_s", "steady_stop_s")
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One configuration to simulate on requests already made; `beside` is its file's folder."""
@@ -82,6 +85,8 @@ def write_results(folder: Path, outcome: Outcome, save: outputs.Save) -> None:
     outputs.write_json(folder / "summary.json", summary)
     if save != "summary":
         outputs.write_requests(folder / "requests.csv", outcome.result)
+        if outcome.result.transfers is not None:
+            outputs.write_transfers(folder / "transfers.csv", outcome.result)
 
 
 def with_bubbles(outcome: Outcome, label: str) -> dict[str, Run]:
@@ -92,23 +97,32 @@ def with_bubbles(outcome: Outcome, label: str) -> dict[str, Run]:
     from evenflow.bubbles import attribute
     from experiments.report_data import Run
 
+    result, summary = outcome.result, outcome.summary
     if len(outcome.replicas) == 1:
-        return {label: Run(outcome.result, outcome.summary, attribute(outcome.result))}
+        steady = {key: value for key, value in summary.items() if key in STEADY_WINDOW}
+        pools = {name: Run(pool, steady, attribute(pool)) for name, pool in result.pools.items()}
+        return {label: Run(result, summary, attribute(result), pools)}
     return {
-        f"{label}, replica {index}": Run(result, summarize(result), attribute(result))
-        for index, result in enumerate(outcome.replicas)
+        f"{label}, replica {index}": Run(replica, summarize(replica), attribute(replica))
+        for index, replica in enumerate(outcome.replicas)
     }
 
 
 def write_details(folder: Path, runs: Sequence[Run]) -> None:
     """Write the tables of micro-batches, stages and bubbles, and the timeline.
 
-    Replicas have a folder each.
+    Replicas have a folder each, and so have the pools of a system, with the requests as the pool
+    saw them.
     """
     for index, run in enumerate(runs):
         part = folder if len(runs) == 1 else folder / f"replica-{index}"
         part.mkdir(exist_ok=True)
-        _write_details(part, run)
+        for name, pool in run.pools.items():
+            (part / name).mkdir()
+            outputs.write_requests(part / name / "requests.csv", pool.result)
+            _write_details(part / name, pool)
+        if not run.pools:
+            _write_details(part, run)
 
 
 def _write_details(folder: Path, run: Run) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 ORACLE = "request by request against an independent simulator; invariants; replay"
 INVARIANTS = "invariants and replay on random worlds"
+POOLS = "transfers and back-pressure by hand; invariants and replay of every pool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,20 @@ SYSTEMS: tuple[System, ...] = (
         "{scheduler: td_pipe}",
         "TD-Pipe, algorithm 1 and section 3; docs/td_pipe.md",
         "figure 9 to the digit; the equations; each decision by hand",
+    ),
+    System(
+        "distserve",
+        "DistServe",
+        "{scheduler: distserve}",
+        "DistServe (OSDI'24), sections 3 and 4; docs/disaggregation.md",
+        POOLS,
+    ),
+    System(
+        "splitwise",
+        "Splitwise",
+        "{scheduler: splitwise}",
+        "Splitwise (ISCA'24), section 4; a mixed pool needs GPUs that hold the model alone",
+        POOLS,
     ),
 )
 

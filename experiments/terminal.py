@@ -28,6 +28,8 @@ ROWS = (
     ("mean_e2el_ms", "E2EL mean (ms)", "{:.1f}"),
     ("busy_share", "stages busy", "{:.1%}"),
     ("preemptions", "preemptions", "{:.0f}"),
+    ("mean_transfer_wait_ms", "KV transfer wait mean (ms)", "{:.1f}"),
+    ("backpressure_s", "KV back-pressure (s)", "{:.1f}"),
 )
 
 

@@ -7,16 +7,20 @@ from collections.abc import Callable
 from evenflow.result import RunResult
 from sim.arrivals import Arrivals, Router
 from sim.clock import Clock
+from sim.disaggregated import Disaggregated, PooledWorld
 from sim.driver import Driver
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
+from sim.transfers import TransferLink
 from sim.world import RUNTIMES, Link, RuntimeOverheads, World
 
 __all__ = [
     "RUNTIMES",
     "Link",
+    "PooledWorld",
     "Router",
     "RuntimeOverheads",
+    "TransferLink",
     "World",
     "simulate",
     "simulate_replicas",
@@ -24,25 +28,37 @@ __all__ = [
 
 
 def simulate(
-    world: World, on_done: Callable[[int], None] | None = None, *, as_processes: bool = False
+    world: World | PooledWorld,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    as_processes: bool = False,
 ) -> RunResult:
-    """Simulate one pipeline of a world; return what happened.
+    """Simulate one pipeline of a world, or a system of pools; return what happened.
 
     The same world always gives the same result.
     `on_done` is called with the number of requests done. `as_processes` runs the specification (a
     SimPy process a stage) where the faster recurrence would do; a shared link always runs it.
     Raises PolicyError when the policy breaks its promise, StallError when it would never send.
     """
-    return Driver(world, _pipeline(world, as_processes), on_done).run()
+    pipeline = _pipeline(world, as_processes)
+    if isinstance(world, PooledWorld):
+        return Disaggregated(world, pipeline, on_done).run()
+    return Driver(world, pipeline, on_done).run()
 
 
 def simulate_replicas(
-    world: World, on_done: Callable[[int], None] | None = None, *, as_processes: bool = False
+    world: World | PooledWorld,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    as_processes: bool = False,
 ) -> list[RunResult]:
     """Simulate `world.replicas` pipelines on one clock; return what happened on each.
 
-    Options and errors are those of `simulate`, `on_done` counts the requests of all together.
+    Options and errors are those of `simulate`, `on_done` counts the requests of all together. A
+    system of pools is one.
     """
+    if isinstance(world, PooledWorld):
+        return [simulate(world, on_done, as_processes=as_processes)]
     clock = Clock()
     drivers: list[Driver] = []
 
@@ -57,5 +73,7 @@ def simulate_replicas(
     return [driver.result() for driver in drivers]
 
 
-def _pipeline(world: World, as_processes: bool) -> type[StageProcesses] | type[Tandem]:
+def _pipeline(
+    world: World | PooledWorld, as_processes: bool
+) -> type[StageProcesses] | type[Tandem]:
     return StageProcesses if as_processes or world.shares_link else Tandem

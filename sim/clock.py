@@ -8,6 +8,9 @@ from heapq import heappush
 from simpy import Environment, Event
 from simpy.events import NORMAL, EventPriority
 
+LATE = EventPriority(8)
+"""After all arrivals and returns of the same instant, before any policy is asked."""
+
 LAST = EventPriority(9)
 """After everything else of the same instant."""
 

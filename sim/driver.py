@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError
+from evenflow.groups import Row
 from evenflow.kv import PagePool
 from evenflow.result import WAIT_REASONS, Recorder, RunResult
 from evenflow.types import MicroBatch, Request
@@ -32,7 +33,7 @@ class Driver:
         world: World,
         pipeline: type[Tandem] | type[StageProcesses],
         on_done: Callable[[int], None] | None = None,
-        batcher: type[Batcher] = Batcher,
+        batcher: Callable[..., Batcher] = Batcher,
         clock: Clock | None = None,
     ) -> None:
         self._world = world
@@ -137,10 +138,13 @@ class Driver:
     def _returned(self, batch: MicroBatch, now_s: float) -> None:
         finished = self._owners.popleft().complete(batch, now_s)
         if finished:
-            self._recorder.finish(finished)
-            for call in self._on_done:
-                call(len(finished))
+            self._finished(finished, now_s)
         self.changed(now_s)
+
+    def _finished(self, rows: list[Row], now_s: float) -> None:
+        self._recorder.finish(rows)
+        for call in self._on_done:
+            call(len(rows))
 
     def admit(self, request: Request) -> bool:
         """Give an arrival to the engine with the fewest live requests; say whether it is served."""

@@ -65,7 +65,7 @@ class StageProcesses:
         return self._eager or self._at_stage0 == 0
 
     def call_when_free(self) -> None:
-        """Nothing to do: `on_change` is called whenever stage 0 finishes."""
+        """Nothing to do: `on_change` is called whenever stage 0 finishes, unless eager."""
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
@@ -106,7 +106,8 @@ class StageProcesses:
     def _leave(self, stage: int, travel: _Travel) -> None:
         if stage == 0:
             self._at_stage0 -= 1
-            self._on_change(self._clock.now)
+            if not self._eager:  # else a micro-batch could have been sent before
+                self._on_change(self._clock.now)
         if stage == self._world.depth - 1:
             self._recorder.batch(travel.batch, travel.times)
             self._on_return(travel.batch, self._clock.now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from evenflow.bubbles import attribute
@@ -9,7 +11,7 @@ from evenflow.costs import AffineCost
 from evenflow.costs.base import BatchShape
 from evenflow.schedulers import create
 from evenflow.types import Request
-from sim import RUNTIMES, Link, World, simulate
+from sim import RUNTIMES, Link, PooledWorld, TransferLink, World, simulate
 from sim.counterfactual import counterfactuals
 
 
@@ -56,3 +58,32 @@ def test_without_a_cause_there_is_no_idle_time_due_to_it(cause: str) -> None:
     assert sum(after[name] for name in CAUSES_OF[cause]) == pytest.approx(0, abs=1e-9)
     if cause != "uneven_batches":  # the slow stage sets the pace, even or not
         assert without.completion_s.max() < result.completion_s.max()
+
+
+def troubled_pools() -> PooledWorld:
+    """Two pools with every trouble, and a link between them that takes longest of all."""
+    world = replace(troubled(), requests=())
+    link = TransferLink(per_token_s=1e-3, latency_s=0.05)
+    return PooledWorld(troubled().requests, prefill=world, decode=world, link=link)
+
+
+@pytest.mark.parametrize("cause", CAUSES_OF)
+def test_pools_are_all_without_the_cause(cause: str) -> None:
+    world = troubled_pools()
+    result = simulate(world)
+    without = simulate(counterfactuals(world, result)[cause])
+    after = attribute(without).totals()
+    assert sum(after[name] for name in CAUSES_OF[cause]) == pytest.approx(0, abs=1e-9)
+    moved, as_it_was = without.transfers, result.transfers
+    assert moved is not None
+    assert as_it_was is not None
+    assert (moved.start_s == moved.end_s).all() == (cause == "link")
+    assert as_it_was.blocked_s.sum() > 0
+    assert (moved.blocked_s.sum() == 0) == (cause == "kv_limited")
+
+
+def test_a_pool_that_never_ran_has_nothing_to_even_out() -> None:
+    world = replace(troubled_pools(), requests=[Request(0, 0.0, 10, 1)])
+    result = simulate(world)
+    for changed in counterfactuals(world, result).values():
+        assert simulate(changed).status == ["completed"]

@@ -27,6 +27,9 @@ POLICIES: Mapping[str, type[Scheduler]] = {
     "td_pipe": TDPipe,
 }
 
+POOLED = ("distserve", "splitwise")
+"""Names that stand for several pools, each with a policy: see `evenflow.config_pools`."""
+
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
 """Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`); a
 user cannot set them."""
@@ -54,9 +57,10 @@ def policy(name: str) -> type[Scheduler]:
         return _imported(name)
     if name in POLICIES:
         return POLICIES[name]
+    known = dict.fromkeys((*POLICIES, *POOLED))
     raise UsageError(
-        f"unknown scheduler {name!r}{_hint(name, POLICIES)}; there are "
-        f"{', '.join(POLICIES)}, or your own as module:Class"
+        f"unknown scheduler {name!r}{_hint(name, known)}; there are "
+        f"{', '.join(known)}, or your own as module:Class"
     )
 
 
@@ -91,15 +95,24 @@ def create(name: str, params: Mapping[str, Any], **facts: Any) -> Scheduler:
 
 
 def catalogue() -> list[Entry]:
-    """Return the policies with their parameters, defaults and sources."""
-    return [_entry(name, cls) for name, cls in POLICIES.items()]
+    """Return the policies and systems with their parameters, defaults and sources."""
+    from evenflow import config_pools
+
+    policies = [_entry(name, cls, _listed(cls)) for name, cls in POLICIES.items()]
+    return policies + [
+        _entry(name, cls, config_pools.parameters(name))
+        for name, cls in config_pools.POOLED.items()
+    ]
 
 
-def _entry(name: str, cls: type[Scheduler]) -> Entry:
+def _listed(cls: type[Scheduler]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, value.default) for key, value in parameters(cls).items())
+
+
+def _entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:
     paragraphs = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     source = next((text for text in paragraphs if text.startswith("Source: ")), "")
     source = source.removeprefix("Source: ").replace("\n", " ").split(". ")[0].rstrip(".")
-    listed = tuple((key, value.default) for key, value in parameters(cls).items())
     return Entry(name, paragraphs[0].replace("\n", " "), source, listed)
 
 

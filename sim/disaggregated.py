@@ -1,0 +1,284 @@
+"""Prefill and decode on pools of their own (DistServe, Splitwise), on one clock.
+
+A prompt is computed by the prefill pool, which serves it as a request of one token and keeps its
+pages; its KV crosses a link when the decode pool has room; the decode pool goes on with the second
+token. A mixed pool computes prompts when many wait, and decodes what it prefilled or what the
+decode pool has no room for. Each pool is an ordinary driver with an ordinary policy, which knows
+nothing of the others. Does not know machines that change pools, nor several engines in a pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from evenflow.batcher import Batcher
+from evenflow.groups import Row
+from evenflow.pools import merge
+from evenflow.result import Recorder, RunResult
+from evenflow.types import Handover, MicroBatch, Request
+from sim.arrivals import Arrivals
+from sim.clock import Clock
+from sim.driver import Driver
+from sim.stages import StageProcesses
+from sim.tandem import Tandem
+from sim.transfers import Transfer, TransferLink, TransferQueue
+from sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class PooledWorld:
+    """One simulation of a disaggregated system; `requests` and `concurrency` as in `World`.
+
+    Each pool is a world without requests of its own. KV sets out when its destination has pages for
+    it and a share `watermark` of its pages to spare (all of them count once nothing runs there). A
+    prompt goes to the mixed pool when more than `borrow_tokens` prompt tokens wait in the prefill
+    pool and fewer in the mixed one.
+    """
+
+    requests: Sequence[Request]
+    prefill: World
+    decode: World
+    mixed: World | None = None
+    link: TransferLink = field(default_factory=TransferLink)
+    watermark: float = 0.01
+    borrow_tokens: int = 2048
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        for pool in self.pools:
+            if (pool.virtual_engines, pool.replicas) != (1, 1):
+                raise ValueError(f"a pool is one engine, not {pool.virtual_engines}")
+
+    @property
+    def shares_link(self) -> bool:
+        """Whether the hops between the stages of a pool queue for one link."""
+        return any(pool.shares_link for pool in self.pools)
+
+    @property
+    def pools(self) -> tuple[World, ...]:
+        """The pools there are."""
+        return (self.prefill, self.decode) + (() if self.mixed is None else (self.mixed,))
+
+
+class Pool(Driver):
+    """The driver of one pool: tells the system what returns, and what finished here."""
+
+    def __init__(
+        self,
+        world: World,
+        pipeline: type[Tandem] | type[StageProcesses],
+        batcher: Callable[..., Batcher],
+        clock: Clock,
+        *,
+        on_return: Callable[[float], None],
+        on_finished: Callable[[Pool, list[Row], float], None],
+    ) -> None:
+        super().__init__(world, pipeline, None, batcher, clock)
+        self.engine = self.engines[0]
+        self.arrived_s: dict[int, float] = {}  # when KV came from elsewhere, by request
+        self._on_return = on_return
+        self._on_finished = on_finished
+
+    def record(self, row: Row) -> None:
+        """Count a request among those that this pool served."""
+        self._recorder.finish([row])
+
+    def result(self) -> RunResult:
+        """Return what happened here; a request whose KV came from elsewhere arrived with it."""
+        result = super().result()
+        requests = zip(result.request_id.tolist(), result.arrival_s.tolist(), strict=True)
+        arrival_s = np.array([self.arrived_s.get(*request) for request in requests])
+        first_token_s = np.maximum(result.first_token_s, arrival_s)
+        return replace(result, arrival_s=arrival_s, first_token_s=first_token_s)
+
+    def _returned(self, batch: MicroBatch, now_s: float) -> None:
+        self._on_return(now_s)
+        super()._returned(batch, now_s)
+
+    def _finished(self, rows: list[Row], now_s: float) -> None:
+        self._on_finished(self, rows, now_s)
+
+
+class Disaggregated:
+    """Runs a pooled world. `on_done` is called with the number of requests done."""
+
+    def __init__(
+        self,
+        world: PooledWorld,
+        pipeline: type[Tandem] | type[StageProcesses],
+        on_done: Callable[[int], None] | None = None,
+        batcher: Callable[..., Batcher] = Batcher,
+    ) -> None:
+        self._world = world
+        self._on_done = on_done
+        self._replace_done: Callable[[int], None] | None = None
+        self._clock = Clock()
+        self._served: dict[int, Request] = {}  # as the client sent them
+        self._requests = Recorder(1)  # of requests only: micro-batches are the pools'
+        self._transfers = TransferQueue(self._clock, world.link, self._place, self._deliver)
+        keeping = partial(batcher, keeps_pages=True)
+        self.prefill = self._pool(world.prefill, pipeline, keeping)
+        self.mixed = None if world.mixed is None else self._pool(world.mixed, pipeline, keeping)
+        self.decode = self._pool(world.decode, pipeline, batcher)
+        named = {"prefill": self.prefill, "mixed": self.mixed, "decode": self.decode}
+        self.pools = {name: pool for name, pool in named.items() if pool is not None}
+        self._prefilling = [pool for pool in (self.prefill, self.mixed) if pool is not None]
+        self._decoding = [pool for pool in (self.decode, self.mixed) if pool is not None]
+        self._order = list(self.pools.values())
+
+    def run(self) -> RunResult:
+        """Simulate until every request is done; return what happened, pool by pool and merged."""
+        Arrivals(self._clock, self._world.requests, self._world.concurrency, [self])
+        self._clock.run()
+        assert not self._served, f"{len(self._served)} requests never ended"
+        requests = self._requests.result(
+            max_in_flight=None,
+            total_pages=0,
+            page_tokens=self._world.decode.page_tokens,
+            gap_s=(),
+            gap_count=(),
+        )
+        parts = {name: pool.result() for name, pool in self.pools.items()}
+        return merge(requests, parts, self._transfers.columns())
+
+    def _pool(
+        self,
+        world: World,
+        pipeline: type[Tandem] | type[StageProcesses],
+        batcher: Callable[..., Batcher],
+    ) -> Pool:
+        return Pool(
+            world,
+            pipeline,
+            batcher,
+            self._clock,
+            on_return=self._transfers.poke,
+            on_finished=self._finished,
+        )
+
+    # -- arrivals ---------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were admitted and have not ended."""
+        return len(self._served)
+
+    def when_done(self, call: Callable[[int], None]) -> None:
+        """Have `call` called with how many requests are done, whenever some are."""
+        self._replace_done = call
+
+    def admit(self, request: Request) -> bool:
+        """Give an arrival to a pool that prefills, or refuse it; say whether it is served."""
+        prompt = replace(request, output_tokens=1)
+        refusals = [pool.engine.refusal(prompt) for pool in self._prefilling]
+        reason = None if None in refusals else f"prefill pool: {refusals[0]}"
+        if reason is None and request.output_tokens > 1:
+            reason = self._decode_refusal(request)
+        if reason is not None:
+            self._requests.reject(request, reason)
+            return False
+        open_to_it = [
+            pool for pool, no in zip(self._prefilling, refusals, strict=True) if no is None
+        ]
+        self._served[request.request_id] = request
+        self._route(open_to_it).engine.add(prompt)
+        return True
+
+    def _decode_refusal(self, request: Request) -> str | None:
+        refusals = [pool.engine.refusal(request) for pool in self._decoding]
+        return None if None in refusals else f"decode pool: {refusals[0]}"
+
+    def _route(self, pools: Sequence[Pool]) -> Pool:
+        """Choose among the pools that could prefill: the first, unless its queue is too long."""
+        first, last = pools[0].engine, pools[-1].engine
+        if first.waiting_tokens > self._world.borrow_tokens:
+            return pools[-1] if last.waiting_tokens < first.waiting_tokens else pools[0]
+        return pools[0]
+
+    def changed(self, now_s: float, but: Pool | None = None) -> None:
+        """Prompts have come: ask the pools that prefill, save one that is asked anyway."""
+        for pool in self._prefilling:
+            if pool is not but:
+                pool.changed(now_s)
+
+    # -- from pool to pool ------------------------------------------------------------------------
+
+    def _finished(self, pool: Pool, rows: list[Row], now_s: float) -> None:
+        """A pool is done with requests: so are the clients, or else their KV goes on."""
+        ended = 0
+        for row in rows:
+            if row.generated >= self._served[row.request.request_id].output_tokens:
+                self._end(pool, row)
+                ended += 1
+            else:
+                self._hand_over(pool, row, now_s)
+        if not ended:
+            return
+        if self._replace_done is not None:
+            self._replace_done(ended)
+            self.changed(now_s, but=pool)
+        if self._on_done is not None:
+            self._on_done(self._requests.num_done)
+
+    def _end(self, pool: Pool, row: Row) -> None:
+        request_id = row.request.request_id
+        if pool.engine.keeps_pages:
+            pool.engine.release(request_id)
+        del self._served[request_id]
+        pool.record(row)
+        self._requests.finish([row])
+
+    def _hand_over(self, pool: Pool, row: Row, now_s: float) -> None:
+        request = self._served[row.request.request_id]
+        handover = Handover(request, row.generated, row.first_token_s, row.last_token_s, row.epoch)
+        if pool is self.mixed and self._stays(pool, handover):
+            pool.engine.release(request.request_id)
+            pool.engine.reserve(handover)
+            pool.engine.adopt(request.request_id)
+            return
+        pool.record(row)
+        tokens = _whole_pages(pool.engine, handover)
+        self._transfers.put(Transfer(handover, self._order.index(pool), tokens, now_s))
+
+    def _stays(self, pool: Pool, handover: Handover) -> bool:
+        """Say whether what the mixed pool prefilled is decoded there too: no other has room now."""
+        if pool.engine.refusal(handover.request) is not None:
+            return False
+        return bool(len(self._transfers)) or not self._takes(self.decode, handover)
+
+    def _takes(self, pool: Pool, handover: Handover) -> bool:
+        engine = pool.engine
+        spare_pages = int(self._world.watermark * engine.pool.total_pages)
+        if not engine.has_room(handover.context_tokens, spare_pages):
+            return False
+        return engine.refusal(handover.request) is None
+
+    def _place(self, transfer: Transfer) -> int | None:
+        """Take pages for KV in the first pool that has room; say which."""
+        for pool in self._decoding:
+            index = self._order.index(pool)
+            if index != transfer.source and self._takes(pool, transfer.handover):
+                pool.engine.reserve(transfer.handover)
+                return index
+        return None
+
+    def _deliver(self, transfer: Transfer, now_s: float) -> None:
+        """KV has arrived: its pages at the source are free, the request decodes from here on."""
+        request_id = transfer.handover.request.request_id
+        source, destination = (
+            self._order[index] for index in (transfer.source, transfer.destination)
+        )
+        source.engine.release(request_id)
+        destination.engine.adopt(request_id)
+        destination.arrived_s[request_id] = now_s
+        self._transfers.poke(now_s)
+        source.changed(now_s)
+        destination.changed(now_s)
+
+
+def _whole_pages(engine: Batcher, handover: Handover) -> int:
+    return engine.pool.pages_for(handover.context_tokens) * engine.pool.page_tokens

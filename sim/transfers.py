@@ -1,0 +1,132 @@
+"""The link between pools: KV crosses it first come first served, when there is room for it.
+
+Knows when KV may set out and when it arrives. Does not know pages: whoever it is given finds room.
+One transfer uses the whole link; a prompt's KV sets out when the whole of it is there, not layer by
+layer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evenflow.result import Transfers
+from evenflow.types import Handover
+from sim.clock import LATE, Clock, Signal
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLink:
+    """A link that is busy for `per_token_s` seconds a token of KV, which arrives `latency_s` later.
+
+    `bytes_per_token` of KV over all layers; None: unknown, and then the link is only ideal.
+    """
+
+    per_token_s: float = 0.0
+    latency_s: float = 0.0
+    bytes_per_token: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """The KV of one request on its way from pool to pool (by their index), times in seconds."""
+
+    handover: Handover
+    source: int
+    tokens: int
+    ready_s: float
+    destination: int = -1
+    start_s: float = float("nan")
+    end_s: float = float("nan")
+    blocked_from_s: float | None = None
+    link_busy_s: float = 0.0
+
+    @property
+    def blocked_s(self) -> float:
+        return 0.0 if self.blocked_from_s is None else self.start_s - self.blocked_from_s
+
+
+class TransferQueue:
+    """Sends KV over one link, in the order in which it was put there.
+
+    `place(transfer)` takes pages at a destination and returns its index, or None where nobody has
+    room: the head then waits, and all behind it. `deliver(transfer, now_s)` is called at its end.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        link: TransferLink,
+        place: Callable[[Transfer], int | None],
+        deliver: Callable[[Transfer, float], None],
+    ) -> None:
+        self._clock = clock
+        self._link = link
+        self._place = place
+        self._deliver = deliver
+        self._waiting: deque[Transfer] = deque()
+        self._travelling: deque[Transfer] = deque()
+        self._done: list[Transfer] = []
+        self._link_free_s = 0.0
+        self._try = Signal(clock, self._send)
+        self._try_at_s = -1.0
+        self._arrived = Signal(clock, self._arrive)
+
+    def __len__(self) -> int:
+        """Transfers that have not set out."""
+        return len(self._waiting)
+
+    def put(self, transfer: Transfer) -> None:
+        """Queue KV that is ready now."""
+        self._waiting.append(transfer)
+        self.poke(transfer.ready_s)
+
+    def poke(self, now_s: float) -> None:
+        """There may be room now: try once all arrivals and returns of this instant are applied."""
+        at_s = max(now_s, self._link_free_s)
+        if self._waiting and self._try_at_s != at_s:
+            self._try_at_s = at_s
+            self._clock.at(at_s, self._try, LATE)
+
+    def _send(self, now_s: float) -> None:
+        self._try_at_s = -1.0
+        while self._waiting and self._link_free_s <= now_s:
+            destination = self._place(self._waiting[0])
+            if destination is None:
+                if self._waiting[0].blocked_from_s is None:
+                    self._waiting[0].blocked_from_s = now_s
+                return
+            self._set_out(self._waiting.popleft(), destination, now_s)
+        self.poke(now_s)
+
+    def _set_out(self, transfer: Transfer, destination: int, now_s: float) -> None:
+        transfer.destination = destination
+        transfer.start_s = now_s
+        transfer.link_busy_s = self._link.per_token_s * transfer.tokens
+        self._link_free_s = now_s + transfer.link_busy_s
+        transfer.end_s = self._link_free_s + self._link.latency_s
+        self._travelling.append(transfer)
+        self._clock.at(transfer.end_s, self._arrived)
+
+    def _arrive(self, now_s: float) -> None:
+        transfer = self._travelling.popleft()
+        self._done.append(transfer)
+        self._deliver(transfer, now_s)
+
+    def columns(self) -> Transfers:
+        """Return what crossed, in the order in which it set out."""
+        done = self._done
+        whole: dict[str, Any] = {
+            name: np.array([getattr(transfer, name) for transfer in done], dtype=np.int64)
+            for name in ("source", "destination", "tokens")
+        }
+        times: dict[str, Any] = {
+            name: np.array([getattr(transfer, name) for transfer in done], dtype=np.float64)
+            for name in ("ready_s", "start_s", "end_s", "blocked_s", "link_busy_s")
+        }
+        ids = np.array([t.handover.request.request_id for t in done], dtype=np.int64)
+        return Transfers(ids, **whole, **times, bytes_per_token=self._link.bytes_per_token)

@@ -1,0 +1,193 @@
+"""What must hold in every system of pools: as in every run, and for what moves between pools."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+
+from evenflow.batcher import Batcher
+from evenflow.bubbles import attribute
+from evenflow.kv import PagePool
+from evenflow.metrics import summarize
+from evenflow.replay import RecordingBatcher, replay
+from evenflow.result import RunResult
+from evenflow.types import Handover, MicroBatch
+from sim import PooledWorld, TransferLink, simulate
+from sim.disaggregated import Disaggregated
+from sim.stages import StageProcesses
+from sim.tandem import Tandem
+from tests.pooled_worlds import pooled_worlds
+from tests.properties.test_invariants import check_journal
+
+
+class AuditedBatcher(RecordingBatcher):
+    """Counts its pages after all that may move one: free and held are always all of them."""
+
+    def audit(self) -> None:
+        rows = {id(row): row for row in (*self.live.values(), *self.moving.values())}
+        self.pool.check_integrity([page for row in rows.values() for page in row.pages])
+
+    def next(self, now_s: float) -> MicroBatch | None:
+        batch = super().next(now_s)
+        self.audit()
+        return batch
+
+    def complete(self, *args: Any, **options: Any) -> Any:
+        finished = super().complete(*args, **options)
+        self.audit()
+        return finished
+
+    def release(self, request_id: int) -> None:
+        assert self.moving[request_id].pages, "KV left from nowhere"
+        super().release(request_id)
+        self.audit()
+
+    def reserve(self, handover: Handover) -> None:
+        super().reserve(handover)
+        held = self.moving[handover.request.request_id].pages
+        assert len(held) * self.pool.page_tokens >= handover.context_tokens
+        self.audit()
+
+    def adopt(self, request_id: int) -> None:
+        assert self.moving[request_id].pages, "KV arrived nowhere"
+        super().adopt(request_id)
+        self.audit()
+
+
+def run(world: PooledWorld) -> tuple[RunResult, Disaggregated]:
+    system = Disaggregated(world, Tandem, batcher=AuditedBatcher)
+    return system.run(), system
+
+
+@settings(max_examples=150, deadline=None)
+@given(pooled_worlds())
+def test_requests_tokens_and_pages_are_conserved(world: PooledWorld) -> None:
+    result, system = run(world)
+    assert result.request_id.tolist() == [request.request_id for request in world.requests]
+    done = np.array([status == "completed" for status in result.status])
+    assert [bool(reason) for reason in result.reason] == (~done).tolist()
+    assert result.sampled_rows.sum() == result.output_tokens[done].sum()
+    assert result.gap_count.sum() == (result.output_tokens[done] - 1).sum()
+    assert sum(len(pool.scheduled_s) for pool in result.pools.values()) == len(result.scheduled_s)
+    for pool in system.pools.values():
+        engine = pool.engine
+        engine.pool.check_integrity([])
+        assert not engine.live
+        assert not engine.moving
+        assert (engine.running, engine.running_decodes, engine.ready.rows) == (0, 0, 0)
+        assert (engine.waiting_tokens, len(engine.in_flight)) == (0, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pooled_worlds())
+def test_nothing_happens_before_its_cause(world: PooledWorld) -> None:
+    result, system = run(world)
+    done = np.isfinite(result.completion_s)
+    assert (result.first_token_s[done] > result.arrival_s[done]).all()
+    assert (result.completion_s[done] >= result.first_token_s[done]).all()
+    assert (result.gap_s >= 0).all()
+    for part in result.pools.values():
+        assert (part.end_s > part.start_s).all()
+        assert (part.start_s[1:] >= part.end_s[:-1]).all(), "a stage served two at once"
+    for pool in system.pools.values():
+        if pool is not system.decode and pool is not system.mixed:
+            assert isinstance(pool.engine, RecordingBatcher)
+            check_journal(pool.engine)
+    moved = result.transfers
+    assert moved is not None
+    row = np.searchsorted(result.request_id, moved.request_id)
+    assert (moved.ready_s == result.first_token_s[row]).all()
+    assert (moved.start_s >= moved.ready_s).all()
+    assert (moved.end_s >= moved.start_s + moved.link_busy_s).all()
+    assert (moved.start_s[1:] >= (moved.start_s + moved.link_busy_s)[:-1]).all(), "link shared"
+    assert (np.diff(moved.ready_s) >= 0).all(), "a transfer was overtaken"
+    assert (moved.blocked_s <= moved.start_s - moved.ready_s).all()
+    assert (moved.end_s < result.completion_s[row]).all()
+    assert (moved.source != moved.destination).all()
+    decoded = set(moved.request_id.tolist())
+    assert len(decoded) == len(moved.request_id)
+    if world.mixed is None:
+        several = done & (result.output_tokens > 1)
+        assert decoded == set(result.request_id[several].tolist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(pooled_worlds())
+def test_replaying_each_pool_gives_the_same_decisions(world: PooledWorld) -> None:
+    _, system = run(world)
+    for name, pool in system.pools.items():
+        engine = pool.engine
+        assert isinstance(engine, RecordingBatcher)
+        fresh = Batcher(
+            getattr(world, name).make_scheduler(),
+            PagePool(engine.pool.total_pages, engine.pool.page_tokens),
+            depth=engine.depth,
+            max_in_flight=engine.max_in_flight,
+            max_model_len=engine.max_model_len,
+            pipelined_chunks=engine.pipelined_chunks,
+            speculation=engine.speculation,
+            keeps_pages=engine.keeps_pages,
+        )
+        assert replay(engine.journal, fresh) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(pooled_worlds())
+def test_the_same_world_gives_the_same_bytes_and_so_do_stages_as_processes(
+    world: PooledWorld,
+) -> None:
+    one, _ = run(world)
+    for other in (run(world)[0], Disaggregated(world, StageProcesses).run()):
+        same(one, other)
+        same(one.transfers, other.transfers)
+        for name, pool in one.pools.items():
+            same(pool, other.pools[name])
+
+
+@settings(max_examples=50, deadline=None)
+@given(pooled_worlds())
+def test_a_prefill_pool_that_nothing_holds_up_is_a_pipeline_of_one_token_requests(
+    world: PooledWorld,
+) -> None:
+    prefill = replace(world.prefill, total_pages=10_000)
+    decode = replace(world.decode, total_pages=10_000)
+    world = replace(
+        world, prefill=prefill, decode=decode, mixed=None, link=TransferLink(), concurrency=None
+    )
+    result, _ = run(world)
+    served = [
+        request for request, why in zip(world.requests, result.reason, strict=True) if not why
+    ]
+    alone = simulate(
+        replace(prefill, requests=[replace(request, output_tokens=1) for request in served])
+    )
+    same(result.pools["prefill"], alone)
+
+
+def same(one: Any, other: Any) -> None:
+    for name in type(one).__slots__:
+        left, right = getattr(one, name), getattr(other, name)
+        if isinstance(left, np.ndarray):
+            assert left.tobytes() == right.tobytes(), name
+        elif name not in ("pools", "transfers"):
+            assert left == right, name
+
+
+@settings(max_examples=100, deadline=None)
+@given(pooled_worlds())
+def test_idle_and_busy_time_of_all_pools_fill_the_window(world: PooledWorld) -> None:
+    result, _ = run(world)
+    bubbles = attribute(result)
+    start_s, end_s = bubbles.window
+    busy_s = float((result.end_s - result.start_s).sum())
+    whole_s = result.depth * (end_s - start_s)
+    assert np.isclose(bubbles.idle_s + busy_s, whole_s, atol=1e-6 * max(whole_s, 1e-3))
+    assert np.isclose(sum(bubbles.totals().values()), bubbles.idle_s)
+    assert bubbles.batch.max(initial=-1) < len(result.scheduled_s)
+    known = bubbles.batch >= 0
+    next_start_s = result.start_s[bubbles.batch[known], bubbles.stage[known]]
+    assert (next_start_s >= bubbles.end_s[known] - 1e-9).all()
+    assert summarize(result)["completed"] == result.status.count("completed")

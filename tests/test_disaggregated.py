@@ -1,0 +1,213 @@
+"""Systems of pools as small scenarios, with times worked out by hand, in milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evenflow.batcher import Batcher
+from evenflow.bubbles import attribute
+from evenflow.kv import PagePool
+from evenflow.metrics import summarize
+from evenflow.result import RunResult
+from evenflow.schedulers import create
+from evenflow.types import Handover, Request
+from experiments.draw_pools import LINK, pool, scenario
+from sim import PooledWorld, TransferLink, simulate
+
+
+def prompts(*output_tokens: int) -> list[Request]:
+    """Requests of 1600 tokens (100 pages) that arrive at once."""
+    return [Request(index, 0.0, 1600, output) for index, output in enumerate(output_tokens)]
+
+
+def ms(times_s: np.ndarray) -> list[float]:
+    return [round(float(time_s) * 1e3, 6) for time_s in times_s.ravel()]
+
+
+def transfers(result: RunResult) -> list[tuple[int, str, str, float, float, float, float]]:
+    """(request, from, to, ready, start, end, blocked) of each, in milliseconds."""
+    moved, names = result.transfers, list(result.pools)
+    assert moved is not None
+    columns = (moved.ready_s, moved.start_s, moved.end_s, moved.blocked_s)
+    return [
+        (request, names[source], names[to], *times)
+        for request, source, to, *times in zip(
+            moved.request_id.tolist(),
+            moved.source.tolist(),
+            moved.destination.tolist(),
+            *map(ms, columns),
+            strict=True,
+        )
+    ]
+
+
+def test_224_megabytes_cross_100_gigabytes_a_second_in_2_24_ms() -> None:
+    # The blog's example: 4000 tokens of 56,000 bytes. Prefill 10 + 4000 x 0.01 = 50 ms.
+    link = TransferLink(56_000 / 100e9, 0.0, 56_000)
+    world = PooledWorld([Request(0, 0.0, 4000, 3)], pool(300, 1e-5), pool(300, 1e-5), link=link)
+    result = simulate(world)
+    assert transfers(result) == [(0, "prefill", "decode", 50.0, 50.0, 52.24, 0.0)]
+    assert ms(result.first_token_s) == [50.0]
+    assert ms(result.gap_s) == [2.24 + 10.01, 10.01]
+    assert ms(result.completion_s) == [50.0 + 2.24 + 2 * 10.01]
+    summary = summarize(result)
+    assert summary["transferred_bytes"] == 224e6
+    assert summary["mean_transfer_ms"] == pytest.approx(2.24)
+
+
+def test_the_link_is_first_come_first_served() -> None:
+    requests = [Request(0, 0.0, 800, 2), Request(1, 0.0, 800, 2)]  # one micro-batch
+    result = simulate(PooledWorld(requests, pool(400), pool(400), link=LINK))
+    assert transfers(result) == [
+        (0, "prefill", "decode", 10.0, 10.0, 11.8, 0.0),
+        (1, "prefill", "decode", 10.0, 10.8, 12.6, 0.0),
+    ]
+    assert ms(result.completion_s) == [21.8, 31.8]  # the second waits for the stage
+
+
+def test_a_full_decode_pool_keeps_kv_on_the_prefill_side() -> None:
+    result = simulate(scenario())  # what docs/disaggregation.md draws
+    # Request 0 arrives at 12.6, holds 101 of 110 pages and ends with its third token at 32.6.
+    assert transfers(result) == [
+        (0, "prefill", "decode", 10.0, 10.0, 12.6, 0.0),
+        (1, "prefill", "decode", 20.0, 32.6, 35.2, 12.6),
+    ]
+    assert ms(result.first_token_s) == [10.0, 20.0]
+    assert ms(result.completion_s) == [32.6, 45.2]
+    summary = summarize(result)
+    assert summary["backpressure_s"] == pytest.approx(0.0126)
+    assert summary["mean_transfer_wait_ms"] == pytest.approx(6.3)
+    assert summary["transfer_link_busy_share"] == pytest.approx(3.2 / 45.2)
+    assert (summary["prefill_busy_share"], summary["decode_busy_share"]) == (
+        pytest.approx(20 / 45.2),
+        pytest.approx(30 / 45.2),
+    )
+
+
+def test_pages_on_the_prefill_side_are_held_until_the_transfer_ends() -> None:
+    result = simulate(PooledWorld(prompts(2, 2), pool(101), pool(400), link=LINK))
+    prefill = result.pools["prefill"]
+    assert ms(prefill.start_s) == [0.0, 12.6]  # only one prompt fits at a time
+    assert attribute(prefill).totals()["kv_limited"] == pytest.approx(0.0026)
+
+
+def test_the_watermark_leaves_room_for_what_runs_to_grow() -> None:
+    requests = [Request(0, 0.0, 800, 2), Request(1, 0.0, 800, 2)]
+    world = PooledWorld(requests, pool(400), pool(110), link=LINK, watermark=0.1)
+    assert [row[-1] for row in transfers(simulate(world))] == [0.0, 11.0]  # 50 pages + 11 > 60
+    world = PooledWorld(requests, pool(400), pool(110), link=LINK, watermark=0.05)
+    assert [row[-1] for row in transfers(simulate(world))] == [0.0, 0.0]
+
+
+def test_either_side_borrows_the_mixed_pool() -> None:
+    world = PooledWorld(
+        prompts(3, 2, 2),
+        pool(400),
+        pool(110),
+        mixed=pool(400),
+        link=LINK,
+        watermark=0.0,
+        borrow_tokens=0,
+    )
+    result = simulate(world)
+    # Request 1 is prefilled by the mixed pool beside request 0, and decoded there, since 0 goes
+    # to the decode pool; request 2 goes from the prefill pool to the mixed one.
+    assert transfers(result) == [
+        (0, "prefill", "decode", 10.0, 10.0, 12.6, 0.0),
+        (2, "prefill", "mixed", 20.0, 20.0, 22.6, 0.0),
+    ]
+    assert ms(result.first_token_s) == [10.0, 10.0, 20.0]
+    assert ms(result.completion_s) == [32.6, 20.0, 32.6]
+    assert result.pools["mixed"].request_id.tolist() == [1, 2]
+    assert ms(result.pools["mixed"].arrival_s) == [0.0, 22.6]
+
+
+def test_what_the_mixed_pool_prefilled_goes_to_the_decode_pool_if_that_has_room() -> None:
+    mixed = pool(400)
+    world = PooledWorld(prompts(1, 2), pool(400), pool(400), mixed=mixed, borrow_tokens=0)
+    assert transfers(simulate(world)) == [(1, "mixed", "decode", 10.0, 10.0, 10.0, 0.0)]
+
+
+def test_a_request_is_refused_only_where_no_pool_can_serve_it() -> None:
+    requests = [
+        Request(0, 0.0, 1700, 5),  # its prompt fits no prefill pool
+        Request(1, 0.0, 320, 33),  # 23 pages where it decodes
+        Request(2, 0.0, 353, 1),  # never decodes
+        Request(3, 0.0, 320, 32),
+    ]
+    result = simulate(PooledWorld(requests, pool(100), pool(22)))
+    assert list(zip(result.status, result.reason, strict=True)) == [
+        ("rejected", "prefill pool: 107 KV pages exceed the pool's 100"),
+        ("rejected", "decode pool: 23 KV pages exceed the pool's 22"),
+        ("completed", ""),
+        ("completed", ""),
+    ]
+    with_mixed = PooledWorld(requests, pool(100), pool(22), mixed=pool(107))
+    assert simulate(with_mixed).status == ["completed"] * 4
+
+
+def test_a_closed_loop_goes_on_when_a_decode_ends() -> None:
+    world = PooledWorld(prompts(2, 1, 2), pool(400), pool(400), concurrency=1)
+    assert ms(simulate(world).arrival_s) == [0.0, 20.0, 30.0]
+
+
+def test_the_whole_has_the_stages_of_both_pools() -> None:
+    result = simulate(PooledWorld(prompts(2), pool(400), pool(400), link=LINK))
+    assert (result.depth, result.total_pages) == (2, 800)
+    assert ms(result.start_s) == [0.0, 10.0, 12.6, 12.6]
+    assert ms(result.end_s) == [10.0, 10.0, 12.6, 22.6]
+    bubbles = attribute(result)
+    # Each stage's idle time: the prefill stage's after its prompt, the decode stage's before.
+    assert ms(bubbles.stage_totals().sum(axis=1)) == [12.6, 12.6]
+    assert bubbles.batch.tolist() == [-1, 1]
+
+
+def test_a_pool_without_work_starves() -> None:
+    bubbles = attribute(simulate(PooledWorld(prompts(1), pool(400), pool(400))))
+    assert ms(np.array(list(bubbles.totals().values()))) == [0.0, 10.0] + [0.0] * 8
+
+
+def test_a_pool_is_one_engine() -> None:
+    with pytest.raises(ValueError, match="one engine, not 2"):
+        PooledWorld((), pool(10), replace(pool(10), virtual_engines=2))
+
+
+def test_the_verbs_of_a_move() -> None:
+    engine = Batcher(
+        create("sarathi", {}),
+        PagePool(10),
+        depth=1,
+        max_in_flight=1,
+        max_model_len=100,
+        keeps_pages=True,
+    )
+    handover = Handover(Request(7, 0.0, 32, 3), 1, 0.5, 0.5, 0)
+    assert handover.context_tokens == 32
+    assert engine.has_room(160, spare_pages=9)  # nothing runs: no page need stay free
+    engine.reserve(handover)
+    assert engine.pool.free_pages == 8
+    assert not engine.has_room(32, spare_pages=7)
+    assert engine.next(1.0) is None  # not a decode yet
+    engine.adopt(7)
+    for now_s in (1.0, 2.0):
+        batch = engine.next(now_s)
+        assert batch is not None
+        finished = engine.complete(batch, now_s + 1)
+    assert [row.request.request_id for row in finished] == [7]
+    assert engine.gap_s == [1.5, 1.0]
+    assert engine.pool.free_pages == 7  # kept, for whoever fetches them
+    engine.release(7)
+    assert engine.pool.free_pages == 10
+
+
+def test_nothing_comes_before_what_waits() -> None:
+    engine = Batcher(
+        create("sarathi", {}), PagePool(10), depth=1, max_in_flight=1, max_model_len=100
+    )
+    engine.add(Request(0, 0.0, 16, 2))
+    assert not engine.has_room(16, spare_pages=0)
+    engine.next(0.0)
+    assert engine.has_room(16, spare_pages=0)

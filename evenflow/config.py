@@ -30,6 +30,7 @@ from evenflow.config_fields import (
     Count,
     Keys,
     NonNegative,
+    Positive,
     Share,
     expect,
     is_count,
@@ -37,6 +38,7 @@ from evenflow.config_fields import (
 )
 from evenflow.config_workload import WorkloadConfig
 from evenflow.errors import UsageError
+from evenflow.metrics import Limit
 
 
 def _is_layers(value: object) -> bool:
@@ -83,7 +85,10 @@ class SchedulerConfig(BaseModel):
 
 
 class RunConfig(Keys):
-    """One run: a deployment, a scheduler, a workload."""
+    """One run: a deployment, a scheduler, a workload.
+
+    `goodput`: limits in ms that a request must meet to count in `request_goodput`.
+    """
 
     model: Annotated[str, Field(min_length=1)] | None = None
     gpu: (
@@ -129,6 +134,7 @@ class RunConfig(Keys):
     ] = False
     pipelined_chunks: bool | None = None
     max_model_len: Count | None = None
+    goodput: dict[Limit, Positive] | None = None
     speculative: SpeculativeConfig | None = None
     replicas: ReplicasConfig | None = None
     scheduler: Annotated[SchedulerConfig, short_form("name")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from evenflow.pools import summarize_pools
 from evenflow.result import Floats, Ints, RunResult
 
 PERCENTILES = (50, 90, 95, 99)
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
+
+Limit = Literal["ttft", "tpot", "e2el"]
+"""A latency of a request that may have a limit for goodput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def request_metrics(result: RunResult) -> RequestMetrics:
 
 
 def summarize(
-    result: RunResult, goodput_ms: Mapping[str, float] | None = None
+    result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
 ) -> dict[str, float | int]:
     """Return the summary of a run under vLLM's keys.
 
@@ -98,7 +101,9 @@ def _duration(result: RunResult) -> tuple[float, float]:
     return start_s, float(np.nanmax(result.completion_s)) - start_s
 
 
-def _good(latency: RequestMetrics, done: np.ndarray, limits_ms: Mapping[str, float]) -> np.ndarray:
+def _good(
+    latency: RequestMetrics, done: np.ndarray, limits_ms: Mapping[Limit, float]
+) -> np.ndarray:
     values = {"ttft": latency.ttft_s, "tpot": latency.tpot_s, "e2el": latency.e2el_s}
     good = done.copy()
     for name, limit_ms in limits_ms.items():

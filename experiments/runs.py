@@ -62,7 +62,8 @@ def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     }
     replicas = tuple(replace(result, provenance=source) for result in results)
     result = replace(merged(replicas), provenance=source)
-    return Outcome(result, summarize(result), time.perf_counter() - started, replicas)
+    summary = summarize(result, job.config.goodput)
+    return Outcome(result, summary, time.perf_counter() - started, replicas)
 
 
 def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:

@@ -199,3 +199,17 @@ def test_counterfactuals_are_printed_and_written() -> None:
     causes = ["as is", "link", "cpu", "kv_limited", "uneven_stages", "uneven_batches"]
     assert [row["without"] for row in found] == causes
     assert float(found[0]["duration"]) == summary("out/RUN")["duration"]
+
+
+def test_goodput_counts_requests_within_all_limits() -> None:
+    done("simulate", "RUN.yaml", "--set", "goodput={e2el: 1e9}", "--out", "lax")
+    done("simulate", "RUN.yaml", "--set", "goodput={e2el: 1e9, ttft: 15}", "--out", "strict")
+    lax, strict = summary("lax"), summary("strict")
+    ttft_ms = [
+        1e3 * (float(row["first_token_s"]) - float(row["arrival_s"]))
+        for row in rows("strict/requests.csv")
+    ]
+    good = sum(each <= 15 for each in ttft_ms)
+    assert 0 < good < 20
+    assert lax["request_goodput"] == lax["request_throughput"]
+    assert strict["request_goodput"] == pytest.approx(good / float(str(strict["duration"])))

@@ -64,7 +64,7 @@ class Curve:
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
     def estimate(self, size: int) -> Estimate:
-        """Return the seconds at a size, all of them unmeasured where the curve does not cover it."""
+        """Return the seconds at a size; all are unmeasured where the curve does not cover it."""
         seconds = self(size)
         return Estimate(seconds, 0.0 if self.covers(size) else seconds)
 

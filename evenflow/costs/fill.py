@@ -52,7 +52,7 @@ class RooflineFill:
         return _all(moved / rates.bytes_per_s)
 
     def _values_per_token(self, name: str) -> float:
-        """Return the values that an elementwise operator moves, as `formulas.elementwise_s` says."""
+        """Return the values that an operator moves, as `formulas.elementwise_s` counts them."""
         deployment = self.roofline.deployment
         model, ranks = deployment.model, deployment.tensor_parallel
         kv_heads = model.local_kv_heads(ranks)

@@ -37,9 +37,9 @@ def profile_cost(
 ) -> TableCost:
     """Return the costs that a profile gives for a model on stages of so many layers.
 
-    `fill` estimates the operators that the file lacks; without it a UsageError lists them. UsageError
-    also when the file is for other layer shapes or another dtype, or has too few points. `name` is
-    the file's, for messages.
+    `fill` estimates the operators that the file lacks; without it a UsageError lists them.
+    UsageError also when the file is for other layer shapes or another dtype, or has too few points.
+    `name` is the file's, for messages.
     """
     check_fits(profile, model, name)
     parts = _Parts(profile, model, tensor_parallel, fill, name)
@@ -72,9 +72,7 @@ def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
             f"{name}: measured for other layer shapes than {model.name}'s: {'; '.join(differences)}"
         )
     if getattr(model, "num_experts", 0):
-        raise UsageError(
-            f"{name}: {model.name} is a mixture of experts; profiles have dense layers"
-        )
+        raise UsageError(f"{name}: {model.name} has experts; profiles have dense layers")
     if DTYPE_BYTES[profile.header.dtype] != model.dtype_bytes:
         raise UsageError(
             f"{name}: measured in {profile.header.dtype}, but {model.name} has "
@@ -205,7 +203,7 @@ class _Parts:
 
         What a prompt takes less embedding, head and attention, divided by the number of layers.
         """
-        whole, embedding, head = self.by_tokens("model_prefill"), self.by_tokens("embedding")
+        whole, embedding = self.by_tokens("model_prefill"), self.by_tokens("embedding")
         head, prefill = self.head(), self.attention("attention_prefill")
         count = self.model.num_layers
 

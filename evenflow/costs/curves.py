@@ -107,7 +107,9 @@ class Surface:
 
     __slots__ = ("_lines", "_tokens")
 
-    def __init__(self, points: Mapping[tuple[int, float], float]) -> None:
+    def __init__(
+        self, points: Mapping[tuple[int, float], float] | Mapping[tuple[int, int], float]
+    ) -> None:
         by_tokens: dict[int, dict[float, float]] = {}
         for (tokens, context), seconds in points.items():
             by_tokens.setdefault(tokens, {})[context] = seconds

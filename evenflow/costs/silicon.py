@@ -244,8 +244,8 @@ class _Parts:
         if not self.source.measured.nvlink or ranks not in self.tables.all_reduce:
             known = ", ".join(map(str, sorted(self.tables.all_reduce)))
             raise UsageError(
-                f"tensor_parallel: {ranks} ranks of this GPU have no measured all-reduce (measured: "
-                f"{known} over the links of {self.tables.device}); give costs.all_reduce, a link"
+                f"tensor_parallel: no measured all-reduce of {ranks} ranks (measured: {known} over "
+                f"the links of {self.tables.device}); give costs.all_reduce, a link"
             )
         times = self.tables.all_reduce[ranks]
         curve = Curve(sorted(times), [times[size] for size in sorted(times)])

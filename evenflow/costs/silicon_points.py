@@ -74,7 +74,7 @@ def prompt_times(context: Mapping[Heads, Mapping[int, float]], heads: Heads) -> 
     prompts hardly depend on it.
     """
     times = context.get(heads, {})
-    lines = _lines_of_heads(context, heads)
+    lines = _lines_of_heads(context, heads, alike=True)
     sizes = set(times).union(*(line for _, line in lines))
     found = dict(times)
     for tokens in sorted(sizes - set(times)):
@@ -103,7 +103,7 @@ def step_times(
     point, along its own context, and over the rows at the same total context.
     """
     times = generation.get(heads, {})
-    lines = _lines_of_heads(generation, heads)
+    lines = _lines_of_heads(generation, heads, alike=False)
     points = set(times).union(*(line for _, line in lines))
     found = dict(times)
     for point in sorted(points - set(times)):
@@ -137,14 +137,15 @@ def _decode_estimates(
 
 
 def _lines_of_heads(
-    table: Mapping[Heads, Mapping[Key, float]], heads: Heads
+    table: Mapping[Heads, Mapping[Key, float]], heads: Heads, *, alike: bool
 ) -> list[tuple[int, Mapping[Key, float]]]:
     """Return (heads, times) of the other configurations to interpolate over, in order.
 
-    With as many KV heads as heads: the configurations that are so, too.
+    Those with the same (or nearest) KV heads; `alike`: for as many KV heads as heads, those that
+    are so, too.
     """
     count, kv_heads = heads
-    if count == kv_heads and sum(a == b for a, b in table) > 2:
+    if alike and count == kv_heads:
         chosen = [pair for pair in table if pair[0] == pair[1]]
     else:
         known = {pair[1] for pair in table if pair[0] > pair[1]} or {pair[1] for pair in table}

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from evenflow.costs import formulas
+from evenflow.costs.collectives import Fabric
 from evenflow.costs.curves import Curve, Estimate, Surface
 from evenflow.costs.silicon_points import Peak, chunk_times, product_times, prompt_times, step_times
 from evenflow.costs.silicon_tables import SiliconTables, load_tables, package_version
 from evenflow.costs.tables import Attention, TableCost, Tables
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.deployment import Deployment
-from evenflow.specs.gpu import LinkSpec, gpu
+from evenflow.specs.gpu import gpu
 
 TILE_TOKENS = 128
 KERNELS = 5
@@ -92,15 +93,15 @@ def silicon_source(
 
 
 def silicon_cost(
-    deployment: Deployment, source: SiliconSource, all_reduce: LinkSpec | None = None
+    deployment: Deployment, source: SiliconSource, fabric: Fabric | None = None
 ) -> TableCost:
     """Return the costs of a deployment from measured tables.
 
-    `all_reduce`: a ring over this link instead of the measured all-reduces; a UsageError without it
-    where ranks have other links than those measured, or were not measured in such number.
+    `fabric` replaces the measured all-reduces; a UsageError without it where ranks have other links
+    than those measured, or were not measured in such number.
     """
     parts = _Parts(deployment, source)
-    reduces = parts.all_reduces(all_reduce)
+    reduces = parts.all_reduces(fabric)
     layer = parts.layer()
     model = deployment.model
 
@@ -228,19 +229,19 @@ class _Parts:
 
         return wider
 
-    def all_reduces(self, ring: LinkSpec | None) -> Callable[[int], Estimate]:
+    def all_reduces(self, fabric: Fabric | None) -> Callable[[int], Estimate]:
         model, ranks = self.model, self.ranks
         if ranks == 1:
             return lambda tokens: Estimate(0.0, 0.0)
         count = 1 if model.parallel_attention else 2
         bytes_per_token = model.hidden_size * model.dtype_bytes
-        if ring is not None:
+        if fabric is not None:
 
-            def over_ring(tokens: int) -> Estimate:
-                taken_s = count * formulas.all_reduce_s(tokens * bytes_per_token, ranks, ring)
+            def over_fabric(tokens: int) -> Estimate:
+                taken_s = count * fabric.all_reduce_s(tokens * bytes_per_token, ranks)
                 return Estimate(taken_s, taken_s)
 
-            return over_ring
+            return over_fabric
         if not self.source.measured.nvlink or ranks not in self.tables.all_reduce:
             known = ", ".join(map(str, sorted(self.tables.all_reduce)))
             raise UsageError(

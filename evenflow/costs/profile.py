@@ -23,6 +23,12 @@ LAYER = (*LINEARS, *ELEMENTWISE)
 ATTENTIONS = ("attention_prefill", "attention_decode")
 ENDS = ("embedding", "head", "sample")
 
+MEMORY_BYTES_PER_S = 2e13
+"""No memory is faster, caches of CPUs included."""
+
+GPU_BYTES_PER_S = 1e9
+"""No GPU reads a matrix of megabytes more slowly."""
+
 ByTokens = Callable[[int], Estimate]
 
 
@@ -42,6 +48,7 @@ def profile_cost(
     `name` is the file's, for messages.
     """
     check_fits(profile, model, name)
+    check_units(profile, model, name)
     parts = _Parts(profile, model, tensor_parallel, fill, name)
     parts.check_complete()
     tables = Tables(
@@ -78,6 +85,31 @@ def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
             f"{name}: measured in {profile.header.dtype}, but {model.name} has "
             f"{model.dtype_bytes} bytes a parameter"
         )
+
+
+def check_units(profile: Profile, model: ModelSpec, name: str) -> None:
+    """Raise a UsageError when linear operators cannot take the seconds that a profile says.
+
+    A product reads its matrix: not faster than any memory, and on a GPU not slower than a GB/s
+    (matrices of a megabyte and more). Times in another unit are off by a factor of 1000.
+    """
+    parts = [
+        (operator, shape[0] * shape[1] * model.dtype_bytes)
+        for operator, shape in zip(LINEARS, model.linear_shapes(), strict=True)
+    ]
+    parts.append(("model_prefill", model.num_layers * sum(size for _, size in parts)))
+    slowest = GPU_BYTES_PER_S if profile.header.device_kind == "cuda" else 0.0
+    for operator, size_bytes in parts:
+        points = profile.of(operator)
+        if not points:
+            continue
+        seconds = points[0].median_s
+        too_slow = size_bytes > 2**20 and size_bytes < seconds * slowest
+        if size_bytes > seconds * MEMORY_BYTES_PER_S or too_slow:
+            raise UsageError(
+                f"{name}: {operator} of {points[0].tokens} tokens takes {seconds:g} s, which means "
+                f"{size_bytes / seconds:.3g} bytes a second of weights: times in another unit?"
+            )
 
 
 def check_device(profile: Profile, gpu_name: str, name: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import TINY, decode_s, point, points, prefill_s, profile
 
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
@@ -20,6 +19,7 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import model
 from experiments.profile_import import import_files
+from tests.profiles import TINY, decode_s, point, points, prefill_s, profile
 
 FACTOR = 2 + 1 + 4 + 3 + 2 * 0.5 + 0.25 + 0.25 + 0.125
 """Of all operators of a layer, two norms."""

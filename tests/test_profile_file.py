@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from profiles import header, point, profile
 
 from evenflow.costs.profile_file import Profile, read_profile, write_profile
 from evenflow.errors import UsageError
+from tests.profiles import header, point, profile
 
 
 @pytest.fixture

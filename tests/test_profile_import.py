@@ -6,7 +6,6 @@ import csv
 from pathlib import Path
 
 import pytest
-from profiles import TINY
 from typer.testing import CliRunner
 
 from evenflow.costs import RooflineCost, decode_work, prefill_work
@@ -17,6 +16,7 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from experiments.cli import app
 from experiments.profile_import import import_files
+from tests.profiles import TINY
 
 MLP = (
     *("emb", "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj"),

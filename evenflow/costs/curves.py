@@ -26,16 +26,22 @@ class Curve:
     measured sizes; below the first they are those of the first. At least one size, in order.
     """
 
-    __slots__ = ("_growth_s", "_seconds", "_sizes", "_tile")
+    __slots__ = ("_growth_s", "_seconds", "_sizes", "tile")
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float], tile: int = 1) -> None:
         self._sizes = list(sizes)
         self._seconds = list(seconds)
-        self._tile = tile
+        self.tile = tile
         half = max(bisect_right(self._sizes, self._sizes[-1] / 2) - 1, 0)
         wide = self._padded(self._sizes[-1]) - self._padded(self._sizes[half])
         rise_s = max(self._seconds[-1] - self._seconds[half], 0.0)
         self._growth_s = rise_s / wide if wide else 0.0
+
+    @classmethod
+    def sum(cls, curves: Sequence[Curve]) -> Curve:
+        """Return the curve of the sums of curves with the same sizes and tile."""
+        rows = zip(*(curve._seconds for curve in curves), strict=True)
+        return cls(curves[0]._sizes, [sum(row) for row in rows], curves[0].tile)
 
     @property
     def sizes(self) -> list[int]:
@@ -69,7 +75,7 @@ class Curve:
         return Estimate(seconds, 0.0 if self.covers(size) else seconds)
 
     def _padded(self, size: int) -> int:
-        return -(-size // self._tile) * self._tile
+        return -(-size // self.tile) * self.tile
 
 
 class _Line:

@@ -160,10 +160,22 @@ class _Parts:
             fill = self.fill
             assert fill is not None  # check_complete has refused
             return lambda tokens: fill.operator(operator, tokens)
-        tile = self.profile.header.tile_tokens if operator in (*LINEARS, "model_prefill") else 1
-        return self._curve(operator, tile).estimate
+        return self._curve(operator).estimate
 
-    def _curve(self, operator: str, tile: int) -> Curve:
+    def summed(self, operators: Sequence[str]) -> list[ByTokens]:
+        """Return operators to add up: those measured at the same tokens as one."""
+        alike: dict[tuple[int, ...], list[Curve]] = {}
+        filled = []
+        for operator in operators:
+            if self.profile.of(operator, self.ranks):
+                curve = self._curve(operator)
+                alike.setdefault((curve.tile, *curve.sizes), []).append(curve)
+            else:
+                filled.append(self.by_tokens(operator))
+        return [*(Curve.sum(curves).estimate for curves in alike.values()), *filled]
+
+    def _curve(self, operator: str) -> Curve:
+        tile = self.profile.header.tile_tokens if operator in (*LINEARS, "model_prefill") else 1
         points = self.profile.of(operator, self.ranks)
         if len(points) < 2:
             raise UsageError(f"{self.name}: {operator} has 1 point; it needs at least 2 sizes")
@@ -194,7 +206,7 @@ class _Parts:
         if not self.profile.of("all_reduce", self.ranks):
             assert self.fill is not None  # check_complete has refused
             return self.fill.all_reduce
-        curve = self._curve("all_reduce", 1)
+        curve = self._curve("all_reduce")
         bytes_per_token = self.model.hidden_size * self.model.dtype_bytes
         count = 1 if self.model.parallel_attention else 2
 
@@ -206,22 +218,20 @@ class _Parts:
 
     def layer(self) -> ByTokens:
         """Return a layer without attention: its operators, and what it takes beyond them."""
-        operators = [self.by_tokens(operator) for operator in LAYER]
+        operators = self.summed(LAYER)
         beyond = self._beyond_operators(operators)
-        parts = [*operators, self.all_reduces()]
+        total = _total([*operators, self.all_reduces()])
 
         def seconds(tokens: int) -> Estimate:
-            estimates = [part(tokens) for part in parts]
-            total_s = sum(estimate.seconds for estimate in estimates)
-            unmeasured_s = sum(estimate.unmeasured_s for estimate in estimates)
-            return Estimate(max(total_s + beyond(tokens), 0.0), unmeasured_s)
+            estimate = total(tokens)
+            return Estimate(max(estimate.seconds + beyond(tokens), 0.0), estimate.unmeasured_s)
 
         return seconds
 
     def _beyond_operators(self, operators: Sequence[ByTokens]) -> Callable[[int], float]:
         if not self.profile.of("layer", self.ranks):
             return lambda tokens: 0.0
-        whole = self._curve("layer", 1)
+        whole = self._curve("layer")
         prefill = self.attention("attention_prefill")
         rest = [
             whole(tokens) - sum(part(tokens).seconds for part in operators) - prefill(tokens, 0)[0]
@@ -249,12 +259,18 @@ class _Parts:
 
     def head(self) -> ByTokens:
         """Return final norm, LM head and sampling against rows."""
-        head, sample = self.by_tokens("head"), self.by_tokens("sample")
+        return _total(self.summed(("head", "sample")))
 
-        def seconds(rows: int) -> Estimate:
-            first, second = head(rows), sample(rows)
-            return Estimate(
-                first.seconds + second.seconds, first.unmeasured_s + second.unmeasured_s
-            )
 
-        return seconds
+def _total(parts: Sequence[ByTokens]) -> ByTokens:
+    if len(parts) == 1:
+        return parts[0]
+
+    def seconds(tokens: int) -> Estimate:
+        estimates = [part(tokens) for part in parts]
+        return Estimate(
+            sum(estimate.seconds for estimate in estimates),
+            sum(estimate.unmeasured_s for estimate in estimates),
+        )
+
+    return seconds

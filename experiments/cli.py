@@ -6,6 +6,7 @@ Those imports are inside the commands, so that `--help` and errors come at once.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -249,4 +250,39 @@ def trace_convert(
         typer.echo(f"dropped: {count} rows: {reason}", err=True)
 
 
+@traces_app.command("predict")
+@one_line_errors
+def trace_predict(
+    file: TraceFile,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="MODEL", help="Store the predictor here (JSON).")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Shuffles the rows.")] = 0,
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Train a predictor of output lengths on a trace; print how good it is, as JSON."""
+    from traces import load_trace, train
+    from traces.classifier import save_classifier
+
+    trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
+    classifier, report = train(trace, seed)
+    if out is not None:
+        save_classifier(classifier, out)
+    _print_json(report)
+
+
 profile_app.command("import")(one_line_errors(import_command))
+
+
+def _print_json(data: object) -> None:
+    typer.echo(json.dumps(data, indent=2))
+
+
+def main() -> None:
+    """Run the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

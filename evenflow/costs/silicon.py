@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 from evenflow.costs import formulas
 from evenflow.costs.collectives import Fabric
 from evenflow.costs.curves import Curve, Estimate, Surface
-from evenflow.costs.silicon_points import Peak, chunk_times, product_times, prompt_times, step_times
+from evenflow.costs.silicon_points import (
+    Peak,
+    chunk_times,
+    measured_kv_heads,
+    product_times,
+    prompt_times,
+    step_times,
+)
 from evenflow.costs.silicon_tables import SiliconTables, load_tables, package_version
 from evenflow.costs.tables import Attention, TableCost, Tables
 from evenflow.errors import UsageError, instead_of
@@ -213,13 +220,10 @@ class _Parts:
         KV heads beyond the measured count as more rows: as many blocks of keys to read.
         """
         heads, kv_heads = self.heads
-        measured = max(pair[1] for pair in self.tables.generation if pair[0] > pair[1])
-        factor = 1.0
-        if (heads, kv_heads) not in self.tables.generation and kv_heads > measured:
-            factor = kv_heads / measured
-            heads, kv_heads = max(round(heads / factor), measured), measured
+        measured = measured_kv_heads(self.tables.generation, self.heads)
+        factor = kv_heads / measured
         slower = self.peak.bytes_per_s / self.target.bytes_per_s
-        points = step_times(self.tables.generation, (heads, kv_heads))
+        points = step_times(self.tables.generation, (round(heads / factor), measured))
         surface = Surface({point: seconds * slower for point, seconds in points.items()})
         if factor == 1.0:
             return surface.decode

@@ -74,7 +74,7 @@ def prompt_times(context: Mapping[Heads, Mapping[int, float]], heads: Heads) -> 
     prompts hardly depend on it.
     """
     times = context.get(heads, {})
-    lines = _lines_of_heads(context, heads, alike=True)
+    lines = _prompt_lines(context, heads)
     sizes = set(times).union(*(line for _, line in lines))
     found = dict(times)
     for tokens in sorted(sizes - set(times)):
@@ -103,7 +103,11 @@ def step_times(
     point, along its own context, and over the rows at the same total context.
     """
     times = generation.get(heads, {})
-    lines = _lines_of_heads(generation, heads, alike=False)
+    lines = [
+        (pair[0], generation[pair])
+        for pair in sorted(generation)
+        if pair[1] == heads[1] and pair != heads
+    ]
     points = set(times).union(*(line for _, line in lines))
     found = dict(times)
     for point in sorted(points - set(times)):
@@ -136,22 +140,31 @@ def _decode_estimates(
     return estimates
 
 
-def _lines_of_heads(
-    table: Mapping[Heads, Mapping[Key, float]], heads: Heads, *, alike: bool
-) -> list[tuple[int, Mapping[Key, float]]]:
+def _prompt_lines(
+    context: Mapping[Heads, Mapping[int, float]], heads: Heads
+) -> list[tuple[int, Mapping[int, float]]]:
     """Return (heads, times) of the other configurations to interpolate over, in order.
 
-    Those with the same (or nearest) KV heads; `alike`: for as many KV heads as heads, those that
-    are so, too.
+    Those with the same (or nearest) KV heads, or, for as many KV heads as heads, those that are so.
     """
     count, kv_heads = heads
-    if alike and count == kv_heads:
-        chosen = [pair for pair in table if pair[0] == pair[1]]
-    else:
-        known = {pair[1] for pair in table if pair[0] > pair[1]} or {pair[1] for pair in table}
+    chosen = [pair for pair in context if pair[0] == pair[1]]
+    if count != kv_heads:
+        known = {pair[1] for pair in context if pair[0] > pair[1]}
         nearest = min(known, key=lambda each: (abs(math.log(each / kv_heads)), each))
-        chosen = [pair for pair in table if pair[1] == nearest and pair[0] >= nearest]
-    return [(pair[0], table[pair]) for pair in sorted(chosen) if pair != heads]
+        chosen = [pair for pair in context if pair[1] == nearest]
+    return [(pair[0], context[pair]) for pair in sorted(chosen) if pair != heads]
+
+
+def measured_kv_heads(generation: Mapping[Heads, object], heads: Heads) -> int:
+    """Return the KV heads whose decode steps stand for those of `heads`: theirs, or fewer.
+
+    Only numbers that were measured with several numbers of heads can be interpolated over.
+    """
+    if heads in generation:
+        return heads[1]
+    known = sorted({pair[1] for pair in generation if pair[0] > pair[1]})
+    return max((each for each in known if each <= heads[1]), default=known[0])
 
 
 def _over_heads(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from evenflow.costs.profile_file import write_profile
 from evenflow.errors import UsageError
 from experiments.build import build, load_workload
 from experiments.runs import Job, run_job
-from tests.profiles import profile
+from experiments.terminal import print_left_out
+from tests.profiles import points, profile
 
 TINY_CONFIG = {
     "model_type": "llama",
@@ -52,6 +54,17 @@ def test_a_run_on_a_profile_says_where_its_seconds_come_from(tmp_path: Path) -> 
     assert source["filled_in"] == []
     assert len(source["sha256"]) == 64
     assert 0 <= source["extrapolated_share"] <= 1
+
+
+def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
+    near = [each for each in points() if (each.context_tokens or 0) <= 128 * (each.tokens or 0)]
+    write_profile(tmp_path / "p.csv", profile(near, dtype="float16"))
+    keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv, fill: null}"]
+    config = measured_config(tmp_path, *keys, "kv.pages=500")
+    outcome = run_job(Job(config, load_workload(config, tmp_path), tmp_path))
+    print_left_out({}, outcome.result)
+    assert re.search(r"costs: \d\d % of the predicted time", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,13 @@ from itertools import cycle
 
 from evenflow.costs import AffineCost, RooflineCost, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
+from evenflow.costs.profile import profile_cost
+from evenflow.costs.profile_file import Header, LayerShapes, Point, Profile
+from evenflow.costs.profile_points import OPERATORS
+from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import model
+from evenflow.specs.model import ModelSpec, model
 
 CALLS = 200_000
 
@@ -29,6 +33,44 @@ WORKS = {
 }
 
 
+def grid_profile(spec: ModelSpec, roofline: RooflineCost) -> Profile:
+    """Return a profile as dense as a measured one, its attention from the roofline."""
+    lengths = sorted({1, 2, 4, 8, *range(16, 2049, 16), *range(129, 2049, 128)})
+    found = [
+        _point(operator, tokens, None, 1e-4 + 1e-6 * tokens)
+        for operator, sizes in OPERATORS.items()
+        if sizes == ("tokens",) and operator not in ("layer", "model_prefill")
+        for tokens in lengths
+    ]
+    for tokens in (16, 64, 128, 256, 512, 1024, 2048):
+        for context in (0, 256, 1024, 4096, 16384):
+            seconds = roofline(0, prefill_work(tokens, context)) / spec.num_layers
+            found.append(_point("attention_prefill", tokens, context, seconds))
+    for rows in (1, 4, 16, 64, 128, 256):
+        for context in (128, 512, 1024, 2048, 4096):
+            seconds = roofline(0, decode_work(rows, rows * context)) / spec.num_layers
+            found.append(_point("attention_decode", rows, rows * context, seconds))
+    shapes = LayerShapes.of(spec)
+    words = ("NVIDIA L20", "other", "", "", "bfloat16", "unknown", 0, "", 128, "benchmark")
+    return Profile(Header(*words, spec.name, shapes), tuple(found))
+
+
+def _point(operator: str, tokens: int, context: int | None, seconds: float) -> Point:
+    return Point(operator, tokens, context, None, 1, seconds, seconds, seconds, 1)
+
+
+def silicon(spec: ModelSpec) -> dict[str, StageCost]:
+    """Return the costs of measured operators, nothing where the package is not installed."""
+    from evenflow.costs.silicon import silicon_cost, silicon_source
+
+    deployment = Deployment(spec, gpu("H200"), split_layers(spec.num_layers, 4))
+    try:
+        return {"silicon": silicon_cost(deployment, silicon_source(deployment))}
+    except UsageError as reason:
+        print(f"silicon   left out: {reason}")
+        return {}
+
+
 def microseconds(cost: StageCost, works: list[Work]) -> float:
     """Return the best of five means over CALLS calls, sizes taken in turn."""
     next_work = cycle(works).__next__
@@ -43,8 +85,9 @@ def main() -> None:
     deployment = Deployment(spec, gpu("L20"), split_layers(spec.num_layers, 4))
     costs: dict[str, StageCost] = {
         "affine": AffineCost(0.005, 2e-5, 4),
-        "roofline": RooflineCost(deployment),
-    }
+        "roofline": (roofline := RooflineCost(deployment)),
+        "profile": profile_cost(grid_profile(spec, roofline), spec, deployment.layers_per_stage),
+    } | silicon(spec)
     for name, cost in costs.items():
         for kind, works in WORKS.items():
             print(f"{name:9} {kind:8} {microseconds(cost, works):6.2f} us")

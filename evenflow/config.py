@@ -144,6 +144,9 @@ class RunConfig(Keys):
     def _model_and_gpu_where_needed(self) -> Self:
         needs = (
             ("costs.kind: roofline", self.costs.kind == "roofline", ("model", "gpu")),
+            ("costs.kind: silicon", self.costs.kind == "silicon", ("model", "gpu")),
+            ("costs.kind: profile", self.costs.kind == "profile", ("model",)),
+            ("costs.fill", getattr(self.costs, "fill", None) is not None, ("gpu",)),
             ("kv.pages: auto", self.kv.pages == "auto", ("model", "gpu")),
             ("link", self.link is not None, ("model",)),
             ("nodes", self.nodes is not None, ("model", "link")),

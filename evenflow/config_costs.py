@@ -120,16 +120,36 @@ class RooflineCosts(Keys):
         return self
 
 
-class LaterCosts(BaseModel):
-    """Cost sources that the schema announces and this version does not have."""
+class ProfileCosts(Keys):
+    """Operators measured on a device, from a file that `evenflow profile` wrote.
 
-    kind: Literal["profile", "silicon"]
+    `fill: roofline` estimates the operators that the file lacks with the GPU's efficiencies (and
+    `all_reduce`, as in roofline); without it such a file is refused.
+    """
 
-    @model_validator(mode="after")
-    def _refuse(self) -> Self:
-        raise PydanticCustomError("later", "not available yet", {"kind": self.kind})
+    kind: Literal["profile"]
+    path: Annotated[str, Field(min_length=1)]
+    fill: Literal["roofline"] | None = None
+    all_reduce: NameOrAllReduce | None = None
+    cuda_graph_sizes: list[Count] | None = None
+
+
+class SiliconCosts(Keys):
+    """Operators measured on real GPUs, from the package of the extra `silicon`.
+
+    `version` of the framework; null: the newest of each operator. `all_reduce`: the link or points
+    to use in place of the measured all-reduces.
+    """
+
+    kind: Literal["silicon"]
+    framework: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    version: str | None = None
+    all_reduce: NameOrAllReduce | None = None
+    cuda_graph_sizes: list[Count] | None = None
 
 
 Costs = Annotated[
-    AffineCosts | RooflineCosts | LaterCosts, short_form("kind"), Discriminator("kind")
+    AffineCosts | RooflineCosts | ProfileCosts | SiliconCosts,
+    short_form("kind"),
+    Discriminator("kind"),
 ]

@@ -56,9 +56,6 @@ def _problem(dotted: str, detail: ErrorDetails) -> tuple[KeyPath, str]:
             return (context["key"],), f'unknown key "{below}"; {context["hint"]}'
         case "needed":
             return (), f"{context['reason']} needs the key {context['key']}"
-        case "later":
-            kind = context["kind"]
-            return ("kind",), f"{dotted}: {kind} is not available yet; use affine or roofline"
         case "union_tag_not_found":
             return (), f'{dotted}: the key "{dotted}.kind" is missing'
         case "union_tag_invalid":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,15 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
 from evenflow.types import Request, Scheduler
-from experiments.build_costs import costs_of, deployment_of, links_of, speculation_of, with_drafts
+from experiments.build_costs import (
+    costs_of,
+    deployment_of,
+    fabric_of,
+    links_of,
+    speculation_of,
+    with_drafts,
+)
+from experiments.build_measured import MeasuredCosts, measured_costs
 from sim import PooledWorld
 from sim.world import RUNTIMES, RuntimeOverheads, World
 from traces import load_trace, make_predictor, make_requests, with_predictions
@@ -41,11 +49,26 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A world ready to simulate, and what its costs and its pages follow from."""
+    """A world ready to simulate, and what its costs and its pages follow from.
+
+    `pools` are the parts of a world of pools, each built as a run of its own.
+    """
 
     world: World | PooledWorld
-    cost_source: dict[str, Any]
+    formula: dict[str, Any]
     deployment: dict[str, Any]
+    tables: MeasuredCosts | None = None
+    pools: Mapping[str, Built] = field(default_factory=dict)
+
+    @property
+    def cost_source(self) -> dict[str, Any]:
+        """Where the seconds come from; of tables also, how much of them no measurement surrounds.
+
+        That share is known after the run.
+        """
+        source = self.formula if self.tables is None else self.formula | self.tables.facts()
+        parts = {name: built.cost_source for name, built in self.pools.items()}
+        return source | ({"pools": parts} if parts else {})
 
 
 def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -> Workload:
@@ -96,8 +119,13 @@ def build_world(
 ) -> Built:
     """Return the world of pipelines with one policy; UsageError for what cannot be."""
     spec = None if config.model is None else model(find(config.model, beside))
-    deployment = deployment_of(config, spec, lambda path: find(path, beside))
-    costs = costs_of(config, spec, deployment)
+
+    def resolve(path: str) -> str:
+        return find(path, beside)
+
+    deployment = deployment_of(config, spec, resolve)
+    tables = measured_costs(config, spec, deployment, lambda: fabric_of(config), resolve)
+    costs = costs_of(config, spec, deployment, tables)
     pages = config.kv.pages
     if isinstance(pages, str):
         assert deployment is not None  # the schema asks for model and GPU
@@ -126,7 +154,8 @@ def build_world(
         replicas=1 if config.replicas is None else config.replicas.count,
         router="round_robin" if config.replicas is None else config.replicas.router,
     )
-    return Built(world, cost_source_of(config), _deployment_facts(world, deployment))
+    facts = _deployment_facts(world, deployment)
+    return Built(world, cost_source_of(config), facts, tables)
 
 
 def make_importable(*folders: Path) -> None:
@@ -209,7 +238,7 @@ def concurrency_of(config: RunConfig) -> int | None:
 
 
 def cost_source_of(config: RunConfig) -> dict[str, Any]:
-    """Say where the seconds come from; nothing was measured here, so no driver and no torch."""
+    """Say which formula the seconds come from, which is measured on no device of ours."""
     source: dict[str, Any] = {"kind": config.costs.kind}
     if config.costs.kind == "roofline" and config.gpu is not None:
         source["gpu"] = asdict(gpu(config.gpu))

@@ -31,6 +31,7 @@ from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import LinkSpec, gpu, link
 from evenflow.specs.model import ModelSpec, model
 from evenflow.speculation import Speculation
+from experiments.build_measured import MeasuredCosts
 from sim.world import Link
 
 
@@ -64,21 +65,32 @@ def _layers(config: RunConfig, spec: ModelSpec) -> tuple[int, ...]:
             f"split: balanced: stages lists the layers already, {config.stages}; give their number"
         )
     assert config.gpu is not None  # the schema asks for it
-    tensor_parallel, fabric = config.tensor_parallel, _fabric(config)
+    tensor_parallel, fabric = config.tensor_parallel, fabric_of(config)
     return balanced_layers(
         spec, gpu(config.gpu), config.stages, tensor_parallel=tensor_parallel, fabric=fabric
     )
 
 
-def costs_of(config: RunConfig, spec: ModelSpec | None, deployment: Deployment | None) -> StageCost:
-    """Return the seconds of a micro-batch on each stage, without those of proposing tokens."""
+def costs_of(
+    config: RunConfig,
+    spec: ModelSpec | None,
+    deployment: Deployment | None,
+    tables: MeasuredCosts | None = None,
+) -> StageCost:
+    """Return the seconds of a micro-batch on each stage, without those of proposing tokens.
+
+    `tables` are the measured operators where the costs come from such.
+    """
     given = config.costs
     if isinstance(given, AffineCosts):
         crossing = 0 if spec is None else spec.hidden_size * spec.dtype_bytes
         affine = AffineCost(given.base_s, given.per_token_s, config.num_stages, crossing)
         sizes = given.cuda_graph_sizes
         return affine if sizes is None else GraphCost(affine, sizes)
-    assert isinstance(given, RooflineCosts)  # the schema refuses other kinds
+    if tables is not None:
+        sizes = given.cuda_graph_sizes
+        return tables.cost if sizes is None else GraphCost(tables.cost, sizes)
+    assert isinstance(given, RooflineCosts)  # the others have tables
     assert deployment is not None  # the schema asks for model and GPU
     eager = _roofline(config, given, deployment)
     if given.cuda_graph_sizes is None:
@@ -94,7 +106,7 @@ def costs_of(config: RunConfig, spec: ModelSpec | None, deployment: Deployment |
 def _roofline(config: RunConfig, given: RooflineCosts, deployment: Deployment) -> RooflineCost:
     return RooflineCost(
         deployment,
-        _fabric(config),
+        fabric_of(config),
         tile_tokens=given.tile_tokens,
         expert_imbalance=given.expert_imbalance,
     )
@@ -124,13 +136,13 @@ def with_drafts(config: RunConfig, costs: StageCost, deployment: Deployment | No
     draft = Deployment(
         deployment.draft, deployment.gpu, (deployment.draft.num_layers,), config.tensor_parallel
     )
-    step = step_of(RooflineCost(draft, _fabric(config), tile_tokens=config.costs.tile_tokens))
+    step = step_of(RooflineCost(draft, fabric_of(config), tile_tokens=config.costs.tile_tokens))
     return DraftedCost(costs, speculation, step)
 
 
-def _fabric(config: RunConfig) -> Fabric | None:
+def fabric_of(config: RunConfig) -> Fabric | None:
     """Return what connects the GPUs of a stage; None if no link is known."""
-    given = config.costs.all_reduce if isinstance(config.costs, RooflineCosts) else None
+    given = None if isinstance(config.costs, AffineCosts) else config.costs.all_reduce
     points = given.points if isinstance(given, AllReduceConfig) else None
     if isinstance(given, AllReduceConfig) and given.name is None and given.bandwidth_gb_s is None:
         given = None

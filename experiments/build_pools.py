@@ -77,10 +77,8 @@ def build_pools(
         concurrency=concurrency_of(config),
     )
     facts = {name: one.deployment for name, one in built.items()}
-    source = cost_source_of(config) | {
-        "pools": {name: one.cost_source for name, one in built.items()}
-    }
-    return Built(world, source, {"pools": facts, "kv_bytes_per_token": link.bytes_per_token})
+    deployment = {"pools": facts, "kv_bytes_per_token": link.bytes_per_token}
+    return Built(world, cost_source_of(config), deployment, pools=built)
 
 
 def divide(config: RunConfig, given: DistServeConfig) -> dict[str, Share]:

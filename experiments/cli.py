@@ -16,6 +16,7 @@ import typer
 
 import evenflow
 from evenflow.errors import UsageError
+from experiments.profile_import_cli import import_command
 
 P = ParamSpec("P")
 
@@ -28,6 +29,8 @@ app = typer.Typer(
 )
 traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
+profile_app = typer.Typer(help="Measure what this machine's operators cost.")
+app.add_typer(profile_app, name="profile")
 
 
 class Save(StrEnum):
@@ -267,6 +270,9 @@ def trace_predict(
     if out is not None:
         save_classifier(classifier, out)
     _print_json(report)
+
+
+profile_app.command("import")(one_line_errors(import_command))
 
 
 def _print_json(data: object) -> None:

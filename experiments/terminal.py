@@ -33,6 +33,9 @@ ROWS = (
     ("backpressure_s", "KV back-pressure (s)", "{:.1f}"),
 )
 
+TOLD_SHARE = 0.1
+"""A run says so when more of its predicted time was extrapolated or filled in."""
+
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print runs side by side, a column each."""
@@ -59,7 +62,7 @@ def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
-    """Say what the run left out: dropped rows of the trace, rejected requests."""
+    """Say what the run left out: dropped rows of the trace, rejected requests, measurements."""
     for reason, count in dropped.items():
         typer.echo(f"dropped {count} rows of the trace: {reason}", err=True)
     rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
@@ -69,6 +72,11 @@ def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
             f"rejected {len(rejected)} requests, the first of them request "
             f"{result.request_id[first]}: {result.reason[first]}",
             err=True,
+        )
+    share = result.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
+    if share > TOLD_SHARE:
+        typer.echo(
+            f"costs: {100 * share:.0f} % of the predicted time rests on no measurement", err=True
         )
 
 

@@ -101,7 +101,7 @@ def test_a_number_of_stages_is_that_of_the_list(run_yaml: Path) -> None:
         ("costs.base_s=.inf", "should be a finite number, not inf"),
         ("costs.base_s=true", "costs.base_s: should be a number, not true"),
         ("costs.kind=rofline", 'costs.kind: unknown "rofline"; did you mean "roofline"?'),
-        ("costs={kind: silicon, framework: vllm}", "silicon is not available yet; use affine or"),
+        ("costs={kind: silicon, framework: vlm}", "costs.framework: should be "),
         ("workload.arrivals={rate: 2}", '"workload.arrivals.kind" is missing'),
         ("kv.pages=true", "kv.pages: should be auto or a whole number"),
         ("kv.memory_utilization=1.2", "should be at most 1.0"),

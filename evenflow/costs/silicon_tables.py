@@ -1,0 +1,200 @@
+"""Read the measured operator tables of real GPUs in the package `aiconfigurator-core`.
+
+Knows the package's folders and columns; does not interpolate. The package is the optional extra
+`silicon` and is only read as data. Its times are milliseconds; all-reduce sizes count elements.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from evenflow.errors import UsageError, instead_of
+
+PACKAGE = "aiconfigurator_core"
+DTYPE = "bfloat16"
+"""The tables' 16-bit type; float16 takes as long."""
+
+GEMM = "gemm/{framework}/{version}/gemm_perf.parquet"
+CONTEXT = "attention/{framework}/{version}/context_attention_perf.parquet"
+GENERATION = "attention/{framework}/{version}/generation_attention_perf.parquet"
+ALL_REDUCE = "comm/{framework}/{version}/custom_allreduce_perf.parquet"
+
+Heads = tuple[int, int]
+"""(heads, KV heads) on one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiliconTables:
+    """The seconds measured on one GPU with one framework.
+
+    `gemm[n][k][m]`: a product [m, k] x [k, n]. `context[heads][tokens]`: causal attention of one
+    prompt. `generation[heads][rows, context]`: a decode step of rows with `context` tokens each.
+    `all_reduce[ranks][bytes]`. `versions`: of the framework, for each kind of operator.
+    """
+
+    system: str
+    device: str
+    framework: str
+    versions: Mapping[str, str]
+    gemm: Mapping[int, Mapping[int, Mapping[int, float]]]
+    context: Mapping[Heads, Mapping[int, float]]
+    generation: Mapping[Heads, Mapping[tuple[int, int], float]]
+    all_reduce: Mapping[int, Mapping[int, float]]
+
+
+def data_folder() -> Path:
+    """Return the folder of the tables; UsageError when the package is not installed."""
+    spec = find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise UsageError("costs: silicon needs its tables: pip install 'evenflow[silicon]'")
+    return Path(spec.origin).parent / "systems" / "data"
+
+
+def package_version() -> str:
+    """Return the version of the package the tables are from."""
+    from importlib.metadata import version
+
+    return version("aiconfigurator-core")
+
+
+def systems(folder: Path) -> dict[str, list[str]]:
+    """Return the GPUs that have product and attention tables, with their frameworks."""
+    found: dict[str, list[str]] = {}
+    for gpu in sorted(path for path in folder.iterdir() if path.is_dir()):
+        frameworks = {path.name for path in (gpu / "gemm").glob("*") if path.is_dir()}
+        frameworks &= {path.name for path in (gpu / "attention").glob("*")}
+        if frameworks:
+            found[gpu.name] = sorted(frameworks)
+    return found
+
+
+def load_tables(
+    system: str, framework: str, version: str | None = None, *, head_dim: int = 128
+) -> SiliconTables:
+    """Read the tables of one GPU and framework; `version` None takes the newest of each operator.
+
+    All-reduce is measured for other versions than the rest: the named one where there is, else the
+    newest. UsageError lists what there is.
+    """
+    folder = data_folder()
+    known = systems(folder)
+    if system not in known:
+        raise UsageError(f'costs: silicon has no GPU "{system}"; {instead_of(system, known)}')
+    if framework not in known[system]:
+        hint = instead_of(framework, known[system])
+        raise UsageError(f'costs: silicon has no framework "{framework}" for {system}; {hint}')
+    base = folder / system
+    files = {
+        "gemm": _file(base, GEMM, framework, version),
+        "context": _file(base, CONTEXT, framework, version),
+        "generation": _file(base, GENERATION, framework, version),
+        "all_reduce": _file(base, ALL_REDUCE, framework, version, or_newest=True),
+    }
+    gemm, device = _gemm(files["gemm"])
+    return SiliconTables(
+        system,
+        device,
+        framework,
+        {kind: path.parent.name for kind, path in files.items()},
+        gemm,
+        _context(files["context"], head_dim),
+        _generation(files["generation"], head_dim),
+        _all_reduce(files["all_reduce"]),
+    )
+
+
+def _file(
+    base: Path, pattern: str, framework: str, version: str | None, *, or_newest: bool = False
+) -> Path:
+    found = {
+        path.parent.name: path
+        for path in base.glob(pattern.format(framework=framework, version="*"))
+    }
+    if version in found:
+        return found[version]
+    if not found or (version is not None and not or_newest):
+        what = pattern.split("/", maxsplit=1)[0]
+        raise UsageError(
+            f"costs: silicon has no {what} of {framework} {version or ''} for {base.name}; "
+            f"versions: {', '.join(sorted(found, key=_ordered)) or 'none'}"
+        )
+    return found[max(found, key=_ordered)]
+
+
+def _ordered(version: str) -> list[int]:
+    """Return a version's numbers; a release comes after its candidates, which have one more."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)]
+    return [*numbers, *([] if re.search(r"rc|dev", version) else [10**9])]
+
+
+def _columns(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> Any:
+    """Return a table's columns as lists."""
+    from pyarrow import parquet
+
+    there = set(parquet.read_schema(path).names)
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise UsageError(
+            f"{path}: lacks the columns {', '.join(missing)}; another package version?"
+        )
+    wanted = [*names, *(name for name in optional if name in there)]
+    columns: dict[str, list[Any]] = parquet.read_table(path, columns=wanted).to_pydict()
+    return columns
+
+
+def _gemm(path: Path) -> tuple[dict[int, dict[int, dict[int, float]]], str]:
+    columns = _columns(path, ("gemm_dtype", "m", "n", "k", "latency", "device"))
+    table: dict[int, dict[int, dict[int, float]]] = {}
+    rows = zip(*(columns[name] for name in ("gemm_dtype", "m", "n", "k", "latency")), strict=True)
+    for dtype, m, n, k, latency_ms in rows:
+        if dtype == DTYPE:
+            table.setdefault(n, {}).setdefault(k, {})[m] = latency_ms / 1000
+    return table, str(columns["device"][0])
+
+
+def _attention_rows(path: Path, head_dim: int) -> list[tuple[int, int, int, int, int, float]]:
+    """Return (heads, KV heads, batch, tokens, step, seconds) of full 16-bit attention."""
+    keys = ("attn_dtype", "kv_cache_dtype", "head_dim")
+    sizes = ("num_heads", "num_key_value_heads", "batch_size", "isl", "step", "latency")
+    columns = _columns(path, (*keys, *sizes), ("window_size",))
+    windows = columns.get("window_size", [0] * len(columns["latency"]))
+    wanted = (DTYPE, DTYPE, head_dim)
+    rows = zip(*(columns[name] for name in (*keys, *sizes)), windows, strict=True)
+    found = [(*row[3:8], row[8] / 1000) for row in rows if row[:3] == wanted and not max(row[9], 0)]
+    if not found:
+        there = ", ".join(str(size) for size in sorted(set(columns["head_dim"])))
+        raise UsageError(f"costs: silicon, {path.parent}: heads of {head_dim}; measured: {there}")
+    return found
+
+
+def _context(path: Path, head_dim: int) -> dict[Heads, dict[int, float]]:
+    table: dict[Heads, dict[int, float]] = {}
+    for heads, kv_heads, batch, tokens, _, seconds in _attention_rows(path, head_dim):
+        if batch == 1:
+            table.setdefault((heads, kv_heads), {}).setdefault(tokens, seconds)
+    return table
+
+
+def _generation(path: Path, head_dim: int) -> dict[Heads, dict[tuple[int, int], float]]:
+    table: dict[Heads, dict[tuple[int, int], float]] = {}
+    for heads, kv_heads, batch, _, step, seconds in _attention_rows(path, head_dim):
+        table.setdefault((heads, kv_heads), {}).setdefault((batch, step), seconds)
+    return table
+
+
+def _all_reduce(path: Path) -> dict[int, dict[int, float]]:
+    """Read device times: of kernels in a CUDA graph where both kinds were measured."""
+    columns = _columns(path, ("num_gpus", "message_size", "latency"), ("kernel_source",))
+    sources = columns.get("kernel_source", [""] * len(columns["latency"]))
+    graphs = any("graph" in str(source) for source in sources)
+    table: dict[int, dict[int, float]] = {}
+    rows = zip(columns["num_gpus"], columns["message_size"], columns["latency"], strict=True)
+    for (ranks, elements, latency_ms), source in zip(rows, sources, strict=True):
+        if not graphs or "graph" in str(source):
+            table.setdefault(ranks, {})[2 * elements] = latency_ms / 1000
+    return table

@@ -1,0 +1,80 @@
+"""A profile made of formulas, for tests: what a prediction from it must be is known."""
+
+from __future__ import annotations
+
+from evenflow.costs.profile_file import Header, LayerShapes, Point, Profile
+from evenflow.specs.model import ModelSpec
+
+TINY = ModelSpec("tiny", 4, 64, 4, 2, 16, 128, 1000, 2048, 1e4)
+
+LINEARS = {"linear_qkv": 2.0, "linear_o": 1.0, "linear_up": 4.0, "linear_down": 3.0}
+OTHERS = {"norm": 0.5, "rope": 0.25, "activation": 0.25, "kv_write": 0.125}
+ENDS = {"embedding": 0.1, "head": 5.0, "sample": 1.0}
+SIZES = (1, 16, 128, 129, 256, 257, 512)
+"""Microseconds = factor x (100 + tokens), measured at these tokens."""
+
+
+def point(
+    operator: str,
+    tokens: int | None = None,
+    context: int | None = None,
+    size_bytes: int | None = None,
+    *,
+    seconds: float,
+    ranks: int = 1,
+) -> Point:
+    """Return a point without spread."""
+    return Point(operator, tokens, context, size_bytes, ranks, seconds, seconds, seconds, 1)
+
+
+def prefill_s(tokens: int, context: int) -> float:
+    """Return seconds of attention of a chunk: a launch, and a nanosecond a pair."""
+    return 1e-5 + 1e-9 * (tokens * context + tokens * (tokens + 1) / 2)
+
+
+def decode_s(rows: int, context_tokens: int) -> float:
+    """Return seconds of attention of a step: a launch, and a nanosecond a key."""
+    return 1e-5 + 1e-9 * context_tokens
+
+
+def header(spec: ModelSpec = TINY, **changed: object) -> Header:
+    """Return a header; keywords change its keys."""
+    keys: dict[str, object] = {
+        "device": "NVIDIA L20",
+        "device_kind": "cuda",
+        "driver": "550.1",
+        "libraries": "torch 2.4.0",
+        "dtype": "bfloat16",
+        "date": "2026-01-31",
+        "threads": 1,
+        "grid": "made by a test",
+        "tile_tokens": 128,
+        "source": "tests",
+        "model": spec.name,
+        "shapes": LayerShapes.of(spec),
+    }
+    return Header(**(keys | changed))  # type: ignore[arg-type]
+
+
+def points(ranks: int = 1) -> list[Point]:
+    """Return every operator that a prediction needs."""
+    found = [
+        point(operator, tokens, seconds=factor * (100 + tokens) * 1e-6, ranks=ranks)
+        for operator, factor in (LINEARS | OTHERS | ENDS).items()
+        for tokens in SIZES
+    ]
+    for tokens in (16, 128, 512):
+        for context in (0, 128, 1024):
+            seconds = prefill_s(tokens, context)
+            found.append(point("attention_prefill", tokens, context, seconds=seconds, ranks=ranks))
+    for rows in (1, 8, 64):
+        for each in (16, 256, 1024):
+            seconds = decode_s(rows, rows * each)
+            found.append(point("attention_decode", rows, rows * each, seconds=seconds, ranks=ranks))
+    return found
+
+
+def profile(found: list[Point] | None = None, **changed: object) -> Profile:
+    """Return a profile of these points, or of all that a prediction needs."""
+    chosen = points() if found is None else found
+    return Profile(header(**changed), tuple(sorted(chosen, key=lambda each: each.key)))

@@ -1,0 +1,99 @@
+"""Costs from measured operators in a configuration: provenance, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from evenflow.config import RunConfig, load_config
+from evenflow.costs.profile_file import write_profile
+from evenflow.errors import UsageError
+from experiments.build import build, load_workload
+from experiments.runs import Job, run_job
+from experiments.terminal import print_left_out
+from tests.profiles import points, profile
+
+TINY_CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float16",
+}
+
+
+def measured_config(folder: Path, *overrides: str) -> RunConfig:
+    path = folder / "RUN.yaml"
+    path.write_text(
+        "model: Llama-3.1-8B\nstages: 2\nscheduler: sarathi\n"
+        "workload: {trace: azure-conv-sample, requests: 5, "
+        "arrivals: {kind: poisson, rate: 2.0}}\nmax_model_len: 2048\nkv: {pages: 2000}\n",
+        encoding="utf-8",
+    )
+    return load_config(path, overrides)
+
+
+def test_a_run_on_a_profile_says_where_its_seconds_come_from(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
+    write_profile(tmp_path / "p.csv", profile(dtype="float16"))
+    keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
+    config = measured_config(tmp_path, *keys, "kv.pages=500")
+    outcome = run_job(Job(config, load_workload(config, tmp_path), tmp_path))
+    source = outcome.result.provenance["cost_source"]
+    assert source["kind"] == "profile"
+    assert (source["device"], source["driver"]) == ("NVIDIA L20", "550.1")
+    assert source["libraries"] == "torch 2.4.0"
+    assert source["filled_in"] == []
+    assert len(source["sha256"]) == 64
+    assert 0 <= source["extrapolated_share"] <= 1
+
+
+def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
+    wide = [each for each in points() if (each.tokens or 0) >= 8]
+    write_profile(tmp_path / "p.csv", profile(wide, dtype="float16"))
+    keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv, fill: null}"]
+    config = measured_config(tmp_path, *keys, "kv.pages=500")
+    outcome = run_job(Job(config, load_workload(config, tmp_path), tmp_path))
+    print_left_out({}, outcome.result)
+    assert re.search(r"costs: \d\d % of the predicted time", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["gpu=null", "costs={kind: profile, path: none.csv}"], "none.csv: no such file"),
+        (["gpu=null", "costs={kind: profile, path: p.csv, fill: roofline}"], "costs.fill needs"),
+        (["gpu=A40", "costs={kind: profile, path: p.csv}"], "but the run's gpu is A40; profile"),
+        (["gpu=L20", "costs={kind: silicon}"], 'costs: silicon has no measurements of "L20"'),
+        (["gpu=null", "costs=silicon"], 'costs.kind: silicon needs the key "gpu"'),
+        (["gpu=null", "costs={kind: profile}"], 'the key "costs.path" is missing'),
+    ],
+)
+def test_measured_costs_that_cannot_be(tmp_path: Path, keys: list[str], told: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
+    write_profile(tmp_path / "p.csv", profile(dtype="float16"))
+    keys = ["model=config.json", *keys, "kv.pages=500"]
+    with pytest.raises(UsageError) as caught:
+        build(measured_config(tmp_path, *keys), [], tmp_path)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_silicon_costs_name_device_and_versions(tmp_path: Path) -> None:
+    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
+    keys = ["model=Llama-3.1-8B", "gpu=H100", "costs={kind: silicon, framework: sglang}"]
+    built = build(measured_config(tmp_path, *keys), [], tmp_path)
+    source = built.cost_source
+    assert source["kind"] == "silicon"
+    assert source["framework"] == "sglang"
+    assert source["device"].startswith("NVIDIA H100")
+    assert source["package"].startswith("aiconfigurator-core 0.")

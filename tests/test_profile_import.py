@@ -1,0 +1,191 @@
+"""Importers: Vidur's CSVs and total lengths, made here in those layouts."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from evenflow.costs import RooflineCost, decode_work, prefill_work
+from evenflow.costs.profile import profile_cost
+from evenflow.costs.profile_file import Profile, read_profile
+from evenflow.errors import UsageError
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.gpu import gpu
+from experiments.cli import app
+from experiments.profile_import import import_files
+from tests.profiles import TINY
+
+MLP = (
+    *("emb", "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj"),
+    *("post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add"),
+)
+SHAPES = {"n_head": 4, "n_kv_head": 2, "n_embd": 64, "n_expanded_embd": 128, "vocab_size": 1000}
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def mlp_row(tokens: int, ranks: int = 1, **times: float) -> dict[str, object]:
+    base = {name: 0.001 * (index + 1) for index, name in enumerate(MLP)} | times
+    return {f"time_stats.{name}.median": time for name, time in base.items()} | {
+        **SHAPES,
+        "use_gated_mlp": True,
+        "num_tokens": tokens,
+        "num_tensor_parallel_workers": ranks,
+    }
+
+
+def attention_row(
+    batch: int, chunk: int, context: int, time: float, **shapes: int
+) -> dict[str, object]:
+    return {
+        "time_stats.attn_prefill.median": time if chunk else "",
+        "time_stats.attn_decode.median": "" if chunk else time,
+        "time_stats.attn_kv_cache_save.median": 0.002,
+        "n_embd": 64,
+        "n_q_head": 4,
+        "n_kv_head": 2,
+        "block_size": 16,
+        "num_tensor_parallel_workers": 1,
+        "max_model_len": 4096,
+        "batch_size": batch,
+        "prefill_chunk_size": chunk,
+        "kv_cache_size": context,
+        "is_prefill": bool(chunk),
+    } | shapes
+
+
+def link_row(
+    operator: str, workers: int, size: int, time: float, per_node: int
+) -> dict[str, object]:
+    return {
+        "": 0,
+        f"time_stats.{operator}.median": time,
+        "rank": 0,
+        "num_workers": workers,
+        "size": size,
+        "collective": operator,
+        "devices_per_node": per_node,
+        "max_devices_per_node": 8,
+    }
+
+
+@pytest.fixture
+def vidur(tmp_path: Path) -> list[Path]:
+    prompts = [attention_row(1, c, k, 0.01 + 1e-6 * c * k) for c in (64, 128) for k in (0, 256)]
+    steps = [attention_row(b, 0, k, 0.01 + 1e-6 * b * k) for b in (1, 8) for k in (64, 512)]
+    reduces = [link_row("all_reduce", n, s, n * s * 1e-6, n) for n in (2, 4) for s in (1024, 4096)]
+    across = [link_row("all_reduce", 2, 1024, 9.0, 1)]
+    sends = [link_row("send_recv", 2, size, 1e-6 * size, 2) for size in (1024, 4096)]
+    return [
+        write(tmp_path / "mlp.csv", [mlp_row(512), mlp_row(1), mlp_row(512, emb=0.003)]),
+        write(tmp_path / "attention.csv", prompts + steps),
+        write(tmp_path / "all_reduce.csv", reduces + across),
+        write(tmp_path / "send_recv.csv", sends),
+    ]
+
+
+def imported(paths: list[Path]) -> Profile:
+    return import_files(paths, TINY, "NVIDIA A40", "bfloat16").profile
+
+
+def test_vidur_operators_become_ours_in_seconds(vidur: list[Path]) -> None:
+    made = imported(vidur)
+    seconds = {each.operator: each.median_s for each in made.points if each.tokens == 512}
+    assert seconds["linear_qkv"] == pytest.approx(3e-6)
+    assert seconds["linear_o"] == pytest.approx(5e-6)
+    assert seconds["linear_up"] == pytest.approx(7e-6)
+    assert seconds["linear_down"] == pytest.approx(9e-6)
+    assert seconds["norm"] == pytest.approx((2 + 6) / 2 * 1e-6 + 10e-6)
+    assert seconds["embedding"] == pytest.approx(2e-6)  # measured twice: 1 and 3 us
+    assert made.of("embedding")[1].repeats == 2
+    step = {(each.tokens, each.context_tokens): each for each in made.of("attention_decode")}
+    assert set(step) == {(1, 64), (1, 512), (8, 8 * 64), (8, 8 * 512)}
+    assert step[8, 4096].median_s == pytest.approx(1e-5 + 1e-9 * 8 * 512)
+    assert [each.tokens for each in made.of("attention_prefill")] == [64, 64, 128, 128]
+    assert [each.tokens for each in made.of("kv_write")] == [1, 8, 64, 128]
+
+
+def test_of_several_placements_the_one_in_a_node_counts(vidur: list[Path]) -> None:
+    made = imported(vidur)
+    reduces = {each.size_bytes: each.median_s for each in made.of("all_reduce", 2)}
+    assert reduces == pytest.approx({1024: 2.048e-6, 4096: 8.192e-6})
+    assert [each.size_bytes for each in made.of("transfer")] == [1024, 4096]
+
+
+def test_an_imported_profile_predicts_with_the_rest_filled_in(vidur: list[Path]) -> None:
+    made = imported(vidur)
+    with pytest.raises(UsageError, match="lacks head, sample; measure them, or say"):
+        profile_cost(made, TINY, (4,))
+    whole = RooflineCost(Deployment(TINY, gpu("A40"), (4,)))
+    cost = profile_cost(made, TINY, (4,), fill=whole)
+    linears = (3 + 5 + 7 + 9 + 2 * 14 + 4 + 8 + 2) * 1e-6
+    attention = 1e-5 + 1e-9 * 8 * 512
+    expected = 4 * (linears + attention)
+    assert cost(0, decode_work(8, 8 * 512)) == pytest.approx(expected, rel=0.05)
+    assert cost(0, prefill_work(128, 256)) > cost(0, prefill_work(128))
+
+
+def test_the_command_writes_a_profile_and_says_what_is_not_in_it(
+    vidur: list[Path], tmp_path: Path, shared: Path
+) -> None:
+    out = tmp_path / "p.csv.gz"
+    lengths = shared / "profiles" / "tdpipe_L20-Llama-13B.csv"
+    arguments = ["profile", "import", str(lengths), "--model", "Llama2-13B", "--device", "L20"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "not in it: attention_prefill, attention_decode, embedding" in done.output
+    assert len(read_profile(out).of("model_prefill")) == 2048
+    done = CliRunner().invoke(app, [*arguments, str(vidur[0]), "--out", str(out)])
+    assert done.exit_code == 2
+    assert "mlp.csv: not for the layers of Llama2-13B; it has" in done.output
+
+
+def test_times_of_zero_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "mlp.csv", [mlp_row(1, mlp_act=0.0), mlp_row(8), mlp_row(64)])
+    found = import_files([path], TINY, "A40", "bfloat16")
+    assert found.zeros == 1
+    assert [each.tokens for each in found.profile.of("activation")] == [8, 64]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"a": 1}], "no layout that can be imported; it should have one of the columns"),
+        ([mlp_row(8, emb=-1.0)], ', line 2: time_stats.emb.median is "-1.0"; it should be milli'),
+        ([mlp_row(8, emb=float("nan"))], ', line 2: time_stats.emb.median is "nan"; it should'),
+        ([mlp_row(8) | {"num_tokens": "x"}], ', line 2: num_tokens is "x"; it should be a whole'),
+        ([mlp_row(8) | {"n_embd": 65}], "not for the layers of tiny; it has hidden_size 65, "),
+        ([attention_row(1, 64, 0, 0.1, n_q_head=8)], "not for the layers of tiny; it has hidden"),
+        ([{"Total Length": 1, "Execute Time": "fast"}], ', line 2: Execute Time is "fast"; it sho'),
+        ([{"Total Length": 1, "Execute Time": 1e-6}], "times in another unit?"),
+    ],
+)
+def test_mistakes_in_foreign_files(
+    tmp_path: Path, rows: list[dict[str, object]], told: str
+) -> None:
+    path = write(tmp_path / "foreign.csv", rows)
+    with pytest.raises(UsageError) as caught:
+        imported([path])
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert told in message
+    assert "\n" not in message
+
+
+def test_a_truncated_foreign_file_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "mlp.csv", [mlp_row(8), mlp_row(16)])
+    path.write_text(path.read_text("utf-8")[:-9], encoding="utf-8")
+    with pytest.raises(UsageError, match=r"mlp.csv, line 3: not as many cells as columns"):
+        imported([path])
+    path.write_text("Total Length,Execute Time\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"mlp.csv: holds no rows"):
+        imported([path])

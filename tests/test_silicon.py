@@ -1,0 +1,230 @@
+"""Silicon tables: exact where measured, estimated from the rest elsewhere, refusals in a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from evenflow.costs import decode_work, prefill_work
+from evenflow.costs.collectives import Ring
+from evenflow.costs.silicon import GPUS, SiliconSource, silicon_cost, silicon_source
+from evenflow.costs.silicon_points import (
+    Peak,
+    chunk_times,
+    product_times,
+    prompt_times,
+    step_times,
+)
+from evenflow.costs.silicon_tables import SiliconTables, _ordered, load_tables
+from evenflow.errors import UsageError
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.gpu import gpu, link
+from evenflow.specs.model import ModelSpec, model
+from experiments.silicon_errors import GPUS as NAMES
+from experiments.silicon_errors import (
+    disagreement,
+    peak_of,
+    product_errors,
+    prompt_errors,
+    step_errors,
+)
+
+PEAK = Peak(1e15, 1e12)
+TINY = ModelSpec("tiny", 4, 256, 4, 2, 64, 512, 1024, 2048, 1e4)
+ROWS = (1, 128, 256, 512, 1024)
+SIDES = (64, 256, 512, 1024, 2048)
+HEADS = ((1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (8, 2))
+
+
+def product_s(m: int, n: int, k: int) -> float:
+    """Half of the peak, and a launch of 5 us."""
+    return 5e-6 + 2 * PEAK.product_s(m, n, k)
+
+
+def prompt_s(heads: int, tokens: int) -> float:
+    return 1e-5 + heads * tokens * tokens * 1e-12
+
+
+def step_s(kv_heads: int, rows: int, context: int) -> float:
+    return 1e-5 + kv_heads * rows * context * 1e-10
+
+
+def made_tables() -> SiliconTables:
+    gemm = {n: {k: {m: product_s(m, n, k) for m in ROWS} for k in SIDES} for n in SIDES}
+    context = {h: {t: prompt_s(h[0], t) for t in (1, 64, 256, 1024, 4096)} for h in HEADS}
+    steps = {
+        h: {(b, c): step_s(h[1], b, c) for b in (1, 8, 64) for c in (1, 63, 1023)} for h in HEADS
+    }
+    reduces = {2: {size: 1e-5 + size * 1e-11 for size in (256, 10**8)}}
+    return SiliconTables("made", "NVIDIA Made", "vllm", {}, gemm, context, steps, reduces)
+
+
+def made_cost(spec: ModelSpec = TINY, ranks: int = 1, name: str = "A100-80G"):  # type: ignore[no-untyped-def]
+    deployment = Deployment(spec, gpu(name), (spec.num_layers,), ranks)
+    return silicon_cost(deployment, SiliconSource(GPUS[name], made_tables()))
+
+
+# ---- on tables that are formulas
+
+
+def test_products_are_exact_where_measured_and_straight_along_k() -> None:
+    gemm = made_tables().gemm
+    assert product_times(gemm, 512, 1024, PEAK) == gemm[512][1024]
+    between = product_times(gemm, 512, 768, PEAK)
+    assert between[1024] == pytest.approx((gemm[512][512][1024] + gemm[512][1024][1024]) / 2)
+    far = product_times(gemm, 8192, 4096, PEAK)
+    efficiency = PEAK.product_s(1024, 2048, 2048) / gemm[2048][2048][1024]
+    assert PEAK.product_s(1024, 8192, 4096) / far[1024] == pytest.approx(efficiency)
+
+
+def test_heads_between_the_measured_ones_lie_on_a_line() -> None:
+    tables = made_tables()
+    assert prompt_times(tables.context, (6, 1))[1024] == pytest.approx(prompt_s(6, 1024))
+    assert prompt_times(tables.context, (16, 2))[1024] == pytest.approx(2 * prompt_s(8, 1024))
+    assert step_times(tables.generation, (6, 2))[8, 63] == pytest.approx(step_s(2, 8, 63))
+    without = {point: s for point, s in tables.generation[4, 2].items() if point != (8, 63)}
+    filled = step_times({**tables.generation, (4, 2): without}, (4, 2))
+    assert filled[8, 63] == pytest.approx(step_s(2, 8, 63), rel=0.01)
+
+
+def test_a_chunk_has_its_share_of_the_pairs() -> None:
+    times = {tokens: prompt_s(8, tokens) for tokens in (1, 64, 256, 1024, 4096)}
+    chunk = chunk_times(times, {1: 1e-6, 4096: 2e-6})
+    assert chunk(1024, 0) == times[1024]
+    pieces = sum(chunk(1024, start) - 1e-5 for start in range(0, 4096, 1024))
+    assert pieces == pytest.approx(times[4096] - 1e-5, rel=0.2)
+    alone = chunk_times(times, {1: 1e-6, 4096: 0.5})
+    assert alone(64, 4032) == 0.5  # one tile that reads all keys takes as long
+
+
+def test_more_kv_heads_than_measured_count_as_more_rows() -> None:
+    spec = dataclasses.replace(TINY, num_heads=8, num_kv_heads=8)
+    cost = made_cost(spec)
+    layer = step_s(2, 4 * 8, 500)
+    added = cost(0, decode_work(8, 8 * 500)) - cost(0, decode_work(8, 8))
+    assert added == pytest.approx(4 * (layer - step_s(2, 4 * 8, 1)), rel=1e-6)
+
+
+def test_derived_gpus_scale_with_their_rooflines() -> None:
+    sxm, pcie = made_cost(), made_cost(name="A100-80G-PCIe")
+    long, step = prefill_work(1024), decode_work(1, 500)
+    assert 1 < pcie(0, long) / sxm(0, long) <= 1 / 0.9 + 1e-9
+    assert pcie(0, step) / sxm(0, step) == pytest.approx(2039 / 1935, rel=0.05)
+
+
+def test_ranks_use_the_measured_all_reduce_or_a_link() -> None:
+    cost, work = made_cost(ranks=2), prefill_work(128)
+    assert cost.times(work)[0] > 0
+    deployment = Deployment(TINY, gpu("A100-80G"), (4,), 4)
+    source = SiliconSource(GPUS["A100-80G"], made_tables())
+    with pytest.raises(UsageError, match=r"no measured all-reduce of 4 ranks .measured: 2 ove"):
+        silicon_cost(deployment, source)
+    with pytest.raises(UsageError, match=r"give costs.all_reduce, a link"):
+        made_cost(ranks=2, name="A800-80G")
+    ring = silicon_cost(deployment, source, Ring(link("allreduce-a100-pcie")))
+    assert ring.times(work)[0] > 4 * 2 * Ring(link("allreduce-a100-pcie")).all_reduce_s(65536, 4)
+
+
+def test_what_is_not_in_the_tables_counts_as_unmeasured() -> None:
+    cost = made_cost()
+    cost.times(prefill_work(1024))
+    small = cost.extrapolated_share
+    assert 0 < small < 0.6
+    cost.times(prefill_work(1024, 100_000))
+    assert cost.extrapolated_share > small
+
+
+def test_unknown_gpus_and_types_are_refused() -> None:
+    with pytest.raises(UsageError, match=r'no measurements of "L20"; did you mean "L40S"\? known:'):
+        silicon_source(Deployment(TINY, gpu("L20"), (4,)))
+    floats = dataclasses.replace(TINY, dtype_bytes=4)
+    with pytest.raises(UsageError, match="16-bit operators only"):
+        silicon_source(Deployment(floats, gpu("H100"), (4,)))
+
+
+def test_a_release_is_newer_than_its_candidates() -> None:
+    versions = ["0.5.10", "0.5.9", "1.0.0", "1.3.0rc20", "1.3.0rc9", "1.3.0"]
+    assert max(versions[:2], key=_ordered) == "0.5.10"
+    assert sorted(versions[2:], key=_ordered) == ["1.0.0", "1.3.0rc9", "1.3.0rc20", "1.3.0"]
+
+
+# ---- on the package
+
+
+@pytest.fixture(scope="module")
+def package() -> None:
+    reason = "the tables of real GPUs: pip install 'evenflow[silicon]'"
+    pytest.importorskip("aiconfigurator_core", reason=reason)
+    pytest.importorskip("pyarrow", reason=reason)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", sorted(GPUS))
+def test_every_gpu_of_the_list_predicts(name: str) -> None:
+    spec = model("Llama-3.1-8B")
+    deployment = Deployment(spec, gpu(name), (16, 16))
+    source = silicon_source(deployment)
+    cost = silicon_cost(deployment, source)
+    weights_s = deployment.weight_bytes(0) / (gpu(name).memory_bandwidth_gb_s * 1e9)
+    assert weights_s < cost(0, decode_work(1, 128)) < 3 * weights_s
+    flops_s = 2 * 7e9 * 2048 / (gpu(name).fp16_tflops * 1e12)
+    assert flops_s < sum(cost.times(prefill_work(2048))) < 3 * flops_s
+    facts = source.facts()
+    assert facts["device"].startswith("NVIDIA")
+    assert set(facts["versions"]) == {"gemm", "context", "generation", "all_reduce"}
+
+
+@pytest.mark.usefixtures("package")
+def test_frameworks_and_versions_are_chosen_or_refused() -> None:
+    assert load_tables("h100_sxm", "sglang", "0.5.14").versions["gemm"] == "0.5.14"
+    with pytest.raises(UsageError, match=r'no framework "vlm" for h100_sxm; did you mean "vllm"'):
+        load_tables("h100_sxm", "vlm")
+    with pytest.raises(UsageError, match=r"no gemm of vllm 0.1 for h100_sxm; versions: 0.24.0"):
+        load_tables("h100_sxm", "vllm", "0.1")
+    with pytest.raises(UsageError, match=r'no GPU "h300"; .*h100_sxm'):
+        load_tables("h300", "vllm")
+    with pytest.raises(UsageError, match="heads of 96; measured: 128"):
+        load_tables("a100_sxm", "vllm", head_dim=96)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("system", ["a100_sxm", "l40s", "h100_sxm", "h200_sxm"])
+def test_points_left_out_are_estimated_within_the_bound(system: str) -> None:
+    tables = load_tables(system, "vllm")
+    products = product_errors(tables, peak_of(NAMES[system]), shapes=40)
+    prompts, steps = prompt_errors(tables), step_errors(tables)
+    for off in (products, prompts, steps):
+        assert off.median <= 0.05
+    if system != "l40s":
+        assert max(off.p95 for off in (products, prompts, steps)) <= 0.15
+        return
+    # Two collections of one product on L40S differ by more than our estimate is off.
+    floor = disagreement(tables, load_tables(system, "sglang"))
+    assert products.p95 <= 0.25 < floor.p95
+    assert max(prompts.p95, steps.p95) <= 0.2
+
+
+@pytest.mark.usefixtures("package")
+def test_published_decode_steps_without_tuning() -> None:
+    """Sarathi-Serve, strict SLO / 5: batch 32, 4096 tokens of context, in ms."""
+    for name, ranks, published_ms, off in (("Mistral-7B", 1, 20, 0.21), ("Yi-34B", 2, 40, -0.01)):
+        spec = model(name)
+        deployment = Deployment(spec, gpu("A100-80G"), (spec.num_layers,), ranks)
+        cost = silicon_cost(deployment, silicon_source(deployment))
+        predicted_ms = 1000 * cost(0, decode_work(32, 32 * 4096))
+        assert predicted_ms / published_ms - 1 == pytest.approx(off, abs=0.02)
+
+
+@pytest.mark.usefixtures("package")
+def test_the_bundled_efficiencies_are_the_fits() -> None:
+    pytest.importorskip("scipy", reason="fitting needs scipy: install evenflow[fit]")
+    from experiments.calibrate_silicon import CHECKED_ON, bundled, errors, fit
+
+    for name in ("A100-80G", "H200"):
+        spec = gpu(name)
+        assert fit(spec) == pytest.approx(bundled(spec), rel=5e-3)
+        off = errors(spec, CHECKED_ON, bundled(spec))
+        stated = [float(number) / 100 for number in re.findall(r"([0-9.]+) %", spec.source)]
+        assert stated == pytest.approx([off.mean, off.p95], abs=0.002)

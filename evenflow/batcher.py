@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import get_args
 
+from evenflow.costs.base import work_of
 from evenflow.errors import PolicyError, StallError, UsageError
 from evenflow.groups import DecodeGroup, Row
+from evenflow.keeping import Keeper
 from evenflow.kv import PagePool
 from evenflow.outlook import Outlook
+from evenflow.padding import padded_work, rectangle
 from evenflow.ready import ReadyQueue
 from evenflow.speculation import Speculation, SpeculativeGroup
 from evenflow.types import (
@@ -29,7 +32,7 @@ from evenflow.types import (
     Scheduler,
     Victim,
 )
-from evenflow.view import DecodeLengths, View
+from evenflow.view import DecodeLengths, Prompt, View
 
 ORDERS = frozenset(get_args(Order))
 
@@ -48,8 +51,10 @@ class Batcher:
     Parameters: `depth` pipeline stages; at most `max_in_flight` micro-batches at once (None: no
     cap); `max_model_len` tokens of prompt and output; `pipelined_chunks` overrides the policy's
     own; `speculation` lets a decode step yield several tokens; `keeps_pages`: a finished request's
-    pages stay until `release`, for another engine to fetch. Raises UsageError when a step could
-    yield more tokens than a page holds.
+    pages stay until `release`, for another engine to fetch; `swap`: a preempted request's pages are
+    copied to the host, and back instead of being recomputed. A pool that is a PrefixCache shares
+    the pages of common prefixes. Raises UsageError when a step could yield more tokens than a page
+    holds.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Batcher:
         pipelined_chunks: bool | None = None,
         speculation: Speculation | None = None,
         keeps_pages: bool = False,
+        swap: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.pool = pool
@@ -73,6 +79,7 @@ class Batcher:
         if pipelined_chunks is None:
             pipelined_chunks = getattr(scheduler, "pipelined_chunks", False)
         self.pipelined_chunks = pipelined_chunks
+        self._padded = getattr(scheduler, "padded", False)
         self.speculation = speculation
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
         if self._verified_tokens > pool.page_tokens:
@@ -91,6 +98,11 @@ class Batcher:
         self.running = 0
         self.running_decodes = 0
         self.preemptions = 0
+        self.kv_tokens = 0  # computed and held by rows, shared ones once for each row
+        self.swap = swap
+        self._keeper = Keeper(pool, swap)
+        self._keeps = self._keeper.active
+        self._charges = self._keeper.active or self._padded
         self.gap_s: list[float] = []
         self.gap_count: list[int] = []
         self._answer = "policy"
@@ -112,8 +124,9 @@ class Batcher:
         row = Row(request, self._added, request.prompt_tokens)
         self._added += 1
         self.live[request.request_id] = row
+        self._keeper.look_up(row)
         self.waiting.append(row)
-        self.waiting_tokens += row.prompt_tokens
+        self.waiting_tokens += row.remaining
         return None
 
     def next(self, now_s: float) -> MicroBatch | None:
@@ -165,7 +178,7 @@ class Batcher:
             elif self._token_of_prefill(chunk.row, now_s):
                 finished.append(chunk.row)
             else:
-                group = group if group is not None else self._empty_group()
+                group = group if group is not None else self._new_group(batch)
                 self._start_decoding(chunk.row, group)
         if stopped and group is not None:
             finished += self._stop(group, stopped)
@@ -179,7 +192,7 @@ class Batcher:
 
     def release(self, request_id: int) -> None:
         """Free the pages that a finished request kept: its KV is elsewhere, or of no more use."""
-        self.pool.free(self.moving.pop(request_id).pages)
+        self._free(self.moving.pop(request_id))
 
     def has_room(self, context_tokens: int, spare_pages: int) -> bool:
         """Say whether the KV of so many tokens may come: what waits here goes first.
@@ -198,6 +211,7 @@ class Batcher:
         row.first_token_s, row.last_token_s = handover.first_token_s, handover.last_token_s
         row.epoch = handover.preemptions
         row.pages = self.pool.allocate(self.pool.pages_for(row.prompt_tokens))
+        self.kv_tokens += row.held_tokens
         self._added += 1
         self.moving[request.request_id] = row
 
@@ -232,6 +246,17 @@ class Batcher:
         if self.waiting_tokens or self.running_decodes >= self.depth:
             return "policy"
         return "work"
+
+    def waiting_prompts(self) -> Iterator[Prompt]:
+        if not self._keeps:
+            return (row.prompt for row in self.waiting)
+        return (self._looked_up(row).prompt for row in self.waiting)
+
+    def _looked_up(self, row: Row) -> Row:
+        before = row.remaining
+        self._keeper.look_up(row)
+        self.waiting_tokens += row.remaining - before
+        return row
 
     def decode_pages(self, count: int, order: str) -> int:
         return self.ready.due_pages(count, order)
@@ -269,6 +294,8 @@ class Batcher:
             raise PolicyError(f"policy {self.policy_name} returned {plan!r}, not a Plan")
         for request_id in plan.preempt:
             self._preempt(self._preemptible(request_id))
+        if self._keeps and plan.prefills:
+            self._resume(plan.prefills)
         chunks = [self._place(prefill) for prefill in plan.prefills] if plan.prefills else []
         group = self._take_decodes(plan) if plan.decodes else None
         if group is None and not chunks:
@@ -279,10 +306,13 @@ class Batcher:
             sampled = decode_tokens = rows * self._verified_tokens
             output = rows if group.stride == 1 else group.next_tokens
             decode_context = group.context
+            self.kv_tokens += output
         for chunk in chunks:
             prefill_tokens += chunk.stop - chunk.start
             sampled += chunk.last
             output += chunk.last
+        if chunks:
+            self.kv_tokens += prefill_tokens
         batch = MicroBatch(
             self._batches,
             self.now_s,
@@ -294,10 +324,30 @@ class Batcher:
             sampled,
             self.pool.free_pages,
             output,
+            self.kv_tokens,
         )
+        if self._charges:
+            self._charge(batch)
         self._batches += 1
         self.in_flight[batch.batch_id] = batch
         return batch
+
+    def _charge(self, batch: MicroBatch) -> None:
+        """Say what a micro-batch costs and holds where that is not just what its rows do."""
+        batch.kv_tokens -= self.pool.saved_pages * self.pool.page_tokens
+        rows, pages = self._keeper.take_copies()
+        if self._padded:
+            batch.charged = padded_work(batch.chunks, batch.decodes, self._verified_tokens)
+        if rows:
+            work = batch.charged or work_of(batch)
+            batch.charged = work._replace(swapped_rows=rows, swapped_pages=pages)
+
+    def _resume(self, prefills: Sequence[Prefill]) -> None:
+        """Give rows what is kept of them, before pages for others push cached ones out."""
+        for request_id in dict.fromkeys(prefill.request_id for prefill in prefills):
+            row = self.live.get(request_id)
+            if row is not None and not row.pages:
+                self._keeper.resume(self._looked_up(row))
 
     def _place(self, prefill: Prefill) -> Chunk:
         row = self._prefillable(prefill)
@@ -309,9 +359,10 @@ class Batcher:
             row.pages += self.pool.allocate(need)
         last = stop == row.prompt_tokens
         goes_on = self.pipelined_chunks and not last
-        if not start:
+        if start == row.kept_tokens:
             self._leave_queue(row)
             self.running += 1
+            self.kv_tokens += start
             if goes_on:
                 insort(self.partials, row, key=_by_arrival)
         elif not goes_on:
@@ -319,6 +370,8 @@ class Batcher:
         row.computed = stop
         row.chunks_in_flight += 1
         self.waiting_tokens -= prefill.tokens
+        if self._keeps:
+            self._keeper.publish(row, stop)
         return Chunk(row, start, stop, last, row.epoch)
 
     def _prefillable(self, prefill: Prefill) -> Row:
@@ -382,7 +435,7 @@ class Batcher:
         return row
 
     def _preempt(self, row: Row, group: DecodeGroup | None = None) -> None:
-        """Free all pages and queue the row first; its output so far is recomputed as prompt."""
+        """Free all pages and queue the row first; its output so far is part of its next prompt."""
         if row.decoding:
             if group is not None and row in group:
                 group.leave(row)
@@ -391,18 +444,23 @@ class Batcher:
             self._outlook.remove(row)
             self.running_decodes -= 1
             row.decoding = False
+            held_tokens = row.held_tokens
         else:
             self.partials.remove(row)
             self.waiting_tokens -= row.remaining
+            held_tokens = row.computed
+        self._keeper.suspend(row, held_tokens)
+        self.kv_tokens -= held_tokens
         self.pool.free(row.pages)
         row.pages = []
         row.prompt_tokens = row.request.prompt_tokens + row.generated
-        row.computed = 0
+        row.computed = row.kept_tokens
         row.epoch += 1
         self.preemptions += 1
         self.running -= 1
+        self._keeper.look_up(row)
         self.waiting.appendleft(row)
-        self.waiting_tokens += row.prompt_tokens
+        self.waiting_tokens += row.remaining
 
     # -- results of a micro-batch ---------------------------------------------------------------
 
@@ -417,10 +475,21 @@ class Batcher:
         row.generated += 1
         return row.generated >= row.request.output_tokens
 
+    def _free(self, row: Row) -> None:
+        self.kv_tokens -= row.held_tokens
+        self.pool.free(row.pages)
+        row.pages = []
+
     def _empty_group(self) -> DecodeGroup:
         if self.speculation is None:
             return DecodeGroup()
         return SpeculativeGroup(self.speculation.tokens_per_step)
+
+    def _new_group(self, batch: MicroBatch) -> DecodeGroup:
+        group = self._empty_group()
+        if self._padded:
+            group.rectangle = rectangle(batch.chunks)
+        return group
 
     def _start_decoding(self, row: Row, group: DecodeGroup) -> None:
         row.decoding = True
@@ -437,11 +506,11 @@ class Batcher:
 
     def _retire(self, row: Row, now_s: float) -> None:
         row.completion_s = now_s
+        self._keeper.publish(row, row.held_tokens)
         if self.keeps_pages:
             self.moving[row.request.request_id] = row
         else:
-            self.pool.free(row.pages)
-            row.pages = []
+            self._free(row)
         self.running -= 1
         if row.decoding:
             self.running_decodes -= 1

@@ -31,11 +31,11 @@ from evenflow.config_fields import (
     Keys,
     NonNegative,
     Positive,
-    Share,
     expect,
     is_count,
     short_form,
 )
+from evenflow.config_kv import KvConfig
 from evenflow.config_workload import WorkloadConfig
 from evenflow.errors import UsageError
 from evenflow.metrics import Limit
@@ -43,17 +43,6 @@ from evenflow.metrics import Limit
 
 def _is_layers(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_count, value))
-
-
-class KvConfig(Keys):
-    """Paged KV memory; `pages: auto` counts what fits beside the weights on the fullest stage."""
-
-    page_tokens: Count = 16
-    pages: Annotated[
-        int | Literal["auto"],
-        expect(lambda v: v == "auto" or is_count(v), "auto or a whole number of at least 1"),
-    ] = "auto"
-    memory_utilization: Share = 0.9
 
 
 class RuntimeConfig(Keys):
@@ -153,6 +142,7 @@ class RunConfig(Keys):
             ("split: balanced", self.split == "balanced", ("model", "gpu")),
             ("expert_parallel", self.expert_parallel, ("model", "gpu")),
             ("speculative.draft_model", self._has_draft, ("model", "gpu")),
+            ("kv.swap", self.kv.swap, ("model",)),
         )
         for reason, needed, keys in needs:
             for key in keys:

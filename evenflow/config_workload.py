@@ -71,7 +71,10 @@ Arrivals = Annotated[
 
 
 class WorkloadConfig(Keys):
-    """Which requests come, and when."""
+    """Which requests come, and when.
+
+    `conversations`: the trace has a row for each turn, whose prompt holds the history.
+    """
 
     trace: Annotated[str, Field(min_length=1)]
     format: str | None = None
@@ -80,3 +83,4 @@ class WorkloadConfig(Keys):
     seed: Annotated[int, Field(ge=0)] = 0
     tokenizer: str | None = None
     filter: str | None = None
+    conversations: bool = False

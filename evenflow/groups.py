@@ -11,9 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from evenflow.types import Request
 from evenflow.view import DecodeLengths, Prompt
+
+if TYPE_CHECKING:
+    from evenflow.padding import Rectangle
+    from evenflow.prefix_cache import CachedPage
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +28,10 @@ class Row:
     Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill
     must compute (the prompt, plus what was generated before a preemption) and `computed` what has
     been scheduled of it. A decoding row attends to `context` tokens. `order` numbers arrivals.
-    `epoch` counts preemptions, so that a result from before one is recognised.
+    `epoch` counts preemptions, so that a result from before one is recognised. The current prefill
+    starts at `kept_tokens`: what is before is in the `chain` of cached pages (found while the row
+    waits, held from its first chunk on) or, `swapped_tokens` of it, on the host. `cached_tokens` of
+    the prompt were never computed.
     """
 
     request: Request
@@ -34,7 +42,11 @@ class Row:
     generated: int = 0
     epoch: int = 0
     decoding: bool = False
+    kept_tokens: int = 0
+    swapped_tokens: int = 0
+    cached_tokens: int = 0
     pages: list[int] = field(default_factory=list)
+    chain: list[CachedPage] = field(default_factory=list)
     prompt: Prompt = field(init=False)
     first_token_s: float = float("nan")
     last_token_s: float = float("nan")
@@ -53,6 +65,11 @@ class Row:
         """Prompt tokens not yet scheduled."""
         return self.prompt_tokens - self.computed
 
+    @property
+    def held_tokens(self) -> int:
+        """Tokens in its pages, once its prompt is computed: all but the last one generated."""
+        return self.request.prompt_tokens + self.generated - 1
+
 
 Buckets = dict[int, list[Row]]
 
@@ -63,10 +80,21 @@ class DecodeGroup:
     `members` maps request ids to rows, in the order in which they joined. `context` is the number
     of tokens the rows attend to, summed. `last_s` is when the rows that have stepped together last
     got a token; rows that joined since then remember their own time. A step yields `stride` tokens
-    a row: one, unless tokens are speculated.
+    a row: one, unless tokens are speculated. `rectangle` is what the group is padded to, where it
+    is.
     """
 
-    __slots__ = ("_fresh", "context", "finish_at", "last_s", "members", "page_at", "stride", "tick")
+    __slots__ = (
+        "_fresh",
+        "context",
+        "finish_at",
+        "last_s",
+        "members",
+        "page_at",
+        "rectangle",
+        "stride",
+        "tick",
+    )
 
     def __init__(self) -> None:
         self.members: dict[int, Row] = {}
@@ -75,6 +103,7 @@ class DecodeGroup:
         self.stride = 1
         self.context = 0
         self.last_s = float("nan")
+        self.rectangle: Rectangle | None = None
         self.page_at: Buckets = {}
         self.finish_at: Buckets = {}
 

@@ -8,9 +8,10 @@ class PagePool:
 
     `free_pages` + the pages held by requests is always `total_pages`. Pages that were never used
     are counted, not listed, so a pool of a million pages costs no more than a pool of ten thousand.
+    `saved_pages`: what requests that share pages would hold more without sharing (here none do).
     """
 
-    __slots__ = ("_free_ids", "_unused", "free_pages", "page_tokens", "total_pages")
+    __slots__ = ("_free_ids", "_unused", "free_pages", "page_tokens", "saved_pages", "total_pages")
 
     def __init__(self, total_pages: int, page_tokens: int = 16) -> None:
         if total_pages < 1 or page_tokens < 1:
@@ -20,6 +21,7 @@ class PagePool:
         self.total_pages = total_pages
         self.page_tokens = page_tokens
         self.free_pages = total_pages
+        self.saved_pages = 0
         self._free_ids: list[int] = []
         self._unused = 0  # pages [_unused, total_pages) were never handed out
 

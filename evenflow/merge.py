@@ -51,6 +51,11 @@ def merged(results: Sequence[RunResult]) -> RunResult:
 
     status = [status for result in results for status in result.status]
     reason = [reason for result in results for reason in result.reason]
+
+    def joined_if_known(name: str, order: Ints) -> Any:
+        known = all(getattr(result, name) is not None for result in results)
+        return joined(name, order) if known else None
+
     return RunResult(
         depth=first.depth,
         max_in_flight=first.max_in_flight,
@@ -64,5 +69,8 @@ def merged(results: Sequence[RunResult]) -> RunResult:
         wait_reason=np.zeros(0, dtype=np.int64),
         gap_s=joined("gap_s"),
         gap_count=joined("gap_count"),
+        cached_tokens=joined_if_known("cached_tokens", by_id),
+        kv_tokens=joined_if_known("kv_tokens", by_return),
+        engines=first.engines,
         replicas=sum(result.replicas for result in results),
     )

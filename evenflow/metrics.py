@@ -51,7 +51,9 @@ def summarize(
     arrive at once, from a tenth to nine tenths of the duration. `offline_*` run from the start of
     the first prefill to the last token, as TD-Pipe measures; its throughput is
     `offline_output_throughput`, of output tokens only. `goodput_ms` sets limits such as {"ttft":
-    500} on requests.
+    500} on requests. `kv_waste_share`: of the token slots in pages that requests hold, those that
+    hold no token, over all micro-batches as they are scheduled. `prefix_hit_rate`: of the prompt
+    tokens, those found in the prefix cache.
     """
     done = np.array([status == "completed" for status in result.status], dtype=bool)
     latency = request_metrics(result)
@@ -91,6 +93,7 @@ def summarize(
             "num_micro_batches": len(result.scheduled_s),
             "busy_share": busy_s * per_s / (result.depth * result.replicas),
         }
+        | _kv_memory(result, done, input_tokens)
     )
 
 
@@ -174,3 +177,15 @@ def _offline(result: RunResult, input_tokens: int, output_tokens: int) -> dict[s
         "offline_output_throughput": output_tokens * per_s,
         "offline_total_throughput": (input_tokens + output_tokens) * per_s,
     }
+
+
+def _kv_memory(result: RunResult, done: np.ndarray, input_tokens: int) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
+    if result.kv_tokens is not None and len(result.kv_tokens):
+        held_pages = result.total_pages // result.engines - result.free_pages
+        slots = int(held_pages.sum()) * result.page_tokens
+        found["kv_waste_share"] = 1 - int(result.kv_tokens.sum()) / slots
+    if result.cached_tokens is not None:
+        cached_tokens = int(result.cached_tokens[done].sum())
+        found["prefix_hit_rate"] = cached_tokens / input_tokens if input_tokens else 0.0
+    return found

@@ -46,6 +46,7 @@ def merge(requests: RunResult, pools: Mapping[str, RunResult], transfers: Transf
         available_s=available_s,
         start_s=start_s,
         end_s=end_s,
+        kv_tokens=None,
         gap_s=np.concatenate([part.gap_s for part in parts]),
         gap_count=np.concatenate([part.gap_count for part in parts]),
         pools=dict(pools),

@@ -51,11 +51,13 @@ class RunResult:
 
     Requests (n rows, in order of request id): `request_id`, `arrival_s`, `prompt_tokens`,
     `output_tokens`, `first_token_s`, `completion_s`, `preemptions`, `status` ("completed" or
-    "rejected"), `reason` (why it was rejected, else "").
+    "rejected"), `reason` (why it was rejected, else ""), `cached_tokens` (of the prompt, found in
+    the prefix cache when the request was first admitted; None without a prefix cache).
 
     Micro-batches (m rows, in the order scheduled, which is also the order in which they return):
     `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (the output tokens that come
-    out when the micro-batch returns), `free_pages`, `returned_s`; and per stage, as [m, depth]:
+    out when the micro-batch returns), `free_pages`, `kv_tokens` (token slots filled in the other
+    pages; None where unknown), `returned_s`; and per stage, as [m, depth]:
     `available_s` (its input is there), `start_s`, `end_s` (it computes). Between `available_s` and
     `start_s` the micro-batch queues behind its predecessor, then the CPU prepares it.
 
@@ -63,7 +65,8 @@ class RunResult:
     WAIT_REASONS), until the next micro-batch is scheduled; repeats of one answer with nothing
     scheduled in between are left out. `gap_s`, `gap_count`: time between successive tokens of a
     request, and how many such gaps. `replicas`: of how many pipelines these are the micro-batches
-    (see `evenflow.merge`).
+    (see `evenflow.merge`). Of `engines` that divide `total_pages` evenly, `free_pages` and
+    `kv_tokens` are those of the engine that sent the micro-batch.
 
     A system of several pools has a result of its own for each in `pools`, and what moved between
     them in `transfers`; `evenflow.pools` says what the columns of the whole then mean.
@@ -94,6 +97,9 @@ class RunResult:
     wait_reason: Ints
     gap_s: Floats
     gap_count: Ints
+    cached_tokens: Ints | None = None
+    kv_tokens: Ints | None = None
+    engines: int = 1
     replicas: int = 1
     provenance: dict[str, Any] = field(default_factory=dict)
     pools: Mapping[str, RunResult] = field(default_factory=dict)
@@ -105,7 +111,7 @@ class RunResult:
         return self.end_s[:, -1]
 
 
-BATCH_FIELDS = 5
+BATCH_FIELDS = 6
 
 
 class Recorder:
@@ -133,6 +139,7 @@ class Recorder:
                 batch.decode_tokens,
                 batch.output_tokens,
                 batch.free_pages,
+                batch.kv_tokens,
                 *stage_times,
             ]
         )
@@ -161,17 +168,27 @@ class Recorder:
         page_tokens: int,
         gap_s: Sequence[float],
         gap_count: Sequence[int],
+        engines: int = 1,
+        prefix_cache: bool = False,
     ) -> RunResult:
         """Return the columns of the run."""
         never = float("nan")
         rows = [
-            (row.request, row.first_token_s, row.completion_s, row.epoch, "completed", "")
+            (
+                row.request,
+                row.first_token_s,
+                row.completion_s,
+                row.epoch,
+                "completed",
+                "",
+                row.cached_tokens,
+            )
             for row in self._finished
         ]
-        rows += [(request, never, never, 0, "rejected", why) for request, why in self._rejected]
+        rows += [(request, never, never, 0, "rejected", why, 0) for request, why in self._rejected]
         rows.sort(key=lambda entry: entry[0].request_id)
-        columns = list(zip(*rows, strict=True)) if rows else [()] * 6
-        requests, first_token_s, completion_s, preemptions, status, reason = columns
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 7
+        requests, first_token_s, completion_s, preemptions, status, reason, cached = columns
         table = np.array(self._batches).reshape(-1, BATCH_FIELDS + 3 * self._depth)
         stages = table[:, BATCH_FIELDS:].reshape(-1, self._depth, 3)
         counts = table[:, 1:BATCH_FIELDS].astype(np.int64)
@@ -201,4 +218,7 @@ class Recorder:
             wait_reason=np.array(self._wait_reason, dtype=np.int64),
             gap_s=np.array(gap_s, dtype=np.float64),
             gap_count=np.array(gap_count, dtype=np.int64),
+            cached_tokens=np.array(cached, dtype=np.int64) if prefix_cache else None,
+            kv_tokens=counts[:, 4].copy(),
+            engines=engines,
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from evenflow.costs.base import Work
     from evenflow.groups import DecodeGroup, Row
     from evenflow.view import View
 
@@ -21,6 +22,18 @@ Victim = Literal["latest_arrived", "last_returned", "most_pages"]
 """Which ready request is preempted when a decode needs a page and none is free."""
 
 
+class Prefix(NamedTuple):
+    """What the first `tokens` tokens of a request (prompt, then output) are, as a chain of blocks.
+
+    Each of `blocks` names the content of `block_tokens` tokens. Two requests have the same tokens
+    as far as their blocks are the same from the start on.
+    """
+
+    blocks: tuple[int, ...]
+    block_tokens: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One inference request as the client sends it.
@@ -28,7 +41,8 @@ class Request:
     `arrival_s` is in seconds from the start of the run; `prompt_tokens` and `output_tokens` count
     tokens, and the output includes the first token (the one the prefill produces). `output_tokens`
     is the true length in a simulation, the limit on a real engine; a policy never sees it.
-    `predicted_output_tokens` is what a predictor says, for policies that use one.
+    `predicted_output_tokens` is what a predictor says, for policies that use one. `prefix` says
+    what its tokens have in common with other requests (None: nothing), for a prefix cache.
     """
 
     request_id: int
@@ -36,6 +50,7 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     predicted_output_tokens: int | None = None
+    prefix: Prefix | None = None
 
 
 class Handover(NamedTuple):
@@ -93,6 +108,8 @@ class Scheduler(Protocol):
     A policy may also have
     - `pipelined_chunks` (bool, default False): consecutive chunks of one prompt may be in flight at
       once;
+    - `padded` (bool, default False): the rows of a micro-batch compute as much as the longest of
+      them, ended ones included, until all have ended;
     - `uncapped` (bool, default False): it limits the micro-batches in flight itself, so a
       deployment that sets no cap has none, where else it is the number of stages;
     - `predictor`: which predictor fills in `predicted_output_tokens` before the run;
@@ -126,7 +143,9 @@ class MicroBatch:
     of tokens those rows attend to, before this step, summed over the rows. `sampled_rows` tokens
     need logits: every decode token and every last chunk. `output_tokens` come out when the
     micro-batch returns: as many, or with speculative decoding those that are accepted. `free_pages`
-    counts the pages left when the micro-batch was scheduled.
+    counts the pages left when the micro-batch was scheduled, and `kv_tokens` the token slots that
+    are filled in the others, its own tokens included. `charged` is the work that costs time where
+    it is not just that of the rows: padding, or pages copied to and from the host.
     """
 
     batch_id: int
@@ -139,10 +158,14 @@ class MicroBatch:
     sampled_rows: int
     free_pages: int
     output_tokens: int
+    kv_tokens: int = 0
+    charged: Work | None = None
 
     @property
     def num_tokens(self) -> int:
-        return self.prefill_tokens + self.decode_tokens
+        """Tokens that are computed, padding included."""
+        charged = self.charged or self
+        return charged.prefill_tokens + charged.decode_tokens
 
     def rows(self) -> list[Row]:
         """The rows of the micro-batch, prefill chunks first."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from evenflow.prefix_cache import pages_in_use
+
 if TYPE_CHECKING:
     from evenflow.batcher import Batcher
     from evenflow.groups import Row
@@ -34,7 +36,8 @@ class Prompt:
 
     @property
     def computed(self) -> int:
-        """How many of `tokens` have been scheduled."""
+        """How many of `tokens` need not be planned: scheduled, or kept from before (see
+        docs/kv.md)."""
         return self._row.computed
 
     @property
@@ -43,8 +46,11 @@ class Prompt:
 
     @property
     def pages(self) -> int:
-        """KV pages held."""
-        return len(self._row.pages)
+        """KV pages it holds or, while it waits, would share with requests that hold them."""
+        row = self._row
+        if row.pages or not row.chain:
+            return len(row.pages)
+        return pages_in_use(row.chain)
 
     @property
     def generated(self) -> int:
@@ -99,7 +105,7 @@ class View:
     @property
     def waiting(self) -> Iterator[Prompt]:
         """Prompts of which nothing is scheduled, first come first; preempted ones at the front."""
-        return (row.prompt for row in self._batcher.waiting)
+        return self._batcher.waiting_prompts()
 
     @property
     def num_waiting(self) -> int:
@@ -113,7 +119,7 @@ class View:
     @property
     def waiting_tokens(self) -> int:
         """Tokens awaiting prefill: all prompts that wait, and what is left of partly scheduled
-        ones."""
+        ones, less what a cache kept of them when they were last looked at."""
         return self._batcher.waiting_tokens
 
     @property

@@ -28,11 +28,18 @@ from experiments.build_costs import (
     links_of,
     speculation_of,
     with_drafts,
+    with_swap,
 )
 from experiments.build_measured import MeasuredCosts, measured_costs
 from sim import PooledWorld
 from sim.world import RUNTIMES, RuntimeOverheads, World
-from traces import load_trace, make_predictor, make_requests, with_predictions
+from traces import (
+    load_trace,
+    make_predictor,
+    make_requests,
+    with_conversations,
+    with_predictions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,8 @@ def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -
         seed=given.seed,
         keep_text=keep_text or reads_text(config),
     )
+    if given.conversations:
+        trace = with_conversations(trace)
     requests = make_requests(trace, given.arrivals.model_dump(), given.requests, given.seed)
     facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
     origin = {name: getattr(trace, name) for name in facts}
@@ -137,7 +146,7 @@ def build_world(
     world = World(
         requests=_predicted(requests, texts, scheduler, config.workload.seed, beside),
         make_scheduler=make_scheduler,
-        costs=with_drafts(config, costs, deployment),
+        costs=with_swap(config, with_drafts(config, costs, deployment), spec, deployment),
         depth=config.num_stages,
         total_pages=pages,
         max_model_len=config.max_model_len or most,
@@ -153,6 +162,8 @@ def build_world(
         speculation=speculation_of(config),
         replicas=1 if config.replicas is None else config.replicas.count,
         router="round_robin" if config.replicas is None else config.replicas.router,
+        prefix_cache=config.kv.prefix_cache,
+        swap=config.kv.swap,
     )
     facts = _deployment_facts(world, deployment)
     return Built(world, cost_source_of(config), facts, tables)

@@ -21,6 +21,7 @@ from evenflow.costs import (
     Ring,
     RooflineCost,
     StageCost,
+    SwapCost,
     TwoLevel,
     balanced_layers,
     prefill_work,
@@ -199,3 +200,20 @@ def links_of(config: RunConfig, costs: StageCost) -> tuple[Link | None, tuple[Li
 def _timed(spec: LinkSpec, costs: StageCost, shared: bool) -> Link:
     per_token_s = costs.transfer_bytes(prefill_work(1)) / (spec.bandwidth_gb_s * 1e9)
     return Link(per_token_s, spec.latency_s, shared)
+
+
+def with_swap(
+    config: RunConfig, costs: StageCost, spec: ModelSpec | None, deployment: Deployment | None
+) -> StageCost:
+    """Return the costs with those of copying KV pages to the host and back, if they are swapped."""
+    host = config.kv.host_link
+    if host is None:
+        return costs
+    assert spec is not None  # the schema asks for a model
+    if deployment is not None:
+        token_bytes = [deployment.kv_bytes_per_token(stage) for stage in range(costs.depth)]
+    else:
+        layers = split_layers(spec.num_layers, config.stages)
+        token_bytes = [spec.kv_bytes_per_token(count, config.tensor_parallel) for count in layers]
+    page_bytes = [config.kv.page_tokens * count for count in token_bytes]
+    return SwapCost(costs, page_bytes, host.bandwidth_gb_s * 1e9, host.latency_us * 1e-6)

@@ -106,8 +106,11 @@ def write_table(path: Path, columns: Mapping[str, NDArray[Any] | list[str]]) -> 
 
 
 def write_requests(path: Path, result: RunResult) -> None:
-    """Write a row a request, in order of request id. Times in seconds."""
-    names = (
+    """Write a row a request, in order of request id. Times in seconds.
+
+    `cached_tokens` is there where the run had a prefix cache.
+    """
+    names = [
         "request_id",
         "arrival_s",
         "prompt_tokens",
@@ -117,7 +120,9 @@ def write_requests(path: Path, result: RunResult) -> None:
         "preemptions",
         "status",
         "reason",
-    )
+    ]
+    if result.cached_tokens is not None:
+        names.append("cached_tokens")
     write_table(path, {name: getattr(result, name) for name in names})
 
 

@@ -13,6 +13,7 @@ from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError
 from evenflow.groups import Row
 from evenflow.kv import PagePool
+from evenflow.prefix_cache import PrefixCache
 from evenflow.result import WAIT_REASONS, Recorder, RunResult
 from evenflow.types import MicroBatch, Request
 from sim.arrivals import Arrivals
@@ -65,6 +66,8 @@ class Driver:
             page_tokens=self._world.page_tokens,
             gap_s=[gap for engine in self.engines for gap in engine.gap_s],
             gap_count=[count for engine in self.engines for count in engine.gap_count],
+            engines=len(self.engines),
+            prefix_cache=self._world.prefix_cache,
         )
 
     @property
@@ -157,12 +160,14 @@ class Driver:
     def _engine(self) -> Batcher:
         world = self._world
         pages = world.total_pages // world.virtual_engines
+        pool = PrefixCache if world.prefix_cache else PagePool
         return self._batcher(
             world.make_scheduler(),
-            PagePool(pages, world.page_tokens),
+            pool(pages, world.page_tokens),
             depth=world.depth,
             max_in_flight=world.max_in_flight if world.virtual_engines == 1 else 1,
             max_model_len=world.max_model_len,
             pipelined_chunks=world.pipelined_chunks,
             speculation=world.speculation,
+            swap=world.swap,
         )

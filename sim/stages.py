@@ -69,7 +69,7 @@ class StageProcesses:
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
-        travel = _Travel(batch, list(self._world.costs.times(batch)))
+        travel = _Travel(batch, list(self._world.costs.times(batch.charged or batch)))
         overheads = self._world.overheads
         for stage, seconds in enumerate(travel.seconds):
             prepare_s = overheads.prepare_s + overheads.prepare_share * seconds

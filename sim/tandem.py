@@ -83,12 +83,13 @@ class Tandem:
         prepares, overlapped = overheads.prepares, overheads.overlapped
         scheduled_s = batch.scheduled_s
         at = scheduled_s
+        work = batch if batch.charged is None else batch.charged
         if overheads.schedule_s:
             at = max(self._driver_free_s, scheduled_s) + overheads.schedule_s
             self._driver_free_s = at
         last = world.depth - 1
         times: list[float] = []
-        for stage, seconds in enumerate(world.costs.times(batch)):
+        for stage, seconds in enumerate(world.costs.times(work)):
             start = at if at > free[stage] else free[stage]
             if prepares:
                 prepare_s = overheads.prepare_s + overheads.prepare_share * seconds

@@ -69,6 +69,8 @@ class World:
     whenever the cap allows (`eager`). `max_in_flight` None: no cap. `hop_links` gives each hop
     between stages a link of its own kind, in place of `link`. `replicas` > 1: as many pipelines of
     this kind, each with its own pages and policy, among which `router` divides the requests.
+    `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
+    copied to the host and back; what the copies cost is up to `costs` (SwapCost).
     """
 
     requests: Sequence[Request]
@@ -89,6 +91,8 @@ class World:
     speculation: Speculation | None = None
     replicas: int = 1
     router: Router = "round_robin"
+    prefix_cache: bool = False
+    swap: bool = False
 
     @property
     def hops(self) -> tuple[Link, ...]:

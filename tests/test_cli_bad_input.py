@@ -107,6 +107,17 @@ QWEN = "model=Qwen2.5-32B"
         ([QWEN, "gpu=L21"], 'unknown gpu "L21"; did you mean "L20"? known: A100-40G'),
         ([QWEN, "gpu={name: X, memory_gb: 4}"], "gpu: a key is missing"),
         ([QWEN, "link=pcie"], 'unknown link "pcie"'),
+        (
+            ["kv={pages: 9, swap: true, host_link: {bandwidth_gb_s: 50}}"],
+            'kv.swap needs the key "mo',
+        ),
+        (["kv.swap=true"], 'kv.swap needs the key "kv.host_link"'),
+        (["kv.host_link={bandwidth_gb_s: 50}"], 'kv.host_link needs the key "kv.swap: true"'),
+        (["scheduler={name: static, padded: 1}"], "padded should be true or false, not 1"),
+        (
+            ["workload={trace: azure-conv-sample, requests: 9, conversations: true}"],
+            "trace azure-conv-sample: conversations: true does not apply",
+        ),
         ([QWEN, "stages=[30, 30]"], "[30, 30] add up to 60 layers; the model has 64"),
         ([QWEN, "stages=65"], "65 stages for 64 layers"),
         ([QWEN, "gpu=L20", "stages=1", "kv.pages=auto"], "Qwen2.5-32B does not fit"),

@@ -74,6 +74,8 @@ def test_values_and_defaults(run_yaml: Path) -> None:
         ("runtime={schedule_s: 1e-3}", "runtime.schedule_s", 1e-3),
         ("link=null", "link", None),
         ("kv.pages=1000", "kv.pages", 1000),
+        ("kv.prefix_cache=true", "kv.prefix_cache", True),
+        ("kv={swap: true, host_link: {bandwidth_gb_s: 50}}", "kv.host_link.latency_us", 0.0),
     ],
 )
 def test_overrides(run_yaml: Path, assignment: str, key: str, value: object) -> None:
@@ -105,6 +107,10 @@ def test_a_number_of_stages_is_that_of_the_list(run_yaml: Path) -> None:
         ("workload.arrivals={rate: 2}", '"workload.arrivals.kind" is missing'),
         ("kv.pages=true", "kv.pages: should be auto or a whole number"),
         ("kv.memory_utilization=1.2", "should be at most 1.0"),
+        ("kv={swap: true, host_link: {bandwidth_gb_s: 0}}", "should be greater than 0.0, not 0"),
+        ("kv={swap: true, host_link: 50}", "kv.host_link: should be a mapping of keys to values"),
+        ("kv.prefix_cache=1", "kv.prefix_cache: should be true or false"),
+        ("kv.prefix_cach=true", 'unknown key "kv.prefix_cach"; did you mean "prefix_cache"?'),
         ("runtime=vlm", "runtime: should be 'gllm', 'vllm', 'sglang' or 'ideal', not \"vlm\""),
         ("dispatch=stage1", "should be 'stage0' or 'eager'"),
         ("workload.requests=0", "workload.requests: should be at least 1, not 0"),

@@ -57,6 +57,11 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         (MOON.replace("7", "7.5"), "line 1: input_length is 7.5; expected a whole number"),
         (MOON.replace("0", "null"), "line 1: timestamp is None; expected a time"),
         (MOON.replace("5", "NaN"), "line 1: output_length is nan; expected a whole number"),
+        (MOON.replace("5", '5, "hash_ids": 3'), "line 1: hash_ids is 3; expected a list of whole"),
+        (
+            MOON.replace("5", '5, "hash_ids": [true]'),
+            "hash_ids is [True]; expected a list of whole",
+        ),
         ("[]", "no rows"),
         ("[1, 2]", "entry 1: 1; expected conversations, or input_token_length and"),
         (json.dumps(TALK), "entry 1: text without lengths; give tokenizer: the path of a tok"),

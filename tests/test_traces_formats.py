@@ -216,7 +216,7 @@ def conversation(*turns: str) -> dict[str, Any]:
 
 
 def test_sharegpt_text_takes_the_first_two_turns() -> None:
-    assert read_entry(conversation("a b c", "d e", "f"), words)[1:] == (3, 2, "", "a b c")
+    assert read_entry(conversation("a b c", "d e", "f"), words)[1:5] == (3, 2, "", "a b c")
     assert read_entry(conversation("a"), words).dropped == "fewer than two turns"
 
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from evenflow.costs import AffineCost, estimates
+from evenflow.costs import AffineCost, SwapCost, estimates
 from evenflow.schedulers import create
 from evenflow.speculation import Speculation
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from sim import RUNTIMES, Link, World
 
 MAX_MODEL_LEN = 256
 
 POLICIES: list[tuple[str, dict[str, object]]] = [
     ("static", {"max_num_seqs": 4}),
+    ("static", {"max_num_seqs": 4, "padded": True}),
     ("orca", {"max_num_seqs": 5}),
     ("vllm", {"max_num_seqs": 6}),
     ("vllm", {"max_num_batched_tokens": 150, "max_batch_rows": 3}),
@@ -39,7 +40,7 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
 
 @st.composite
 def requests(draw: st.DrawFn, *, max_requests: int = 12) -> list[Request]:
-    """Requests in order of arrival; some arrive together, some never fit."""
+    """Requests in order of arrival; some arrive together, some never fit, some begin alike."""
     lengths = st.tuples(st.integers(1, 150), st.integers(1, 60))
     drawn = draw(st.lists(lengths, min_size=1, max_size=max_requests))
     gaps = draw(
@@ -49,17 +50,28 @@ def requests(draw: st.DrawFn, *, max_requests: int = 12) -> list[Request]:
             max_size=len(drawn),
         )
     )
+    block_tokens = draw(st.sampled_from([8, 16, 24, 64]))
     arrival_s = 0.0
     found = []
     for index, ((prompt, output), gap_s) in enumerate(zip(drawn, gaps, strict=True)):
         arrival_s += gap_s
-        found.append(Request(index, arrival_s, prompt, output, draw(predictions(output))))
+        prefix = draw(prefixes(prompt + output, block_tokens))
+        predicted = draw(predictions(output))
+        found.append(Request(index, arrival_s, prompt, output, predicted, prefix))
     return found
 
 
 def predictions(output: int) -> st.SearchStrategy[int | None]:
     """What a predictor may say of an output: nothing, the truth, too little, too much."""
     return st.sampled_from([None, output, 1, 2 * output])
+
+
+@st.composite
+def prefixes(draw: st.DrawFn, tokens: int, block_tokens: int) -> Prefix | None:
+    """A chain of blocks from a small alphabet, over a part of `tokens` tokens; or none."""
+    blocks = draw(st.lists(st.integers(0, 1), max_size=8))
+    known = min(tokens, len(blocks) * block_tokens)
+    return Prefix(tuple(blocks), block_tokens, known) if blocks else None
 
 
 @st.composite
@@ -91,4 +103,9 @@ def worlds(draw: st.DrawFn) -> World:
     if draw(st.integers(0, 3)) == 0:
         speculation = Speculation(draw(st.integers(1, 5)), draw(st.sampled_from([0.0, 0.7, 1.0])))
         world = replace(world, speculation=speculation)
+    if draw(st.integers(0, 2)) == 0:
+        world = replace(world, prefix_cache=True)
+    if draw(st.integers(0, 2)) == 0:
+        costs = SwapCost(world.costs, [1_000] * depth, 1e6, 0.0005)
+        world = replace(world, costs=costs, swap=True)
     return world

@@ -13,6 +13,7 @@ from traces.arrivals import (
     make_arrivals,
     make_requests,
 )
+from traces.conversations import with_conversations
 from traces.describe import convert, fit, info
 from traces.formats import FORMATS
 from traces.load import load_trace
@@ -45,5 +46,6 @@ __all__ = [
     "make_requests",
     "sample_trace",
     "train",
+    "with_conversations",
     "with_predictions",
 ]

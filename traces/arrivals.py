@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -201,7 +202,13 @@ def make_requests(
     times_s = arrivals.times(n, random_stream(seed, "arrivals"), trace.arrival_s)
     columns = (times_s, trace.prompt_tokens, trace.output_tokens)
     rows = zip(*(column[:n].tolist() for column in columns), strict=True)
-    return [Request(number, *row) for number, row in enumerate(rows)]
+    prefixes = repeat(None) if trace.prefixes is None else trace.prefixes
+    return [
+        Request(number, arrival_s, prompt, output, prefix=prefix)
+        for number, ((arrival_s, prompt, output), prefix) in enumerate(
+            zip(rows, prefixes, strict=False)
+        )
+    ]
 
 
 def at_rate(unit_rate_times: Floats, rate: float, rescale: bool) -> Floats:

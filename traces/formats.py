@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from evenflow.errors import UsageError, instead_of
-from traces.row import Row, number, shown, token_count
+from traces.row import Row, block_ids, number, shown, token_count
 from traces.sharegpt import ShareGpt
 from traces.source import Source
 
@@ -61,7 +61,10 @@ def timestamp(column: str, value: object) -> int:
 
 
 class Reader(Protocol):
-    """Reads one format. `columns` must all be in the file; a row's time has `ticks_per_s`."""
+    """Reads one format. `columns` must all be in the file; a row's time has `ticks_per_s`.
+
+    A row's blocks have `block_tokens` tokens each; 0: the format has none.
+    """
 
     @property
     def layout(self) -> Layout: ...
@@ -69,6 +72,8 @@ class Reader(Protocol):
     def columns(self) -> Sequence[str]: ...
     @property
     def ticks_per_s(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
     def rows(self, source: Source) -> Iterator[Row]: ...
 
 
@@ -77,7 +82,8 @@ class Table:
     """A format with one request a line, in named columns (csv) or keys (jsonl).
 
     `time` is the column of arrival times (None: the format has none) and `ticks_per_s` its unit.
-    `no_output` says why a row without output tokens is dropped.
+    `no_output` says why a row without output tokens is dropped. `blocks` is the column, if there is
+    one, that names the content of each `block_tokens` tokens of the prompt.
     """
 
     layout: Literal["csv", "jsonl"]
@@ -88,6 +94,8 @@ class Table:
     parse_time: Callable[[str, object], Ticks] = elapsed
     time_required: bool = True
     no_output: str = "no output tokens"
+    blocks: str | None = None
+    block_tokens: int = 0
 
     @property
     def columns(self) -> Sequence[str]:
@@ -102,14 +110,15 @@ class Table:
 
     def rows(self, source: Source) -> Iterator[Row]:
         """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
-        wanted = (self.time, self.prompt, self.output)
+        wanted = (self.time, self.prompt, self.output, self.blocks)
         lines = csv_lines if self.layout == "csv" else jsonl_lines
-        for line, (time, prompt, output) in lines(source, wanted, self.columns):
+        for line, (time, prompt, output, blocks) in lines(source, wanted, self.columns):
             try:
                 row = Row(
                     self.read_time(time),
                     token_count(self.prompt, prompt),
                     token_count(self.output, output),
+                    blocks=() if blocks is None else block_ids(str(self.blocks), blocks),
                 )
             except ValueError as error:
                 raise source.error(str(error), line=line) from None
@@ -175,7 +184,15 @@ FORMATS: Mapping[str, Reader] = MappingProxyType(
         ),
         "distserve": Table("csv", "prompt_len", "output_len", "start_time"),
         "splitwise-sim": Table("csv", "prompt_size", "token_size", "arrival_timestamp"),
-        "mooncake": Table("jsonl", "input_length", "output_length", "timestamp", 1000),
+        "mooncake": Table(
+            "jsonl",
+            "input_length",
+            "output_length",
+            "timestamp",
+            1000,
+            blocks="hash_ids",
+            block_tokens=512,
+        ),
         "llmservingsim": Table(
             "jsonl", "input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S
         ),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.types import Prefix
 from traces.formats import FORMATS, find_format
 from traces.row import Row
 from traces.sharegpt import load_tokenizer
@@ -67,7 +68,7 @@ def read_trace(
     """Read up to `limit` requests that pass `bounds` from an open file."""
     name = find_format(source, format_name)
     reader = FORMATS[name]
-    columns = Columns(reader.ticks_per_s, keep_text)
+    columns = Columns(reader.ticks_per_s, reader.block_tokens, keep_text)
     for row in reader.rows(source):
         columns.add(row, bounds)
         if limit is not None and len(columns.prompt_tokens) >= limit:
@@ -75,19 +76,21 @@ def read_trace(
     if not columns.prompt_tokens:
         reasons = ", ".join(f"{n} {why}" for why, n in columns.dropped.items())
         raise source.error(f"no request is left; dropped: {reasons}" if reasons else "no rows")
-    arrival_s, prompt_tokens, output_tokens, reordered = columns.in_order()
+    arrival_s, order, reordered = columns.in_order()
+    prompt_tokens, output_tokens = np.array(columns.prompt_tokens), np.array(columns.output_tokens)
     return Trace(
         name=source.path.name,
         format=name,
         arrival_s=arrival_s,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
+        prompt_tokens=prompt_tokens[order],
+        output_tokens=output_tokens[order],
         dropped=dict(columns.dropped),
         sha256=fingerprint(source.path),
         path=str(source.path),
         rows_read=columns.rows_read,
         reordered=reordered,
         texts=columns.texts if len(columns.texts) == len(prompt_tokens) else None,
+        prefixes=[columns.prefixes[row] for row in order] if columns.prefixes else None,
     )
 
 
@@ -96,6 +99,7 @@ class Columns:
     """The rows read so far, 8 bytes a value. Times are seconds since the first row kept."""
 
     ticks_per_s: int
+    block_tokens: int = 0
     keep_text: bool = False
     first_tick: int | float | None = None
     rows_read: int = 0
@@ -104,11 +108,12 @@ class Columns:
     prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
     output_tokens: array[int] = field(default_factory=lambda: array("q"))
     texts: list[str] = field(default_factory=list)
+    prefixes: list[Prefix] = field(default_factory=list)
 
     def add(self, row: Row, bounds: LengthFilter | None) -> None:
         """Keep a row, or count why it is dropped."""
         self.rows_read += 1
-        time, prompt, output, dropped, text = row
+        time, prompt, output, dropped, text, blocks = row
         if not dropped and not (prompt and output):
             dropped = f"no {'output' if prompt else 'prompt'} tokens"
         if not dropped and bounds is not None:
@@ -120,20 +125,21 @@ class Columns:
         self.output_tokens.append(output)
         if self.keep_text and text is not None:
             self.texts.append(text)
+        if self.block_tokens:
+            tokens = min(prompt, len(blocks) * self.block_tokens)
+            self.prefixes.append(Prefix(blocks, self.block_tokens, tokens))
         if time is not None:
             if self.first_tick is None:
                 self.first_tick = time
             # Whole ticks are subtracted before dividing: exact, where seconds since 1970 are not.
             self.arrival_s.append((time - self.first_tick) / self.ticks_per_s)
 
-    def in_order(self) -> tuple[Floats | None, Ints, Ints, int]:
-        """Return the columns by time (ties in file order), and how many rows came too late."""
-        prompts, outputs = np.array(self.prompt_tokens), np.array(self.output_tokens)
+    def in_order(self) -> tuple[Floats | None, Ints, int]:
+        """Return times in order (None: the file has none), which row has which, and how many rows
+        came too late. Ties keep the file's order."""
         if self.first_tick is None:
-            return None, prompts, outputs, 0
+            return None, np.arange(len(self.prompt_tokens)), 0
         arrival_s = np.array(self.arrival_s)
-        reordered = int(np.count_nonzero(np.diff(arrival_s) < 0))
-        if not reordered:
-            return arrival_s, prompts, outputs, 0
         order = np.argsort(arrival_s, kind="stable")
-        return arrival_s[order] - arrival_s.min(), prompts[order], outputs[order], reordered
+        reordered = int(np.count_nonzero(np.diff(arrival_s) < 0))
+        return arrival_s[order] - arrival_s.min(), order, reordered

@@ -12,7 +12,8 @@ class Row(NamedTuple):
     """A request as the file has it. `time` is in the format's ticks (None: no arrival times).
 
     `dropped` says why the format itself does not count the row as a request; "" keeps it. `text` is
-    the prompt, where the file holds it.
+    the prompt, where the file holds it; `blocks` name the content of its blocks of tokens, () where
+    the file does not.
     """
 
     time: int | float | None
@@ -20,6 +21,7 @@ class Row(NamedTuple):
     output_tokens: int
     dropped: str = ""
     text: str | None = None
+    blocks: tuple[int, ...] = ()
 
 
 def shown(value: object) -> str:
@@ -45,3 +47,10 @@ def number(value: object) -> float:
         return float(value)
     except (ValueError, OverflowError):
         return math.nan
+
+
+def block_ids(column: str, value: object) -> tuple[int, ...]:
+    """Return the names of a prompt's blocks. Raises ValueError unless a list of whole numbers."""
+    if not isinstance(value, list) or any(type(block) is not int for block in value):
+        raise ValueError(f"{column} is {shown(value)}; expected a list of whole numbers")
+    return tuple(value)

@@ -29,6 +29,7 @@ class ShareGpt:
     layout: Literal["json"] = "json"
     columns: tuple[str, ...] = ("conversations",)
     ticks_per_s: int = 1
+    block_tokens: int = 0
 
     def rows(self, source: Source) -> Iterator[Row]:
         """Yield a row an entry. Raises UsageError naming the entry (from 1) that is wrong."""

@@ -12,6 +12,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from evenflow.types import Prefix
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -24,7 +26,8 @@ class Trace:
     `prompt_tokens`, `output_tokens`: [n], 1 or more. `dropped`: rows left out, by reason, among the
     `rows_read`; `reordered`: rows that the file has earlier than the row before them. `sha256`: see
     `traces.source.fingerprint`. `seed`: what a sample was drawn with; None for a file. `texts`: the
-    prompts, [n], where they were asked for and the file holds them.
+    prompts, [n], where they were asked for and the file holds them. `prefixes`: what the requests
+    have in common, [n]; None where nothing is known of it.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Trace:
     reordered: int = 0
     seed: int | None = None
     texts: Sequence[str] | None = None
+    prefixes: Sequence[Prefix] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

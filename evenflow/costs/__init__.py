@@ -12,6 +12,7 @@ from evenflow.costs.drafts import DraftedCost
 from evenflow.costs.estimates import estimates
 from evenflow.costs.graphs import GraphCost
 from evenflow.costs.roofline import RooflineCost
+from evenflow.costs.swap import SwapCost
 
 __all__ = [
     "AffineCost",
@@ -23,6 +24,7 @@ __all__ = [
     "Ring",
     "RooflineCost",
     "StageCost",
+    "SwapCost",
     "TwoLevel",
     "Work",
     "balanced_layers",

@@ -60,13 +60,26 @@ class Span(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A micro-batch reduced to its numbers, for whoever asks for a cost without one."""
+    """A micro-batch reduced to its numbers, for whoever asks for a cost without one.
+
+    Before it is computed, `swapped_pages` KV pages of `swapped_rows` rows are copied to or from the
+    host.
+    """
 
     chunks: tuple[Span, ...] = ()
     prefill_tokens: int = 0
     decode_tokens: int = 0
     decode_context: int = 0
     sampled_rows: int = 0
+    swapped_rows: int = 0
+    swapped_pages: int = 0
+
+
+def work_of(batch: BatchShape) -> Work:
+    """Return the numbers of a micro-batch."""
+    chunks = tuple(Span(chunk.start, chunk.stop) for chunk in batch.chunks)
+    numbers = batch.prefill_tokens, batch.decode_tokens, batch.decode_context, batch.sampled_rows
+    return Work(chunks, *numbers)
 
 
 def prefill_work(tokens: int, start: int = 0, *, last: bool = True) -> Work:

@@ -73,12 +73,12 @@ class Room:
         for prompt in view.waiting:
             if self.tokens <= 0 or self.rows <= 0 or self.seats <= 0:
                 return
-            pages = -(-max(prompt.tokens, reserved_tokens) // view.page_tokens)
+            pages = -(-max(prompt.tokens, reserved_tokens) // view.page_tokens) - prompt.pages
             spare = self.watermark_pages if view.running or self.prefills else 0
             if pages > self.pages - spare:
                 self.kv_limited = True
                 return
-            tokens = min(prompt.tokens, self.tokens) if chunked else prompt.tokens
+            tokens = min(prompt.remaining, self.tokens) if chunked else prompt.remaining
             if tokens > self.tokens and self.prefills:
                 return
             self.add(prompt, tokens, pages, max(prompt.tokens, reserved_tokens))

@@ -16,6 +16,8 @@ class Static:
 
     With several stages, up to `depth` independent static batches exist and never merge; they share
     `max_num_seqs` evenly. A request's pages go back when it ends, not when its batch ends.
+    `padded`: classic static batching, where every member costs as much as the longest: prompts are
+    as long as the longest of the batch, and ended members decode on until it ends.
     """
 
     def __init__(
@@ -24,10 +26,12 @@ class Static:
         max_num_seqs: int = 128,
         max_model_len: int | None = None,
         max_batch_rows: int | None = None,
+        padded: bool = False,
     ) -> None:
         self.max_num_seqs = at_least(max_num_seqs, 1, "max_num_seqs")
         self.max_model_len = at_least(max_model_len or 1, 1, "max_model_len")
         self.max_batch_rows = row_cap(max_batch_rows)
+        self.padded = padded
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
         return refuse_reserved(self.max_model_len, prompt_tokens + output_tokens, pool)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
 from evenflow.bubbles import attribute
-from evenflow.kv import PagePool
 from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.result import RunResult
 from sim.driver import Driver
@@ -34,13 +33,19 @@ def test_requests_tokens_and_pages_are_conserved(world: World) -> None:
     assert [bool(reason) for reason in result.reason] == (~done).tolist()
     assert result.sampled_rows.sum() == result.output_tokens[done].sum()
     assert result.gap_count.sum() == (result.output_tokens[done] - 1).sum()
-    assert result.prefill_tokens.sum() >= result.prompt_tokens[done].sum()
+    cached_tokens = 0 if result.cached_tokens is None else result.cached_tokens[done].sum()
+    assert result.prefill_tokens.sum() >= result.prompt_tokens[done].sum() - cached_tokens
+    assert result.kv_tokens is not None
+    slots = (result.total_pages // result.engines - result.free_pages) * result.page_tokens
+    assert (result.kv_tokens > 0).all()
+    assert (result.kv_tokens <= slots).all()
     for engine in engines:
         engine.pool.check_integrity([])
         assert not engine.live
         assert (engine.running, engine.running_decodes, engine.ready.rows) == (0, 0, 0)
         assert (engine.waiting_tokens, len(engine.in_flight)) == (0, 0)
         assert engine.expected_output_tokens() == 0
+        assert engine.kv_tokens == 0
 
 
 @settings(max_examples=300, deadline=None)
@@ -73,7 +78,8 @@ def check_journal(engine: RecordingBatcher) -> None:
             prompt_tokens[entry.request.request_id] = entry.request.prompt_tokens
         elif isinstance(entry, Asked) and entry.decision is not None:
             for request_id, start, stop in entry.decision.chunks:
-                assert start in (0, computed[request_id]), "chunks leave a gap"
+                kept = start % engine.pool.page_tokens == 0 or engine.swap
+                assert start == computed[request_id] or kept, "chunks leave a gap"
                 computed[request_id] = stop
             for request_id in entry.decision.decodes:
                 assert computed[request_id] >= prompt_tokens[request_id]
@@ -94,12 +100,13 @@ def test_replaying_a_run_gives_the_same_decisions(world: World) -> None:
     for engine in engines:
         fresh = Batcher(
             world.make_scheduler(),
-            PagePool(engine.pool.total_pages, engine.pool.page_tokens),
+            type(engine.pool)(engine.pool.total_pages, engine.pool.page_tokens),
             depth=engine.depth,
             max_in_flight=engine.max_in_flight,
             max_model_len=engine.max_model_len,
             pipelined_chunks=engine.pipelined_chunks,
             speculation=engine.speculation,
+            swap=engine.swap,
         )
         assert replay(engine.journal, fresh) is None
 

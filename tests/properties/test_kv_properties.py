@@ -1,0 +1,194 @@
+"""Prefix cache, swap and KV accounting: at every step of a run, and against an independent cache.
+
+The cache machine keeps, beside the pool, a plain list of what every page was given to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from evenflow.groups import Row
+from evenflow.prefix_cache import CachedPage, PrefixCache
+from evenflow.replay import RecordingBatcher
+from evenflow.types import MicroBatch, Prefix
+from sim.driver import Driver
+from sim.tandem import Tandem
+from sim.world import World
+from tests.worlds import worlds
+
+PAGE = 4
+
+Content = tuple[int, ...]
+"""What a page holds, and all pages before it: the block of each token from the start on."""
+
+
+class Holder:
+    """A request of the machine: its tokens, its pages, and what each of them holds."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.pages: list[int] = []
+        self.chain: list[CachedPage] = []
+
+    @property
+    def prefix(self) -> Prefix:
+        return Prefix(tuple(self.tokens), 1, len(self.tokens))
+
+    def content(self, index: int) -> Content:
+        return tuple(self.tokens[: (index + 1) * PAGE])
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests come, look up what is cached, publish what they compute, and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PrefixCache(9, PAGE)
+        self.running: list[Holder] = []
+        self.holds: dict[int, Content] = {}  # what each page was last given to hold
+        self.findable: set[Content] = set()
+        self.waiting: Holder | None = None
+
+    @precondition(lambda self: self.waiting is None)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
+    def arrive(self, tokens: list[int]) -> None:
+        self.waiting = Holder(tokens)
+
+    @precondition(lambda self: self.waiting is not None)
+    @rule()
+    def look_up(self) -> None:
+        """A hit is exactly the full pages that the tokens have in common with what is cached."""
+        holder = self.waiting
+        assert holder is not None
+        self.pool.find(holder.chain, holder.prefix, len(holder.tokens) - 1)
+        expected = 0
+        while (expected + 1) * PAGE < len(holder.tokens):
+            if holder.content(expected) not in self.cached():
+                break
+            expected += 1
+        assert len(holder.chain) == expected
+        assert [self.holds[node.page] for node in holder.chain] == [
+            holder.content(index) for index in range(expected)
+        ]
+
+    @precondition(lambda self: self.waiting is not None)
+    @rule()
+    def admit(self) -> None:
+        self.look_up()
+        holder = self.waiting
+        assert holder is not None
+        in_use = {page for other in self.running for page in other.pages}
+        hit = {node.page for node in holder.chain}
+        need = self.pool.pages_for(len(holder.tokens)) - len(hit & in_use)
+        if need > self.pool.free_pages:
+            return
+        holder.pages = self.pool.hold(holder.chain)
+        new = self.pool.allocate(self.pool.pages_for(len(holder.tokens)) - len(hit))
+        assert not set(new) & (in_use | hit), "a page in use was given away"
+        for index, page in enumerate(new, start=len(holder.pages)):
+            self.holds[page] = holder.content(index)
+        holder.pages += new
+        self.running.append(holder)
+        self.waiting = None
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.running))
+        tokens = data.draw(st.integers(0, len(holder.tokens)))
+        free_before, known_before = self.pool.free_pages, self.cached()
+        self.pool.publish(holder.pages, holder.chain, holder.prefix, tokens)
+        published = {holder.content(index) for index in range(tokens // PAGE)}
+        assert self.cached() == known_before | published
+        assert self.pool.free_pages >= free_before, "sharing never costs a page"
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.running))
+        self.running.remove(holder)
+        cached = self.cached()
+        self.pool.free(holder.pages)
+        assert self.cached() == cached, "pages stay findable until they are evicted"
+
+    def cached(self) -> set[Content]:
+        return {self.holds[page] for page in self.pages_in_tree()}
+
+    def pages_in_tree(self) -> list[int]:
+        found: list[int] = []
+        nodes = [self.pool._root]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            found += [child.page for child in node.children.values()]
+        return found
+
+    @invariant()
+    def every_page_is_counted_once(self) -> None:
+        self.pool.check_integrity([page for holder in self.running for page in holder.pages])
+        in_tree = self.pages_in_tree()
+        assert len(self.cached()) == len(in_tree), "the same content is there twice"
+        used = {page for holder in self.running for page in holder.pages}
+        assert self.pool.free_pages == self.pool.total_pages - len(used)
+        for holder in self.running:
+            contents = [holder.content(index) for index in range(len(holder.pages))]
+            assert [self.holds[page] for page in holder.pages] == contents
+
+
+CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCache = CacheMachine.TestCase
+
+
+class CheckedBatcher(RecordingBatcher):
+    """Counts pages and tokens anew after every call."""
+
+    def next(self, now_s: float) -> MicroBatch | None:
+        batch = super().next(now_s)
+        self.check()
+        if batch is not None:
+            assert batch.kv_tokens == sum(self.tokens_by_page().values())
+        return batch
+
+    def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
+        finished = super().complete(batch, now_s, stopped)
+        self.check()
+        return finished
+
+    def check(self) -> None:
+        rows = self.live.values()
+        self.pool.check_integrity([page for row in rows for page in row.pages])
+        remaining = [row.remaining for row in rows if not row.decoding]
+        assert self.waiting_tokens == sum(remaining)
+
+    def tokens_by_page(self) -> dict[int, int]:
+        """Return the filled slots of each page, a shared page once."""
+        page_tokens = self.pool.page_tokens
+        flying = [batch.decodes for batch in self.in_flight.values() if batch.decodes is not None]
+        context = {row.order: row.computed for row in self.live.values()}
+        for group in (*self.ready._groups, *flying):
+            for row in group.rows():
+                gained = min(group.stride, row.finish_tick - group.tick) if group in flying else 0
+                context[row.order] = group.context_of(row) + gained
+        return {
+            page: min(max(context[row.order] - index * page_tokens, 0), page_tokens)
+            for row in self.live.values()
+            for index, page in enumerate(row.pages)
+        }
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(), st.booleans(), st.booleans(), st.sampled_from([16, 17, 20, 24]))
+def test_pages_and_tokens_at_every_step(
+    world: World, prefix_cache: bool, swap: bool, total_pages: int
+) -> None:
+    world = replace(world, prefix_cache=prefix_cache, swap=swap, total_pages=total_pages)
+    driver = Driver(world, Tandem, batcher=CheckedBatcher)
+    result = driver.run()
+    assert len(result.request_id) == len(world.requests)
+    for engine in driver.engines:
+        engine.pool.check_integrity([])

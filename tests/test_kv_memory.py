@@ -1,0 +1,184 @@
+"""Swap, reservation and padding: times and shares by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenflow.batcher import Batcher
+from evenflow.config import load_config
+from evenflow.costs import AffineCost, SwapCost, Work
+from evenflow.kv import PagePool
+from evenflow.metrics import summarize
+from evenflow.replay import decision_of
+from evenflow.result import RunResult
+from evenflow.schedulers import create
+from evenflow.types import Request
+from experiments.build import build
+from sim import World, simulate
+from tests.command_line import write_inputs
+
+
+def run(
+    policy: str, params: dict[str, object], requests: list[Request], **changes: object
+) -> RunResult:
+    """Simulate one stage: 10 ms and 1 ms a token."""
+    options = {"depth": 1, "total_pages": 64, "max_model_len": 64, "max_in_flight": 1} | changes
+    costs = options.pop("costs", AffineCost(0.010, 0.001, 1))
+    return simulate(
+        World(
+            requests,
+            lambda: create(policy, params, max_model_len=64),
+            costs,  # type: ignore[arg-type]
+            **options,  # type: ignore[arg-type]
+        )
+    )
+
+
+# -- swap ---------------------------------------------------------------------------------------
+
+
+def test_4096_tokens_of_224_mb_take_four_and_a_half_milliseconds() -> None:
+    """224 MB / 50 GB/s = 4.48 ms, and 20 us of latency; half of it on each of two stages of half
+    the layers, where every GPU has a link of its own."""
+    whole = SwapCost(AffineCost(0.0, 0.0, 1), [875_000], 50e9, 20e-6)
+    assert whole.times(Work(swapped_rows=1, swapped_pages=256)) == [pytest.approx(0.0045)]
+    halves = SwapCost(AffineCost(0.001, 0.0, 2), [437_500, 437_500], 50e9)
+    assert halves.times(Work(swapped_rows=1, swapped_pages=256)) == [pytest.approx(0.00324)] * 2
+    assert halves.times(Work()) == [0.001, 0.001]
+
+
+def test_the_host_link_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama2-13B: 40 layers * 2 * 40 heads * 128 * 2 bytes = 819,200 bytes a token; a page of 16
+    on one of two stages has half: 6,553,600 bytes, 0.131072 ms at 50 GB/s."""
+    monkeypatch.chdir(tmp_path)
+    write_inputs(tmp_path)
+    settings = ["model=Llama2-13B", "kv.swap=true", "kv.host_link={bandwidth_gb_s: 50}"]
+    world = build(load_config("RUN.yaml", settings), [], tmp_path).world
+    assert world.swap
+    bare_s = 0.005
+    assert (
+        world.costs.times(Work(swapped_rows=1, swapped_pages=1))
+        == [pytest.approx(bare_s + 0.000131072)] * 2
+    )
+
+
+def swapping(pages: int = 5) -> tuple[Batcher, list[object]]:
+    """Two requests of 32 tokens and 8 to generate; return the Batcher and its decisions."""
+    scheduler = create("sarathi", {"watermark": 0.0}, max_model_len=64)
+    serving = Batcher(
+        scheduler, PagePool(pages), depth=1, max_in_flight=1, max_model_len=64, swap=True
+    )
+    for request_id in (0, 1):
+        serving.add(Request(request_id, 0.0, 32, 8))
+    log: list[object] = []
+    while serving.live:
+        batch = serving.next(float(len(log)))
+        assert batch is not None
+        work = batch.charged or Work()
+        log.append((decision_of(batch), work.swapped_rows, work.swapped_pages))
+        serving.complete(batch, float(len(log)))
+    return serving, log
+
+
+def test_a_swapped_request_goes_on_where_it_was() -> None:
+    """Request 1 gives way at 32 tokens, two pages go out; they come back when 0 has ended, and it
+    computes its 33rd token, which yields the next one."""
+    serving, log = swapping()
+    assert log[:3] == [
+        (((((0, 0, 32)), ((1, 0, 32))), ()), 0, 0),
+        (((), (0,)), 1, 2),
+        (((), (0,)), 0, 0),
+    ]
+    assert log[8:10] == [(((((1, 32, 33)),), ()), 1, 2), (((), (1,)), 0, 0)]
+    assert len(log) == 8 + 7
+    assert serving.preemptions == 1
+    assert serving.kv_tokens == 0
+
+
+def test_the_micro_batch_waits_for_its_copies() -> None:
+    """As above, 10 ms and 1 ms a token: 74 ms for both prompts; the second micro-batch decodes one
+    token, 11 ms, after two pages of 1 MB have gone out at 1 GB/s, 2 ms, with 0.5 ms latency."""
+    costs = SwapCost(AffineCost(0.010, 0.001, 1), [1_000_000], 1e9, 0.0005)
+    requests = [Request(0, 0.0, 32, 8), Request(1, 0.0, 32, 8)]
+    result = run("sarathi", {"watermark": 0.0}, requests, costs=costs, total_pages=5, swap=True)
+    seconds = (result.end_s - result.start_s)[:, 0]
+    expected = [0.074, 0.0135, *[0.011] * 6, 0.0135, *[0.011] * 6]
+    np.testing.assert_allclose(seconds, expected, rtol=0, atol=1e-12)
+    recomputed = run("sarathi", {"watermark": 0.0}, requests, total_pages=5)
+    np.testing.assert_allclose(
+        (recomputed.end_s - recomputed.start_s)[8, 0], 0.010 + 0.033, rtol=0, atol=1e-12
+    )
+
+
+# -- waste --------------------------------------------------------------------------------------
+
+
+def test_reserved_slots_that_hold_no_token_are_wasted() -> None:
+    """64 slots for a prompt of 16 that generates 3: 16, 17, 18 are filled, paged 16 of 16, 17 and
+    18 of 32."""
+    request = [Request(0, 0.0, 16, 3)]
+    reserved = summarize(run("orca", {}, request))
+    assert reserved["kv_waste_share"] == pytest.approx(1 - (16 + 17 + 18) / (3 * 64))
+    paged = summarize(run("sarathi", {}, request))
+    assert paged["kv_waste_share"] == pytest.approx(1 - (16 + 17 + 18) / (16 + 32 + 32))
+
+
+def test_waste_with_virtual_engines_is_that_of_the_engine_that_sends() -> None:
+    """Two engines of 32 pages; each request fills 16 of the 16 slots it holds, and ends."""
+    requests = [Request(0, 0.0, 16, 1), Request(1, 0.0, 16, 1)]
+    result = run("sarathi", {}, requests, depth=2, virtual_engines=2, costs=AffineCost(0.01, 0, 2))
+    assert summarize(result)["kv_waste_share"] == 0.0
+
+
+# -- padding ------------------------------------------------------------------------------------
+
+
+def test_a_padded_batch_costs_as_much_as_its_longest_members() -> None:
+    """Prompts of 10 and 4, outputs of 1, 2 and 4: three times the longest prompt, then three rows a
+    step until the last ends; without padding, what is there."""
+    requests = [Request(0, 0.0, 10, 2), Request(1, 0.0, 4, 4), Request(2, 0.0, 4, 1)]
+    for padded, tokens in ((True, [30, 3, 3, 3]), (False, [18, 2, 1, 1])):
+        result = run("static", {"padded": padded}, requests)
+        seconds = (result.end_s - result.start_s)[:, 0]
+        expected = [0.010 + 0.001 * count for count in tokens]
+        np.testing.assert_allclose(seconds, expected, rtol=0, atol=1e-12)
+        assert result.prefill_tokens.tolist() == [18, 0, 0, 0]
+        assert result.decode_tokens.tolist() == [0, 2, 1, 1]
+
+
+def test_padded_rows_attend_to_the_longest_prompt() -> None:
+    """Two rows of context 10, though one had a prompt of 4; then 11."""
+    scheduler = create("static", {"padded": True}, max_model_len=64)
+    serving = Batcher(scheduler, PagePool(64), depth=1, max_in_flight=1, max_model_len=64)
+    serving.add(Request(0, 0.0, 10, 2))
+    serving.add(Request(1, 0.0, 4, 3))
+    charged = []
+    for step in range(3):
+        batch = serving.next(float(step))
+        assert batch is not None
+        charged.append(batch.charged)
+        serving.complete(batch, float(step))
+    assert charged == [
+        Work(((0, 10), (0, 10)), 20, 0, 0, 2),  # type: ignore[arg-type]
+        Work((), 0, 2, 20, 2),
+        Work((), 0, 2, 22, 2),
+    ]
+
+
+def test_two_padded_batches_do_not_mix() -> None:
+    """Two stages, a batch each: each decodes at its own width until its own end."""
+    requests = [Request(0, 0.0, 5, 3), Request(1, 0.0, 5, 1), Request(2, 0.0, 2, 2)]
+    result = run(
+        "static",
+        {"padded": True, "max_num_seqs": 4},
+        requests,
+        depth=2,
+        max_in_flight=2,
+        costs=AffineCost(0.0, 0.001, 2),
+    )
+    tokens = np.rint((result.end_s - result.start_s)[:, 0] * 1000).astype(int)
+    assert tokens.tolist() == [10, 2, 2, 1, 2]
+    assert result.decode_tokens.tolist() == [0, 0, 1, 1, 1]

@@ -1,0 +1,243 @@
+"""Prefix caching: scenarios on the Batcher with literal logs, and hit rates counted by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from evenflow.batcher import Batcher
+from evenflow.costs import AffineCost
+from evenflow.errors import UsageError
+from evenflow.metrics import summarize
+from evenflow.prefix_cache import PrefixCache
+from evenflow.replay import decision_of
+from evenflow.schedulers import create
+from evenflow.types import Prefix, Request
+from sim import World, simulate
+from tests.command_line import RUN, evenflow
+from traces import load_trace, make_requests, with_conversations
+
+PAGE = 16
+
+
+def batcher(policy: str = "sarathi", pages: int = 64, **params: object) -> Batcher:
+    scheduler = create(policy, params, max_model_len=2_000)
+    return Batcher(
+        scheduler, PrefixCache(pages, PAGE), depth=1, max_in_flight=1, max_model_len=2_000
+    )
+
+
+def asking(request_id: int, prompt: int, *blocks: int, output: int = 1) -> Request:
+    """Return a request whose prompt consists of blocks of 32 tokens."""
+    return Request(request_id, 0.0, prompt, output, prefix=Prefix(blocks, 32, prompt))
+
+
+def serve(serving: Batcher, *requests: Request) -> list[tuple[tuple[int, int, int], ...]]:
+    """Serve requests until all are done; return the chunks of each micro-batch."""
+    for request in requests:
+        assert serving.add(request) is None
+    log = []
+    while serving.live:
+        batch = serving.next(0.0)
+        assert batch is not None
+        decision = decision_of(batch)
+        assert decision is not None
+        if decision.chunks:
+            log.append(decision.chunks)
+        serving.complete(batch, float(batch.batch_id))
+    return log
+
+
+def test_common_full_pages_are_not_computed_again() -> None:
+    """Blocks 1 2 | 3 against 1 2 | 4: 64 tokens are alike; of 1 alone, 32."""
+    serving = batcher()
+    assert serve(serving, asking(0, 90, 1, 2, 3)) == [((0, 0, 90),)]
+    assert serve(serving, asking(1, 90, 1, 2, 4)) == [((1, 64, 90),)]
+    assert serve(serving, asking(2, 70, 1, 5, 3)) == [((2, 32, 70),)]
+    assert serve(serving, asking(3, 70, 2, 1, 3)) == [((3, 0, 70),)]
+    assert serving.pool.free_pages == 64
+
+
+@pytest.mark.parametrize(("prompt", "start"), [(64, 48), (65, 64), (63, 48), (17, 16), (16, 0)])
+def test_a_full_hit_computes_one_token_at_least(prompt: int, start: int) -> None:
+    """Of 64 cached tokens a prompt of 64 uses 48: the last page would leave nothing to compute."""
+    serving = batcher()
+    serve(serving, asking(0, 80, 1, 2, 3))
+    assert serve(serving, asking(1, prompt, 1, 2, 3)) == [((1, start, prompt),)]
+
+
+def test_prompts_that_start_together_share_pages_once_they_are_computed() -> None:
+    """Neither finds the other, so both compute all 64 tokens, into the same four pages."""
+    serving = batcher(token_budget=256)
+    for request_id in (0, 1):
+        serving.add(asking(request_id, 64, 1, 2, output=2))
+    batch = serving.next(0.0)
+    assert batch is not None
+    assert decision_of(batch) == (((0, 0, 64), (1, 0, 64)), ())
+    assert [row.pages for row in serving.live.values()] == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert (batch.free_pages, batch.kv_tokens) == (60, 64)
+
+
+def test_the_longest_idle_prefix_is_evicted_first_and_from_its_end() -> None:
+    """A pool of 8 pages holds 1 2 and 3 4; the next six pages push out 1 2, then the end of 3 4."""
+    serving = batcher(pages=8, watermark=0.0)
+    serve(serving, asking(0, 64, 1, 2), asking(1, 64, 3, 4))
+    serve(serving, Request(2, 0.0, 95, 1))
+    assert serve(serving, asking(3, 64, 3, 4)) == [((3, 32, 64),)]
+    assert serve(serving, asking(4, 64, 1, 2)) == [((4, 0, 64),)]
+
+
+def test_a_policy_sees_what_is_left() -> None:
+    """25 tokens remain of 89; the four shared pages are free to hold while they are in use."""
+    serving = batcher()
+    serve(serving, asking(0, 80, 1, 2, 3))
+    serving.add(asking(1, 89, 1, 2, 4))
+    (prompt,) = serving.waiting_prompts()
+    assert (prompt.tokens, prompt.computed, prompt.remaining, prompt.pages) == (89, 64, 25, 0)
+    assert serving.waiting_tokens == 25
+    serving.next(0.0)
+    serving.add(asking(2, 89, 1, 2, 5))
+    (prompt,) = serving.waiting_prompts()
+    assert (prompt.remaining, prompt.pages) == (25, 4)
+
+
+def test_the_output_of_a_turn_is_found_by_the_next() -> None:
+    """Turn 1: 40 + 30 tokens, of which 69 are in the cache when it ends: 4 pages of turn 2."""
+    serving = batcher()
+    turns = [
+        Request(number, 0.0, prompt, output, prefix=Prefix((7,), prompt + output, prompt + output))
+        for number, (prompt, output) in enumerate([(40, 30), (100, 5), (105, 1)])
+    ]
+    assert [serve(serving, turn) for turn in turns] == [
+        [((0, 0, 40),)],
+        [((1, 64, 100),)],
+        [((2, 96, 105),)],
+    ]
+
+
+def test_preempted_requests_find_their_own_pages() -> None:
+    """Five pages: at 33 tokens both need a third, one is left. Request 1 gives way, and when 0 has
+    ended it has to compute only the token it had generated."""
+    serving = batcher(pages=5, watermark=0.0)
+    log = serve(serving, asking(0, 32, 1, output=8), asking(1, 32, 2, output=8))
+    assert serving.preemptions == 1
+    assert log == [((0, 0, 32), (1, 0, 32)), ((1, 32, 33),)]
+
+
+# -- hit rates ----------------------------------------------------------------------------------
+
+
+def mooncake_line(prompt: int, *blocks: int) -> str:
+    row = {"timestamp": 0, "input_length": prompt, "output_length": 2, "hash_ids": blocks}
+    return json.dumps(row) + "\n"
+
+
+def sequential(requests: list[Request], pages: int = 1 << 40) -> dict[str, float | int]:
+    """Serve one request after the other."""
+    world = World(
+        requests,
+        lambda: create("vllm", {"max_num_batched_tokens": 1 << 30}),
+        AffineCost(0.001, 0.0, 1),
+        depth=1,
+        total_pages=pages,
+        max_model_len=1 << 30,
+        concurrency=1,
+        prefix_cache=True,
+    )
+    result = simulate(world)
+    assert result.cached_tokens is not None
+    summary = summarize(result)
+    assert summary["prefix_hit_rate"] == result.cached_tokens.sum() / result.prompt_tokens.sum()
+    return summary
+
+
+def test_hits_of_a_mooncake_trace_by_hand(tmp_path: Path) -> None:
+    """Two rows share 512 tokens of 600; the third is the first again: 592 of its 600 tokens."""
+    path = tmp_path / "trace.jsonl"
+    lines = mooncake_line(600, 0, 1), mooncake_line(600, 0, 2), mooncake_line(600, 0, 1)
+    path.write_text("".join(lines))
+    requests = make_requests(load_trace(path), {"kind": "replay"})
+    assert requests[0].prefix == Prefix((0, 1), 512, 600)
+    assert sequential(requests)["prefix_hit_rate"] == (0 + 512 + 592) / 1800
+
+
+def test_mooncake_hits_equal_an_independent_count_over_hash_ids(shared: Path) -> None:
+    path = shared / "traces" / "mooncake_conversation_trace_head4000.jsonl.gz"
+    requests = make_requests(load_trace(path), {"kind": "replay"})
+    requests = [replace(request, output_tokens=1) for request in requests]  # for speed
+    lasting: set[tuple[int, int]] = set()  # (block, tokens of it that were there)
+    hit_tokens = 0
+    for request in requests:
+        assert request.prefix is not None
+        blocks, prompt = request.prefix.blocks, request.prompt_tokens
+        sizes = [min(512, prompt - 512 * index) for index in range(len(blocks))]
+        known = list(takewhile(lasting.__contains__, zip(blocks, sizes, strict=True)))
+        common = sum(size for _, size in known)
+        hit_tokens += min(common, prompt - 1) // PAGE * PAGE
+        lasting.update(zip(blocks, sizes, strict=True))
+    total = sum(request.prompt_tokens for request in requests)
+    rate = sequential(requests)["prefix_hit_rate"]
+    assert rate == hit_tokens / total
+    assert 0.2 < rate < 0.6
+
+
+def test_conversations_are_told_apart_by_their_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n10,20\n30,5\n34,9\n50,1\n2,2\n")
+    trace = with_conversations(load_trace(path))
+    assert trace.prefixes is not None
+    assert [prefix.blocks for prefix in trace.prefixes] == [(0,), (0,), (1,), (1,), (2,)]
+    requests = make_requests(trace, {"kind": "offline"})
+    assert requests[3].prefix == Prefix((1,), 51, 51)
+
+
+@pytest.mark.parametrize("name", ["azure-conv-sample", "mooncake"])
+def test_conversations_need_a_trace_of_turns(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(mooncake_line(600, 0, 1))
+    with pytest.raises(UsageError, match="conversations: true does not apply"):
+        with_conversations(load_trace(name if name != "mooncake" else path))
+
+
+def test_multi_turn_sharegpt_finds_its_history(shared: Path) -> None:
+    """Every turn but the first finds the history's full pages, but for the last token of it."""
+    path = shared / "traces" / "sharegpt_8k_filtered_stats_llama2_tokenizer.csv.gz"
+    requests = make_requests(with_conversations(load_trace(path, limit=300)), {"kind": "offline"})
+    hit_tokens = total = 0
+    for request in requests:
+        history = total if request.prompt_tokens >= total else 0
+        hit_tokens += min(max(history - 1, 0), request.prompt_tokens - 1) // PAGE * PAGE
+        total = request.prompt_tokens + request.output_tokens
+    rate = hit_tokens / sum(request.prompt_tokens for request in requests)
+    assert sequential(requests)["prefix_hit_rate"] == rate
+    assert rate > 0.7
+
+
+def test_the_files_of_a_run_say_what_was_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.jsonl").write_text(mooncake_line(600, 0, 1) + mooncake_line(600, 0, 2))
+    Path("RUN.yaml").write_text(RUN.replace("trace.csv", "trace.jsonl"))
+    arguments = (
+        "simulate",
+        "RUN.yaml",
+        "--set",
+        "workload.arrivals={kind: closed, concurrency: 1}",
+    )
+    for name, on in (("off", "false"), ("on", "true")):
+        status, _, errors = evenflow(
+            *arguments, "--set", f"kv.prefix_cache={on}", "--out", name, "--save", "requests"
+        )
+        assert (status, errors) == (0, "")
+    off, on = (json.loads(Path(name, "summary.json").read_text()) for name in ("off", "on"))
+    assert "prefix_hit_rate" not in off
+    assert on["prefix_hit_rate"] == 512 / 1200
+    header, first, second = Path("on", "requests.csv").read_text().splitlines()
+    assert header.endswith(",cached_tokens")
+    assert (first.split(",")[-1], second.split(",")[-1]) == ("0", "512")
+    assert "cached_tokens" not in Path("off", "requests.csv").read_text()

@@ -105,7 +105,7 @@ class Batcher:
         self._charges = self._keeper.active or self._padded
         self.gap_s: list[float] = []
         self.gap_count: list[int] = []
-        self._answer = "policy"
+        self._answer = ""  # the policy's, to the last question: why it sends nothing
         self.wake_at_s: float | None = None
         self._added = 0
         self._batches = 0
@@ -147,6 +147,7 @@ class Batcher:
                 raise PolicyError(f"policy {self.policy_name} {what}") from error
             batch = self._carry_out(plan)
             if batch is not None:
+                self._answer = ""
                 return batch
             if self.preemptions == preemptions:
                 self._wait(plan)
@@ -241,7 +242,7 @@ class Batcher:
         an earlier chunk), or if it has put the running decodes, enough for every stage, into fewer
         micro-batches than there are stages. Otherwise there is too little work.
         """
-        if self.can_send:
+        if self._answer and self.can_send:
             return self._answer
         if self.waiting_tokens or self.running_decodes >= self.depth:
             return "policy"

@@ -21,6 +21,8 @@ WAIT_REASONS = ("kv", "policy", "work")
 suffice; work waited, pages sufficed, and the policy sent nothing; there was nothing to run. Of
 several engines that wait, the first of these reasons counts."""
 
+WAIT_CODES = {reason: code for code, reason in enumerate(WAIT_REASONS)}
+
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
@@ -147,7 +149,7 @@ class Recorder:
     def wait(self, now_s: float, reason: str) -> None:
         """Record that the driver asked for a micro-batch and got none."""
         self._wait_s.append(now_s)
-        self._wait_reason.append(WAIT_REASONS.index(reason))
+        self._wait_reason.append(WAIT_CODES[reason])
 
     def finish(self, rows: list[Row]) -> None:
         self._finished += rows

@@ -103,8 +103,9 @@ class Driver:
         for engine in turns:
             batch = engine.next(now_s)
             if batch is not None:
-                turns.remove(engine)
-                turns.append(engine)
+                if len(turns) > 1:
+                    turns.remove(engine)
+                    turns.append(engine)
                 self._owners.append(engine)
                 self._last_wait = ""
                 return batch

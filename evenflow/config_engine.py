@@ -34,4 +34,4 @@ class ReplicasConfig(Keys):
     """`count` pipelines of one kind side by side; `router` divides the requests among them."""
 
     count: Count
-    router: Literal["round_robin", "least_outstanding"] = "round_robin"
+    router: Literal["round_robin", "least_outstanding", "prefix_affinity"] = "round_robin"

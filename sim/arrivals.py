@@ -14,11 +14,12 @@ from typing import Literal, Protocol
 from simpy import Event
 
 from evenflow.types import Request
+from sim.affinity import PrefixAffinity
 from sim.clock import Clock
 
-Router = Literal["round_robin", "least_outstanding"]
-"""Which pipeline gets the next request: each in turn; or the one with the fewest requests that
-are not done, the first of equals."""
+Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
+"""Which pipeline gets the next request: each in turn; the one with the fewest requests that are
+not done, the first of equals; or one that was sent the longest part of its prefix before."""
 
 
 class Entrance(Protocol):
@@ -72,8 +73,9 @@ class Arrivals:
                 yield clock.until(backlog[0].arrival_s)
             entered = []
             while backlog and backlog[0].arrival_s <= clock.now:
-                entered.append(self._choose())
-                entered[-1].admit(backlog.popleft())
+                request = backlog.popleft()
+                entered.append(self._choose(request))
+                entered[-1].admit(request)
             self._tell(entered)
 
     def _let_in(self, count: int) -> list[Entrance]:
@@ -81,7 +83,7 @@ class Arrivals:
         entered = []
         while count > 0 and self._backlog:
             request = replace(self._backlog.popleft(), arrival_s=self._clock.now)
-            entered.append(self._choose())
+            entered.append(self._choose(request))
             count -= entered[-1].admit(request)
         return entered
 
@@ -97,7 +99,20 @@ class Arrivals:
         return replace_done
 
 
-def _chooser(router: Router, pipelines: Sequence[Entrance]) -> Callable[[], Entrance]:
+def _chooser(router: Router, pipelines: Sequence[Entrance]) -> Callable[[Request], Entrance]:
     if router == "round_robin":
-        return cycle(pipelines).__next__
-    return lambda: min(pipelines, key=lambda pipeline: pipeline.outstanding)
+        turns = cycle(pipelines)
+        return lambda _: next(turns)
+    if router == "least_outstanding":
+        return lambda _: min(pipelines, key=_load)
+    affinity = PrefixAffinity(len(pipelines))
+
+    def choose(request: Request) -> Entrance:
+        index = affinity.choose(request, lambda index: pipelines[index].outstanding)
+        return pipelines[index]
+
+    return choose
+
+
+def _load(pipeline: Entrance) -> int:
+    return pipeline.outstanding

@@ -17,7 +17,7 @@ from evenflow.merge import merged
 from evenflow.metrics import summarize
 from evenflow.result import RunResult
 from evenflow.schedulers import create
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from sim import World, simulate, simulate_replicas
 from tests.command_line import evenflow, write_inputs
 from tests.worlds import worlds
@@ -55,6 +55,19 @@ def test_least_outstanding_avoids_who_is_busy() -> None:
     results = simulate_replicas(world(requests, router="least_outstanding"))
     # 0 stays on the first; 1, 2, 3 each find the second one free, 4 too; then both have one.
     assert shares(results) == [[0, 5], [1, 2, 3, 4]]
+
+
+def test_prefix_affinity_keeps_conversations_together() -> None:
+    """Two conversations in turns, with block 0 before them both: the first messages go where there
+    is least to do, the rest follow; a request without a prefix goes where there is least to do."""
+    turns = [(0, 7, 6), (0, 8, 5), (0, 7, 6, 1), (0, 7, 6, 1, 2), (0, 8, 5, 3), (0, 7, 6, 1, 2, 4)]
+    requests = [
+        replace(request, prompt_tokens=10 * len(blocks), prefix=Prefix(blocks, 10, 1_000))
+        for request, blocks in zip(one_every(0.5, [9, 1, 1, 1, 1, 1]), turns, strict=True)
+    ]
+    requests.append(Request(6, 10.0, 10, 1))
+    results = simulate_replicas(world(requests, router="prefix_affinity"))
+    assert shares(results) == [[0, 2, 3, 5, 6], [1, 4]]
 
 
 def test_a_closed_loop_keeps_its_clients_over_all_replicas() -> None:
@@ -105,7 +118,11 @@ def test_round_robin_is_as_many_runs_of_a_part_each(drawn: World, count: int) ->
 
 
 @settings(max_examples=60, deadline=None)
-@given(worlds(), st.integers(1, 3), st.sampled_from(["round_robin", "least_outstanding"]))
+@given(
+    worlds(),
+    st.integers(1, 3),
+    st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"]),
+)
 def test_no_request_is_lost_between_replicas(drawn: World, count: int, router: str) -> None:
     results = simulate_replicas(replace(drawn, replicas=count, router=router))  # type: ignore[arg-type]
     whole = merged(results)
@@ -159,7 +176,7 @@ def test_replicas_through_the_command_line(command: str, count: int, tmp_path: P
     ("given", "message"),
     [
         ("{count: 0}", "replicas.count: should be at least 1, not 0"),
-        ("{count: 2, router: random}", "replicas.router: should be 'round_robin' or 'least_out"),
+        ("{count: 2, router: random}", "replicas.router: should be 'round_robin', 'least_out"),
         ("3", "replicas: should be a mapping of keys to values, not 3"),
     ],
 )

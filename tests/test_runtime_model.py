@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenflow.errors import UsageError
-from runtime.inputs import RowWork, batch_inputs
-from runtime.load import dtype_of, random_stage
-from runtime.rope import Rope
-from tests.tiny_models import (
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+
+from evenflow.errors import UsageError  # noqa: E402
+from runtime.inputs import RowWork, batch_inputs  # noqa: E402
+from runtime.load import dtype_of, random_stage  # noqa: E402
+from runtime.rope import Rope  # noqa: E402
+from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,
     generate,
     load_stage,
     load_stages,
     read_model,
     save_checkpoint,
-    torch,
 )
 
 PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [7], list(range(30, 51)), [11, 12, 13, 14]]

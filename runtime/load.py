@@ -44,14 +44,14 @@ def read_model(path: str | Path) -> tuple[ModelSpec, Rope]:
 
 
 def load_stage(
-    folder: str | Path, start: int, stop: int, *, dtype: torch.dtype, device: torch.device
+    folder: str | Path, start: int, stop: int, *, dtype: str = "float32", device: str = "cpu"
 ) -> Stage:
     """Load layers [start, stop) of the checkpoint in `folder`.
 
     UsageError when weights and config.json do not belong together, or a file is damaged.
     """
     spec, rope = read_model(folder)
-    weights = Checkpoint(folder, dtype, device)
+    weights = Checkpoint(folder, dtype_of(dtype), torch.device(device))
     asked: set[str] = set()
 
     def recorded(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -59,10 +59,8 @@ def load_stage(
         return weights(name, shape)
 
     stage = Stage(spec, rope, start, stop, recorded)
-    layers = tuple(f"model.layers.{index}." for index in range(start, stop))
+    layers = tuple(f"model.layers.{index}." for index in (*range(start, stop), spec.num_layers))
     spare = {name for name in weights.names if name.startswith(layers)} - asked
-    beyond = f"model.layers.{spec.num_layers}."
-    spare |= {name for name in weights.names if name.startswith(beyond)}
     # Old checkpoints carry the frequencies along; they follow from config.json.
     spare = {name for name in spare if not name.endswith("rotary_emb.inv_freq")}
     if spare:
@@ -76,11 +74,17 @@ def random_stage(
     start: int,
     stop: int,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: str = "float32",
+    device: str = "cpu",
     tensor_parallel: int = 1,
     seed: int = 0,
 ) -> Stage:
-    """Return layers [start, stop) with random weights, as one tensor-parallel rank holds them."""
-    weights = random_weights(dtype, device, seed)
-    return Stage(shard(spec, tensor_parallel), rope, start, stop, weights)
+    """Return layers [start, stop) with random weights, as one tensor-parallel rank holds them.
+
+    UsageError when they do not fit into the device's memory.
+    """
+    weights = random_weights(dtype_of(dtype), torch.device(device), seed)
+    try:
+        return Stage(shard(spec, tensor_parallel), rope, start, stop, weights)
+    except torch.OutOfMemoryError:
+        raise UsageError(f"{spec.name}: {stop - start} layers do not fit; use fewer") from None

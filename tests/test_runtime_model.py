@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[
 
 from evenflow.errors import UsageError  # noqa: E402
 from runtime.inputs import RowWork, batch_inputs  # noqa: E402
-from runtime.load import dtype_of, random_stage  # noqa: E402
+from runtime.load import random_stage  # noqa: E402
 from runtime.rope import Rope  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,
@@ -114,7 +114,7 @@ def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
     work = [RowWork([0, 1], 0, 6, True)]
     logits = []
     for name in ("float32", "bfloat16"):
-        stage = load_stage(tmp_path, 0, 3, dtype=dtype_of(name), device=torch.device("cpu"))
+        stage = load_stage(tmp_path, 0, 3, dtype=name)
         ids = torch.tensor([1, 2, 3, 4, 5, 6])
         batch = batch_inputs(work, PAGE_TOKENS, stage.device)
         logits.append(stage.forward(ids, batch, stage.kv_pages(2, PAGE_TOKENS)).float())
@@ -125,7 +125,7 @@ def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
 def test_random_stages_are_cuts_of_one_model(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "qwen2", tie_word_embeddings=True)
     spec, rope = read_model(tmp_path)
-    options: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "seed": 3}
+    options: dict[str, Any] = {"seed": 3}
     whole = [random_stage(spec, rope, 0, 3, **options)]
     halves = [random_stage(spec, rope, *span, **options) for span in ((0, 1), (1, 3))]
     assert generate(halves, PROMPTS, 5, 4) == generate(whole, PROMPTS, 5, 4)
@@ -134,9 +134,7 @@ def test_random_stages_are_cuts_of_one_model(tmp_path: Path) -> None:
 def test_a_tensor_parallel_shard_has_the_shapes_of_the_model_spec(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama")
     spec, rope = read_model(tmp_path)
-    stage = random_stage(
-        spec, rope, 0, 1, dtype=torch.float32, device=torch.device("cpu"), tensor_parallel=2
-    )
+    stage = random_stage(spec, rope, 0, 1, tensor_parallel=2)
     layer = stage.layers[0]
     shapes = [tuple(m.weight.shape[::-1]) for m in (layer.qkv, layer.o, layer.up, layer.down)]
     assert tuple(shapes) == spec.linear_shapes(2)

@@ -52,10 +52,7 @@ def load_stages(folder: Path, stages: int, device: str = "cpu") -> list[Stage]:
     """Load a checkpoint as so many stages."""
     spec, _ = read_model(folder)
     spans = cut(spec, split_layers(spec.num_layers, stages))
-    return [
-        load_stage(folder, start, stop, dtype=torch.float32, device=torch.device(device))
-        for start, stop in spans
-    ]
+    return [load_stage(folder, start, stop, device=device) for start, stop in spans]
 
 
 def generate(

@@ -25,7 +25,7 @@ from evenflow.costs.profile_file import (
 )
 from evenflow.errors import UsageError
 from evenflow.specs.checks import require_counts, require_positive
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import ModelSpec, model
 from profiler import check, environment
 from profiler.communication import all_reduce_points, transfer_points
 from profiler.driver import driver_points
@@ -81,17 +81,15 @@ class Settings:
 
 
 def measure_profile(
-    model: str | Path, out: Path, settings: Settings, progress: Progress | None = None
+    name_or_path: str | Path, out: Path, settings: Settings, progress: Progress | None = None
 ) -> Profile:
-    """Measure and write a profile of the model whose config.json is at `model`.
+    """Measure and write a profile of a model: a name in the table, or the path of a config.json.
 
     An interrupted measurement goes on from the journal beside `out`. UsageError on anything that
     cannot be measured here.
     """
     environment.require_device(settings.device)
-    from runtime.load import read_model
-
-    spec, _ = read_model(model)
+    spec = _runnable(name_or_path)
     spec = replace(spec, num_layers=min(settings.layers, spec.num_layers))
     limits = settings.limits(spec.max_position_embeddings)
     header = _header(spec, settings)
@@ -178,6 +176,16 @@ def errors_table(rows: Sequence[check.Errors]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def _runnable(name_or_path: str | Path) -> ModelSpec:
+    from runtime.load import read_model, require_runnable
+
+    spec = model(name_or_path)
+    require_runnable(spec)
+    if Path(name_or_path).exists():
+        spec, _ = read_model(name_or_path)
+    return spec
 
 
 def _grid_words(shapes: int, shots: Sequence[Shot], layers: int, minutes: float) -> str:

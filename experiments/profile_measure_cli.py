@@ -16,7 +16,8 @@ def measure_command(
     *,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="PATH", help="A config.json, or its folder.")
+        str | None,
+        typer.Option("--model", metavar="PATH", help="A config.json, or a name in the table."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The profile to write.")

@@ -32,8 +32,7 @@ def read_model(path: str | Path) -> tuple[ModelSpec, Rope]:
     spec = ModelSpec.from_config_json(path)
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     values = json.loads(file.read_text(encoding="utf-8"))
-    if spec.family not in FAMILIES:
-        raise UsageError(f'{file}: "model_type" {spec.family} cannot be run; known: llama, qwen2')
+    require_runnable(spec)
     activation = values.get("hidden_act", "silu")
     if activation != "silu":
         raise UsageError(f'{file}: "hidden_act" is {activation!r}; only "silu" can be run')
@@ -41,6 +40,13 @@ def read_model(path: str | Path) -> tuple[ModelSpec, Rope]:
         if values.get(key):
             raise UsageError(f'{file}: "{key}" is set, and such models cannot be run')
     return spec, read_rope(file, spec.rope_theta)
+
+
+def require_runnable(spec: ModelSpec) -> None:
+    """Raise a UsageError unless `runtime.model` computes models of this family."""
+    if spec.family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise UsageError(f"{spec.name}: the family {spec.family} cannot be run; known: {known}")
 
 
 def load_stage(

@@ -55,3 +55,18 @@ class TimedStage:
             rows.append(RowWork(pages[first : first + count], start, stop, True))
             first += count
         return rows
+
+
+def greedy_tokens(stage: Stage, prompt: list[int], new_tokens: int) -> list[int]:
+    """Return the tokens that a stage with all layers of a model continues a prompt with."""
+    page_tokens = 16
+    total_pages = (len(prompt) + new_tokens) // page_tokens + 1
+    kv, pages = stage.kv_pages(total_pages, page_tokens), list(range(total_pages))
+    tokens, computed = list(prompt), 0
+    while len(tokens) < len(prompt) + new_tokens:
+        row = RowWork(pages, computed, len(tokens), True)
+        ids = torch.tensor(tokens[computed:], device=stage.device)
+        logits = stage.forward(ids, batch_inputs([row], page_tokens, stage.device), kv)
+        computed = len(tokens)
+        tokens += sample(logits, [GREEDY], [computed])
+    return tokens[len(prompt) :]

@@ -104,7 +104,7 @@ def measure_profile(
     began_s = perf_counter()
     with Journal(out.with_name(f"{out.name}.journal"), facts) as journal:
         points = _other_points(spec, limits, settings)
-        with environment.pinned(settings.threads):
+        with environment.pinned(settings.device, settings.threads):
             subject = _subject(spec, limits, settings)
             shapes = measure(
                 subject,
@@ -151,7 +151,7 @@ def check_profile(
     )
     cost = profile_cost(profile, spec, [layers], name=str(path))
     rng = np.random.default_rng(seed)
-    with environment.pinned(settings.threads):
+    with environment.pinned(settings.device, settings.threads):
         shots = check.take(
             _subject(spec, limits, settings),
             random_shapes(limits, batches, rng),

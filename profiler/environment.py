@@ -62,16 +62,20 @@ def libraries() -> str:
 
 
 @contextmanager
-def pinned(threads: int) -> Iterator[None]:
-    """Let torch use `threads` threads, on as many cores (the last ones); undo it afterwards."""
+def pinned(device: str, threads: int) -> Iterator[None]:
+    """Let torch use `threads` threads, on as many cores (the last ones); undo it afterwards.
+
+    With a GPU the cores are left free: the driver's own threads need some.
+    """
     import torch
 
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-    if not 1 <= threads <= (len(cores) or os.cpu_count() or 1):
-        raise UsageError(f"--threads {threads}: this process may use {len(cores)} cores")
+    most = len(cores) or os.cpu_count() or 1
+    if not 1 <= threads <= most:
+        raise UsageError(f"--threads {threads}: from 1 to the number of cores, {most}, is right")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    if cores:
+    if cores and device == "cpu":
         os.sched_setaffinity(0, cores[-threads:])
     try:
         yield

@@ -15,6 +15,7 @@ from evenflow.errors import UsageError  # noqa: E402
 from runtime.inputs import RowWork, batch_inputs  # noqa: E402
 from runtime.load import random_stage  # noqa: E402
 from runtime.rope import Rope  # noqa: E402
+from runtime.timed import greedy_tokens  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,
     generate,
@@ -80,6 +81,11 @@ def test_greedy_tokens_are_those_of_transformers(
 ) -> None:
     folder, expected = checkpoint
     assert generate(load_stages(folder, stages), PROMPTS, NEW_TOKENS, chunk_tokens) == expected
+
+
+def test_the_shortest_loop_gives_them_too(checkpoint: tuple[Path, list[list[int]]]) -> None:
+    (stage,) = load_stages(checkpoint[0], 1)
+    assert greedy_tokens(stage, PROMPTS[2], NEW_TOKENS) == checkpoint[1][2]
 
 
 def test_the_oracle_says_many_tokens(checkpoint: tuple[Path, list[list[int]]]) -> None:

@@ -17,6 +17,8 @@ from runtime.load import load_stage, read_model  # noqa: E402
 from runtime.model import Stage, cut  # noqa: E402
 from runtime.sample import GREEDY, sample  # noqa: E402
 
+torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
+
 PAGE_TOKENS = 4
 SHAPE = {
     "vocab_size": 97,

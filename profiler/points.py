@@ -28,6 +28,7 @@ PER_LAYER = {
 }
 """Operator -> how often a layer runs it. Others run once a stage."""
 PER_ROW = ("head", "sample", "cpu_prepare")
+ATTENTION = ("attention_prefill", "attention_decode")
 OUTSIDE = ("cpu_prepare",)
 """Work that a worker does for a micro-batch while the one before computes."""
 
@@ -63,7 +64,7 @@ def _key(name: str, shape: Shape) -> Key | None:
 def operator_points(shots: Mapping[Shape, Sequence[Shot]], layers: int, ranks: int) -> list[Point]:
     """Return a point for each operator and size that was timed, of the runs left undisturbed.
 
-    A chunk size met in one context only says nothing of how attention grows with the context: it is
+    Tokens met in one context only say nothing of how attention grows with the context: they are
     left out, so that the attention of a profile is a grid.
     """
     samples: dict[Key, list[float]] = {}
@@ -75,7 +76,7 @@ def operator_points(shots: Mapping[Shape, Sequence[Shot]], layers: int, ranks: i
     return [
         point(key, seconds, ranks)
         for key, seconds in samples.items()
-        if key[0] != "attention_prefill" or met[key[:2]] > 1
+        if key[0] not in ATTENTION or met[key[:2]] > 1
     ]
 
 

@@ -81,7 +81,8 @@ def grid(limits: Limits, level: int, tile_tokens: int) -> list[Shape]:
     """Return the micro-batches of a profile, without repeats.
 
     First chunks of many sizes (with a point on each side of each tile edge where `tile_tokens` is
-    above 1), chunks against context, decodes against rows and context, and some uneven decodes.
+    above 1), chunks against context, decodes against rows and context, some uneven decodes, and
+    decodes without context, of many sizes: matrices and the LM head of few rows.
     """
     shapes = [Shape(((tokens, 0),)) for tokens in _token_axis(limits, level, tile_tokens)]
     sparse = 0.5 + 0.25 * level
@@ -94,6 +95,7 @@ def grid(limits: Limits, level: int, tile_tokens: int) -> list[Shape]:
         shapes += [Shape((), (context,) * rows) for context in contexts]
         if rows > 2:
             shapes += [uneven(rows, context) for context in contexts[::2]]
+    shapes += [Shape((), (1,) * rows) for rows in _row_axis(limits, level)]
     return [shape for shape in dict.fromkeys(shapes) if limits.allow(shape)]
 
 
@@ -122,6 +124,12 @@ def _token_axis(limits: Limits, level: int, tile_tokens: int) -> Iterable[int]:
         edges = ladder(1, max(limits.max_tokens // tile_tokens, 1), 1 + level)
         axis |= {tile_tokens * edge + past for edge in edges for past in (0, 1)}
     return sorted(tokens for tokens in axis if 2 <= tokens <= limits.max_tokens)
+
+
+def _row_axis(limits: Limits, level: int) -> Iterable[int]:
+    """Return numbers of rows; all the small ones, as CPU kernels change from one to the next."""
+    axis = {1, 2, 3, 4, 5, 6, 7, 8, *ladder(1, limits.max_rows, 1 + level / 2)}
+    return sorted(rows for rows in axis if rows <= limits.max_rows)
 
 
 def random_shapes(limits: Limits, count: int, rng: np.random.Generator) -> list[Shape]:

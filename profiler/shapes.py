@@ -51,7 +51,13 @@ class Shape(NamedTuple):
         """Return the shape in the terms of a cost model."""
         spans = tuple(Span(context, context + tokens) for tokens, context in self.chunks)
         prefill = sum(tokens for tokens, _ in self.chunks)
-        return Work(spans, prefill, len(self.decodes), sum(self.decodes), self.rows)
+        return Work(
+            chunks=spans,
+            prefill_tokens=prefill,
+            decode_tokens=len(self.decodes),
+            decode_context=sum(self.decodes),
+            sampled_rows=self.rows,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ def test_a_shape_is_told_to_cost_models_in_their_terms() -> None:
     assert shape.lengths() == [8, 104, 11, 21]
     work = shape.work()
     assert [(span.start, span.stop) for span in work.chunks] == [(0, 8), (100, 104)]
-    assert work[1:] == (12, 2, 30, 4)
+    assert (work.prefill_tokens, work.decode_tokens, work.decode_context) == (12, 2, 30)
+    assert work.sampled_rows == 4
 
 
 @pytest.mark.parametrize("tile_tokens", [1, 128])

@@ -1,11 +1,12 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test bench clean
+.PHONY: help demo test bench gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
 	@echo "make test   ruff, mypy, pytest"
+	@echo "make gpu-report  measure a CUDA machine: profiles, their errors, tokens (needs torch there)"
 	@echo "make bench  how fast the simulator is on this machine"
 
 demo: .venv-demo/installed
@@ -17,6 +18,12 @@ test: .venv-test/installed
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
 	.venv-test/bin/python -m pytest
+
+# No virtual environment: a GPU machine has its own torch.
+gpu-report: DEVICE ?= cuda
+gpu-report: PYTHON ?= python3
+gpu-report:
+	$(PYTHON) -m experiments.gpu_report --device $(DEVICE) --out gpu-report
 
 bench: .venv-test/installed
 	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done

@@ -1,0 +1,177 @@
+"""How far a profile's predictions are from new measurements: random micro-batches off its grid.
+
+Knows a subject to run and the curves of a profile; no command line and no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from evenflow.costs.base import StageCost
+from evenflow.costs.curves import Curve, Surface
+from evenflow.costs.profile_file import Point, Profile
+from profiler.journal import Shot, undisturbed
+from profiler.measure import Progress, Subject, shoot
+from profiler.points import PER_LAYER, PER_ROW, stage_s
+from profiler.shapes import Shape
+from profiler.stopwatch import Stopwatch
+
+TILED = ("linear_qkv", "linear_o", "linear_up", "linear_down")
+STAGE = "stage"
+
+
+class Errors(NamedTuple):
+    """How far predictions of one operator are off, over the micro-batches that have it.
+
+    Shares of the measured median, which is of the runs that nothing disturbed: absolute relative
+    errors (median and P95) and the signed mean; beside them the machine's own spread: how far
+    single runs, the disturbed ones too, lie from their median (median and P95), and how far the
+    medians of the first and the second half of them lie apart (P95). `share`: of the stages' time.
+    """
+
+    operator: str
+    batches: int
+    share: float
+    median: float
+    p95: float
+    bias: float
+    spread_median: float
+    spread_p95: float
+    halves_p95: float
+
+
+def take(
+    subject: Subject,
+    shapes: Sequence[Shape],
+    stopwatch: Stopwatch,
+    *,
+    repeats: int,
+    rng: np.random.Generator,
+    progress: Progress | None = None,
+) -> dict[Shape, list[Shot]]:
+    """Run each shape `repeats` times, in rounds of random order after one that warms up."""
+    shots: dict[Shape, list[Shot]] = {shape: [] for shape in shapes}
+    spent_s = 0.0
+    distinct = list(shots)
+    for done in range(repeats + 1):
+        for index in rng.permutation(len(distinct)):
+            shape = distinct[index]
+            shot = shoot(subject, shape, stopwatch, rng)
+            spent_s += shot.wall_s
+            if done:
+                shots[shape].append(shot)
+        if progress is not None:
+            progress((done + 1) / (repeats + 1), spent_s / (done + 1) * (repeats - done))
+    return shots
+
+
+def errors(
+    shots: Mapping[Shape, Sequence[Shot]],
+    profile: Profile,
+    cost: StageCost,
+    *,
+    layers: int,
+    ranks: int,
+) -> list[Errors]:
+    """Compare runs with predictions, per operator and for whole stages (the last of the list).
+
+    `cost` is the profile's on one stage of `layers` layers.
+    """
+    predictors = _predictors(profile, ranks)
+    pairs: dict[str, list[_Pair]] = {}
+    for shape, runs in shots.items():
+        for operator, predict in predictors.items():
+            if operator in runs[0].seconds:
+                count = PER_LAYER[operator] * layers if operator in PER_LAYER else 1
+                pair = _pair(count * predict(shape), runs, itemgetter(operator))
+                pairs.setdefault(operator, []).append(pair)
+        pairs.setdefault(STAGE, []).append(_pair(cost.times(shape.work())[0], runs, stage_s))
+    total_s = sum(pair.measured_s for pair in pairs[STAGE])
+    pairs[STAGE] = pairs.pop(STAGE)  # to the end
+    return [_errors(operator, pairs[operator], total_s) for operator in pairs]
+
+
+class _Pair(NamedTuple):
+    """Seconds of one micro-batch: predicted, measured undisturbed, and of every run."""
+
+    predicted_s: float
+    measured_s: float
+    runs_s: list[float]
+
+
+def _pair(
+    predicted_s: float, runs: Sequence[Shot], read: Callable[[dict[str, float]], float]
+) -> _Pair:
+    measured_s = float(np.median([read(run.seconds) for run in undisturbed(runs)]))
+    return _Pair(predicted_s, measured_s, [read(run.seconds) for run in runs])
+
+
+def _errors(operator: str, pairs: Sequence[_Pair], total_s: float) -> Errors:
+    medians = np.array([pair.measured_s for pair in pairs])
+    relative = np.array([pair.predicted_s for pair in pairs]) / medians - 1
+    all_runs = [np.array(pair.runs_s) for pair in pairs]
+    runs = np.concatenate([np.abs(times / np.median(times) - 1) for times in all_runs])
+    halves = [_between_halves(pair.runs_s) for pair in pairs]
+    return Errors(
+        operator,
+        len(pairs),
+        float(medians.sum() / total_s),
+        float(np.median(np.abs(relative))),
+        float(np.percentile(np.abs(relative), 95)),
+        float(relative.mean()),
+        float(np.median(runs)),
+        float(np.percentile(runs, 95)),
+        float(np.percentile(halves, 95)),
+    )
+
+
+def _between_halves(times: Sequence[float]) -> float:
+    half = len(times) // 2
+    if half == 0:
+        return 0.0
+    first, second = np.median(times[:half]), np.median(times[half:])
+    return float(abs(first / second - 1))
+
+
+def _predictors(profile: Profile, ranks: int) -> dict[str, Callable[[Shape], float]]:
+    return dict(_each_predictor(profile, ranks))
+
+
+def _each_predictor(profile: Profile, ranks: int) -> Iterator[tuple[str, Callable[[Shape], float]]]:
+    for operator in (*PER_LAYER, "embedding", "head", "sample"):
+        points = profile.of(operator, ranks)
+        if operator == "attention_prefill" and points:
+            yield operator, _prefill(_surface(points, per_row=False))
+        elif operator == "attention_decode" and points:
+            yield operator, _decode(_surface(points, per_row=True))
+        elif points:
+            tile = profile.header.tile_tokens if operator in TILED else 1
+            sizes = [point.tokens or 0 for point in points]
+            curve = Curve(sizes, [point.median_s for point in points], tile)
+            yield operator, _along(curve, by_rows=operator in PER_ROW)
+
+
+def _surface(points: Sequence[Point], *, per_row: bool) -> Surface:
+    return Surface(
+        {
+            (tokens, context / tokens if per_row else context): point.median_s
+            for point in points
+            for tokens, context in [(point.tokens or 0, point.context_tokens or 0)]
+        }
+    )
+
+
+def _prefill(surface: Surface) -> Callable[[Shape], float]:
+    return lambda shape: sum(surface.prefill(*chunk)[0] for chunk in shape.chunks)
+
+
+def _decode(surface: Surface) -> Callable[[Shape], float]:
+    return lambda shape: surface.decode(len(shape.decodes), sum(shape.decodes))[0]
+
+
+def _along(curve: Curve, *, by_rows: bool) -> Callable[[Shape], float]:
+    return lambda shape: curve(shape.rows if by_rows else shape.tokens)

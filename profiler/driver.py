@@ -1,0 +1,57 @@
+"""CPU seconds of the driver for a micro-batch: schedule it, and apply what came back.
+
+Times the Batcher with a policy of few lines, so what a policy itself takes comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from evenflow.batcher import Batcher
+from evenflow.costs.profile_file import Point
+from evenflow.kv import PagePool
+from evenflow.types import Plan, Prefill, Request
+from evenflow.view import View
+from profiler.points import point
+
+PROMPT_TOKENS = 32
+WARM_UP = 5
+
+
+class _Everything:
+    """Prefill all that waits, then decode all that is ready."""
+
+    def schedule(self, view: View) -> Plan:
+        prefills = tuple(Prefill(p.request_id, p.remaining) for p in view.waiting)
+        return Plan(prefills=prefills, decodes=view.ready_decodes)
+
+
+def driver_points(rows: Sequence[int], repeats: int) -> list[Point]:
+    """Measure `next` and `rows` (cpu_schedule), `complete` (cpu_sample) at so many decodes."""
+    points = []
+    for count in rows:
+        schedule_s, sample_s = _steps(count, repeats)
+        points.append(point(("cpu_schedule", count, None, None), schedule_s))
+        points.append(point(("cpu_sample", count, None, None), sample_s))
+    return points
+
+
+def _steps(rows: int, repeats: int) -> tuple[list[float], list[float]]:
+    steps = WARM_UP + repeats + 1
+    length = PROMPT_TOKENS + steps + 2
+    pool = PagePool(rows * (length // 16 + 1))
+    batcher = Batcher(_Everything(), pool, depth=1, max_in_flight=1, max_model_len=length)
+    for index in range(rows):
+        batcher.add(Request(index, 0.0, PROMPT_TOKENS, steps + 1))
+    schedule_s, sample_s = [], []
+    for step in range(steps):
+        start_s = perf_counter()
+        batch = batcher.next(float(step))
+        assert batch is not None
+        batch.rows()
+        scheduled_s = perf_counter()
+        batcher.complete(batch, float(step))
+        sample_s.append(perf_counter() - scheduled_s)
+        schedule_s.append(scheduled_s - start_s)
+    return schedule_s[-repeats:], sample_s[-repeats:]

@@ -1,0 +1,85 @@
+"""The machine that is measured: its names and versions, and threads held in place.
+
+torch is imported inside the functions that ask it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from evenflow.errors import UsageError
+
+DEVICES = ("cpu", "cuda")
+
+
+def require_device(device: str) -> None:
+    """Raise a UsageError unless torch is there and can compute on `device`."""
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("measuring needs torch: pip install 'evenflow[torch]'") from None
+    if device not in DEVICES:
+        raise UsageError(f"--device: unknown {device!r}; known: {', '.join(DEVICES)}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
+
+
+def device_name(device: str) -> str:
+    """Return the device's name as the driver or the kernel gives it."""
+    if device == "cuda":
+        import torch
+
+        return str(torch.cuda.get_device_name())
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def driver_version(device: str) -> str:
+    """Return the GPU driver's version, "none" on a CPU, "unknown" where nothing tells."""
+    if device == "cpu":
+        return "none"
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    words = text.split("\n", maxsplit=1)[0].split()
+    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
+
+
+def libraries() -> str:
+    """Return what computes, with versions."""
+    import torch
+
+    return f"torch {torch.__version__}, python {platform.python_version()}"
+
+
+@contextmanager
+def pinned(device: str, threads: int) -> Iterator[None]:
+    """Let torch use `threads` threads, on as many cores (the last ones); undo it afterwards.
+
+    With a GPU the cores are left free: the driver's own threads need some.
+    """
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    most = len(cores) or os.cpu_count() or 1
+    if not 1 <= threads <= most:
+        raise UsageError(f"--threads {threads}: from 1 to the number of cores, {most}, is right")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    if cores and device == "cpu":
+        os.sched_setaffinity(0, cores[-threads:])
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        if cores:
+            os.sched_setaffinity(0, cores)

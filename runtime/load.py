@@ -1,0 +1,96 @@
+"""A stage from a model's folder: config.json and safetensors, or random weights of its shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from evenflow.errors import UsageError, instead_of
+from evenflow.specs.model import ModelSpec
+from runtime.model import Stage, shard
+from runtime.rope import Rope, read_rope
+from runtime.weights import Checkpoint, random_weights
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FAMILIES = ("llama", "qwen2")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return torch's dtype of that name; UsageError lists the names."""
+    if name not in DTYPES:
+        raise UsageError(f"dtype: unknown {name!r}; {instead_of(name, DTYPES)}")
+    return DTYPES[name]
+
+
+def read_model(path: str | Path) -> tuple[ModelSpec, Rope]:
+    """Read the config.json at `path` (or in it) and refuse what `runtime.model` does not compute.
+
+    UsageError names the file and the key.
+    """
+    spec = ModelSpec.from_config_json(path)
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    values = json.loads(file.read_text(encoding="utf-8"))
+    require_runnable(spec)
+    activation = values.get("hidden_act", "silu")
+    if activation != "silu":
+        raise UsageError(f'{file}: "hidden_act" is {activation!r}; only "silu" can be run')
+    for key in ("mlp_bias", "use_sliding_window", "quantization_config"):
+        if values.get(key):
+            raise UsageError(f'{file}: "{key}" is set, and such models cannot be run')
+    return spec, read_rope(file, spec.rope_theta)
+
+
+def require_runnable(spec: ModelSpec) -> None:
+    """Raise a UsageError unless `runtime.model` computes models of this family."""
+    if spec.family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise UsageError(f"{spec.name}: the family {spec.family} cannot be run; known: {known}")
+
+
+def load_stage(
+    folder: str | Path, start: int, stop: int, *, dtype: str = "float32", device: str = "cpu"
+) -> Stage:
+    """Load layers [start, stop) of the checkpoint in `folder`.
+
+    UsageError when weights and config.json do not belong together, or a file is damaged.
+    """
+    spec, rope = read_model(folder)
+    weights = Checkpoint(folder, dtype_of(dtype), torch.device(device))
+    asked: set[str] = set()
+
+    def recorded(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        asked.add(name)
+        return weights(name, shape)
+
+    stage = Stage(spec, rope, start, stop, recorded)
+    layers = tuple(f"model.layers.{index}." for index in (*range(start, stop), spec.num_layers))
+    spare = {name for name in weights.names if name.startswith(layers)} - asked
+    # Old checkpoints carry the frequencies along; they follow from config.json.
+    spare = {name for name in spare if not name.endswith("rotary_emb.inv_freq")}
+    if spare:
+        raise UsageError(f'{folder}: the tensor "{min(spare)}" has no place in its config.json')
+    return stage
+
+
+def random_stage(
+    spec: ModelSpec,
+    rope: Rope,
+    start: int,
+    stop: int,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    tensor_parallel: int = 1,
+    seed: int = 0,
+) -> Stage:
+    """Return layers [start, stop) with random weights, as one tensor-parallel rank holds them.
+
+    UsageError when they do not fit into the device's memory.
+    """
+    weights = random_weights(dtype_of(dtype), torch.device(device), seed)
+    try:
+        return Stage(shard(spec, tensor_parallel), rope, start, stop, weights)
+    except torch.OutOfMemoryError:
+        raise UsageError(f"{spec.name}: {stop - start} layers do not fit; use fewer") from None

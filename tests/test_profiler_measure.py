@@ -1,0 +1,292 @@
+"""The measuring loop on a device of closed form: a clock that only its operators move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenflow.costs.base import Work
+from evenflow.costs.profile_file import Header, LayerShapes, Profile
+from evenflow.errors import UsageError
+from evenflow.specs.model import model
+from profiler import check
+from profiler import measure as measure_module
+from profiler.driver import driver_points
+from profiler.journal import Journal, Shot
+from profiler.measure import GOOD_ROUNDS, MIN_ROUNDS, Mark, measure, shots_by_shape
+from profiler.points import operator_points, stage_s
+from profiler.shapes import Limits, Shape, grid, random_shapes
+from profiler.stopwatch import CpuStopwatch, summed
+
+LIMITS = Limits(max_tokens=64, max_rows=8, max_context=128, max_total_context=512)
+LAYERS = 3
+OPERATORS = ("linear_qkv", "linear_o", "linear_up", "linear_down", "norm", "rope", "activation")
+
+
+class Machine:
+    """A device whose operators take exact times, and the clock they move."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.order: list[Shape] = []
+        self.fail_after: int | None = None
+
+    def operator_s(self, name: str, shape: Shape) -> float:
+        """Seconds of one time in one layer."""
+        if name == "attention_prefill":
+            return sum(1e-7 * t * (c + t / 2) + 1e-5 for t, c in shape.chunks)
+        if name == "attention_decode":
+            return 1e-6 * len(shape.decodes) + 1e-7 * sum(shape.decodes)
+        return 1e-6 * shape.tokens + 1e-5
+
+    def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[Mark], None]:
+        self.order.append(shape)
+        if self.fail_after is not None and len(self.order) > self.fail_after:
+            raise KeyboardInterrupt
+        names = [*OPERATORS, "kv_write"]
+        names += ["attention_prefill"] if shape.chunks else []
+        names += ["attention_decode"] if shape.decodes else []
+
+        def run(mark: Mark) -> None:
+            self.now_s += 1e-6 * shape.rows
+            mark("cpu_prepare")
+            for name in names:
+                times = LAYERS * (2 if name == "norm" else 1)
+                self.now_s += times * self.operator_s(name, shape)
+                mark(name)
+            self.now_s += 2e-6 * shape.tokens
+            mark("embedding")
+            for name in ("head", "sample"):
+                self.now_s += 3e-6 * shape.rows
+                mark(name)
+
+        return run
+
+
+class Stopwatch:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.names: list[str] = []
+        self.times: list[float] = []
+
+    def start(self) -> None:
+        self.names, self.times = [], [self.machine.now_s]
+
+    def mark(self, name: str) -> None:
+        self.names.append(name)
+        self.times.append(self.machine.now_s)
+
+    def stop(self) -> dict[str, float]:
+        return summed(self.names, list(np.diff(self.times)))
+
+    was_disturbed = False
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(measure_module, "perf_counter", lambda: machine.now_s)
+    return machine
+
+
+def run(machine: Machine, journal: Journal, budget_s: float) -> list[Shape]:
+    return measure(
+        machine,
+        LIMITS,
+        1,
+        Stopwatch(machine),
+        journal,
+        budget_s=budget_s,
+        rng=np.random.default_rng(0),
+    )
+
+
+def test_the_budget_picks_the_grid_and_is_kept(machine: Machine, tmp_path: Path) -> None:
+    levels = []
+    for budget_s in (0.5, 1.0, 20.0):
+        with Journal(tmp_path / f"{budget_s}.journal", {}) as journal:
+            began_s = machine.now_s
+            shapes = run(machine, journal, budget_s)
+            assert machine.now_s - began_s == pytest.approx(budget_s, rel=0.05)
+            levels.append(journal.plan["level"])
+            assert shapes == grid(LIMITS, levels[-1], 1)
+            assert len(journal.shots) >= GOOD_ROUNDS * len(shapes)
+    assert levels == sorted(set(levels))
+
+
+def test_a_budget_of_nothing_takes_the_fewest_rounds(machine: Machine, tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", {}) as journal:
+        shapes = run(machine, journal, 0.0)
+        assert len(journal.shots) == MIN_ROUNDS * len(shapes)
+
+
+def test_rounds_are_whole_and_in_ever_new_order(machine: Machine, tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", {}) as journal:
+        count = len(run(machine, journal, 0.0))
+    rounds = [machine.order[start : start + count] for start in range(2 * count, 5 * count, count)]
+    assert all(set(members) == set(rounds[0]) for members in rounds)
+    assert rounds[0] != rounds[1] != rounds[2]
+
+
+def test_an_interrupted_measurement_goes_on(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    coarse = len(grid(LIMITS, 0, 1))
+    machine.fail_after = 2 * coarse + 50
+    with pytest.raises(KeyboardInterrupt), Journal(path, {"what": 1}) as journal:
+        run(machine, journal, 0.5)
+    with path.open("a") as file:
+        file.write('{"shot": [3, {"li')  # killed while it wrote
+    machine.fail_after = None
+    with Journal(path, {"what": 1}) as journal:
+        assert len(journal.shots) == 50
+        shapes = run(machine, journal, 0.5)
+        # Twice warmed up, but measured once.
+        assert journal.spent_s == pytest.approx(0.5, rel=0.2)
+        assert {shot.shape for shot in journal.shots} == set(range(len(shapes)))
+        journal.remove()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("text", ["hello\n", "[1]\n", '{"facts": {}}\n{"shot": 3}\n'])
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "journal").write_text(text)
+    with pytest.raises(UsageError, match="not a profile's journal"):
+        Journal(tmp_path / "journal", {})
+
+
+def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", {"model": "a"}):
+        pass
+    with pytest.raises(UsageError, match="interrupted profile of something else"):
+        Journal(tmp_path / "journal", {"model": "b"})
+
+
+def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        Journal(tmp_path / "none" / "journal", {})
+
+
+# -- points and predictions -----------------------------------------------------------------------
+
+
+def profile_of(machine: Machine, path: Path) -> Profile:
+    spec = model("Qwen2.5-14B")
+    with Journal(path, {}) as journal:
+        shapes = run(machine, journal, 2.0)
+        points = operator_points(shots_by_shape(shapes, journal.shots), LAYERS, 1)
+    header = Header(
+        "machine", "other", "none", "none", "float32", "unknown", 1, "", 1, "test", "m",
+        LayerShapes.of(spec),
+    )  # fmt: skip
+    return Profile(header, tuple(sorted(points, key=lambda point: point.key)))
+
+
+def test_points_are_times_of_one_layer(machine: Machine, tmp_path: Path) -> None:
+    profile = profile_of(machine, tmp_path / "journal")
+    for name in ("linear_qkv", "norm", "rope"):
+        for point in profile.of(name):
+            assert point.median_s == pytest.approx(1e-6 * (point.tokens or 0) + 1e-5)
+    for point in profile.of("attention_decode"):
+        context = 1e-7 * (point.context_tokens or 0)
+        assert point.median_s == pytest.approx(1e-6 * (point.tokens or 0) + context)
+    assert {point.tokens for point in profile.of("head")} >= set(range(1, 9))
+    assert profile.of("attention_decode_uneven")
+    for name in ("attention_prefill", "attention_decode"):
+        sizes = [point.tokens for point in profile.of(name)]
+        assert all(sizes.count(size) > 1 for size in sizes)
+
+
+def test_median_and_spread_are_those_of_the_repeats() -> None:
+    shape = Shape((), (5, 5))
+    shots = [Shot(0, {"linear_o": LAYERS * value}, 0.0) for value in range(1, 12)]
+    (point,) = operator_points({shape: shots}, LAYERS, 2)
+    assert (point.p10_s, point.median_s, point.p90_s) == (2, 6, 10)
+    assert (point.repeats, point.ranks, point.tokens) == (11, 2, 2)
+
+
+def test_disturbed_runs_do_not_count_where_there_are_others() -> None:
+    shape = Shape((), (5, 5))
+    quiet = [Shot(0, {"linear_o": LAYERS * 1.0}, 0.0)] * 3
+    loud = [Shot(0, {"linear_o": LAYERS * 9.0}, 0.0, True)] * 4
+    (point,) = operator_points({shape: quiet + loud}, LAYERS, 1)
+    assert (point.median_s, point.repeats) == (1.0, 3)
+    (point,) = operator_points({shape: quiet[:1] + loud}, LAYERS, 1)
+    assert (point.median_s, point.repeats) == (9.0, 5)
+
+
+def test_preparation_is_no_time_of_the_stage() -> None:
+    assert stage_s({"cpu_prepare": 5.0, "head": 1.0, "norm": 2.0}) == 3.0
+
+
+class ExactCost:
+    """What the machine takes, told as a cost model of one stage; `factor` off."""
+
+    depth = 1
+
+    def __init__(self, machine: Machine, factor: float) -> None:
+        self.machine = machine
+        self.factor = factor
+
+    def times(self, batch: Work) -> list[float]:
+        shape = next(s for s in self.machine.order if s.work() == batch)
+        stopwatch = Stopwatch(self.machine)
+        stopwatch.start()
+        self.machine.prepare(shape, np.random.default_rng(0))(stopwatch.mark)
+        return [self.factor * stage_s(stopwatch.stop())]
+
+
+def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -> None:
+    profile = profile_of(machine, tmp_path / "journal")
+    rng = np.random.default_rng(5)
+    shapes = random_shapes(LIMITS, 40, rng)
+    shots = check.take(machine, shapes, Stopwatch(machine), repeats=4, rng=rng)
+    assert all(len(runs) == 4 for runs in shots.values())
+    cost = ExactCost(machine, 0.9)
+    rows = {
+        row.operator: row
+        for row in check.errors(shots, profile, cost, layers=LAYERS, ranks=1)  # type: ignore[arg-type]
+    }
+    assert list(rows)[-1] == "stage"
+    assert rows["stage"].median == pytest.approx(0.1)
+    assert rows["stage"].bias == pytest.approx(-0.1)
+    assert rows["stage"].spread_p95 == pytest.approx(0, abs=1e-6)
+    assert rows["linear_up"].p95 == pytest.approx(0, abs=1e-9)
+    assert rows["attention_decode"].p95 < 0.02
+    assert rows["attention_prefill"].median < 0.1
+    assert sum(row.share for row in rows.values()) == pytest.approx(2)
+
+
+def test_the_driver_is_timed_at_each_number_of_rows() -> None:
+    points = driver_points([1, 8], repeats=5)
+    assert [(point.operator, point.tokens) for point in points] == [
+        ("cpu_schedule", 1),
+        ("cpu_sample", 1),
+        ("cpu_schedule", 8),
+        ("cpu_sample", 8),
+    ]
+    assert all(point.repeats == 5 and 0 < point.median_s < 0.1 for point in points)
+
+
+def test_a_run_that_waits_is_disturbed() -> None:
+    for threads, expected in ((1, True), (2, False)):
+        stopwatch = CpuStopwatch(threads)
+        stopwatch.start()
+        time.sleep(0.01)
+        stopwatch.mark("a")
+        stopwatch.stop()
+        assert stopwatch.was_disturbed is expected
+
+
+def test_the_cpu_stopwatch_sums_by_name() -> None:
+    stopwatch = CpuStopwatch()
+    for _ in range(2):
+        stopwatch.start()
+        for name in ("a", "b", "a"):
+            stopwatch.mark(name)
+        seconds = stopwatch.stop()
+        assert list(seconds) == ["a", "b"]
+        assert all(0 < value < 1 for value in seconds.values())

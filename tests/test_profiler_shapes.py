@@ -1,0 +1,81 @@
+"""The micro-batches that are timed: the grid of a profile, and random ones off it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenflow.errors import UsageError
+from profiler.shapes import LEVELS, Limits, Shape, grid, ladder, random_shapes, uneven
+
+LIMITS = Limits(max_tokens=512, max_rows=32, max_context=1024, max_total_context=8192)
+
+
+def test_a_shape_is_told_to_cost_models_in_their_terms() -> None:
+    shape = Shape(((8, 0), (4, 100)), (10, 20))
+    assert (shape.tokens, shape.rows, shape.is_uneven) == (14, 4, True)
+    assert shape.lengths() == [8, 104, 11, 21]
+    work = shape.work()
+    assert [(span.start, span.stop) for span in work.chunks] == [(0, 8), (100, 104)]
+    assert (work.prefill_tokens, work.decode_tokens, work.decode_context) == (12, 2, 30)
+    assert work.sampled_rows == 4
+
+
+@pytest.mark.parametrize("tile_tokens", [1, 128])
+@pytest.mark.parametrize("level", range(LEVELS))
+def test_a_grid_stays_within_its_limits_and_reaches_them(level: int, tile_tokens: int) -> None:
+    shapes = grid(LIMITS, level, tile_tokens)
+    assert len(shapes) == len(set(shapes))
+    assert all(LIMITS.allow(shape) for shape in shapes)
+    assert max(sum(tokens for tokens, _ in shape.chunks) for shape in shapes) == 512
+    assert max(len(shape.decodes) for shape in shapes) == 32
+    assert {shape.lengths()[0] for shape in shapes if shape.chunks} >= {1024}
+    assert 8192 in {sum(shape.lengths()) for shape in shapes}
+    assert any(shape.is_uneven for shape in shapes)
+
+
+def test_denser_levels_have_more_points() -> None:
+    sizes = [len(grid(LIMITS, level, 1)) for level in range(LEVELS)]
+    assert sizes == sorted(set(sizes))
+
+
+def test_a_grid_has_a_point_on_each_side_of_tile_edges() -> None:
+    tokens = {shape.tokens for shape in grid(LIMITS, 4, 128) if shape.chunks}
+    assert tokens >= {128, 129, 256, 257, 384, 385, 512}
+
+
+def test_every_chunk_size_of_the_attention_grid_meets_its_longest_context() -> None:
+    longest: dict[int, int] = {}
+    for shape in grid(LIMITS, 0, 1):
+        for tokens, context in shape.chunks:
+            longest[tokens] = max(longest.get(tokens, 0), context)
+    assert all(longest[tokens] == 1024 - tokens for tokens in ladder(16, 512, 0.5))
+
+
+def test_tiny_limits_still_give_a_grid() -> None:
+    assert grid(Limits(2, 1, 4, 4), 0, 1)
+
+
+def test_a_ladder_has_both_ends_and_even_steps() -> None:
+    assert ladder(1, 64, 1) == [1, 2, 4, 8, 16, 32, 64]
+    assert ladder(16, 100, 0.5) == [16, 100]
+    assert ladder(16, 10, 1) == [10]
+
+
+def test_uneven_decodes_give_one_row_half_of_the_context() -> None:
+    assert uneven(5, 100).decodes == (250, 62, 62, 62, 62)
+
+
+def test_random_shapes_stay_within_the_limits_and_are_of_all_kinds() -> None:
+    shapes = random_shapes(LIMITS, 200, np.random.default_rng(0))
+    assert all(LIMITS.allow(shape) and shape.rows for shape in shapes)
+    assert all(sum(tokens for tokens, _ in shape.chunks) <= 512 for shape in shapes)
+    kinds = {(bool(shape.chunks), bool(shape.decodes)) for shape in shapes}
+    assert kinds == {(True, False), (False, True), (True, True)}
+    assert shapes == random_shapes(LIMITS, 200, np.random.default_rng(0))
+    assert shapes != random_shapes(LIMITS, 200, np.random.default_rng(1))
+
+
+def test_limits_of_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="max_rows"):
+        Limits(1, 0, 1, 1)

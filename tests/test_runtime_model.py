@@ -1,0 +1,229 @@
+"""The stages of runtime.model against transformers: the same weights, the same greedy tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+
+from evenflow.errors import UsageError  # noqa: E402
+from runtime.inputs import RowWork, batch_inputs  # noqa: E402
+from runtime.load import random_stage  # noqa: E402
+from runtime.rope import Rope  # noqa: E402
+from runtime.timed import greedy_tokens  # noqa: E402
+from tests.tiny_models import (  # noqa: E402
+    PAGE_TOKENS,
+    generate,
+    load_stage,
+    load_stages,
+    read_model,
+    save_checkpoint,
+)
+
+PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [7], list(range(30, 51)), [11, 12, 13, 14]]
+NEW_TOKENS = 9
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True}),
+    "llama rope llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama rope linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}},
+    ),
+    "llama wide heads, no sharing": ("llama", {"head_dim": 16, "num_key_value_heads": 4}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+}
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def checkpoint(request: Any, tmp_path_factory: Any) -> tuple[Path, list[list[int]]]:
+    """Return a saved checkpoint and the greedy tokens that transformers generates from it."""
+    family, changes = CHECKPOINTS[request.param]
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = save_checkpoint(folder, family, **changes)
+    return folder, [oracle(model, prompt) for prompt in PROMPTS]
+
+
+def oracle(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("chunk_tokens", [64, 3])
+def test_greedy_tokens_are_those_of_transformers(
+    checkpoint: tuple[Path, list[list[int]]], stages: int, chunk_tokens: int
+) -> None:
+    folder, expected = checkpoint
+    assert generate(load_stages(folder, stages), PROMPTS, NEW_TOKENS, chunk_tokens) == expected
+
+
+def test_the_shortest_loop_gives_them_too(checkpoint: tuple[Path, list[list[int]]]) -> None:
+    (stage,) = load_stages(checkpoint[0], 1)
+    assert greedy_tokens(stage, PROMPTS[2], NEW_TOKENS) == checkpoint[1][2]
+
+
+def test_the_oracle_says_many_tokens(checkpoint: tuple[Path, list[list[int]]]) -> None:
+    assert len({token for tokens in checkpoint[1] for token in tokens}) > 5
+
+
+@pytest.mark.gpu
+def test_cuda_gives_the_same_tokens(checkpoint: tuple[Path, list[list[int]]]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    folder, expected = checkpoint
+    assert generate(load_stages(folder, 2, "cuda"), PROMPTS, NEW_TOKENS, 3) == expected
+
+
+def test_a_row_is_computed_alike_in_any_company(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama")
+    stage = load_stages(tmp_path, 1)[0]
+    alone = generate([stage], PROMPTS[2:3], NEW_TOKENS, 5)
+    assert generate([stage], PROMPTS, NEW_TOKENS, 5)[2] == alone[0]
+
+
+def test_sharded_files_are_read(tmp_path: Path) -> None:
+    model = save_checkpoint(tmp_path / "one", "llama")
+    model.save_pretrained(tmp_path / "many", max_shard_size="20KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+    one, many = (load_stages(tmp_path / name, 2) for name in ("one", "many"))
+    assert generate(many, PROMPTS, 4, 64) == generate(one, PROMPTS, 4, 64)
+
+
+def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama", initializer_range=0.05)
+    work = [RowWork([0, 1], 0, 6, True)]
+    logits = []
+    for name in ("float32", "bfloat16"):
+        stage = load_stage(tmp_path, 0, 3, dtype=name)
+        ids = torch.tensor([1, 2, 3, 4, 5, 6])
+        batch = batch_inputs(work, PAGE_TOKENS, stage.device)
+        logits.append(stage.forward(ids, batch, stage.kv_pages(2, PAGE_TOKENS)).float())
+    assert torch.allclose(*logits, atol=0.02)
+    assert not torch.equal(*logits)
+
+
+def test_random_stages_are_cuts_of_one_model(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "qwen2", tie_word_embeddings=True)
+    spec, rope = read_model(tmp_path)
+    options: dict[str, Any] = {"seed": 3}
+    whole = [random_stage(spec, rope, 0, 3, **options)]
+    halves = [random_stage(spec, rope, *span, **options) for span in ((0, 1), (1, 3))]
+    assert generate(halves, PROMPTS, 5, 4) == generate(whole, PROMPTS, 5, 4)
+
+
+def test_a_tensor_parallel_shard_has_the_shapes_of_the_model_spec(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama")
+    spec, rope = read_model(tmp_path)
+    stage = random_stage(spec, rope, 0, 1, tensor_parallel=2)
+    layer = stage.layers[0]
+    shapes = [tuple(m.weight.shape[::-1]) for m in (layer.qkv, layer.o, layer.up, layer.down)]
+    assert tuple(shapes) == spec.linear_shapes(2)
+
+
+def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
+    scaled = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192).inverse_frequencies(
+        128, torch.device("cpu")
+    )
+    plain = Rope(500000.0).inverse_frequencies(128, torch.device("cpu"))
+    ratio = (plain / scaled).numpy()
+    assert ratio[0] == 1
+    assert ratio[-1] == pytest.approx(8)
+    assert np.all(np.diff(ratio) >= -1e-6)
+
+
+# -- what a user can do wrong ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a good checkpoint to spoil."""
+    save_checkpoint(tmp_path, "llama")
+    return tmp_path
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_stages(folder, 1)
+    message = str(caught.value)
+    assert "\n" not in message.strip()
+    return message
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "no model.safetensors" in refusal(folder)
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 5, 500, 40_000])
+def test_a_truncated_file_is_named(folder: Path, keep_bytes: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep_bytes])
+    assert "model.safetensors: truncated" in refusal(folder)
+
+
+def test_an_index_of_missing_shards_is_named(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-00001-of-00002.safetensors, which is not there" in refusal(folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+    assert 'no "weight_map"' in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"intermediate_size": 64}, "gate_proj.weight"),
+        ({"vocab_size": 96}, "embed_tokens"),
+        ({"num_hidden_layers": 4}, 'no tensor "model.layers.3.'),
+        ({"num_hidden_layers": 2}, '"model.layers.2.'),
+        ({"model_type": "qwen2", "attention_bias": True}, "q_proj.bias"),
+        ({"num_key_value_heads": 1}, "k_proj.weight"),
+        ({"hidden_act": "gelu"}, "\"hidden_act\" is 'gelu'"),
+        ({"mlp_bias": True}, '"mlp_bias"'),
+        ({"model_type": "falcon", "n_head": 4}, "cannot be run"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, '"yarn" is not supported'),
+        ({"rope_scaling": {"rope_type": "llama3"}}, 'needs a number "factor"'),
+    ],
+)
+def test_a_config_of_another_model_is_refused(
+    folder: Path, change: dict[str, Any], words: str
+) -> None:
+    edit_config(folder, **change)
+    assert words in refusal(folder)
+
+
+def test_weights_with_biases_the_config_lacks_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "qwen2")
+    edit_config(tmp_path, model_type="llama")
+    assert 'k_proj.bias" has no place' in refusal(tmp_path)

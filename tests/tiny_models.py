@@ -1,0 +1,90 @@
+"""Random tiny Llama and Qwen2 checkpoints, saved by transformers, and a loop that decodes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+
+from evenflow.kv import PagePool  # noqa: E402
+from evenflow.specs.deployment import split_layers  # noqa: E402
+from runtime.inputs import RowWork, batch_inputs  # noqa: E402
+from runtime.load import load_stage, read_model  # noqa: E402
+from runtime.model import Stage, cut  # noqa: E402
+from runtime.sample import GREEDY, sample  # noqa: E402
+
+torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
+
+PAGE_TOKENS = 4
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Large enough that no two logits are nearly alike.
+    "initializer_range": 0.5,
+}
+
+
+def save_checkpoint(folder: Path, family: str, **changes: Any) -> Any:
+    """Save a random checkpoint of `family` ("llama" or "qwen2"); return transformers' model."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers, the oracle")
+    kinds = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    }
+    config_class, model_class = kinds[family]
+    torch.manual_seed(0)
+    model = model_class(config_class(**(SHAPE | changes))).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def load_stages(folder: Path, stages: int, device: str = "cpu") -> list[Stage]:
+    """Load a checkpoint as so many stages."""
+    spec, _ = read_model(folder)
+    spans = cut(spec, split_layers(spec.num_layers, stages))
+    return [load_stage(folder, start, stop, device=device) for start, stop in spans]
+
+
+def generate(
+    stages: Sequence[Stage], prompts: Sequence[list[int]], new_tokens: int, chunk_tokens: int
+) -> list[list[int]]:
+    """Decode greedily; row i joins at step i, so that chunks and decodes share micro-batches."""
+    pool = PagePool(64, PAGE_TOKENS)
+    caches = [stage.kv_pages(64, PAGE_TOKENS) for stage in stages]
+    tokens = [list(prompt) for prompt in prompts]
+    pages: list[list[int]] = [[] for _ in prompts]
+    computed = [0] * len(prompts)
+    ends = [len(prompt) + new_tokens for prompt in prompts]
+    step = 0
+    while any(len(row) < end for row, end in zip(tokens, ends, strict=True)):
+        step += 1
+        work, ids, sampled = [], [], []
+        for row, have in enumerate(tokens):
+            if row >= step or len(have) == ends[row]:
+                continue
+            stop = min(computed[row] + chunk_tokens, len(have))
+            pages[row] += pool.allocate(pool.pages_for(stop) - len(pages[row]))
+            work.append(RowWork(pages[row], computed[row], stop, stop == len(have)))
+            ids += have[computed[row] : stop]
+            sampled += [row] if stop == len(have) else []
+            computed[row] = stop
+        values = torch.tensor(ids, device=stages[0].device)
+        for stage, cache in zip(stages, caches, strict=True):
+            values = stage.forward(values, batch_inputs(work, PAGE_TOKENS, stage.device), cache)
+        positions = [len(tokens[row]) for row in sampled]
+        drawn = sample(values, [GREEDY] * len(sampled), positions)
+        for row, token in zip(sampled, drawn, strict=True):
+            tokens[row].append(token)
+    return [row[len(prompt) :] for row, prompt in zip(tokens, prompts, strict=True)]

@@ -5,7 +5,7 @@
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
-	@echo "make test   ruff, mypy, pytest"
+	@echo "make test   ruff, mypy, pytest; with TORCH=torch==2.13.0 also what needs torch"
 	@echo "make gpu-report  measure a CUDA machine: profiles, their errors, tokens (needs torch there)"
 	@echo "make bench  how fast the simulator is on this machine"
 
@@ -33,7 +33,8 @@ clean:
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-demo/installed: extras = report
-.venv-test/installed: extras = test
+.venv-test/installed: extras = test$(if $(TORCH),$(comma)oracle)
+comma := ,
 
 # A candidate has to run: a version manager may put names on the path that only print an error.
 .venv-demo/installed .venv-test/installed: pyproject.toml
@@ -46,5 +47,5 @@ clean:
 		exit 1; fi; \
 	echo "installing evenflow[$(extras)] into $(@D) with $$($$python --version)"; \
 	$$python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[$(extras)]"
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[$(extras)]" $(TORCH)
 	@touch $@

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,3 +79,10 @@ def loaded_by(statement: str) -> set[str]:
 def test_the_command_starts_without_heavy_modules() -> None:
     heavy = {"pandas", "plotly", "matplotlib", "scipy", "torch", "simpy", "numpy"}
     assert not heavy & loaded_by("import experiments.cli")
+
+
+def test_every_package_is_installed() -> None:
+    """The tests find packages in the checkout; a user has only those that setuptools is told of."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {f"{path.parent.name}*" for path in ROOT.glob("*/__init__.py")} == set(patterns)

@@ -84,7 +84,17 @@ def _profile(
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "filled_in": missing if fill is not None else [],
     }
-    wanted = ("device", "driver", "libraries", "dtype", "date", "threads", "grid", "source")
+    wanted = (
+        "device",
+        "driver",
+        "libraries",
+        "dtype",
+        "date",
+        "threads",
+        "grid",
+        "source",
+        "checked",
+    )
     return MeasuredCosts(cost, source | {key: header[key] for key in wanted})
 
 

@@ -28,7 +28,7 @@ from evenflow.specs.checks import require_counts, require_positive
 from evenflow.specs.model import ModelSpec, model
 from profiler import check, environment
 from profiler.communication import all_reduce_points, transfer_points
-from profiler.driver import driver_points
+from profiler.driver import detokenise_points, driver_points
 from profiler.journal import Journal, Shot
 from profiler.measure import Progress, measure, shots_by_shape
 from profiler.points import operator_points
@@ -103,7 +103,7 @@ def measure_profile(
     }
     began_s = perf_counter()
     with Journal(out.with_name(f"{out.name}.journal"), facts) as journal:
-        points = _other_points(spec, limits, settings)
+        points = _other_points(spec, limits, settings, _tokenizer_beside(name_or_path))
         with environment.pinned(settings.device, settings.threads):
             subject = _subject(spec, limits, settings)
             shapes = measure(
@@ -161,6 +161,17 @@ def check_profile(
             progress=progress,
         )
     return check.errors(shots, profile, cost, layers=layers, ranks=tensor_parallel)
+
+
+def record_errors(path: Path, rows: Sequence[check.Errors]) -> None:
+    """Write into a profile how far its predictions of whole stages were found to be off."""
+    profile, stage = read_profile(path), rows[-1]
+    found = (
+        f"whole stages off by {stage.median:.1%} (median) and {stage.p95:.1%} (P95) over "
+        f"{stage.batches} random micro-batches; single runs spread by {stage.spread_median:.1%} "
+        f"and {stage.spread_p95:.1%}"
+    )
+    write_profile(path, replace(profile, header=replace(profile.header, checked=found)))
 
 
 def errors_table(rows: Sequence[check.Errors]) -> str:
@@ -234,7 +245,16 @@ def _stopwatch(settings: Settings) -> Stopwatch:
     return CudaStopwatch() if settings.device == "cuda" else CpuStopwatch(settings.threads)
 
 
-def _other_points(spec: ModelSpec, limits: Limits, settings: Settings) -> list[Point]:
+def _tokenizer_beside(name_or_path: str | Path) -> Path | None:
+    """Return the tokenizer.json in the folder of a model, if there is one."""
+    path = Path(name_or_path)
+    found = (path if path.is_dir() else path.parent) / "tokenizer.json"
+    return found if path.exists() and found.is_file() else None
+
+
+def _other_points(
+    spec: ModelSpec, limits: Limits, settings: Settings, tokenizer: Path | None
+) -> list[Point]:
     """Measure what is not part of a stage: links and the driver's CPU time."""
     token_bytes = spec.hidden_size * spec.dtype_bytes
     sizes = [tokens * token_bytes for tokens in ladder(1, limits.max_tokens, 1)]
@@ -242,7 +262,11 @@ def _other_points(spec: ModelSpec, limits: Limits, settings: Settings) -> list[P
     if settings.tensor_parallel > 1:
         ranks = settings.tensor_parallel
         points += all_reduce_points(settings.device, ranks, sizes, LINK_REPEATS)
-    return points + driver_points(ladder(1, limits.max_rows, 1), DRIVER_REPEATS)
+    rows = ladder(1, limits.max_rows, 1)
+    points += driver_points(rows, DRIVER_REPEATS)
+    if tokenizer is not None:
+        points += detokenise_points(tokenizer, rows, DRIVER_REPEATS)
+    return points
 
 
 def _limits_of(profile: Profile, ranks: int, path: Path) -> Limits:

@@ -56,8 +56,8 @@ def check_command(
     tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", min=1)] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 1,
 ) -> None:
-    """Measure random micro-batches off the grid; print how far predictions are off."""
-    from experiments.profile_measure import check_profile, errors_table
+    """Measure random micro-batches off the grid; print and record how far predictions are off."""
+    from experiments.profile_measure import check_profile, errors_table, record_errors
 
     rows = check_profile(
         file,
@@ -68,6 +68,7 @@ def check_command(
         seed=seed,
         progress=_show if sys.stderr.isatty() else None,
     )
+    record_errors(file, rows)
     typer.echo(errors_table(rows))
 
 

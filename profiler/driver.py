@@ -1,4 +1,4 @@
-"""CPU seconds of the driver for a micro-batch: schedule it, and apply what came back.
+"""CPU seconds of the driver for a micro-batch: schedule it, apply what came back, detokenise.
 
 Times the Batcher with a policy of few lines, so what a policy itself takes comes on top.
 """
@@ -6,10 +6,14 @@ Times the Batcher with a policy of few lines, so what a policy itself takes come
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
+
+import numpy as np
 
 from evenflow.batcher import Batcher
 from evenflow.costs.profile_file import Point
+from evenflow.errors import UsageError
 from evenflow.kv import PagePool
 from evenflow.types import Plan, Prefill, Request
 from evenflow.view import View
@@ -34,6 +38,35 @@ def driver_points(rows: Sequence[int], repeats: int) -> list[Point]:
         schedule_s, sample_s = _steps(count, repeats)
         points.append(point(("cpu_schedule", count, None, None), schedule_s))
         points.append(point(("cpu_sample", count, None, None), sample_s))
+    return points
+
+
+def detokenise_points(tokenizer: Path, rows: Sequence[int], repeats: int) -> list[Point]:
+    """Measure turning one token of each of so many requests into text (cpu_detokenise).
+
+    `tokenizer` is a tokenizer.json. UsageError when it cannot be read, or the package is missing.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise UsageError(
+            f"{tokenizer}: needs the package tokenizers; pip install evenflow[tokenizers]"
+        ) from None
+    try:
+        words = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # the package raises nothing more definite
+        raise UsageError(f"{tokenizer}: not a tokenizer.json: {error}") from None
+    rng = np.random.default_rng(0)
+    points = []
+    for count in rows:
+        seconds = []
+        for _ in range(WARM_UP + repeats):
+            tokens = rng.integers(words.get_vocab_size(), size=count).tolist()
+            start_s = perf_counter()
+            for token in tokens:
+                words.decode([token])
+            seconds.append(perf_counter() - start_s)
+        points.append(point(("cpu_detokenise", count, None, None), seconds[-repeats:]))
     return points
 
 

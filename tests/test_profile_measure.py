@@ -21,6 +21,7 @@ from experiments.profile_measure import (  # noqa: E402
     errors_table,
     measure_profile,
 )
+from profiler.driver import detokenise_points  # noqa: E402
 from profiler.measure import MIN_ROUNDS  # noqa: E402
 from runtime import timed  # noqa: E402
 from tests.command_line import evenflow  # noqa: E402
@@ -132,6 +133,23 @@ def test_the_command_measures_and_checks(config: Path, tmp_path: Path) -> None:
     )
     assert (status, complaints) == (0, "")
     assert printed.splitlines()[-1].startswith("stage ")
+    assert "over 4 random micro-batches" in read_profile(out).header.checked
+
+
+def test_detokenising_is_measured_with_the_tokenizer_of_the_model(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.save(str(tmp_path / "tokenizer.json"))
+    points = detokenise_points(tmp_path / "tokenizer.json", [1, 8], 3)
+    assert [(point.operator, point.tokens) for point in points] == [
+        ("cpu_detokenise", 1),
+        ("cpu_detokenise", 8),
+    ]
+    assert all(point.median_s > 0 for point in points)
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"not a tokenizer\.json"):
+        detokenise_points(tmp_path / "tokenizer.json", [1], 1)
 
 
 @pytest.mark.parametrize(

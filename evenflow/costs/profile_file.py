@@ -78,6 +78,7 @@ class Header:
     source: str
     model: str
     shapes: LayerShapes
+    checked: str = "no"
 
 
 @dataclass(frozen=True, slots=True)

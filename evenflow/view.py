@@ -74,33 +74,24 @@ class View:
     """The state of serving at the moment a policy is asked. Every counter is O(1).
 
     What iterates says over what; a policy that looks at every row whenever it is asked is slow.
+    Constants of the run: `depth` pipeline stages, `total_pages` of `page_tokens` tokens each.
     """
 
-    __slots__ = ("_batcher",)
+    __slots__ = ("_batcher", "depth", "page_tokens", "total_pages")
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
+        self.depth = batcher.depth
+        self.total_pages = batcher.pool.total_pages
+        self.page_tokens = batcher.pool.page_tokens
 
     @property
     def now_s(self) -> float:
         return self._batcher.now_s
 
     @property
-    def depth(self) -> int:
-        """Number of pipeline stages."""
-        return self._batcher.depth
-
-    @property
     def free_pages(self) -> int:
         return self._batcher.pool.free_pages
-
-    @property
-    def total_pages(self) -> int:
-        return self._batcher.pool.total_pages
-
-    @property
-    def page_tokens(self) -> int:
-        return self._batcher.pool.page_tokens
 
     @property
     def waiting(self) -> Iterator[Prompt]:

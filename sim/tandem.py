@@ -37,7 +37,9 @@ class Tandem:
         if world.shares_link:
             raise ValueError("a shared link needs sim.stages")
         self._clock = clock
-        self._world = world
+        self._costs = world.costs
+        self._overheads = world.overheads
+        self._prepares = world.overheads.prepares
         self._recorder = recorder
         self._on_return = on_return
         self._travelling: deque[MicroBatch] = deque()
@@ -78,18 +80,18 @@ class Tandem:
 
     def _cross(self, batch: MicroBatch) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""
-        world, overheads, hops = self._world, self._world.overheads, self._hops
+        overheads, hops, prepares = self._overheads, self._hops, self._prepares
         free = self._stage_free_s
-        prepares, overlapped = overheads.prepares, overheads.overlapped
+        overlapped = overheads.overlapped
         scheduled_s = batch.scheduled_s
         at = scheduled_s
         work = batch if batch.charged is None else batch.charged
         if overheads.schedule_s:
             at = max(self._driver_free_s, scheduled_s) + overheads.schedule_s
             self._driver_free_s = at
-        last = world.depth - 1
+        last = len(free) - 1
         times: list[float] = []
-        for stage, seconds in enumerate(world.costs.times(work)):
+        for stage, seconds in enumerate(self._costs.times(work)):
             start = at if at > free[stage] else free[stage]
             if prepares:
                 prepare_s = overheads.prepare_s + overheads.prepare_share * seconds

@@ -297,23 +297,26 @@ class Batcher:
             self._preempt(self._preemptible(request_id))
         if self._keeps and plan.prefills:
             self._resume(plan.prefills)
-        chunks = [self._place(prefill) for prefill in plan.prefills] if plan.prefills else []
+        chunks: list[Chunk] = []
+        prefill_tokens = output = decode_tokens = decode_context = 0
+        for prefill in plan.prefills:
+            chunk = self._place(prefill)
+            chunks.append(chunk)
+            prefill_tokens += prefill.tokens
+            output += chunk.last
         group = self._take_decodes(plan) if plan.decodes else None
         if group is None and not chunks:
             return None
-        prefill_tokens = sampled = output = decode_tokens = decode_context = 0
+        sampled = output
         if group is not None:
             rows = len(group.members)
-            sampled = decode_tokens = rows * self._verified_tokens
-            output = rows if group.stride == 1 else group.next_tokens
+            decode_tokens = rows * self._verified_tokens
+            decoded = rows if group.stride == 1 else group.next_tokens
+            sampled += decode_tokens
+            output += decoded
             decode_context = group.context
-            self.kv_tokens += output
-        for chunk in chunks:
-            prefill_tokens += chunk.stop - chunk.start
-            sampled += chunk.last
-            output += chunk.last
-        if chunks:
-            self.kv_tokens += prefill_tokens
+            self.kv_tokens += decoded
+        self.kv_tokens += prefill_tokens
         batch = MicroBatch(
             self._batches,
             self.now_s,
@@ -352,12 +355,13 @@ class Batcher:
 
     def _place(self, prefill: Prefill) -> Chunk:
         row = self._prefillable(prefill)
-        start, stop = row.computed, row.computed + prefill.tokens
-        need = self.pool.pages_for(max(stop, prefill.hold_tokens)) - len(row.pages)
-        if need > self.pool.free_pages:
-            raise self._broken(row, f"needs {need} pages of {self.pool.free_pages} free")
+        pool, start = self.pool, row.computed
+        stop = start + prefill.tokens
+        need = pool.pages_for(max(stop, prefill.hold_tokens)) - len(row.pages)
         if need > 0:
-            row.pages += self.pool.allocate(need)
+            if need > pool.free_pages:
+                raise self._broken(row, f"needs {need} pages of {pool.free_pages} free")
+            row.pages += pool.allocate(need)
         last = stop == row.prompt_tokens
         goes_on = self.pipelined_chunks and not last
         if start == row.kept_tokens:

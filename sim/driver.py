@@ -48,6 +48,7 @@ class Driver:
         self._turns = deque(self.engines)
         self._owners: deque[Batcher] = deque()  # of the micro-batches in the pipeline, in order
         self._pipeline = pipeline(self._clock, world, self._recorder, self.changed, self._returned)
+        self._queues_ahead = pipeline.queues_ahead
         self._ask = Signal(self._clock, self._settle_later)
         self._ask_queued = False
         self._last_wait = ""
@@ -124,7 +125,7 @@ class Driver:
 
     def changed(self, now_s: float) -> None:
         """Something happened at this instant: ask when the instant is over."""
-        if self._pipeline.queues_ahead and not self._clock.more_now():
+        if self._queues_ahead and not self._clock.more_now():
             self._settle(now_s)
         elif not self._ask_queued:
             self._ask_queued = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -88,10 +89,15 @@ class TokenThrottling:
             raise ValueError(f"reserve must be threshold or adaptive, not {reserve}")
         self.max_prefill = at_least(max_prefill, 1, "max_prefill")
         self.kv_thresh = fraction(kv_thresh, "kv_thresh")
-        self.iterations = at_least(iterations, 1, "iterations")
-        self.min_prefill = at_least(min_prefill, 0, "min_prefill")
-        self.use_wt = use_wt
-        self.use_ut = use_ut
+        self.prefill_budget = partial(
+            prefill_budget,
+            iterations=at_least(iterations, 1, "iterations"),
+            max_prefill=max_prefill,
+            min_prefill=at_least(min_prefill, 0, "min_prefill"),
+            kv_thresh=kv_thresh,
+            use_wt=use_wt,
+            use_ut=use_ut,
+        )
         self.coupled = coupled
         self.victims = VICTIMS[victim]
         self.adaptive = AdaptiveReserve() if reserve == "adaptive" else None
@@ -123,15 +129,14 @@ class TokenThrottling:
         """Plan prefills within equation 3 and the pages above the reserve."""
         reserve, thresh = self._reserve(view)
         pages = view.free_pages
-        budget = view.page_tokens * max(pages - reserve, 0)
+        if pages <= reserve:
+            return []
+        budget = view.page_tokens * (pages - reserve)
         if view.depth == 1:
-            budget = min(self.max_prefill, budget)
-        elif budget:
-            idle_rate = pages / view.total_pages
-            budget = min(
-                self.prefill_budget(view.waiting_tokens, idle_rate, kv_thresh=thresh), budget
-            )
-        return self._spread(view, budget) if budget else []
+            return self._spread(view, min(self.max_prefill, budget))
+        idle_rate = pages / view.total_pages
+        equation_3 = self.prefill_budget(view.waiting_tokens, idle_rate, kv_thresh=thresh)
+        return self._spread(view, min(equation_3, budget))
 
     def _reserve(self, view: View) -> tuple[int, float]:
         """Return the pages kept for decodes, and the idle rate at which prefill stops."""
@@ -139,21 +144,6 @@ class TokenThrottling:
             return int(self.kv_thresh * view.total_pages), self.kv_thresh
         pages = self.adaptive.pages(view)
         return pages, min(0.99, pages / view.total_pages)
-
-    def prefill_budget(
-        self, waiting_tokens: int, idle_rate: float, *, kv_thresh: float | None = None
-    ) -> int:
-        """Return `prefill_budget` with this policy's parameters."""
-        return prefill_budget(
-            waiting_tokens,
-            idle_rate,
-            iterations=self.iterations,
-            max_prefill=self.max_prefill,
-            min_prefill=self.min_prefill,
-            kv_thresh=self.kv_thresh if kv_thresh is None else kv_thresh,
-            use_wt=self.use_wt,
-            use_ut=self.use_ut,
-        )
 
     def _spread(self, view: View, budget: int) -> list[Prefill]:
         """Plan `budget` prefill tokens, first come first served, as pages last."""

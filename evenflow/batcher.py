@@ -17,7 +17,6 @@ from evenflow.errors import PolicyError, StallError, UsageError
 from evenflow.groups import DecodeGroup, Row
 from evenflow.keeping import Keeper
 from evenflow.kv import PagePool
-from evenflow.outlook import Outlook
 from evenflow.padding import padded_work, rectangle
 from evenflow.ready import ReadyQueue
 from evenflow.speculation import Speculation, SpeculativeGroup
@@ -109,7 +108,8 @@ class Batcher:
         self.wake_at_s: float | None = None
         self._added = 0
         self._batches = 0
-        self._outlook = Outlook()
+        self._completed = 0
+        self._completed_tokens = 0  # the output of those
         self._view = View(self)
 
     # -- the three verbs ------------------------------------------------------------------------
@@ -164,11 +164,7 @@ class Batcher:
         group = batch.decodes
         finished: list[Row] = []
         if group is not None:
-            last_chunks = batch.sampled_rows - batch.decode_tokens
-            self._outlook.generated += batch.output_tokens - last_chunks
             finished = group.step(now_s, self.gap_s, self.gap_count)
-            for row in finished:
-                self._outlook.remove(row)
         for chunk in batch.chunks:
             if chunk.epoch != chunk.row.epoch:
                 raise ValueError(f"stale chunk of request {chunk.row.request.request_id}")
@@ -268,7 +264,11 @@ class Batcher:
             yield from group.lengths()
 
     def expected_output_tokens(self) -> float:
-        return self._outlook.remaining()
+        mean = self._completed_tokens / self._completed if self._completed else 0.0
+        return sum(
+            max((mean if predicted is None else predicted) - generated, 0)
+            for _, generated, predicted in self.decode_lengths()
+        )
 
     # -- carrying out a plan --------------------------------------------------------------------
 
@@ -446,7 +446,6 @@ class Batcher:
                 group.leave(row)
             else:
                 self.ready.remove(row)
-            self._outlook.remove(row)
             self.running_decodes -= 1
             row.decoding = False
             held_tokens = row.held_tokens
@@ -500,13 +499,11 @@ class Batcher:
         row.decoding = True
         group.join(row, row.prompt_tokens, self.pool.page_tokens)
         self.running_decodes += 1
-        self._outlook.add(row)
 
     def _stop(self, group: DecodeGroup, stopped: Collection[int]) -> list[Row]:
         rows = [row for row in group.rows() if row.request.request_id in stopped]
         for row in rows:
             group.leave(row)
-            self._outlook.remove(row)
         return rows
 
     def _retire(self, row: Row, now_s: float) -> None:
@@ -519,7 +516,8 @@ class Batcher:
         self.running -= 1
         if row.decoding:
             self.running_decodes -= 1
-        self._outlook.complete(row)
+        self._completed += 1
+        self._completed_tokens += row.generated
         del self.live[row.request.request_id]
 
     # -- waiting and errors ---------------------------------------------------------------------

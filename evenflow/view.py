@@ -150,10 +150,10 @@ class View:
 
     @property
     def expected_output_tokens(self) -> float:
-        """Tokens the running decodes are still expected to produce.
+        """Tokens the running decodes are still expected to produce; looks at each of them.
 
         A request counts with its predicted output, or else with the mean output of the requests
-        that have completed (0 before the first), less what the running decodes have produced.
+        that have completed (0 before the first), less what it has produced, and never below 0.
         """
         return self._batcher.expected_output_tokens()
 

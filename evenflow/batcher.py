@@ -244,6 +244,11 @@ class Batcher:
             return "policy"
         return "work"
 
+    def prompts(self) -> Iterator[Prompt]:
+        for row in self.partials:
+            yield row.prompt
+        yield from self.waiting_prompts()
+
     def waiting_prompts(self) -> Iterator[Prompt]:
         if not self._keeps:
             return (row.prompt for row in self.waiting)

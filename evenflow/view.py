@@ -108,6 +108,11 @@ class View:
         return [row.prompt for row in self._batcher.partials]
 
     @property
+    def prompts(self) -> Iterator[Prompt]:
+        """All prompts of which a chunk may go now: `partials`, then `waiting`."""
+        return self._batcher.prompts()
+
+    @property
     def waiting_tokens(self) -> int:
         """Tokens awaiting prefill: all prompts that wait, and what is left of partly scheduled
         ones, less what a cache kept of them when they were last looked at."""

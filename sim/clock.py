@@ -57,4 +57,4 @@ class Signal(Event):
 
     def _fire(self, _: Event) -> None:
         self.callbacks = self._handlers
-        self._call(self.env.now)
+        self._call(self.env._now)

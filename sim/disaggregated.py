@@ -19,7 +19,7 @@ from evenflow.batcher import Batcher
 from evenflow.groups import Row
 from evenflow.pools import merge
 from evenflow.result import Recorder, RunResult
-from evenflow.types import Handover, MicroBatch, Request
+from evenflow.types import Handover, Request
 from sim.arrivals import Arrivals
 from sim.clock import Clock
 from sim.driver import Driver
@@ -95,9 +95,9 @@ class Pool(Driver):
         first_token_s = np.maximum(result.first_token_s, arrival_s)
         return replace(result, arrival_s=arrival_s, first_token_s=first_token_s)
 
-    def _returned(self, batch: MicroBatch, now_s: float) -> None:
+    def _returned(self, now_s: float) -> None:
         self._on_return(now_s)
-        super()._returned(batch, now_s)
+        super()._returned(now_s)
 
     def _finished(self, rows: list[Row], now_s: float) -> None:
         self._on_finished(self, rows, now_s)

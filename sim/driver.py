@@ -46,7 +46,7 @@ class Driver:
             self.when_done(lambda _: on_done(self.num_done))
         self.engines = tuple(self._engine() for _ in range(world.virtual_engines))
         self._turns = deque(self.engines)
-        self._owners: deque[Batcher] = deque()  # of the micro-batches in the pipeline, in order
+        self._travelling: deque[tuple[Batcher, MicroBatch]] = deque()  # first sent, first back
         self._pipeline = pipeline(self._clock, world, self._recorder, self.changed, self._returned)
         self._queues_ahead = pipeline.queues_ahead
         self._ask = Signal(self._clock, self._settle_later)
@@ -107,7 +107,7 @@ class Driver:
                 if len(turns) > 1:
                     turns.remove(engine)
                     turns.append(engine)
-                self._owners.append(engine)
+                self._travelling.append((engine, batch))
                 self._last_wait = ""
                 return batch
             if engine.wake_at_s is not None:
@@ -140,8 +140,9 @@ class Driver:
             raise PolicyError(f"a policy asks at {now_s} s to be woken at {at_s} s")
         self._clock.at(at_s, Signal(self._clock, self.changed))
 
-    def _returned(self, batch: MicroBatch, now_s: float) -> None:
-        finished = self._owners.popleft().complete(batch, now_s)
+    def _returned(self, now_s: float) -> None:
+        engine, batch = self._travelling.popleft()
+        finished = engine.complete(batch, now_s)
         if finished:
             self._finished(finished, now_s)
         self.changed(now_s)

@@ -40,7 +40,7 @@ class StageProcesses:
         world: World,
         recorder: Recorder,
         on_change: Callable[[float], None],
-        on_return: Callable[[MicroBatch, float], None],
+        on_return: Callable[[float], None],
     ) -> None:
         self._clock = clock
         self._world = world
@@ -110,7 +110,7 @@ class StageProcesses:
                 self._on_change(self._clock.now)
         if stage == self._world.depth - 1:
             self._recorder.batch(travel.batch, travel.times)
-            self._on_return(travel.batch, self._clock.now)
+            self._on_return(self._clock.now)
         elif self._links:
             self._links[stage].put((stage, travel))
         else:

@@ -8,7 +8,6 @@ specification; both give the same bytes.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from evenflow.result import Recorder
@@ -32,7 +31,7 @@ class Tandem:
         world: World,
         recorder: Recorder,
         on_change: Callable[[float], None],
-        on_return: Callable[[MicroBatch, float], None],
+        on_return: Callable[[float], None],
     ) -> None:
         if world.shares_link:
             raise ValueError("a shared link needs sim.stages")
@@ -41,8 +40,6 @@ class Tandem:
         self._overheads = world.overheads
         self._prepares = world.overheads.prepares
         self._recorder = recorder
-        self._on_return = on_return
-        self._travelling: deque[MicroBatch] = deque()
         self._stage_free_s = [0.0] * world.depth
         self._link_free_s = [0.0] * world.depth
         self._hops = world.hops
@@ -52,7 +49,7 @@ class Tandem:
         self._on_change = on_change
         self._stage0_free = Signal(clock, self._take_next)
         self._call_queued = False
-        self._returned = Signal(clock, self._hand_back)
+        self._returned = Signal(clock, on_return)
 
     def can_take(self, now_s: float) -> bool:
         """Say whether the driver may send a micro-batch now."""
@@ -62,7 +59,6 @@ class Tandem:
         """Send a micro-batch to stage 0."""
         times = self._cross(batch)
         self._recorder.batch(batch, times)
-        self._travelling.append(batch)
         self._clock.at(times[-1], self._returned)
 
     def call_when_free(self) -> None:
@@ -74,9 +70,6 @@ class Tandem:
     def _take_next(self, now_s: float) -> None:
         self._call_queued = False
         self._on_change(now_s)
-
-    def _hand_back(self, now_s: float) -> None:
-        self._on_return(self._travelling.popleft(), now_s)
 
     def _cross(self, batch: MicroBatch) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from typing import Literal
 
 from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
@@ -108,22 +107,20 @@ class TokenThrottling:
         if self.coupled:
             return self._couple(view)
         prefills = self._throttle(view) if view.waiting_tokens else []
-        decodes = self._share(view, view.ready_decodes)
-        if prefills and decodes > self.max_batch_rows - len(prefills):
-            decodes = self.max_batch_rows - len(prefills)
-        if not prefills and not decodes and not view.in_flight:
+        decodes = view.ready_decodes
+        if decodes:
+            decodes = min(decodes, self._share(view), self.max_batch_rows - len(prefills))
+        elif not prefills and not view.in_flight:
             return self._unblock(view)
-        return Plan(prefills, decodes, "last_returned", self.victims, kv_limited=not prefills)
+        return Plan(prefills, decodes, "last_returned", self.victims, (), None, not prefills)
 
-    def _share(self, view: View, ready: int) -> int:
-        """Return how many ready decodes go: equation 4, as far as they and the rows suffice."""
-        if not ready:
-            return 0
+    def _share(self, view: View) -> int:
+        """Return the even share of the running decodes: equation 4."""
         running, depth = view.running_decodes, view.depth
-        decodes = decode_budget(running, depth, self._turn)
+        share = decode_budget(running, depth, self._turn)
         if running >= depth:
             self._turn += 1
-        return min(decodes, ready, self.max_batch_rows)
+        return share
 
     def _throttle(self, view: View) -> list[Prefill]:
         """Plan prefills within equation 3 and the pages above the reserve."""
@@ -150,7 +147,7 @@ class TokenThrottling:
         prefills: list[Prefill] = []
         pages = view.free_pages
         page_tokens = view.page_tokens
-        for prompt in chain(view.partials, view.waiting):
+        for prompt in view.prompts:
             computed, held = prompt.computed, prompt.pages
             tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - computed)
             if tokens <= 0:

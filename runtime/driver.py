@@ -48,6 +48,7 @@ class Driver:
         serving: Serving,
         batcher: Batcher,
         pipeline: Pipeline,
+        *,
         on_done: Callable[[int], None] | None = None,
         on_token: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -7,19 +7,29 @@ requests and no policy.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import zmq
 
 from runtime.errors import WorkerError
 from runtime.wire import Failed, Message, Ready, Step, Stop, decode, encode
-from runtime.worker import Place, Settings, driver_address, open_socket, run_worker, step_address
+from runtime.worker import (
+    Context,
+    Place,
+    Settings,
+    driver_address,
+    open_socket,
+    run_worker,
+    step_address,
+)
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 2.0
@@ -47,7 +57,7 @@ class Pipeline:
 
     def __enter__(self) -> Self:
         self._folder = tempfile.mkdtemp(prefix="evenflow-")
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._context = Context()
         self._poller = zmq.Poller()
         try:
             self._results = open_socket(self._context, zmq.PULL, driver_address(self._folder))
@@ -56,7 +66,7 @@ class Pipeline:
                 self._start(stage, settings)
             self._await_all()
         except BaseException:
-            self.close()
+            self.close(grace_s=0)
             raise
         return self
 
@@ -66,7 +76,7 @@ class Pipeline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(STOP_LIMIT_S if error is None else 0)
 
     @property
     def depth(self) -> int:
@@ -88,7 +98,7 @@ class Pipeline:
 
     def receive(self, timeout_s: float) -> list[Message]:
         """Return all messages that have come; if none, wait for at most so many seconds."""
-        events = self._poller.poll(timeout_s * 1000)
+        events = self._poller.poll(int(timeout_s * 1000))
         messages: list[Message] = []
         while self._results.poll(0):
             message = decode(self._results.recv())
@@ -99,14 +109,14 @@ class Pipeline:
             self._raise_dead()
         return messages
 
-    def close(self) -> None:
-        """End the workers, at the latest by force, and remove the sockets."""
+    def close(self, grace_s: float) -> None:
+        """End the workers, after so many seconds by force, and remove the sockets."""
         for socket in self._steps:
             try:
                 socket.send(encode(Stop()), zmq.NOBLOCK)
             except zmq.ZMQError:
                 continue  # this worker takes nothing any more: it is ended below
-        limit_s = time.monotonic() + STOP_LIMIT_S
+        limit_s = time.monotonic() + grace_s
         for process in self._processes:
             process.join(max(0.0, limit_s - time.monotonic()))
         for process in self._processes:
@@ -117,21 +127,21 @@ class Pipeline:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, stage: int, settings: Settings) -> None:
-        place = Place(
-            stage,
-            self.depth,
-            *self._pages,
-            self._folder,
-            multiprocessing.current_process().pid or 0,
-        )
+        place = Place(stage, self.depth, *self._pages, self._folder, os.getpid())
         process = multiprocessing.get_context("spawn").Process(
             target=run_worker, args=(place, settings), name=f"stage {stage}", daemon=True
         )
-        process.start()
-        self._processes.append(process)
+        # A worker inherits the mask: Ctrl-C reaches only the driver, which decides what it means.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            process.start()
+            self._processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._poller.register(process.sentinel, zmq.POLLIN)
         address = step_address(self._folder, stage)
         self._steps.append(open_socket(self._context, zmq.PUSH, address))
+        self._steps[-1].send(encode(Ready(stage)))
 
     def _await_all(self) -> None:
         limit_s = time.monotonic() + self._start_limit_s

@@ -1,4 +1,4 @@
-"""What a real run needs to know: requests, policy and deployment, all of them resolved."""
+"""What a real run needs to know beside its Batcher and its workers: requests, times, limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evenflow.costs import BatchShape
-from evenflow.types import Request, Scheduler
+from evenflow.types import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,9 @@ class Serving:
     """
 
     requests: Sequence[Request]
-    make_scheduler: Callable[[], Scheduler]
     cost: Callable[[BatchShape], StepCost]
     depth: int
-    total_pages: int
-    max_model_len: int
-    page_tokens: int = 16
     max_in_flight: int | None = None
     dispatch: Literal["stage0", "eager"] = "stage0"
-    pipelined_chunks: bool | None = None
     concurrency: int | None = None
     patience_s: float = 30.0

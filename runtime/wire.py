@@ -72,7 +72,7 @@ class Returned(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A worker has started."""
+    """The first message on every connection, and a worker's word that all of its own are there."""
 
     stage: int
 
@@ -113,6 +113,7 @@ def decode(data: bytes) -> Message:
             batch_id, dropped, pieces, decodes, grown, *rest = values
             pieces = [Piece(*piece) for piece in pieces]
             return Step(batch_id, dropped, pieces, decodes, [Growth(*g) for g in grown], *rest)
-        return kind(*values)
+        message: Message = kind(*values)
+        return message
     except (ValueError, TypeError, IndexError) as error:
         raise WorkerError(f"a message that is none: {data[:60]!r}: {error}") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import shutil
-import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -24,6 +23,11 @@ LOOK_S = 0.25
 """How often a worker with nothing to do looks whether its driver is still there."""
 
 SEND_LIMIT_S = 10.0
+
+RECONNECT_MS = 5
+"""How often a socket looks for one that is not there yet."""
+
+Context = zmq.Context[zmq.Socket[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,11 @@ def hop_address(folder: str, stage: int) -> str:
     return f"ipc://{folder}/hop-{stage}"
 
 
-def open_socket(context: zmq.Context[Any], kind: int, address: str) -> zmq.Socket[bytes]:
+def open_socket(context: Context, kind: int, address: str) -> zmq.Socket[bytes]:
     """Return a socket that never outlives its messages' use; PULL binds, PUSH connects."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.SNDTIMEO, int(SEND_LIMIT_S * 1000))
     if kind == zmq.PULL:
         socket.bind(address)
@@ -109,11 +114,12 @@ class _Intake(threading.Thread):
     None in a queue ends the worker, because the driver said so or because of `failure`.
     """
 
-    def __init__(self, context: zmq.Context[Any], place: Place, worker: Worker) -> None:
+    def __init__(self, context: Context, place: Place, worker: Worker) -> None:
         super().__init__(name="intake", daemon=True)
         self.prepared: queue.SimpleQueue[tuple[int, Any, float] | None] = queue.SimpleQueue()
         self.activations: queue.SimpleQueue[tuple[Activation, float] | None] = queue.SimpleQueue()
         self.failure: Exception | None = None
+        self.connected = threading.Event()
         self._ends = threading.Event()
         self._place = place
         self._worker = worker
@@ -130,6 +136,7 @@ class _Intake(threading.Thread):
         finally:
             self.prepared.put(None)
             self.activations.put(None)
+            self.connected.set()
             for socket in self._sockets:
                 socket.close()
 
@@ -142,8 +149,9 @@ class _Intake(threading.Thread):
         poller = zmq.Poller()
         for socket in self._sockets:
             poller.register(socket, zmq.POLLIN)
+        silent = len(self._sockets)
         while not self._ends.is_set():
-            for socket, _ in poller.poll(LOOK_S * 1000):
+            for socket, _ in poller.poll(int(LOOK_S * 1000)):
                 received_s = time.monotonic()
                 message = decode(socket.recv())
                 if isinstance(message, Step):
@@ -151,6 +159,10 @@ class _Intake(threading.Thread):
                     self.prepared.put(step)
                 elif isinstance(message, Activation):
                     self.activations.put((message, received_s))
+                elif isinstance(message, Ready):
+                    silent -= 1
+                    if not silent:
+                        self.connected.set()
                 else:
                     return
             if os.getppid() != self._place.driver_pid:
@@ -161,12 +173,13 @@ class _Intake(threading.Thread):
 class _Outlet:
     """Where results go: to the next stage, and to the driver."""
 
-    def __init__(self, context: zmq.Context[Any], place: Place) -> None:
+    def __init__(self, context: Context, place: Place) -> None:
         self._place = place
         self._driver = open_socket(context, zmq.PUSH, driver_address(place.folder))
         if not place.is_last:
             address = hop_address(place.folder, place.stage + 1)
             self._next = open_socket(context, zmq.PUSH, address)
+            self._next.send(encode(Ready(place.stage)))
 
     def tell(self, message: Message) -> None:
         self._driver.send(encode(message))
@@ -190,14 +203,14 @@ class _Outlet:
 
 def run_worker(place: Place, settings: Settings) -> None:
     """Be a stage until the driver says stop or is gone. The entry point of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when a run ends
-    context = zmq.Context()
+    context = Context()
     outlet = _Outlet(context, place)
     try:
         worker = settings.make(place)
         intake = _Intake(context, place, worker)
         intake.start()
         try:
+            intake.connected.wait()
             outlet.tell(Ready(place.stage))
             _serve(worker, intake, outlet, first=place.stage == 0)
         finally:

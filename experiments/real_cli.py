@@ -88,3 +88,30 @@ def _serve_into(folder: Path, job: Job, title: str) -> Served:
     else:
         typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
     return served
+
+
+def validate_command(
+    run: RunFile,
+    set_: Set = None,
+    out: Out = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="How often it is served.")] = 3,
+) -> None:
+    """Serve one configuration several times, simulate it, and print how far they are apart."""
+    from experiments.outputs import staged, write_json
+    from experiments.provenance import wall_clock
+    from experiments.terminal import print_validation
+    from experiments.validate import validate
+
+    job = _job(run, set_)
+    folder = out or Path("out") / f"{run.stem}-validate"
+    seconds = []
+
+    def tell(number: int, served: Served) -> None:
+        seconds.append(served.outcome.wall_s)
+        typer.echo(f"run {number + 1} of {runs}: {seconds[-1]:.1f} s", err=True)
+
+    with staged(folder) as scratch:
+        found = validate(job, runs, tell)
+        write_json(scratch / "validation.json", found | {"wall_clock": wall_clock(sum(seconds))})
+    print_validation(found)
+    typer.echo(folder / "validation.json")

@@ -28,8 +28,10 @@ class TraceReplay:
 
     @property
     def next_s(self) -> float | None:
-        """When the next request is due; None: when another one ends, or never."""
-        return self._backlog[0].arrival_s if self._backlog and self._places is None else None
+        """When the next request is due, in a closed loop at once; None: when one ends, or never."""
+        if not self._backlog or self._places == 0:
+            return None
+        return self._backlog[0].arrival_s if self._places is None else 0.0
 
     def due(self, now_s: float) -> Request | None:
         """Return a request that enters now, if there is one."""

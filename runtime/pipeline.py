@@ -56,7 +56,10 @@ class Pipeline:
         self._steps: list[zmq.Socket[bytes]] = []
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.mkdtemp(prefix="evenflow-")
+        try:
+            self._folder = tempfile.mkdtemp(prefix="evenflow-")
+        except OSError as error:
+            raise WorkerError(f"no folder for sockets: {error}") from None
         self._context = Context()
         self._poller = zmq.Poller()
         try:

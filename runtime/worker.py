@@ -101,10 +101,10 @@ def open_socket(context: Context, kind: int, address: str) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.SNDTIMEO, int(SEND_LIMIT_S * 1000))
-    if kind == zmq.PULL:
-        socket.bind(address)
-    else:
-        socket.connect(address)
+    try:
+        (socket.bind if kind == zmq.PULL else socket.connect)(address)
+    except zmq.ZMQError as error:
+        raise WorkerError(f"no socket at {address}: {error.strerror}") from None
     return socket
 
 

@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Self
@@ -135,6 +136,8 @@ class Pipeline:
             target=run_worker, args=(place, settings), name=f"stage {stage}", daemon=True
         )
         # A worker inherits the mask: Ctrl-C reaches only the driver, which decides what it means.
+        # NOTE: multiprocessing lifts the mask when it starts its tracker, so that comes before.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             process.start()

@@ -20,13 +20,13 @@ import numpy as np
 from evenflow.batcher import Batcher
 from evenflow.config import RunConfig
 from evenflow.config_workers import EmulatedWorkers
-from evenflow.costs import BatchShape
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import PagePool
 from evenflow.metrics import summarize
 from evenflow.replay import Entry, RecordingBatcher, replay
 from evenflow.result import RunResult
 from evenflow.schedulers import POOLED
+from evenflow.types import MicroBatch
 from experiments import journal_file
 from experiments.build import Built, build
 from experiments.provenance import provenance
@@ -75,6 +75,8 @@ def check_servable(config: RunConfig) -> None:
         (config.replicas is not None, "replicas", "one pipeline"),
         (bool(config.virtual_engines), "virtual_engines", "false"),
         (config.speculative is not None, "speculative", "null"),
+        (config.kv.prefix_cache, "kv.prefix_cache", "false"),
+        (config.kv.swap, "kv.swap", "false"),
         (config.runtime != "ideal", "runtime", f"ideal ({emulated})"),
     )
     for refused, key, right in refusals:
@@ -185,10 +187,10 @@ def _serving(world: World) -> Serving:
 
     per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
 
-    def cost(batch: BatchShape) -> StepCost:
-        tokens = batch.prefill_tokens + batch.decode_tokens
-        hops_s = [seconds * tokens for seconds in per_token_s]
-        return StepCost(world.costs.times(batch), hops_s, int(world.costs.transfer_bytes(batch)))
+    def cost(batch: MicroBatch) -> StepCost:
+        work = batch.charged or batch
+        hops_s = [seconds * batch.num_tokens for seconds in per_token_s]
+        return StepCost(world.costs.times(work), hops_s, int(world.costs.transfer_bytes(work)))
 
     return Serving(
         requests=world.requests,

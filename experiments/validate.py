@@ -16,7 +16,6 @@ from evenflow.costs import BatchShape, StageCost
 from evenflow.errors import UsageError
 from evenflow.metrics import request_metrics, summarize
 from evenflow.result import RunResult
-from evenflow.types import MicroBatch
 from experiments.build import build
 from experiments.real import Served, servable, serve
 from experiments.runs import Job
@@ -37,9 +36,9 @@ METRICS = (
 """What is compared, by its key in summary.json."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecordedCost:
-    """The times that a run measured, by the number of the micro-batch; past its end, `otherwise`.
+    """The times that a run measured, one micro-batch after the other; past its end, `otherwise`.
 
     Where the simulator puts other work into a micro-batch than the run did, the time is still that
     of the run's: known error, small while both send about the same.
@@ -47,22 +46,23 @@ class RecordedCost:
 
     recorded: RunResult
     otherwise: StageCost
+    asked: int = 0
 
     @property
     def depth(self) -> int:
         return self.recorded.depth
 
     def times(self, batch: BatchShape) -> list[float]:
-        """Return the seconds on every stage."""
-        assert isinstance(batch, MicroBatch)
-        index, result = batch.batch_id, self.recorded
+        """Return the seconds on every stage of the next micro-batch."""
+        index, result = self.asked, self.recorded
+        self.asked += 1
         if index >= len(result.scheduled_s):
             return self.otherwise.times(batch)
         seconds: list[float] = (result.end_s[index] - result.start_s[index]).tolist()
         return seconds
 
     def __call__(self, stage: int, batch: BatchShape) -> float:
-        """Return the seconds on one stage."""
+        """Return the seconds on one stage of the next micro-batch."""
         return self.times(batch)[stage]
 
     def transfer_bytes(self, batch: BatchShape) -> float:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from evenflow.costs import BatchShape
-from evenflow.types import Request
+from evenflow.types import MicroBatch, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Serving:
     """
 
     requests: Sequence[Request]
-    cost: Callable[[BatchShape], StepCost]
+    cost: Callable[[MicroBatch], StepCost]
     depth: int
     max_in_flight: int | None = None
     dispatch: Literal["stage0", "eager"] = "stage0"

@@ -176,6 +176,7 @@ def test_a_worker_that_dies_is_one_line_and_status_1(run: Path, sockets: Path) -
         ("workers.faults=[{stage: 0, slow_factor: 0}]", "should be greater than 0.0, not 0"),
         ("runtime=gllm", "runtime: can only be simulated; for a real run, ideal"),
         ("virtual_engines=true", "virtual_engines: can only be simulated; for a real run, false"),
+        ("kv.prefix_cache=true", "kv.prefix_cache: can only be simulated; for a real run, false"),
         ("replicas={count: 2}", "replicas: can only be simulated"),
         ("speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}", "speculative: can only be"),
         ("scheduler=distserve", "scheduler distserve: can only be simulated; for a real run, one"),

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime.driver
-from evenflow.costs import AffineCost, BatchShape, estimates
+from evenflow.costs import AffineCost, estimates
 from evenflow.errors import PolicyError, StallError
 from evenflow.kv import PagePool
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
-from evenflow.types import Plan, Request, Scheduler
+from evenflow.types import MicroBatch, Plan, Request, Scheduler
 from evenflow.view import View
 from runtime.driver import Driver
 from runtime.errors import WorkerError
@@ -74,8 +74,8 @@ def drive(world: World, pipeline: Any = None, **more: Any) -> tuple[Driver, Reco
         pipelined_chunks=world.pipelined_chunks,
     )
 
-    def cost(batch: BatchShape) -> StepCost:
-        return StepCost(world.costs.times(batch), [0.0] * (world.depth - 1), 0)
+    def cost(batch: MicroBatch) -> StepCost:
+        return StepCost(world.costs.times(batch.charged or batch), [0.0] * (world.depth - 1), 0)
 
     serving = Serving(
         world.requests,

@@ -59,7 +59,8 @@ def rows_of(batch: MicroBatch) -> list[RowStep]:
 @settings(max_examples=150, deadline=None)
 @given(worlds())
 def test_workers_hold_what_the_batcher_holds(world: World) -> None:
-    Driver(replace(world, speculation=None), Tandem, batcher=Told).run()
+    plain = replace(world, speculation=None, prefix_cache=False, swap=False)
+    Driver(plain, Tandem, batcher=Told).run()
 
 
 def step(**parts: Any) -> Step:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evenflow.batcher import Batcher
-from evenflow.config import RunConfig
+from evenflow.config import RunConfig, RuntimeConfig
 from evenflow.config_workers import EmulatedWorkers
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import PagePool
@@ -69,7 +69,6 @@ def check_servable(config: RunConfig) -> None:
         raise UsageError("workers: torch is not available yet; emulated is right")
     if find_spec("zmq") is None:
         raise UsageError("a real run needs pyzmq: pip install 'evenflow[runtime]'")
-    emulated = "emulated workers have the CPU work of this machine"
     refusals = (
         (config.scheduler.name in POOLED, f"scheduler {config.scheduler.name}", "one policy"),
         (config.replicas is not None, "replicas", "one pipeline"),
@@ -77,11 +76,21 @@ def check_servable(config: RunConfig) -> None:
         (config.speculative is not None, "speculative", "null"),
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
-        (config.runtime != "ideal", "runtime", f"ideal ({emulated})"),
+        (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
     )
     for refused, key, right in refusals:
         if refused:
             raise UsageError(f"{key}: can only be simulated; for a real run, {right} is right")
+
+
+def _prepares(runtime: RuntimeConfig | str) -> bool:
+    """Say whether a simulation charges for preparing inputs, which no emulated worker waits for.
+
+    What it charges for scheduling stands for the messages and the driver that a real run has.
+    """
+    if isinstance(runtime, str):
+        return runtime != "ideal"
+    return runtime.prepare_s > 0 or runtime.prepare_share > 0
 
 
 def serve(

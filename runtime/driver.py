@@ -143,7 +143,7 @@ class Driver:
                 f"expected {batch.batch_id} with {len(sampled)}"
             )
         self._recorder.batch(batch, [at_s - self._origin_s for at_s in message.times])
-        self._stage0_free |= self._serving.depth == 1
+        self._stage0_free |= not self._sent  # with a single stage, nothing else says so
         finished = self._batcher.complete(batch, now_s)
         if self._on_token is not None:
             for request_id, token in zip(sampled, message.tokens, strict=True):

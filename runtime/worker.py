@@ -101,6 +101,8 @@ def open_socket(context: Context, kind: int, address: str) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.SNDTIMEO, int(SEND_LIMIT_S * 1000))
+    for queue_limit in (zmq.SNDHWM, zmq.RCVHWM):
+        socket.setsockopt(queue_limit, 0)  # none: what is in flight is the driver's to limit
     try:
         (socket.bind if kind == zmq.PULL else socket.connect)(address)
     except zmq.ZMQError as error:

@@ -175,6 +175,7 @@ def test_a_worker_that_dies_is_one_line_and_status_1(run: Path, sockets: Path) -
         ("workers.faults=[{stage: 2, slow_factor: 2}]", "stage 2 is none of the 2, 0 to 1"),
         ("workers.faults=[{stage: 0, slow_factor: 0}]", "should be greater than 0.0, not 0"),
         ("runtime=gllm", "runtime: can only be simulated; for a real run, ideal"),
+        ("runtime={prepare_s: 0.1}", "for a real run, ideal, or schedule_s alone, is right"),
         ("virtual_engines=true", "virtual_engines: can only be simulated; for a real run, false"),
         ("kv.prefix_cache=true", "kv.prefix_cache: can only be simulated; for a real run, false"),
         ("replicas={count: 2}", "replicas: can only be simulated"),
@@ -218,7 +219,16 @@ def test_a_folder_that_holds_no_run_is_one_line(tmp_path: Path) -> None:
 def test_validate_reports_both_layers(run: Path, sockets: Path) -> None:
     out = run.parent / "out"
     status, text, errors = evenflow(
-        "validate", str(run), "--runs", "2", "--out", str(out), "--set", "workload.requests=5"
+        "validate",
+        str(run),
+        "--runs",
+        "2",
+        "--out",
+        str(out),
+        "--set",
+        "workload.requests=5",
+        "--set",
+        "runtime={schedule_s: 0.0003}",
     )
     assert status == 0, errors
     assert "2 runs of 5 requests, and simulated" in text

@@ -163,6 +163,15 @@ def test_a_pipeline_that_falls_silent_is_an_error() -> None:
         drive(small(), Silent(2), patience_s=5.0)
 
 
+def test_a_lost_word_that_stage_0_is_free_does_not_hang_the_run() -> None:
+    class Mute(VirtualPipeline):
+        def receive(self, timeout_s: float) -> list[Message]:
+            return [m for m in super().receive(timeout_s) if not isinstance(m, Free)]
+
+    real, _ = drive(small(), Mute(2))
+    assert real.num_done == 4
+
+
 def test_a_lost_result_is_an_error() -> None:
     class Forgetful(VirtualPipeline):
         def receive(self, timeout_s: float) -> list[Message]:

@@ -6,6 +6,7 @@ run. End to end: the simulator as it is, against all runs. Knows no command line
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,30 +37,35 @@ METRICS = (
 """What is compared, by its key in summary.json."""
 
 
-@dataclass(slots=True)
 class RecordedCost:
-    """The times that a run measured, one micro-batch after the other; past its end, `otherwise`.
+    """The times that a run measured, for micro-batches of as many tokens.
 
-    Where the simulator puts other work into a micro-batch than the run did, the time is still that
-    of the run's: known error, small while both send about the same.
+    A micro-batch gets the times of the run's next one with as many prefill and decode tokens, after
+    the last of them the first again. Where the run had none, it gets what `otherwise` says, scaled
+    by how much longer than that the measured ones took so far.
     """
 
-    recorded: RunResult
-    otherwise: StageCost
-    asked: int = 0
-
-    @property
-    def depth(self) -> int:
-        return self.recorded.depth
+    def __init__(self, recorded: RunResult, otherwise: StageCost) -> None:
+        self.depth = recorded.depth
+        self._otherwise = otherwise
+        self._measured: dict[tuple[int, int], deque[list[float]]] = defaultdict(deque)
+        self._sums_s = [0.0, 0.0]  # measured, and otherwise, of the same micro-batches
+        tokens = zip(recorded.prefill_tokens.tolist(), recorded.decode_tokens.tolist(), strict=True)
+        seconds = (recorded.end_s - recorded.start_s).tolist()
+        for key, times in zip(tokens, seconds, strict=True):
+            self._measured[key].append(times)
 
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage of the next micro-batch."""
-        index, result = self.asked, self.recorded
-        self.asked += 1
-        if index >= len(result.scheduled_s):
-            return self.otherwise.times(batch)
-        seconds: list[float] = (result.end_s[index] - result.start_s[index]).tolist()
-        return seconds
+        otherwise = self._otherwise.times(batch)
+        alike = self._measured.get((batch.prefill_tokens, batch.decode_tokens))
+        measured_s, otherwise_s = self._sums_s
+        if alike is None:
+            scale = measured_s / otherwise_s if otherwise_s else 1.0
+            return [scale * seconds for seconds in otherwise]
+        alike.rotate(-1)
+        self._sums_s = [measured_s + sum(alike[-1]), otherwise_s + sum(otherwise)]
+        return alike[-1]
 
     def __call__(self, stage: int, batch: BatchShape) -> float:
         """Return the seconds on one stage of the next micro-batch."""
@@ -67,7 +73,7 @@ class RecordedCost:
 
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes that cross from one stage to the next."""
-        return self.otherwise.transfer_bytes(batch)
+        return self._otherwise.transfer_bytes(batch)
 
 
 @dataclass(frozen=True, slots=True)

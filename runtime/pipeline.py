@@ -55,6 +55,7 @@ class Pipeline:
         self._start_limit_s = start_limit_s
         self._processes: list[BaseProcess] = []
         self._steps: list[zmq.Socket[bytes]] = []
+        self._failure: str | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -101,14 +102,20 @@ class Pipeline:
                 raise WorkerError(f"stage {stage} takes no messages") from None
 
     def receive(self, timeout_s: float) -> list[Message]:
-        """Return all messages that have come; if none, wait for at most so many seconds."""
+        """Return all messages that have come; if none, wait for at most so many seconds.
+
+        What came before a worker failed is returned first; only then the failure is raised.
+        """
         events = self._poller.poll(int(timeout_s * 1000))
         messages: list[Message] = []
         while self._results.poll(0):
             message = decode(self._results.recv())
             if isinstance(message, Failed):
-                raise WorkerError(f"stage {message.stage} failed: {message.reason}")
-            messages.append(message)
+                self._failure = f"stage {message.stage} failed: {message.reason}"
+            else:
+                messages.append(message)
+        if not messages and self._failure is not None:
+            raise WorkerError(self._failure)
         if events and not messages:
             self._raise_dead()
         return messages

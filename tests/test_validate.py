@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from evenflow.costs import AffineCost
+from evenflow.costs import AffineCost, prefill_work
 from evenflow.schedulers import create
 from evenflow.types import Request
-from experiments.validate import compared, measured_overheads, structure_of, with_measured_times
+from experiments.validate import (
+    RecordedCost,
+    compared,
+    measured_overheads,
+    structure_of,
+    with_measured_times,
+)
 from sim import Link, RuntimeOverheads, World, simulate
 
 WORLD = World(
@@ -44,7 +50,20 @@ def test_with_its_own_times_a_run_is_itself() -> None:
     assert all(error == pytest.approx(0, abs=1e-6) for error in layer.values())
 
 
-def test_other_costs_show_in_the_structure_only_past_the_end() -> None:
+def test_a_micro_batch_gets_the_times_of_one_of_its_size() -> None:
+    recorded = simulate(WORLD)
+    cost = RecordedCost(recorded, AffineCost(0.005, 0.5e-5, 3))
+    size = int(recorded.prefill_tokens[0])
+    alike = [i for i, tokens in enumerate(recorded.prefill_tokens) if tokens == size]
+    alike = [i for i in alike if not recorded.decode_tokens[i]]
+    for index in (*alike, alike[0]):
+        expected = recorded.end_s[index] - recorded.start_s[index]
+        assert cost.times(prefill_work(size)) == pytest.approx(expected.tolist())
+    unheard_of = 0.005 + 0.5e-5 * 5000
+    assert cost.times(prefill_work(5000)) == pytest.approx([2 * unheard_of] * 3)
+
+
+def test_a_run_s_own_times_matter_and_not_those_of_the_costs() -> None:
     recorded = simulate(WORLD)
     dearer = replace(WORLD, costs=AffineCost(1.0, 0.0, 3))
     again = simulate(with_measured_times(dearer, recorded))

@@ -28,7 +28,7 @@ from evenflow.result import RunResult
 from evenflow.schedulers import POOLED
 from evenflow.types import MicroBatch
 from experiments import journal_file
-from experiments.build import Built, build
+from experiments.build import Built, build, make_importable
 from experiments.provenance import provenance
 from experiments.runs import Job, Outcome
 from sim.world import World
@@ -165,6 +165,7 @@ def replay_folder(folder: Path) -> str | None:
     if not path.is_file():
         raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one")
     config, beside = journal_file.read_head(path)
+    make_importable(Path.cwd(), beside)
     world = servable(build(config, [], beside))
     try:
         return replay(journal_file.read_entries(path), batcher_of(world))

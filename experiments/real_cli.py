@@ -42,10 +42,8 @@ def replay_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What evenflow run wrote.")],
 ) -> None:
     """Feed a recorded run's inputs to a fresh scheduler; exit 1 if a decision differs."""
-    from experiments.build import make_importable
     from experiments.real import replay_folder
 
-    make_importable(Path.cwd())
     difference = replay_folder(folder)
     if difference is not None:
         typer.echo(f"different: {difference}")

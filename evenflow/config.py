@@ -36,6 +36,7 @@ from evenflow.config_fields import (
     short_form,
 )
 from evenflow.config_kv import KvConfig
+from evenflow.config_workers import EmulatedWorkers, Workers
 from evenflow.config_workload import WorkloadConfig
 from evenflow.errors import UsageError
 from evenflow.metrics import Limit
@@ -106,6 +107,7 @@ class RunConfig(Keys):
         | Annotated[RuntimeConfig, Tag("mapping")],
         Discriminator(shape),
     ] = "ideal"
+    workers: Workers = EmulatedWorkers(kind="emulated")
     dispatch: Literal["stage0", "eager"] = "stage0"
     max_in_flight: Annotated[
         int | Literal["unlimited"] | None,

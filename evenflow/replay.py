@@ -5,7 +5,7 @@ This is how a run of either world is checked against the rules, whatever the noi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from evenflow.batcher import Batcher
@@ -53,39 +53,42 @@ Entry = Added | Asked | Completed | Released | Reserved | Adopted
 
 
 class RecordingBatcher(Batcher):
-    """A Batcher that keeps a journal of its inputs and decisions."""
+    """A Batcher that keeps a journal of its inputs and decisions, or has `record` keep it."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, record: Callable[[Entry], None] | None = None, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.journal: list[Entry] = []
+        self._record = self.journal.append if record is None else record
 
     def add(self, request: Request) -> str | None:
         refusal = super().add(request)
-        self.journal.append(Added(request, refusal))
+        self._record(Added(request, refusal))
         return refusal
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
-        self.journal.append(Asked(now_s, decision_of(batch)))
+        self._record(Asked(now_s, decision_of(batch)))
         return batch
 
     def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
         finished = super().complete(batch, now_s, stopped)
         ids = tuple(row.request.request_id for row in finished)
-        self.journal.append(Completed(now_s, batch.batch_id, tuple(stopped), ids))
+        self._record(Completed(now_s, batch.batch_id, tuple(stopped), ids))
         return finished
 
     def release(self, request_id: int) -> None:
         super().release(request_id)
-        self.journal.append(Released(request_id))
+        self._record(Released(request_id))
 
     def reserve(self, handover: Handover) -> None:
         super().reserve(handover)
-        self.journal.append(Reserved(handover))
+        self._record(Reserved(handover))
 
     def adopt(self, request_id: int) -> None:
         super().adopt(request_id)
-        self.journal.append(Adopted(request_id))
+        self._record(Adopted(request_id))
 
 
 def decision_of(batch: MicroBatch | None) -> Decision | None:
@@ -97,7 +100,7 @@ def decision_of(batch: MicroBatch | None) -> Decision | None:
     return Decision(chunks, tuple(row.request.request_id for row in decoding))
 
 
-def replay(journal: Sequence[Entry], batcher: Batcher) -> str | None:
+def replay(journal: Iterable[Entry], batcher: Batcher) -> str | None:
     """Feed recorded inputs to a fresh Batcher; return the first difference, or None."""
     in_flight: dict[int, MicroBatch] = {}
     for position, entry in enumerate(journal):

@@ -14,7 +14,7 @@ from evenflow.errors import UsageError
 
 KeyPath = tuple[str | int, ...]
 
-SHORT_FORMS = {"scheduler": "name", "costs": "kind", "arrivals": "kind"}
+SHORT_FORMS = {"scheduler": "name", "costs": "kind", "arrivals": "kind", "workers": "kind"}
 """Keys where a bare word stands for a mapping, and the key the word belongs to."""
 
 

@@ -211,7 +211,7 @@ def _predicted(
 ) -> list[Request]:
     """Return the requests with the output lengths that the policy's predictor foretells."""
     spec = getattr(scheduler, "predictor", None)
-    if spec is None:
+    if spec is None or not requests:
         return requests
     if isinstance(spec, Mapping):
         spec = dict(spec)

@@ -38,6 +38,8 @@ RUN_FILES = (
     "stages.csv",
     "bubbles.csv",
     "timeline.json.gz",
+    "decisions.jsonl.gz",
+    "validation.json",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")

@@ -6,7 +6,7 @@ Knows the steps and their order; no command line and no other run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,11 +75,14 @@ def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_results(folder: Path, outcome: Outcome, save: outputs.Save) -> None:
-    """Write summary.json, and requests.csv unless only the summary is asked for."""
+def write_results(
+    folder: Path, outcome: Outcome, save: outputs.Save, more: Mapping[str, Any] | None = None
+) -> None:
+    """Write summary.json, with `more` in it, and requests.csv unless only that is asked for."""
     folder.mkdir(parents=True, exist_ok=True)
     summary = {
         **outcome.summary,
+        **(more or {}),
         "provenance": outcome.result.provenance,
         "wall_clock": wall_clock(outcome.wall_s),
     }

@@ -1,0 +1,106 @@
+"""The journal of a run as a file, a line an entry, so that it can be replayed somewhere else.
+
+Knows the format. Does not know what an entry means to a Batcher: that is `evenflow.replay`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import evenflow
+from evenflow.config import RunConfig
+from evenflow.errors import UsageError
+from evenflow.replay import Added, Asked, Completed, Decision, Entry
+from evenflow.types import Request
+
+NAME = "decisions.jsonl.gz"
+
+
+@contextmanager
+def journal_written(
+    path: Path, config: RunConfig, beside: Path
+) -> Iterator[Callable[[Entry], None]]:
+    """Give a function that appends an entry to a new file.
+
+    The first line says what a Batcher is made from: the resolved configuration, and the folder
+    that its relative paths start from.
+    """
+    head = {
+        "evenflow_version": evenflow.__version__,
+        "config": config.resolved(),
+        "folder": str(beside.resolve()),
+    }
+    with gzip.open(path, "wt", compresslevel=1, encoding="ascii") as file:
+
+        def write(entry: Entry) -> None:
+            file.write(json.dumps(_line(entry), separators=(",", ":")) + "\n")
+
+        file.write(json.dumps(head) + "\n")
+        yield write
+
+
+def read_head(path: Path) -> tuple[RunConfig, Path]:
+    """Return the configuration of a recorded run, and the folder of its relative paths."""
+    head = next(_lines(path), None)
+    if not isinstance(head, dict):
+        raise UsageError(f"{path}: no first line with a configuration; evenflow run writes one")
+    try:
+        config = RunConfig.model_validate_json(json.dumps(head["config"]))
+        return config, Path(head["folder"])
+    except (KeyError, TypeError, ValueError) as error:
+        version = head.get("evenflow_version")
+        raise UsageError(f"{path}: a configuration of evenflow {version}: {error}") from None
+
+
+def read_entries(path: Path) -> Iterator[Entry]:
+    """Iterate over the entries of a file; UsageError for a line that is none."""
+    for number, line in enumerate(_lines(path), start=1):
+        if number > 1:
+            try:
+                yield _entry(line)
+            except (KeyError, TypeError, ValueError) as error:
+                raise UsageError(f"{path}:{number}: no entry of a journal: {error}") from None
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    try:
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            for number, text in enumerate(file, start=1):
+                try:
+                    yield json.loads(text)
+                except ValueError:
+                    raise UsageError(f"{path}:{number}: not a line of JSON") from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: cannot read it: {reason}") from None
+
+
+def _line(entry: Entry) -> list[Any]:
+    if isinstance(entry, Added):
+        request = entry.request
+        numbers = (request.request_id, request.arrival_s, request.prompt_tokens)
+        outputs = (request.output_tokens, request.predicted_output_tokens)
+        return ["add", *numbers, *outputs, entry.refusal]
+    if isinstance(entry, Asked):
+        return ["next", *entry]
+    if isinstance(entry, Completed):
+        return ["complete", *entry]
+    raise ValueError(f"a journal of one pipeline has no {type(entry).__name__}")
+
+
+def _entry(line: Any) -> Entry:
+    match line:
+        case ["add", *request, refusal]:
+            return Added(Request(*request), refusal)
+        case ["next", now_s, None]:
+            return Asked(now_s, None)
+        case ["next", now_s, [chunks, decodes]]:
+            return Asked(now_s, Decision(tuple(map(tuple, chunks)), tuple(decodes)))
+        case ["complete", now_s, batch_id, stopped, finished]:
+            return Completed(now_s, batch_id, tuple(stopped), tuple(finished))
+    raise ValueError(f"{str(line)[:60]}")

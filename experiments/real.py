@@ -1,0 +1,241 @@
+"""Serve one configuration for real, and write its folder as a simulation's is written.
+
+Knows how a configuration becomes workers; no command line.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evenflow.batcher import Batcher
+from evenflow.config import RunConfig, RuntimeConfig
+from evenflow.config_workers import EmulatedWorkers
+from evenflow.errors import PolicyError, UsageError
+from evenflow.kv import PagePool
+from evenflow.metrics import summarize
+from evenflow.replay import Entry, RecordingBatcher, replay
+from evenflow.result import RunResult
+from evenflow.schedulers import POOLED
+from evenflow.types import MicroBatch
+from experiments import journal_file
+from experiments.build import Built, build, make_importable
+from experiments.provenance import provenance
+from experiments.runs import Job, Outcome
+from sim.world import World
+
+if TYPE_CHECKING:
+    from runtime.emulated import EmulatedSettings
+    from runtime.serving import Serving
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a real run came to. `failure`: why it ended early, None if it did not.
+
+    `interrupted`: because the user asked for it. `unfinished` requests have no result. `driver_s`:
+    the driver's own seconds on each micro-batch.
+    """
+
+    outcome: Outcome
+    failure: str | None
+    interrupted: bool
+    unfinished: int
+    driver_s: Sequence[float]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what summary.json says of the run itself."""
+        work_ms = np.array(self.driver_s or [0.0]) * 1e3
+        return {
+            "failure": self.failure,
+            "unfinished": self.unfinished,
+            "mean_driver_ms": float(work_ms.mean()),
+            "p99_driver_ms": float(np.percentile(work_ms, 99)),
+        }
+
+
+def check_servable(config: RunConfig) -> None:
+    """Raise UsageError for what only a simulation can do yet."""
+    if config.workers.kind == "torch":
+        raise UsageError("workers: torch is not available yet; emulated is right")
+    if find_spec("zmq") is None:
+        raise UsageError("a real run needs pyzmq: pip install 'evenflow[runtime]'")
+    refusals = (
+        (config.scheduler.name in POOLED, f"scheduler {config.scheduler.name}", "one policy"),
+        (config.replicas is not None, "replicas", "one pipeline"),
+        (bool(config.virtual_engines), "virtual_engines", "false"),
+        (config.speculative is not None, "speculative", "null"),
+        (config.kv.prefix_cache, "kv.prefix_cache", "false"),
+        (config.kv.swap, "kv.swap", "false"),
+        (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
+    )
+    for refused, key, right in refusals:
+        if refused:
+            raise UsageError(f"{key}: can only be simulated; for a real run, {right} is right")
+
+
+def _prepares(runtime: RuntimeConfig | str) -> bool:
+    """Say whether a simulation charges for preparing inputs, which no emulated worker waits for.
+
+    What it charges for scheduling stands for the messages and the driver that a real run has.
+    """
+    if isinstance(runtime, str):
+        return runtime != "ideal"
+    return runtime.prepare_s > 0 or runtime.prepare_share > 0
+
+
+def serve(
+    job: Job,
+    on_done: Callable[[int], None] | None = None,
+    record: Callable[[Entry], None] | None = None,
+) -> Served:
+    """Serve a job's requests in real time; `record` takes the journal.
+
+    A worker that dies ends the run, and so does the first Ctrl-C: what is finished is returned.
+    UsageError for a configuration that cannot be served.
+    """
+    check_servable(job.config)
+    from runtime.driver import Driver
+    from runtime.errors import WorkerError
+    from runtime.pipeline import Pipeline
+
+    built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
+    world = servable(built)
+    batcher = batcher_of(world, record)
+    failure = None
+    try:
+        settings = worker_settings(job.config, world)
+        with Pipeline(settings, world.page_tokens, world.total_pages) as pipeline:
+            started_s = time.perf_counter()
+            driver = Driver(_serving(world), batcher, pipeline, on_done=on_done)
+            with _interrupts(driver.stop) as interrupted:
+                try:
+                    driver.run()
+                except WorkerError as error:
+                    failure = str(error)
+            seconds = time.perf_counter() - started_s
+    except WorkerError as error:  # before anything was served
+        raise UsageError(f"the workers do not start: {error}") from None
+    if interrupted.is_set():
+        failure = failure or "interrupted"
+    outcome = _outcome(job, built, driver.result(), seconds)
+    unfinished = len(world.requests) - driver.num_done
+    return Served(outcome, failure, interrupted.is_set(), unfinished, driver.work_s)
+
+
+def servable(built: Built) -> World:
+    """Return the world of one pipeline with a link of its own for each hop; else UsageError."""
+    world = built.world
+    assert isinstance(world, World)  # pools are refused by name
+    if world.shares_link:
+        raise UsageError("link.shared: can only be simulated; for a real run, false is right")
+    return world
+
+
+def batcher_of(world: World, record: Callable[[Entry], None] | None = None) -> Batcher:
+    """Return the Batcher of a world; with `record`, one that hands its journal there."""
+    made_by = (
+        Batcher if record is None else lambda *a, **o: RecordingBatcher(*a, **o, record=record)
+    )
+    return made_by(
+        world.make_scheduler(),
+        PagePool(world.total_pages, world.page_tokens),
+        depth=world.depth,
+        max_in_flight=world.max_in_flight,
+        max_model_len=world.max_model_len,
+        pipelined_chunks=world.pipelined_chunks,
+    )
+
+
+def replay_folder(folder: Path) -> str | None:
+    """Feed the inputs of a recorded run to a fresh Batcher; return the first difference, or None.
+
+    UsageError when the folder holds no record, or one that cannot be read.
+    """
+    path = folder / journal_file.NAME
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one")
+    config, beside = journal_file.read_head(path)
+    make_importable(Path.cwd(), beside)
+    world = servable(build(config, [], beside))
+    try:
+        return replay(journal_file.read_entries(path), batcher_of(world))
+    except PolicyError as error:
+        return str(error)
+
+
+def worker_settings(config: RunConfig, world: World) -> list[EmulatedSettings]:
+    """Return what the worker of each stage is made from."""
+    from runtime.emulated import EmulatedSettings, Faults
+
+    assert isinstance(config.workers, EmulatedWorkers)
+    faults = [Faults()] * world.depth
+    for given in config.workers.faults or ():
+        if given.stage >= world.depth:
+            raise UsageError(
+                f"workers.faults: stage {given.stage} is none of the {world.depth}, "
+                f"0 to {world.depth - 1}"
+            )
+        faults[given.stage] = Faults(given.slow_factor, given.dies_after, given.link_delay_s)
+    latencies_s = (
+        [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
+    )
+    return [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
+
+
+def _serving(world: World) -> Serving:
+    from runtime.serving import Serving, StepCost
+
+    per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
+
+    def cost(batch: MicroBatch) -> StepCost:
+        work = batch.charged or batch
+        hops_s = [seconds * batch.num_tokens for seconds in per_token_s]
+        return StepCost(world.costs.times(work), hops_s, int(world.costs.transfer_bytes(work)))
+
+    return Serving(
+        requests=world.requests,
+        cost=cost,
+        depth=world.depth,
+        max_in_flight=world.max_in_flight,
+        dispatch=world.dispatch,
+        concurrency=world.concurrency,
+    )
+
+
+def _outcome(job: Job, built: Built, result: RunResult, seconds: float) -> Outcome:
+    source = {
+        **provenance(job.config, job.workload.trace, built.cost_source),
+        "deployment": built.deployment,
+    }
+    result = replace(result, provenance=source)
+    return Outcome(result, summarize(result, job.config.goodput), seconds, (result,))
+
+
+@contextmanager
+def _interrupts(stop: Callable[[], None]) -> Iterator[threading.Event]:
+    """Call `stop` at the first Ctrl-C; a second one interrupts as usual. Gives whether it came."""
+    came = threading.Event()
+
+    def first(*_: object) -> None:
+        came.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,115 @@
+"""The commands of real runs, `run`, `replay` and `validate`: they parse and print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from experiments.real import Served
+    from experiments.runs import Job
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
+
+
+def run_command(run: RunFile, set_: Set = None, out: Out = None) -> None:
+    """Serve one configuration in real time, a process a stage, and write what happened."""
+    from experiments.outputs import staged
+    from experiments.terminal import print_left_out, print_summaries
+
+    job = _job(run, set_)
+    folder = out or Path("out") / f"{run.stem}-run"
+    with staged(folder) as scratch:
+        served = _serve_into(scratch, job, run.name)
+    print_summaries({f"{job.config.scheduler.name}, real": served.outcome.summary})
+    print_left_out(job.workload.trace["dropped"], served.outcome.result)
+    typer.echo(folder)
+    if served.failure is not None:
+        total = len(job.workload.requests)
+        done = f"{total - served.unfinished} of {total} requests are done and saved"
+        typer.echo(f"ended early: {served.failure}; {done}", err=True)
+        raise typer.Exit(130 if served.interrupted else 1)
+
+
+def replay_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What evenflow run wrote.")],
+) -> None:
+    """Feed a recorded run's inputs to a fresh scheduler; exit 1 if a decision differs."""
+    from experiments.real import replay_folder
+
+    difference = replay_folder(folder)
+    if difference is not None:
+        typer.echo(f"different: {difference}")
+        raise typer.Exit(1)
+    typer.echo("identical: every decision is as recorded")
+
+
+def _job(run: Path, set_: list[str] | None) -> Job:
+    from evenflow.config import load_config
+    from experiments.build import load_workload, make_importable
+    from experiments.real import check_servable
+    from experiments.runs import Job
+
+    config = load_config(run, set_ or ())
+    make_importable(Path.cwd(), run.parent)
+    check_servable(config)
+    return Job(config, load_workload(config, run.parent), run.parent)
+
+
+def _serve_into(folder: Path, job: Job, title: str) -> Served:
+    """Serve a job and write its files as `simulate` does, with the journal beside them."""
+    from experiments.journal_file import NAME, journal_written
+    from experiments.real import serve
+    from experiments.runs import can_report, with_bubbles, write_details, write_results
+    from experiments.terminal import progress
+
+    label = f"{job.config.scheduler.name}, real"
+    with (
+        journal_written(folder / NAME, job.config, job.beside) as record,
+        progress([label], len(job.workload.requests)) as show,
+    ):
+        served = serve(job, None if show is None else lambda count: show([count]), record)
+    write_results(folder, served.outcome, "all", {"real_run": served.facts()})
+    details = with_bubbles(served.outcome, label)
+    write_details(folder, list(details.values()))
+    if can_report():
+        from experiments.report import write_report
+
+        write_report(folder / "report.html", details, title, served.outcome.result.provenance)
+    else:
+        typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
+    return served
+
+
+def validate_command(
+    run: RunFile,
+    set_: Set = None,
+    out: Out = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="How often it is served.")] = 3,
+) -> None:
+    """Serve one configuration several times, simulate it, and print how far they are apart."""
+    from experiments.outputs import staged, write_json
+    from experiments.provenance import wall_clock
+    from experiments.terminal import print_validation
+    from experiments.validate import validate
+
+    job = _job(run, set_)
+    folder = out or Path("out") / f"{run.stem}-validate"
+    seconds = []
+
+    def tell(number: int, served: Served) -> None:
+        seconds.append(served.outcome.wall_s)
+        typer.echo(f"run {number + 1} of {runs}: {seconds[-1]:.1f} s", err=True)
+
+    with staged(folder) as scratch:
+        found = validate(job, runs, tell)
+        write_json(scratch / "validation.json", found | {"wall_clock": wall_clock(sum(seconds))})
+    print_validation(found)
+    typer.echo(folder / "validation.json")

@@ -1,0 +1,207 @@
+"""The driver of a real run: owns the Batcher and the clock, between a front end and a pipeline.
+
+One rule orders what happens together: finish the instant, then ask. All messages and arrivals that
+are there are applied, at one time, before the policy is asked at that time.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from evenflow.batcher import Batcher
+from evenflow.errors import PolicyError
+from evenflow.result import Recorder, RunResult
+from evenflow.types import MicroBatch
+from runtime.errors import WorkerError
+from runtime.front import TraceReplay
+from runtime.pipeline import Pipeline
+from runtime.serving import Serving
+from runtime.tables import StepWriter
+from runtime.wire import Free, Message, Returned
+
+LOOK_S = 0.1
+"""How often a driver with nothing to do looks whether it shall stop."""
+
+
+class _Sent(NamedTuple):
+    """A micro-batch in the pipeline, the requests that get a token of it, and when it should be
+    back."""
+
+    batch: MicroBatch
+    sampled: list[int]
+    work_s: float
+
+
+class Driver:
+    """Serves the requests of one run. `clock` is the one that the workers' times are of.
+
+    `on_done` is called with the number of requests done; `on_token` with (request id, token) as
+    tokens come. `work_s` has the seconds the driver itself spent on each micro-batch.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        batcher: Batcher,
+        pipeline: Pipeline,
+        *,
+        on_done: Callable[[int], None] | None = None,
+        on_token: Callable[[int, int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._serving = serving
+        self._batcher = batcher
+        self._pipeline = pipeline
+        self._on_done = on_done
+        self._on_token = on_token
+        self._clock = clock
+        self._origin_s = clock()
+        self._front = TraceReplay(serving.requests, serving.concurrency)
+        self._recorder = Recorder(serving.depth)
+        self._writer = StepWriter(batcher)
+        self._sent: deque[_Sent] = deque()
+        self._stage0_free = True
+        self._heard_s = 0.0
+        self._wake_at_s: float | None = None
+        self._last_wait = ""
+        self._stops = False
+        self.work_s = array("d")
+
+    def run(self) -> None:
+        """Serve until every request is done, or, after `stop`, until the pipeline is empty."""
+        while self._sent if self._stops else self._unfinished:
+            messages = self._pipeline.receive(self._patience_s())
+            now_s = self._now_s()
+            self._check_alive(messages, now_s)
+            for message in messages:
+                self._apply(message, now_s)
+            if not self._stops and (self._admit(now_s) or messages or self._is_woken(now_s)):
+                self._settle(now_s)
+
+    def stop(self) -> None:
+        """Send nothing more; what is in the pipeline still comes back."""
+        self._stops = True
+
+    @property
+    def num_done(self) -> int:
+        """Requests that need nothing more: finished or rejected."""
+        return self._recorder.num_done
+
+    def result(self) -> RunResult:
+        """Return what happened so far."""
+        batcher = self._batcher
+        return self._recorder.result(
+            max_in_flight=self._serving.max_in_flight,
+            total_pages=batcher.pool.total_pages,
+            page_tokens=batcher.pool.page_tokens,
+            gap_s=batcher.gap_s,
+            gap_count=batcher.gap_count,
+        )
+
+    @property
+    def _unfinished(self) -> bool:
+        return bool(self._front or self._batcher.live)
+
+    def _now_s(self) -> float:
+        return self._clock() - self._origin_s
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def _patience_s(self) -> float:
+        """Return how long there is nothing to do but to listen."""
+        times = (self._front.next_s, self._wake_at_s)
+        due_s = min((at_s for at_s in times if at_s is not None), default=float("inf"))
+        return min(LOOK_S, max(0.0, due_s - self._now_s()))
+
+    def _check_alive(self, messages: list[Message], now_s: float) -> None:
+        if messages or not self._sent:
+            self._heard_s = now_s
+        expected_s = sum(sent.work_s for sent in self._sent)
+        if now_s - self._heard_s > self._serving.patience_s + expected_s:
+            raise WorkerError(
+                f"nothing heard of micro-batch {self._sent[0].batch.batch_id} for "
+                f"{now_s - self._heard_s:.1f} s: a worker hangs, or a message was lost"
+            )
+
+    # -- an instant: what happened, then what to send -------------------------------------------
+
+    def _apply(self, message: Message, now_s: float) -> None:
+        if isinstance(message, Returned):
+            self._take_back(message, now_s)
+        elif isinstance(message, Free):
+            self._stage0_free = True
+
+    def _take_back(self, message: Returned, now_s: float) -> None:
+        batch, sampled, _ = self._sent.popleft()
+        if (message.batch_id, len(message.tokens)) != (batch.batch_id, len(sampled)):
+            raise WorkerError(
+                f"micro-batch {message.batch_id} with {len(message.tokens)} tokens returned, "
+                f"expected {batch.batch_id} with {len(sampled)}"
+            )
+        self._recorder.batch(batch, [at_s - self._origin_s for at_s in message.times])
+        self._stage0_free |= not self._sent  # with a single stage, nothing else says so
+        finished = self._batcher.complete(batch, now_s)
+        if self._on_token is not None:
+            for request_id, token in zip(sampled, message.tokens, strict=True):
+                self._on_token(request_id, token)
+        if finished:
+            self._recorder.finish(finished)
+            self._writer.ended(finished)
+            self._left(len(finished))
+
+    def _admit(self, now_s: float) -> bool:
+        """Let in who is due; say whether anybody came."""
+        backlog = len(self._front)
+        while (request := self._front.due(now_s)) is not None:
+            reason = self._batcher.add(request)
+            if reason is not None:
+                self._recorder.reject(request, reason)
+                self._left(1)
+        return len(self._front) < backlog
+
+    def _is_woken(self, now_s: float) -> bool:
+        return self._wake_at_s is not None and self._wake_at_s <= now_s
+
+    def _left(self, count: int) -> None:
+        self._front.left(count)
+        if self._on_done is not None:
+            self._on_done(self.num_done)
+
+    def _settle(self, now_s: float) -> None:
+        """Send micro-batches while the pipeline can take one and the policy has one."""
+        self._wake_at_s = None
+        while self._stage0_free or self._serving.dispatch == "eager":
+            started_s = self._clock()
+            batch = self._batcher.next(now_s)
+            if batch is None:
+                return self._wait(now_s)
+            self._send(batch)
+            self.work_s.append(self._clock() - started_s)
+        if not self._batcher.can_send:
+            self._record_wait(now_s)
+        return None
+
+    def _send(self, batch: MicroBatch) -> None:
+        cost = self._serving.cost(batch)
+        step = self._writer.step(batch, cost.activation_bytes, cost.work_s, cost.hops_s)
+        sampled = [piece.request_id for piece in step.pieces if piece.last] + step.decodes
+        self._pipeline.send(step)
+        self._sent.append(_Sent(batch, sampled, sum(cost.work_s) + sum(cost.hops_s)))
+        self._stage0_free = False
+        self._last_wait = ""
+
+    def _wait(self, now_s: float) -> None:
+        self._wake_at_s = self._batcher.wake_at_s
+        if self._wake_at_s is not None and not self._wake_at_s > now_s:
+            raise PolicyError(f"a policy asks at {now_s} s to be woken at {self._wake_at_s} s")
+        self._record_wait(now_s)
+
+    def _record_wait(self, now_s: float) -> None:
+        reason = self._batcher.wait_reason
+        if reason != self._last_wait:
+            self._recorder.wait(now_s, reason)
+            self._last_wait = reason

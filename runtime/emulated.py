@@ -1,0 +1,116 @@
+"""A worker that computes nothing: it waits for as long as a cost model says, and makes up tokens.
+
+Knows a step's seconds, given with it; no cost model, no sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from runtime.tables import PageTable
+from runtime.wire import Activation, Step
+from runtime.worker import Executed, Place
+
+SPIN_S = 0.0002
+"""The end of a wait is spent awake: the system may wake a sleeper so much too late."""
+
+VOCABULARY = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is wrong with one stage, on purpose.
+
+    It computes `slow_factor` times as long; it kills itself before micro-batch number `dies_after`
+    (counted from 0); what it is sent arrives `link_delay_s` seconds later.
+    """
+
+    slow_factor: float = 1.0
+    dies_after: int | None = None
+    link_delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedSettings:
+    """What an emulated worker is made from."""
+
+    latency_s: float = 0.0
+    faults: Faults = Faults()
+
+    def make(self, place: Place) -> EmulatedWorker:
+        return EmulatedWorker(place, self)
+
+
+class Prepared:
+    """The inputs of a step: how long it takes, and the tokens that it will yield."""
+
+    __slots__ = ("hop_s", "num_bytes", "tokens", "work_s")
+
+    def __init__(self, work_s: float, hop_s: float, num_bytes: int, tokens: list[int]) -> None:
+        self.work_s = work_s
+        self.hop_s = hop_s
+        self.num_bytes = num_bytes
+        self.tokens = tokens
+
+
+class EmulatedWorker:
+    """Waits from when its input is there and it is free, to a deadline, so that no delay adds up.
+
+    A device with a queue does the same: the next kernel starts when the last one ends, whenever
+    the CPU looks.
+    """
+
+    def __init__(self, place: Place, settings: EmulatedSettings) -> None:
+        self._stage = place.stage
+        self._latency_s = settings.latency_s
+        self._faults = settings.faults
+        self._table = PageTable(place.page_tokens, place.total_pages)
+        self._free_s = 0.0
+        self._link_free_s = 0.0
+        self._executed = 0
+
+    def prepare(self, step: Step) -> Prepared:
+        """Bring the page table up to date; runs while the previous micro-batch computes."""
+        rows = self._table.apply(step)
+        hop_s = step.hops_s[self._stage - 1] if self._stage else 0.0
+        tokens = [emulated_token(row.request_id, row.stop) for row in rows if row.sample]
+        work_s = step.work_s[self._stage] * self._faults.slow_factor
+        return Prepared(work_s, hop_s, step.activation_bytes, tokens)
+
+    def execute(
+        self, prepared: Prepared, activation: Activation | None, received_s: float
+    ) -> Executed:
+        """Wait until the work would be done."""
+        if self._executed == self._faults.dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._executed += 1
+        available_s = self._available_s(prepared, activation, received_s)
+        start_s = max(available_s, self._free_s)
+        wait_until(start_s + prepared.work_s)
+        self._free_s = time.monotonic()
+        return Executed(available_s, start_s, self._free_s, prepared.num_bytes, prepared.tokens)
+
+    def _available_s(
+        self, prepared: Prepared, activation: Activation | None, received_s: float
+    ) -> float:
+        """Return when the input is here: the link carries one micro-batch after the other."""
+        if activation is None:
+            return received_s
+        self._link_free_s = max(self._link_free_s, activation.times[-1]) + prepared.hop_s
+        arrived_s = self._link_free_s + self._latency_s + self._faults.link_delay_s
+        return max(received_s, arrived_s)
+
+
+def emulated_token(request_id: int, position: int) -> int:
+    """Return the made-up token that follows the first `position` tokens of a request."""
+    return (7919 * request_id + 104_729 * position) % VOCABULARY
+
+
+def wait_until(deadline_s: float) -> None:
+    """Return at a time of the monotonic clock: sleep, then look at the clock."""
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if left_s > SPIN_S:
+            time.sleep(left_s - SPIN_S)

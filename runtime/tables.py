@@ -1,0 +1,151 @@
+"""Which row holds which pages, told to the workers as differences: both ends of that.
+
+A step names only the pages that are new to a row and the rows that gave theirs back, so a decode
+that goes on costs its id. Knows no sockets and no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from evenflow.batcher import Batcher
+from evenflow.groups import Row
+from evenflow.types import MicroBatch
+from runtime.errors import WorkerError
+from runtime.wire import Growth, Piece, Step
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the workers know of a row: its first `pages` pages, as of its `epoch`."""
+
+    epoch: int
+    pages: int = 0
+
+
+class StepWriter:
+    """The driver's end: writes micro-batches of one Batcher as steps, in the order scheduled."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self._told: dict[int, _Told] = {}
+        self._preemptions = 0
+        self._ended: list[int] = []
+
+    def step(
+        self, batch: MicroBatch, activation_bytes: int, work_s: list[float], hops_s: list[float]
+    ) -> Step:
+        """Return the step of a micro-batch just scheduled."""
+        dropped = self._ended + self._preempted()
+        self._ended = []
+        pieces = [
+            Piece(chunk.row.request.request_id, chunk.start, chunk.stop, chunk.last, new_pages)
+            for chunk, new_pages in ((c, self._new_pages(c.row)) for c in batch.chunks)
+        ]
+        decodes, grown = [], []
+        for row in batch.decodes.rows() if batch.decodes is not None else ():
+            request_id = row.request.request_id
+            decodes.append(request_id)
+            if len(row.pages) > self._told[request_id].pages:
+                grown.append(Growth(request_id, self._new_pages(row)))
+        return Step(
+            batch.batch_id, dropped, pieces, decodes, grown, activation_bytes, work_s, hops_s
+        )
+
+    def ended(self, rows: list[Row]) -> None:
+        """Note rows that finished: their pages are free."""
+        for row in rows:
+            del self._told[row.request.request_id]
+            self._ended.append(row.request.request_id)
+
+    def _new_pages(self, row: Row) -> list[int]:
+        told = self._told.setdefault(row.request.request_id, _Told(row.epoch))
+        new_pages = row.pages[told.pages :]
+        told.pages = len(row.pages)
+        return new_pages
+
+    def _preempted(self) -> list[int]:
+        if self._batcher.preemptions == self._preemptions:
+            return []
+        self._preemptions = self._batcher.preemptions
+        live = self._batcher.live
+        gone = [number for number, told in self._told.items() if live[number].epoch != told.epoch]
+        for request_id in gone:
+            del self._told[request_id]
+        return gone
+
+
+class RowStep(NamedTuple):
+    """Tokens [start, stop) of a row, whose `pages` suffice for `stop` tokens.
+
+    `sample`: the last of these tokens yields the row's next one.
+    """
+
+    request_id: int
+    pages: list[int]
+    start: int
+    stop: int
+    sample: bool
+
+
+@dataclass(slots=True)
+class _Held:
+    pages: list[int] = field(default_factory=list)
+    tokens: int = 0
+
+
+class PageTable:
+    """A worker's end: the pages and the number of computed tokens of each row.
+
+    Raises WorkerError for a step that cannot follow on the ones before: a message was lost.
+    """
+
+    def __init__(self, page_tokens: int, total_pages: int) -> None:
+        self._page_tokens = page_tokens
+        self._total_pages = total_pages
+        self._rows: dict[int, _Held] = {}
+        self._owners: dict[int, int] = {}  # page: request id
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def apply(self, step: Step) -> list[RowStep]:
+        """Take over a step's differences; return its rows, pieces of prompts first."""
+        for request_id in step.dropped:
+            for page in self._rows.pop(request_id, _Held()).pages:
+                del self._owners[page]
+        for request_id, new_pages in step.grown:
+            self._give(request_id, new_pages)
+        rows = []
+        for piece in step.pieces:
+            if piece.start == 0:
+                self._rows.setdefault(piece.request_id, _Held())
+            self._give(piece.request_id, piece.new_pages)
+            rows.append(self._advance(piece.request_id, piece.start, piece.stop, piece.last))
+        for request_id in step.decodes:
+            start = self._held(request_id).tokens
+            rows.append(self._advance(request_id, start, start + 1, True))
+        return rows
+
+    def _give(self, request_id: int, new_pages: list[int]) -> None:
+        for page in new_pages:
+            if page in self._owners or not 0 <= page < self._total_pages:
+                raise WorkerError(f"request {request_id} gets page {page}, which is not free")
+            self._owners[page] = request_id
+        self._held(request_id).pages += new_pages
+
+    def _held(self, request_id: int) -> _Held:
+        held = self._rows.get(request_id)
+        if held is None:
+            raise WorkerError(f"request {request_id} goes on and was never begun")
+        return held
+
+    def _advance(self, request_id: int, start: int, stop: int, sample: bool) -> RowStep:
+        held = self._held(request_id)
+        if start != held.tokens:
+            raise WorkerError(f"request {request_id} goes on at {start}, not at {held.tokens}")
+        if stop > len(held.pages) * self._page_tokens:
+            raise WorkerError(f"request {request_id} has {len(held.pages)} pages for {stop} tokens")
+        held.tokens = stop
+        return RowStep(request_id, held.pages, start, stop, sample)

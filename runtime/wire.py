@@ -1,0 +1,119 @@
+"""The messages between driver and workers, and their bytes: JSON arrays of fixed fields.
+
+Knows no sockets. Times are seconds of the system-wide monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple, get_origin, get_type_hints
+
+from runtime.errors import WorkerError
+
+
+class Piece(NamedTuple):
+    """Tokens [start, stop) of a prompt; `new_pages` come after the pages the row has.
+
+    `last`: the prompt ends here, so the piece yields a token.
+    """
+
+    request_id: int
+    start: int
+    stop: int
+    last: bool
+    new_pages: list[int]
+
+
+class Growth(NamedTuple):
+    """Pages that a decoding row gets."""
+
+    request_id: int
+    new_pages: list[int]
+
+
+class Step(NamedTuple):
+    """A micro-batch as every stage hears of it, when it is scheduled.
+
+    `decodes` are request ids. `dropped` rows gave their pages back since the last step (they ended
+    or were preempted); that comes before any new page. `activation_bytes` cross each hop. Emulated
+    workers compute for `work_s` seconds by stage, and hop k to stage k + 1 is busy for `hops_s[k]`.
+    """
+
+    batch_id: int
+    dropped: list[int]
+    pieces: list[Piece]
+    decodes: list[int]
+    grown: list[Growth]
+    activation_bytes: int
+    work_s: list[float]
+    hops_s: list[float]
+
+
+class Activation(NamedTuple):
+    """What a stage hands to the next: `times` are (available, start, end) of the stages so far."""
+
+    batch_id: int
+    times: list[float]
+    num_bytes: int
+
+
+class Free(NamedTuple):
+    """Stage 0 has computed a micro-batch and can take the next one."""
+
+    batch_id: int
+
+
+class Returned(NamedTuple):
+    """The last stage is done: a token for each last piece and each decode, in the step's order."""
+
+    batch_id: int
+    times: list[float]
+    tokens: list[int]
+
+
+class Ready(NamedTuple):
+    """The first message on every connection, and a worker's word that all of its own are there."""
+
+    stage: int
+
+
+class Failed(NamedTuple):
+    """A worker gives up, and why."""
+
+    stage: int
+    reason: str
+
+
+class Stop(NamedTuple):
+    """The driver asks a worker to end."""
+
+
+Message = Step | Activation | Free | Returned | Ready | Failed | Stop
+KINDS: tuple[type[Message], ...] = (Step, Activation, Free, Returned, Ready, Failed, Stop)
+FIELDS = {
+    kind: tuple(get_origin(hint) or hint for hint in get_type_hints(kind).values())
+    for kind in KINDS
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the bytes of a message."""
+    return json.dumps([KINDS.index(type(message)), *message], separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Message:
+    """Return the message that the bytes are; WorkerError if they are none."""
+    try:
+        number, *values = json.loads(data)
+        kind = KINDS[number]
+        fits = all(map(isinstance, values, FIELDS[kind])) and len(values) == len(FIELDS[kind])
+        if not fits:
+            raise ValueError(f"fields of {kind.__name__} of the wrong number or type")
+        if kind is Step:
+            batch_id, dropped, pieces, decodes, grown, *rest = values
+            pieces = [Piece(*piece) for piece in pieces]
+            return Step(batch_id, dropped, pieces, decodes, [Growth(*g) for g in grown], *rest)
+        message: Message = kind(*values)
+        return message
+    except (ValueError, TypeError, IndexError) as error:
+        raise WorkerError(f"a message that is none: {data[:60]!r}: {error}") from None

@@ -1,0 +1,241 @@
+"""A worker process: one stage of the pipeline, whatever computes in it.
+
+One thread takes messages in and prepares inputs, the other computes, so the inputs of the next
+micro-batch are made while this one computes. Knows sockets and the order of things; no model.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import zmq
+
+from runtime.errors import WorkerError
+from runtime.wire import Activation, Failed, Free, Message, Ready, Returned, Step, decode, encode
+
+LOOK_S = 0.25
+"""How often a worker with nothing to do looks whether its driver is still there."""
+
+SEND_LIMIT_S = 10.0
+
+RECONNECT_MS = 5
+"""How often a socket looks for one that is not there yet."""
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands: its stage of `depth`, the page pool, the folder of the sockets."""
+
+    stage: int
+    depth: int
+    page_tokens: int
+    total_pages: int
+    folder: str
+    driver_pid: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.depth - 1
+
+
+class Executed(NamedTuple):
+    """When a micro-batch's input was there, when it was computed, and what came of it.
+
+    `num_bytes` go to the next stage; `tokens` come out of the last one.
+    """
+
+    available_s: float
+    start_s: float
+    end_s: float
+    num_bytes: int
+    tokens: list[int]
+
+
+class Worker(Protocol):
+    """What computes in a stage. Micro-batches come in order, to each of the two methods.
+
+    `prepare` makes the inputs of a step; it runs in another thread, while an earlier micro-batch
+    computes. `execute` computes it; stage 0 has no activation. `received_s` is when the stage had
+    all it needs.
+    """
+
+    def prepare(self, step: Step) -> Any: ...
+
+    def execute(
+        self, prepared: Any, activation: Activation | None, received_s: float
+    ) -> Executed: ...
+
+
+class Settings(Protocol):
+    """What a worker is made from, in its own process."""
+
+    def make(self, place: Place) -> Worker: ...
+
+
+def driver_address(folder: str) -> str:
+    """Return where the driver hears from the workers."""
+    return f"ipc://{folder}/driver"
+
+
+def step_address(folder: str, stage: int) -> str:
+    """Return where a stage hears from the driver."""
+    return f"ipc://{folder}/steps-{stage}"
+
+
+def hop_address(folder: str, stage: int) -> str:
+    """Return where a stage hears from the stage before it."""
+    return f"ipc://{folder}/hop-{stage}"
+
+
+def open_socket(context: Context, kind: int, address: str) -> zmq.Socket[bytes]:
+    """Return a socket that never outlives its messages' use; PULL binds, PUSH connects."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.SNDTIMEO, int(SEND_LIMIT_S * 1000))
+    for queue_limit in (zmq.SNDHWM, zmq.RCVHWM):
+        socket.setsockopt(queue_limit, 0)  # none: what is in flight is the driver's to limit
+    try:
+        (socket.bind if kind == zmq.PULL else socket.connect)(address)
+    except zmq.ZMQError as error:
+        raise WorkerError(f"no socket at {address}: {error.strerror}") from None
+    return socket
+
+
+class _Intake(threading.Thread):
+    """Takes messages in; puts prepared steps and activations, with their times, into queues.
+
+    None in a queue ends the worker, because the driver said so or because of `failure`.
+    """
+
+    def __init__(self, context: Context, place: Place, worker: Worker) -> None:
+        super().__init__(name="intake", daemon=True)
+        self.prepared: queue.SimpleQueue[tuple[int, Any, float] | None] = queue.SimpleQueue()
+        self.activations: queue.SimpleQueue[tuple[Activation, float] | None] = queue.SimpleQueue()
+        self.failure: Exception | None = None
+        self.connected = threading.Event()
+        self._ends = threading.Event()
+        self._place = place
+        self._worker = worker
+        stage, folder = place.stage, place.folder
+        self._sockets = [open_socket(context, zmq.PULL, step_address(folder, stage))]
+        if stage:
+            self._sockets.append(open_socket(context, zmq.PULL, hop_address(folder, stage)))
+
+    def run(self) -> None:
+        try:
+            self._take_all()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.prepared.put(None)
+            self.activations.put(None)
+            self.connected.set()
+            for socket in self._sockets:
+                socket.close()
+
+    def end(self) -> None:
+        """End the thread, and wait until it has."""
+        self._ends.set()
+        self.join()
+
+    def _take_all(self) -> None:
+        poller = zmq.Poller()
+        for socket in self._sockets:
+            poller.register(socket, zmq.POLLIN)
+        silent = len(self._sockets)
+        while not self._ends.is_set():
+            for socket, _ in poller.poll(int(LOOK_S * 1000)):
+                received_s = time.monotonic()
+                message = decode(socket.recv())
+                if isinstance(message, Step):
+                    step = message.batch_id, self._worker.prepare(message), received_s
+                    self.prepared.put(step)
+                elif isinstance(message, Activation):
+                    self.activations.put((message, received_s))
+                elif isinstance(message, Ready):
+                    silent -= 1
+                    if not silent:
+                        self.connected.set()
+                else:
+                    return
+            if os.getppid() != self._place.driver_pid:
+                shutil.rmtree(self._place.folder, ignore_errors=True)
+                os._exit(1)
+
+
+class _Outlet:
+    """Where results go: to the next stage, and to the driver."""
+
+    def __init__(self, context: Context, place: Place) -> None:
+        self._place = place
+        self._driver = open_socket(context, zmq.PUSH, driver_address(place.folder))
+        if not place.is_last:
+            address = hop_address(place.folder, place.stage + 1)
+            self._next = open_socket(context, zmq.PUSH, address)
+            self._next.send(encode(Ready(place.stage)))
+
+    def tell(self, message: Message) -> None:
+        self._driver.send(encode(message))
+
+    def hand_on(self, batch_id: int, done: Executed, activation: Activation | None) -> None:
+        """Send what came out of a micro-batch to whoever waits for it."""
+        before = [] if activation is None else activation.times
+        times = [*before, done.available_s, done.start_s, done.end_s]
+        if self._place.is_last:
+            self.tell(Returned(batch_id, times, done.tokens))
+            return
+        self._next.send(encode(Activation(batch_id, times, done.num_bytes)))
+        if not self._place.stage:
+            self.tell(Free(batch_id))
+
+    def close(self) -> None:
+        self._driver.close(linger=1000)
+        if not self._place.is_last:
+            self._next.close()
+
+
+def run_worker(place: Place, settings: Settings) -> None:
+    """Be a stage until the driver says stop or is gone. The entry point of a worker process."""
+    context = Context()
+    outlet = _Outlet(context, place)
+    try:
+        worker = settings.make(place)
+        intake = _Intake(context, place, worker)
+        intake.start()
+        try:
+            intake.connected.wait()
+            outlet.tell(Ready(place.stage))
+            _serve(worker, intake, outlet, first=place.stage == 0)
+        finally:
+            intake.end()
+        if intake.failure is not None:
+            raise intake.failure
+    except Exception as error:
+        outlet.tell(Failed(place.stage, f"{type(error).__name__}: {error}"))
+    finally:
+        outlet.close()
+        context.term()
+
+
+def _serve(worker: Worker, intake: _Intake, outlet: _Outlet, *, first: bool) -> None:
+    while (entry := intake.prepared.get()) is not None:
+        batch_id, prepared, received_s = entry
+        activation = None
+        if not first:
+            arrival = intake.activations.get()
+            if arrival is None:
+                return
+            activation, arrived_s = arrival
+            received_s = max(received_s, arrived_s)
+            if activation.batch_id != batch_id:
+                raise WorkerError(f"activations of {activation.batch_id}, expected {batch_id}")
+        outlet.hand_on(batch_id, worker.execute(prepared, activation, received_s), activation)

@@ -1,0 +1,44 @@
+"""Workers that go wrong, for tests; a worker process imports this and little else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.wire import Activation, Step
+from runtime.worker import Executed, Place
+
+
+@dataclass(frozen=True, slots=True)
+class NeverMade:
+    """Settings of a worker that cannot be made."""
+
+    def make(self, place: Place) -> Any:
+        raise ValueError(f"no weights for stage {place.stage}")
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """Settings of a worker that fails to `prepare` or to `execute`."""
+
+    where: str
+
+    def make(self, place: Place) -> Failing:
+        return self
+
+    def prepare(self, step: Step) -> int:
+        if self.where == "prepare":
+            raise ValueError("cannot prepare")
+        return step.batch_id
+
+    def execute(self, prepared: int, activation: Activation | None, received_s: float) -> Executed:
+        raise ValueError("cannot execute")
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Settings of a worker that never comes back from making itself."""
+
+    def make(self, place: Place) -> Any:
+        time.sleep(3600)

@@ -1,0 +1,240 @@
+"""`evenflow run`, `replay` and `validate`, in processes of their own where signals matter."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import evenflow, write_inputs
+
+COMMAND = "from experiments.cli import main\nif __name__ == '__main__': main()\n"
+SLOW = "workers={kind: emulated, faults: [{stage: 1, slow_factor: 20}]}"
+FILES = {
+    "summary.json",
+    "requests.csv",
+    "batches.csv",
+    "stages.csv",
+    "bubbles.csv",
+    "timeline.json.gz",
+    "decisions.jsonl.gz",
+    "report.html",
+}
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def run(tmp_path: Path, sockets: Path) -> Path:
+    write_inputs(tmp_path)
+    return tmp_path / "RUN.yaml"
+
+
+def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command as a terminal does, in a process group of its own; return while it serves."""
+    script = run.parent / "command.py"
+    script.write_text(COMMAND)
+    process = subprocess.Popen(
+        [sys.executable, str(script), "run", str(run), *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    limit_s = time.monotonic() + 20
+    while time.monotonic() < limit_s:
+        journals = list(run.parent.glob("out/.partial-*/decisions.jsonl.gz"))
+        if journals and len(group(process)) == 4:  # the command, two stages, multiprocessing's own
+            time.sleep(0.7)
+            return process
+        time.sleep(0.05)
+    raise AssertionError("the run does not start")
+
+
+def group(process: subprocess.Popen[str]) -> list[int]:
+    """Return the processes of a command that are alive."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == process.pid and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def gone(process: subprocess.Popen[str]) -> bool:
+    limit_s = time.monotonic() + 5
+    while group(process) and time.monotonic() < limit_s:
+        time.sleep(0.05)
+    return not group(process)
+
+
+def test_run_writes_what_simulate_writes_and_replays(run: Path, sockets: Path) -> None:
+    out = run.parent / "out"
+    status, text, errors = evenflow("run", str(run), "--out", str(out))
+    assert status == 0, errors
+    assert "sarathi, real" in text
+    assert {file.name for file in out.iterdir()} == FILES
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["completed"] == 20
+    assert summary["real_run"]["failure"] is None
+    assert summary["provenance"]["config"]["workers"] == {"kind": "emulated", "faults": None}
+    rows = list(csv.DictReader((out / "requests.csv").read_text().splitlines()))
+    assert [float(row["arrival_s"]) for row in rows] == [pytest.approx(0.1 * i) for i in range(20)]
+    assert not list(sockets.iterdir())
+    assert evenflow("replay", str(out))[:2] == (0, "identical: every decision is as recorded\n")
+    change_one_decision(out / "decisions.jsonl.gz")
+    status, text, _ = evenflow("replay", str(out))
+    assert status == 1
+    assert text.startswith("different: entry 1 (Asked): Decision(chunks=((0, 0, 20),)")
+    assert evenflow("simulate", str(run), "--out", str(out))[0] == 0
+    assert {file.name for file in out.iterdir()} == FILES - {"decisions.jsonl.gz"}
+
+
+def change_one_decision(path: Path) -> None:
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    lines[2] = lines[2].replace("[0,0,20]", "[0,0,19]")
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def test_ctrl_c_once_saves_what_is_done(run: Path, sockets: Path) -> None:
+    out = run.parent / "out"
+    process = start(run, "--out", str(out), "--set", SLOW)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "ended early: interrupted; " in errors
+    assert "Traceback" not in errors
+    assert {file.name for file in out.iterdir()} == FILES
+    assert gone(process)
+    assert not list(sockets.iterdir())
+
+
+def test_ctrl_c_twice_ends_at_once(run: Path, sockets: Path) -> None:
+    out = run.parent / "out"
+    stuck = SLOW.replace("20", "4000")
+    process = start(run, "--out", str(out), "--set", stuck)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None, "it waits for what is in the pipeline"
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=5)
+    assert process.returncode == 130
+    assert errors == ""
+    assert gone(process)
+    assert not out.exists()
+    assert not list(sockets.iterdir())
+
+
+def test_workers_outlive_no_driver(run: Path, sockets: Path) -> None:
+    process = start(run, "--out", str(run.parent / "out"), "--set", SLOW)
+    process.kill()
+    process.communicate(timeout=5)
+    assert gone(process)
+    assert not list(sockets.iterdir())
+
+
+def test_a_worker_that_dies_is_one_line_and_status_1(run: Path, sockets: Path) -> None:
+    out = run.parent / "out"
+    faults = "workers={kind: emulated, faults: [{stage: 1, dies_after: 5}]}"
+    status, _, errors = evenflow("run", str(run), "--out", str(out), "--set", faults)
+    assert status == 1
+    assert errors.startswith("ended early: stage 1 (process ")
+    assert errors.endswith("was killed by signal 9; 2 of 20 requests are done and saved\n")
+    assert len((out / "requests.csv").read_text().splitlines()) == 3
+    assert evenflow("replay", str(out))[0] == 0
+    status, _, errors = evenflow("validate", str(run), "--runs", "1", "--set", faults)
+    assert status == 2
+    assert errors.startswith("error: run 1 of 1 did not finish: stage 1 (process ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("workers=torch", "workers: torch is not available yet; emulated is right"),
+        ("workers=tpu", 'workers.kind: unknown "tpu"; known: emulated, torch'),
+        ("workers.faults=[{stage: 2, slow_factor: 2}]", "stage 2 is none of the 2, 0 to 1"),
+        ("workers.faults=[{stage: 0, slow_factor: 0}]", "should be greater than 0.0, not 0"),
+        ("runtime=gllm", "runtime: can only be simulated; for a real run, ideal"),
+        ("runtime={prepare_s: 0.1}", "for a real run, ideal, or schedule_s alone, is right"),
+        ("virtual_engines=true", "virtual_engines: can only be simulated; for a real run, false"),
+        ("kv.prefix_cache=true", "kv.prefix_cache: can only be simulated; for a real run, false"),
+        ("replicas={count: 2}", "replicas: can only be simulated"),
+        ("speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}", "speculative: can only be"),
+        ("scheduler=distserve", "scheduler distserve: can only be simulated; for a real run, one"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(setting: str, message: str, run: Path) -> None:
+    if setting.startswith("workers.faults"):
+        setting = (
+            f"workers={{kind: emulated, {setting.removeprefix('workers.').replace('=', ': ')}}}"
+        )
+    for command in ("run", "validate"):
+        status, _, errors = evenflow(command, str(run), "--set", setting)
+        assert status == 2
+        assert message in errors
+        assert len(errors.splitlines()) == 1
+
+
+def test_a_folder_that_holds_no_run_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl.gz"
+    head = json.dumps({"config": {"stages": 2}, "folder": "."})
+    cases = {
+        "no such file": None,
+        "cannot read it": b"not gzip",
+        "no first line": gzip.compress(b""),
+        "no first line with a configuration": gzip.compress(b"[]\n"),
+        "1: not a line of JSON": gzip.compress(b"{\n"),
+        "a configuration of evenflow None": gzip.compress(head.encode()),
+        "Compressed file ended": gzip.compress(head.encode())[:-12],
+    }
+    for message, content in cases.items():
+        if content is not None:
+            path.write_bytes(content)
+        status, _, errors = evenflow("replay", str(tmp_path))
+        assert status == 2
+        assert message in errors
+        assert len(errors.splitlines()) == 1
+
+
+def test_validate_reports_both_layers(run: Path, sockets: Path) -> None:
+    out = run.parent / "out"
+    status, text, errors = evenflow(
+        "validate",
+        str(run),
+        "--runs",
+        "2",
+        "--out",
+        str(out),
+        "--set",
+        "workload.requests=5",
+        "--set",
+        "runtime={schedule_s: 0.0003}",
+    )
+    assert status == 0, errors
+    assert "2 runs of 5 requests, and simulated" in text
+    found = json.loads((out / "validation.json").read_text())
+    line = found["end_to_end"]["mean_e2el_ms"]
+    assert line["least"] <= line["measured"] <= line["most"]
+    assert line["error"] == pytest.approx(line["simulated"] / line["measured"] - 1)
+    assert set(found["structure"]) >= {"mean_e2el_ms", "median_request_e2el", "same_micro_batches"}
+    assert found["overheads"]["schedule_ms"] > 0

@@ -1,0 +1,246 @@
+"""The driver of a real run against a pipeline of virtual time: it decides as the simulated one."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import runtime.driver
+from evenflow.costs import AffineCost, estimates
+from evenflow.errors import PolicyError, StallError
+from evenflow.kv import PagePool
+from evenflow.replay import RecordingBatcher
+from evenflow.schedulers import create
+from evenflow.types import MicroBatch, Plan, Request, Scheduler
+from evenflow.view import View
+from runtime.driver import Driver
+from runtime.errors import WorkerError
+from runtime.front import TraceReplay
+from runtime.serving import Serving, StepCost
+from runtime.wire import Free, Message, Returned, Step
+from sim import World, driver
+from sim.tandem import Tandem
+from tests.worlds import MAX_MODEL_LEN, POLICIES
+
+TICK_S = 2.0**-9
+"""All times are multiples of it or of a power of two below, so that sums are exact."""
+
+
+class VirtualPipeline:
+    """A pipeline whose stages take the seconds that steps name, and whose clock it moves."""
+
+    def __init__(self, depth: int) -> None:
+        self.now_s = 0.0
+        self.free_s = [0.0] * depth
+        self.coming: deque[tuple[float, Message]] = deque()
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def send(self, step: Step) -> None:
+        at_s, times = self.now_s, []
+        tokens = [0] * (sum(piece.last for piece in step.pieces) + len(step.decodes))
+        for stage, work_s in enumerate(step.work_s):
+            start_s = max(at_s, self.free_s[stage])
+            times += [at_s, start_s, start_s + work_s]
+            at_s = self.free_s[stage] = start_s + work_s
+        self.coming.append((times[2], Free(step.batch_id)))
+        self.coming.append((at_s, Returned(step.batch_id, times, tokens)))
+        self.coming = deque(sorted(self.coming, key=lambda entry: entry[0]))
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        until_s = self.now_s + timeout_s
+        self.now_s = min([until_s, *(at_s for at_s, _ in self.coming)])
+        messages = []
+        while self.coming and self.coming[0][0] <= self.now_s:
+            messages.append(self.coming.popleft()[1])
+        return messages
+
+
+def drive(world: World, pipeline: Any = None, **more: Any) -> tuple[Driver, RecordingBatcher]:
+    pipeline = pipeline or VirtualPipeline(world.depth)
+    batcher = RecordingBatcher(
+        world.make_scheduler(),
+        PagePool(world.total_pages, world.page_tokens),
+        depth=world.depth,
+        max_in_flight=world.max_in_flight,
+        max_model_len=world.max_model_len,
+        pipelined_chunks=world.pipelined_chunks,
+    )
+
+    def cost(batch: MicroBatch) -> StepCost:
+        return StepCost(world.costs.times(batch.charged or batch), [0.0] * (world.depth - 1), 0)
+
+    serving = Serving(
+        world.requests,
+        cost,
+        world.depth,
+        world.max_in_flight,
+        world.dispatch,
+        world.concurrency,
+        **more,
+    )
+    real = Driver(serving, batcher, pipeline, clock=pipeline.clock)
+    real.run()
+    return real, batcher
+
+
+@st.composite
+def exact_worlds(draw: st.DrawFn) -> World:
+    """Worlds of every policy, in whose times there is no rounding."""
+    name, params = draw(st.sampled_from(POLICIES))
+    depth = draw(st.integers(1, 4))
+    costs = AffineCost(4 * TICK_S, TICK_S / 16, depth)
+    lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
+    arrivals = sorted(draw(st.integers(0, 60)) for _ in lengths)
+    return World(
+        requests=[
+            Request(i, arrival * TICK_S, *pair)
+            for i, (arrival, pair) in enumerate(zip(arrivals, lengths, strict=True))
+        ],
+        make_scheduler=lambda: create(
+            name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)
+        ),
+        costs=costs,
+        depth=depth,
+        total_pages=draw(st.sampled_from([16, 20, 400])),
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=draw(st.sampled_from([depth, None])),
+        dispatch=draw(st.sampled_from(["stage0", "eager"])),
+        concurrency=draw(st.sampled_from([None, None, 3])),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(exact_worlds())
+def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.driver, "LOOK_S", 64 * TICK_S)
+        real, batcher = drive(world)
+    simulated = driver.Driver(world, Tandem, batcher=RecordingBatcher)
+    expected, result = simulated.run(), real.result()
+    assert result.status == expected.status
+    for name in ("request_id", "first_token_s", "completion_s", "preemptions"):
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
+    for name in ("scheduled_s", "start_s", "end_s", "prefill_tokens", "decode_tokens"):
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
+    for name in ("wait_s", "wait_reason"):
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
+    journal = simulated.engines[0].journal  # type: ignore[attr-defined]
+    assert sent(batcher.journal) == sent(journal)
+
+
+def sent(journal: list[Any]) -> list[Any]:
+    return [entry for entry in journal if getattr(entry, "decision", None) is not None]
+
+
+def small(**more: Any) -> World:
+    costs = AffineCost(0.01, 0.0, 2)
+    plain = World(
+        [Request(i, 0.0, 10, 3) for i in range(4)],
+        lambda: create("sarathi", {}),
+        costs,
+        depth=2,
+        total_pages=50,
+        max_model_len=200,
+        max_in_flight=2,
+    )
+    return replace(plain, **more)
+
+
+def test_a_pipeline_that_falls_silent_is_an_error() -> None:
+    class Silent(VirtualPipeline):
+        def send(self, step: Step) -> None:
+            pass
+
+    with pytest.raises(WorkerError, match=r"nothing heard of micro-batch 0 for 5\.\d s"):
+        drive(small(), Silent(2), patience_s=5.0)
+
+
+def test_a_lost_word_that_stage_0_is_free_does_not_hang_the_run() -> None:
+    class Mute(VirtualPipeline):
+        def receive(self, timeout_s: float) -> list[Message]:
+            return [m for m in super().receive(timeout_s) if not isinstance(m, Free)]
+
+    real, _ = drive(small(), Mute(2))
+    assert real.num_done == 4
+
+
+def test_a_lost_result_is_an_error() -> None:
+    class Forgetful(VirtualPipeline):
+        def receive(self, timeout_s: float) -> list[Message]:
+            return [m for m in super().receive(timeout_s) if m != self.first]
+
+        def send(self, step: Step) -> None:
+            super().send(step)
+            if step.batch_id == 0:
+                self.first = self.coming[-1][1]
+
+    with pytest.raises(
+        WorkerError, match="micro-batch 1 with 0 tokens returned, expected 0 with 1"
+    ):
+        drive(
+            small(
+                make_scheduler=lambda: create("sarathi", {"token_budget": 4}),
+                requests=[Request(0, 0.0, 4, 2), Request(1, 0.0, 9, 2)],
+            ),
+            Forgetful(2),
+        )
+
+
+class Idle:
+    """A policy that sends nothing, and asks to be woken after `later_s` if there is one."""
+
+    def __init__(self, later_s: float | None) -> None:
+        self.later_s = later_s
+
+    def schedule(self, view: View) -> Plan:
+        return Plan(wake_at_s=None if self.later_s is None else view.now_s + self.later_s)
+
+
+class Patient:
+    """A policy that sends each prompt a second after it came."""
+
+    def __init__(self) -> None:
+        self.inner: Scheduler = create("sarathi", {})
+
+    def schedule(self, view: View) -> Plan:
+        return self.inner.schedule(view) if view.now_s >= 1 else Plan(wake_at_s=1.0)
+
+
+def test_a_policy_is_woken_when_it_asked_to_be() -> None:
+    real, _ = drive(small(make_scheduler=Patient))
+    assert real.result().scheduled_s[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("later_s", "error"), [(None, StallError), (0.0, PolicyError)])
+def test_a_policy_that_would_hang_the_run_is_an_error(
+    later_s: float | None, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        drive(small(make_scheduler=lambda: Idle(later_s)))
+
+
+def test_a_closed_loop_lets_in_one_for_each_that_leaves() -> None:
+    front = TraceReplay([Request(i, 9.0, 1, 1) for i in range(4)], concurrency=2)
+    entered = [front.due(1.0), front.due(1.0), front.due(1.0)]
+    assert [r and (r.request_id, r.arrival_s) for r in entered] == [(0, 1.0), (1, 1.0), None]
+    assert front.next_s is None
+    front.left(1)
+    after = front.due(2.5)
+    assert after is not None
+    assert (after.request_id, after.arrival_s, len(front)) == (2, 2.5, 1)
+
+
+def test_who_comes_late_keeps_its_time() -> None:
+    front = TraceReplay([Request(0, 0.5, 1, 1), Request(1, 3.0, 1, 1)])
+    late = front.due(2.0)
+    assert late is not None
+    assert late.arrival_s == 0.5
+    assert (front.due(2.0), front.next_s) == (None, 3.0)

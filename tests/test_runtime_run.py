@@ -1,0 +1,222 @@
+"""Real processes: tokens, decisions and conservation; what dies, hangs or is interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import active_children
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sim
+from evenflow.batcher import Batcher
+from evenflow.bubbles import attribute
+from evenflow.costs import AffineCost, estimates
+from evenflow.kv import PagePool
+from evenflow.replay import Entry, RecordingBatcher, replay
+from evenflow.schedulers import POLICIES, create
+from evenflow.types import MicroBatch, Request
+from runtime.driver import Driver
+from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
+from runtime.errors import WorkerError
+from runtime.pipeline import Pipeline
+from runtime.serving import Serving, StepCost
+from runtime.worker import Settings
+from tests.failing_workers import Failing, NeverMade, Stuck
+
+PAGES, DEPTH = 24, 4
+COSTS = AffineCost(0.002, 1e-6, DEPTH)
+REQUESTS = [Request(i, 0.01 * (i // 2), 20 + 23 * i % 90, 1 + 5 * i % 17) for i in range(16)]
+"""More than the pages hold at once, so some are preempted."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with tempfile.TemporaryDirectory(
+        prefix="t", dir="/tmp"
+    ) as folder:  # names of sockets are short
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+        assert not active_children()
+        assert not list(Path(folder).iterdir())
+
+
+def policy(name: str) -> Callable[[], object]:
+    return lambda: create(name, {}, max_model_len=PAGES * 16, **estimates(COSTS))
+
+
+def batcher(name: str, record: Callable[[Entry], None] | None = None) -> Batcher:
+    kind = Batcher if record is None else RecordingBatcher
+    more = {} if record is None else {"record": record}
+    pool = PagePool(PAGES)
+    options = {"depth": DEPTH, "max_in_flight": DEPTH, "max_model_len": PAGES * 16}
+    return kind(policy(name)(), pool, **options, **more)  # type: ignore[arg-type]
+
+
+def serving(requests: Sequence[Request] = REQUESTS, **more: object) -> Serving:
+    def cost(batch: MicroBatch) -> StepCost:
+        return StepCost(COSTS.times(batch), [0.0] * (DEPTH - 1), 0)
+
+    return Serving(requests, cost, DEPTH, DEPTH, **more)  # type: ignore[arg-type]
+
+
+def pipeline(*faults: tuple[int, Settings], **more: float) -> Pipeline:
+    settings: list[Settings] = [EmulatedSettings()] * DEPTH
+    for stage, other in faults:
+        settings[stage] = other
+    return Pipeline(settings, 16, PAGES, **more)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
+    journal: list[Entry] = []
+    tokens: dict[int, list[int]] = defaultdict(list)
+    owner = batcher(name, journal.append)
+    with pipeline() as workers:
+        driver = Driver(
+            serving(), owner, workers, on_token=lambda number, token: tokens[number].append(token)
+        )
+        driver.run()
+    result = driver.result()
+    assert replay(journal, batcher(name)) is None
+    assert result.status == ["completed"] * len(REQUESTS)
+    for request in REQUESTS:
+        positions = range(request.prompt_tokens, request.prompt_tokens + request.output_tokens)
+        expected = [emulated_token(request.request_id, position) for position in positions]
+        assert tokens[request.request_id] == expected
+    owner.pool.check_integrity([])
+    assert result.sampled_rows.sum() == result.output_tokens.sum()
+    assert result.gap_count.sum() == (result.output_tokens - 1).sum()
+    check_causes(result)
+    bubbles = attribute(result)
+    assert bubbles.idle_s == pytest.approx(sum(bubbles.totals().values()))
+
+
+def check_causes(result: object) -> None:
+    columns = ("scheduled_s", "available_s", "start_s", "end_s", "first_token_s", "arrival_s")
+    scheduled, available, start, end, first, arrival = (getattr(result, name) for name in columns)
+    assert (first > arrival).all()
+    assert (available[:, 0] >= scheduled).all()
+    assert (start >= available).all()
+    assert (end - start >= 0.999 * COSTS.base_s).all()
+    assert (available[:, 1:] >= end[:, :-1]).all()
+    assert (start[1:] >= end[:-1]).all(), "a stage served two at once"
+
+
+def test_the_scheduler_is_the_one_of_the_simulation() -> None:
+    made = []
+
+    def make() -> object:
+        made.append(policy("token_throttling")())
+        return made[-1]
+
+    world = sim.World(
+        REQUESTS[:2],
+        make,
+        COSTS,
+        DEPTH,
+        PAGES,
+        PAGES * 16,
+        16,
+        DEPTH,  # type: ignore[arg-type]
+    )
+    sim.simulate(world)
+    real = batcher("token_throttling").scheduler
+    assert type(real) is type(made[0])
+    assert type(real).__module__ == "evenflow.schedulers.token_throttling"
+
+
+def run_and_fail(workers: Pipeline, during: Callable[[Pipeline], None] | None = None) -> Driver:
+    def when_one_is_done(count: int) -> None:
+        if during is not None and count == 1:
+            during(workers)
+
+    with workers:
+        owner = batcher("sarathi")
+        driver = Driver(serving(patience_s=0.5), owner, workers, on_done=when_one_is_done)
+        with pytest.raises(WorkerError) as caught:
+            driver.run()
+    assert caught.match(r"stage 1 |stage 2 |nothing heard")
+    return driver
+
+
+def test_a_worker_that_dies_leaves_what_is_finished() -> None:
+    started_s = time.monotonic()
+    driver = run_and_fail(pipeline((2, EmulatedSettings(faults=Faults(dies_after=20)))))
+    result = driver.result()
+    assert time.monotonic() - started_s < 10
+    assert 0 < len(result.status) == driver.num_done < len(REQUESTS)
+    assert 15 <= len(result.scheduled_s) <= 20
+    attribute(result)
+
+
+def test_kill_9_from_outside_is_an_error_at_once() -> None:
+    run_and_fail(pipeline(), lambda workers: os.kill(workers.process_ids[1], signal.SIGKILL))
+
+
+def test_a_worker_that_hangs_is_an_error() -> None:
+    run_and_fail(pipeline(), lambda workers: os.kill(workers.process_ids[1], signal.SIGSTOP))
+
+
+@pytest.mark.parametrize("where", ["prepare", "execute"])
+def test_a_worker_that_fails_says_why(where: str) -> None:
+    with pytest.raises(WorkerError, match=f"stage 1 failed: ValueError: cannot {where}"):  # noqa: SIM117
+        with pipeline((1, Failing(where))) as workers:
+            Driver(serving(), batcher("sarathi"), workers).run()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (NeverMade(), "stage 3 failed: ValueError: no weights for stage 3"),
+        (Stuck(), r"stages \[3\] did not start in time"),
+    ],
+)
+def test_a_worker_that_does_not_start_is_an_error(settings: Settings, message: str) -> None:
+    with pytest.raises(WorkerError, match=message):
+        pipeline((3, settings), start_limit_s=2.0).__enter__()
+
+
+def test_a_folder_with_too_long_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(tempfile.gettempdir()) / ("long" * 30)
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        with pytest.raises(WorkerError, match=r"no socket at ipc:.*longlong"):
+            pipeline().__enter__()
+    assert not list(folder.iterdir())
+    folder.rmdir()
+
+
+def test_stop_lets_what_is_in_the_pipeline_come_back() -> None:
+    owner = batcher("sarathi")
+    with pipeline() as workers:
+        driver = Driver(serving(), owner, workers, on_done=lambda _: driver.stop())
+        driver.run()
+    assert not owner.in_flight
+    assert 0 < driver.num_done < len(REQUESTS)
+
+
+def test_slow_stages_and_links_slow_only_themselves() -> None:
+    faults = Faults(slow_factor=3.0, link_delay_s=0.02)
+    with pipeline((1, EmulatedSettings(latency_s=0.01, faults=faults))) as workers:
+        driver = Driver(serving(REQUESTS[:3]), batcher("sarathi"), workers)
+        driver.run()
+    result = driver.result()
+    assert ((result.end_s - result.start_s)[:, 1] >= 2.99 * COSTS.base_s).all()
+    hops_s = result.available_s[:, 1:] - result.end_s[:, :-1]
+    assert (hops_s[:, 0] >= 0.0299).all()
+    assert np.median(hops_s[:, 1:]) < 0.03
+
+
+def test_a_wait_never_ends_early() -> None:
+    for wait_s in (0.0, 1e-5, 1e-3, 5e-3):
+        deadline_s = time.monotonic() + wait_s
+        wait_until(deadline_s)
+        assert time.monotonic() >= deadline_s

@@ -1,0 +1,97 @@
+"""Page tables: what the workers make of the differences is what the Batcher holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from evenflow.batcher import Batcher
+from evenflow.groups import Row
+from evenflow.types import MicroBatch
+from runtime.errors import WorkerError
+from runtime.tables import PageTable, RowStep, StepWriter
+from runtime.wire import Growth, Piece, Step, decode, encode
+from sim.driver import Driver
+from sim.tandem import Tandem
+from sim.world import World
+from tests.worlds import worlds
+
+
+class Told(Batcher):
+    """A Batcher whose micro-batches are told to a worker's table and compared with it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.writer = StepWriter(self)
+        self.table = PageTable(self.pool.page_tokens, self.pool.total_pages)
+
+    def next(self, now_s: float) -> MicroBatch | None:
+        batch = super().next(now_s)
+        if batch is not None:
+            step = decode(encode(self.writer.step(batch, 0, [], [])))
+            assert isinstance(step, Step)
+            assert self.table.apply(step) == rows_of(batch)
+            assert len(self.table) <= len(self.live)
+        return batch
+
+    def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
+        finished = super().complete(batch, now_s, stopped)
+        self.writer.ended(finished)
+        return finished
+
+
+def rows_of(batch: MicroBatch) -> list[RowStep]:
+    rows = [
+        RowStep(c.row.request.request_id, c.row.pages, c.start, c.stop, c.last)
+        for c in batch.chunks
+    ]
+    if batch.decodes is not None:
+        for row in batch.decodes.rows():
+            context = batch.decodes.context_of(row)
+            rows.append(RowStep(row.request.request_id, row.pages, context, context + 1, True))
+    return rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds())
+def test_workers_hold_what_the_batcher_holds(world: World) -> None:
+    plain = replace(world, speculation=None, prefix_cache=False, swap=False)
+    Driver(plain, Tandem, batcher=Told).run()
+
+
+def step(**parts: Any) -> Step:
+    plain = Step(0, [], [], [], [], 0, [], [])
+    return plain._replace(**parts)
+
+
+BEGUN = step(pieces=[Piece(1, 0, 20, True, [0, 1])])
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (step(decodes=[2]), "request 2 goes on and was never begun"),
+        (step(pieces=[Piece(1, 30, 40, True, [])]), "request 1 goes on at 30, not at 20"),
+        (step(pieces=[Piece(2, 0, 4, True, [1])]), "request 2 gets page 1, which is not free"),
+        (step(grown=[Growth(1, [4])]), "request 1 gets page 4, which is not free"),
+        (step(pieces=[Piece(2, 0, 40, True, [2])]), "request 2 has 1 pages for 40 tokens"),
+        (step(dropped=[1], decodes=[1]), "request 1 goes on and was never begun"),
+    ],
+)
+def test_a_lost_message_is_noticed(second: Step, message: str) -> None:
+    table = PageTable(page_tokens=16, total_pages=4)
+    table.apply(BEGUN)
+    with pytest.raises(WorkerError, match=message):
+        table.apply(second)
+
+
+def test_dropped_pages_may_be_given_away_in_the_same_step() -> None:
+    table = PageTable(page_tokens=16, total_pages=4)
+    table.apply(BEGUN)
+    rows = table.apply(step(dropped=[1], pieces=[Piece(2, 0, 5, False, [1])]))
+    assert rows == [RowStep(2, [1], 0, 5, False)]
+    assert len(table) == 1

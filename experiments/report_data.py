@@ -95,8 +95,11 @@ def present(enter_s: Floats, leave_s: Floats, at_s: Floats) -> Ints:
 
 
 def used_share(result: RunResult) -> Floats:
-    """Return the share of KV pages in use when each micro-batch was scheduled, 0 to 1."""
-    return 1.0 - result.free_pages / max(result.total_pages, 1)
+    """Return the share of KV pages in use when each micro-batch was scheduled, 0 to 1.
+
+    Of several engines that divide the pages, that of the engine whose micro-batch it is.
+    """
+    return 1.0 - result.free_pages / max(result.total_pages // result.engines, 1)
 
 
 def shares_by_stage(run: Run) -> tuple[Floats, Floats]:

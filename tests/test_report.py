@@ -17,7 +17,15 @@ from evenflow.errors import UsageError
 from evenflow.metrics import summarize
 from experiments.readme_figure import draw_readme_figure
 from experiments.report import Run, render, write_report
-from experiments.report_data import binned, chunks_of, cumulative, present, shares, steady
+from experiments.report_data import (
+    binned,
+    chunks_of,
+    cumulative,
+    present,
+    shares,
+    steady,
+    used_share,
+)
 from experiments.report_style import CAUSE_COLOURS, DECODE, PREFILL, blend
 from experiments.report_words import CAUSE_WORDS, number, table, verdict
 
@@ -239,3 +247,10 @@ def test_the_readme_figure_is_a_png_with_equal_bytes(runs: dict[str, Run], tmp_p
     image = (tmp_path / "first.png").read_bytes()
     assert image.startswith(b"\x89PNG")
     assert image == (tmp_path / "second.png").read_bytes()
+
+
+def test_kv_use_is_a_share_of_the_pages_of_the_engine_that_sent_it() -> None:
+    """Two engines of 50 pages: with 40 free a fifth is used, not three fifths."""
+    result = replace(synthetic_run(), total_pages=100, engines=2)
+    result = replace(result, free_pages=np.full_like(result.free_pages, 40))
+    assert used_share(result).tolist() == pytest.approx([0.2] * len(result.free_pages))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from evenflow.costs import AffineCost
+from evenflow.errors import UsageError
 from evenflow.result import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
@@ -47,3 +50,20 @@ def test_requests_beyond_the_reservation_are_refused() -> None:
     result = run([12, 13], depth=1, max_num_seqs=2)
     assert result.status == ["completed", "rejected"]
     assert "17 tokens" in result.reason[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "facts", "words"),
+    [
+        ("static", {"max_model_len": 0}, {}, "max_model_len must be at least 1, not 0"),
+        ("orca", {"max_model_len": 0}, {}, "max_model_len must be at least 1, not 0"),
+        ("orca", {}, {}, "max_model_len has to be given"),
+        ("vllm", {"max_num_batched_tokens": 0}, {"max_model_len": 64}, "at least 1, not 0"),
+        ("vllm", {}, {}, "max_num_batched_tokens or max_model_len has to be given"),
+    ],
+)
+def test_a_limit_of_zero_or_none_is_refused_not_replaced(
+    name: str, params: dict[str, int], facts: dict[str, int], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        create(name, params, **facts)

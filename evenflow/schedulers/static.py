@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from evenflow.kv import PagePool
-from evenflow.schedulers.fcfs import UNLIMITED, Room, at_least, row_cap
+from evenflow.schedulers.fcfs import UNLIMITED, Room
+from evenflow.schedulers.reserved import Reserving
 from evenflow.types import Plan
 from evenflow.view import View
 
 
-class Static:
+class Static(Reserving):
     """Decode a batch until its last request ends, then admit the next one.
 
     Source: FasterTransformer, as described by Orca (OSDI'22, section 2) and Sarathi-Serve (OSDI'24,
@@ -28,13 +28,10 @@ class Static:
         max_batch_rows: int | None = None,
         padded: bool = False,
     ) -> None:
-        self.max_num_seqs = at_least(max_num_seqs, 1, "max_num_seqs")
-        self.max_model_len = at_least(max_model_len or 1, 1, "max_model_len")
-        self.max_batch_rows = row_cap(max_batch_rows)
+        super().__init__(
+            max_num_seqs=max_num_seqs, max_model_len=max_model_len, max_batch_rows=max_batch_rows
+        )
         self.padded = padded
-
-    def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
-        return refuse_reserved(self.max_model_len, prompt_tokens + output_tokens, pool)
 
     def schedule(self, view: View) -> Plan:
         sizes = view.ready_group_sizes
@@ -47,15 +44,3 @@ class Static:
         room = Room(UNLIMITED, min(self.max_batch_rows, share), seats, view.free_pages)
         room.admit(view, chunked=False, reserved_tokens=self.max_model_len)
         return Plan(room.prefills, kv_limited=room.kv_limited)
-
-
-def refuse_reserved(max_model_len: int, tokens: int, pool: PagePool) -> str | None:
-    """Say why a request can never run where `max_model_len` tokens are reserved for each."""
-    if tokens > max_model_len:
-        return f"{tokens} tokens exceed the max_model_len of {max_model_len} that is reserved"
-    pages = pool.pages_for(max_model_len)
-    if pages > pool.total_pages:
-        return (
-            f"reserving max_model_len {max_model_len} takes {pages} KV pages of {pool.total_pages}"
-        )
-    return None

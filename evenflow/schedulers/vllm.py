@@ -25,7 +25,9 @@ class VLLM:
         max_batch_rows: int | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        limit = max_num_batched_tokens or max_model_len or 1
+        limit = max_model_len if max_num_batched_tokens is None else max_num_batched_tokens
+        if limit is None:
+            raise ValueError("max_num_batched_tokens or max_model_len has to be given")
         self.max_num_batched_tokens = at_least(limit, 1, "max_num_batched_tokens")
         self.max_num_seqs = at_least(max_num_seqs, 1, "max_num_seqs")
         self.watermark = fraction(watermark, "watermark")

@@ -40,6 +40,9 @@ RUN_FILES = (
     "timeline.json.gz",
     "decisions.jsonl.gz",
     "validation.json",
+    "validation.md",
+    "validation.png",
+    "validation.svg",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")

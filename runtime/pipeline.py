@@ -93,11 +93,13 @@ class Pipeline:
         return [process.pid or 0 for process in self._processes]
 
     def send(self, step: Step) -> None:
-        """Tell every stage of a micro-batch."""
-        data = encode(step)
+        """Tell every stage of a micro-batch, and stage 0 its token ids."""
+        data = [encode(step)] * self.depth
+        if step.tokens:
+            data[1:] = [encode(step._replace(tokens=[]))] * (self.depth - 1)
         for stage, socket in enumerate(self._steps):
             try:
-                socket.send(data)
+                socket.send(data[stage])
             except zmq.Again:
                 raise WorkerError(f"stage {stage} takes no messages") from None
 

@@ -64,11 +64,15 @@ class Step(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """What a stage hands to the next: `times` are (available, start, end) of the stages so far."""
+    """What a stage hands to the next: `times` are (available, start, end) of the stages so far.
+
+    The data are found by `key`, where they do not come by themselves.
+    """
 
     batch_id: int
     times: list[float]
     num_bytes: int
+    key: str
 
 
 class Free(NamedTuple):

@@ -43,7 +43,7 @@ messages = st.one_of(
         ids,
         st.lists(st.builds(Draw, counts, st.floats(0, 9), counts, st.floats(0, 1), counts)),
     ),
-    st.builds(Activation, counts, seconds, counts),
+    st.builds(Activation, counts, seconds, counts, st.text()),
     st.builds(Free, counts),
     st.builds(Returned, counts, seconds, ids),
     st.builds(Ready, counts),

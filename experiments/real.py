@@ -20,7 +20,6 @@ import numpy as np
 
 from evenflow.batcher import Batcher
 from evenflow.config import RunConfig, RuntimeConfig
-from evenflow.config_workers import EmulatedWorkers
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import PagePool
 from evenflow.metrics import summarize
@@ -31,12 +30,12 @@ from evenflow.types import MicroBatch
 from experiments import journal_file
 from experiments.build import Built, build, make_importable
 from experiments.provenance import provenance
+from experiments.real_workers import Crew, crew_of
 from experiments.runs import Job, Outcome
 from sim.world import World
 
 if TYPE_CHECKING:
     from runtime.driver import Heard
-    from runtime.emulated import EmulatedSettings
     from runtime.serving import Serving
 
 
@@ -68,8 +67,6 @@ class Served:
 
 def check_servable(config: RunConfig) -> None:
     """Raise UsageError for what only a simulation can do yet."""
-    if config.workers.kind == "torch":
-        raise UsageError("workers: torch is not available yet; emulated is right")
     if find_spec("zmq") is None:
         raise UsageError("a real run needs pyzmq: pip install 'evenflow[runtime]'")
     refusals = (
@@ -80,6 +77,7 @@ def check_servable(config: RunConfig) -> None:
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
         (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
+        (_is_split(config), "tensor_parallel", "1"),
     )
     for refused, key, right in refusals:
         if refused:
@@ -96,12 +94,17 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
     return runtime.prepare_s > 0 or runtime.prepare_share > 0
 
 
+def _is_split(config: RunConfig) -> bool:
+    return config.workers.kind == "torch" and config.tensor_parallel > 1
+
+
 def serve(
     job: Job,
     on_done: Callable[[int], None] | None = None,
     record: Callable[[Entry], None] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
 ) -> Served:
-    """Serve a job's requests in real time; `record` takes the journal.
+    """Serve a job's requests in real time; `record` takes the journal, `on_token` the tokens.
 
     A worker that dies ends the run, and so does the first Ctrl-C: what is finished is returned.
     UsageError for a configuration that cannot be served.
@@ -117,10 +120,14 @@ def serve(
     batcher = batcher_of(world, Batcher if record is None else recording)
     failure = None
     try:
-        settings = worker_settings(job.config, world)
-        with Pipeline(settings, world.page_tokens, world.total_pages) as pipeline:
+        crew = crew_of(job.config, built, job.beside)
+        pages = world.page_tokens, world.total_pages
+        with Pipeline(
+            crew.settings, *pages, together=crew.together, start_limit_s=crew.start_limit_s
+        ) as pipeline:
             started_s = time.perf_counter()
-            driver = Driver(_serving(world), batcher, pipeline, on_done=on_done)
+            serving = _serving(world, crew)
+            driver = Driver(serving, batcher, pipeline, on_done=on_done, on_token=on_token)
             with _interrupts(driver.stop) as interrupted:
                 try:
                     driver.run()
@@ -131,7 +138,7 @@ def serve(
         raise UsageError(f"the workers do not start: {error}") from None
     if interrupted.is_set():
         failure = failure or "interrupted"
-    outcome = _outcome(job, built, driver.result(), seconds)
+    outcome = _outcome(job, built, crew, driver.result(), seconds)
     unfinished = len(world.requests) - driver.num_done
     return Served(outcome, failure, interrupted.is_set(), unfinished, driver.work_s, driver.heard)
 
@@ -174,26 +181,7 @@ def replay_folder(folder: Path) -> str | None:
         return str(error)
 
 
-def worker_settings(config: RunConfig, world: World) -> list[EmulatedSettings]:
-    """Return what the worker of each stage is made from."""
-    from runtime.emulated import EmulatedSettings, Faults
-
-    assert isinstance(config.workers, EmulatedWorkers)
-    faults = [Faults()] * world.depth
-    for given in config.workers.faults or ():
-        if given.stage >= world.depth:
-            raise UsageError(
-                f"workers.faults: stage {given.stage} is none of the {world.depth}, "
-                f"0 to {world.depth - 1}"
-            )
-        faults[given.stage] = Faults(given.slow_factor, given.dies_after, given.link_delay_s)
-    latencies_s = (
-        [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
-    )
-    return [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
-
-
-def _serving(world: World) -> Serving:
+def _serving(world: World, crew: Crew) -> Serving:
     from runtime.serving import Serving, StepCost
 
     per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
@@ -210,13 +198,16 @@ def _serving(world: World) -> Serving:
         max_in_flight=world.max_in_flight,
         dispatch=world.dispatch,
         concurrency=world.concurrency,
+        patience_s=crew.patience_s,
+        text_of=crew.text_of,
     )
 
 
-def _outcome(job: Job, built: Built, result: RunResult, seconds: float) -> Outcome:
+def _outcome(job: Job, built: Built, crew: Crew, result: RunResult, seconds: float) -> Outcome:
     source = {
         **provenance(job.config, job.workload.trace, built.cost_source),
         "deployment": built.deployment,
+        **({"workers": dict(crew.facts)} if crew.facts else {}),
     }
     result = replace(result, provenance=source)
     return Outcome(result, summarize(result, job.config.goodput), seconds, (result,))

@@ -21,6 +21,7 @@ from runtime.front import TraceReplay
 from runtime.pipeline import Pipeline
 from runtime.serving import Serving
 from runtime.tables import StepWriter
+from runtime.tokens import TokenBook
 from runtime.wire import Free, Message, Returned
 
 LOOK_S = 0.1
@@ -76,7 +77,8 @@ class Driver:
         self._origin_s = clock()
         self._front = TraceReplay(serving.requests, serving.concurrency)
         self._recorder = Recorder(serving.depth)
-        self._writer = StepWriter(batcher)
+        self._book = None if serving.text_of is None else TokenBook(serving.text_of)
+        self._writer = StepWriter(batcher, self._book)
         self._sent: deque[_Sent] = deque()
         self._stage0_free = True
         self._heard_s = 0.0
@@ -161,7 +163,8 @@ class Driver:
         self.heard.returned_s.append(now_s)
         self._recorder.batch(batch, [at_s - self._origin_s for at_s in message.times])
         self._stage0_free |= not self._sent  # with a single stage, nothing else says so
-        finished = self._batcher.complete(batch, now_s)
+        stopped = () if self._book is None else self._book.sampled(sampled, message.tokens)
+        finished = self._batcher.complete(batch, now_s, stopped)
         if self._on_token is not None:
             for request_id, token in zip(sampled, message.tokens, strict=True):
                 self._on_token(request_id, token)

@@ -28,6 +28,7 @@ class Times:
     """
 
     schedule_s: Floats
+    prepare_s: Floats
     stages_s: Floats
     hops_s: Floats
     freed_s: Floats
@@ -38,6 +39,7 @@ class Times:
         """Return the row of one micro-batch."""
         return Timing(
             float(self.schedule_s[index]),
+            self.prepare_s[index].tolist(),
             self.stages_s[index].tolist(),
             self.hops_s[index].tolist(),
             float(self.freed_s[index]),
@@ -52,10 +54,13 @@ def measured_times(served: Served, world: World) -> Times:
     end_s, scheduled_s = _on_grid(result.end_s), _on_grid(result.scheduled_s)
     decided_s = scheduled_s.copy()
     decided_s[1:] = np.maximum(scheduled_s[1:], available_s[:-1, 0])
+    free_s = np.zeros_like(end_s)
+    free_s[1:] = end_s[:-1]
     back_s = _on_grid(served.heard.returned_s)
     freed_s = _on_grid(served.heard.freed_s) if result.depth > 1 else back_s
     return Times(
         schedule_s=available_s[:, 0] - decided_s,
+        prepare_s=start_s - np.maximum(available_s, free_s),
         stages_s=end_s - start_s,
         hops_s=available_s[:, 1:] - _departed_s(result, end_s, world),
         freed_s=freed_s[: len(back_s)] - end_s[:, 0],

@@ -28,6 +28,7 @@ from experiments.validate_layers import (
     compared,
     cost_errors,
     expected_seconds,
+    metric_errors,
     structure_errors,
     structure_of,
     summary_of,
@@ -105,7 +106,7 @@ def validate(job: Job, runs: int, calibration: int = 0, watch: Watch = unwatched
             key: compared(key, summaries, predicted, drawn_summaries) for key in METRICS
         },
         "structure": [
-            structure_errors(each.result, structure)
+            structure_errors(each.result, structure) | {"at_once": _at_once(world, each)}
             for each, structure in zip(measured, structures, strict=True)
         ],
         "costs": cost_errors(results, [expected_seconds(world, each.journal) for each in measured]),
@@ -142,6 +143,12 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
     return Measured(served, journal, times, (before, os.getloadavg()[0]))
 
 
+def _at_once(world: World, each: Measured) -> dict[str, float]:
+    """Return the errors of structure if stages took no time before they start."""
+    at_once = replace(each.times, prepare_s=0 * each.times.prepare_s)
+    return metric_errors(each.result, structure_of(world, each.result, at_once).again)
+
+
 def _world(job: Job) -> World:
     return servable(build(job.config, job.workload.requests, job.beside, job.workload.texts))
 
@@ -153,6 +160,7 @@ def _overheads(measured: Sequence[Measured]) -> dict[str, float]:
         "freed_ms": 1e3 * _mean([times.freed_s for times in found]),
         "returned_ms": 1e3 * _mean([times.returned_s for times in found]),
         "schedule_ms": 1e3 * _mean([times.schedule_s for times in found]),
+        "prepare_ms": 1e3 * _mean([times.prepare_s.ravel() for times in found]),
         "hop_ms": 1e3 * _mean([times.hops_s.ravel() for times in found]),
         "driver_ms": 1e3 * _mean([np.asarray(each.served.driver_s) for each in measured]),
     }

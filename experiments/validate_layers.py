@@ -72,14 +72,19 @@ def structure_errors(result: RunResult, structure: Structure) -> dict[str, Any]:
     relative errors of each latency. `same_micro_batches` is the share of micro-batches that hold as
     many tokens at the same position in both.
     """
-    real, simulated = summary_of(result), summary_of(structure.again)
     return {
-        "metrics": {key: simulated[key] / real[key] - 1 for key in METRICS if real[key]},
+        "metrics": metric_errors(result, structure.again),
         "requests": request_errors(result, structure.again),
         "same_micro_batches": same_batches(result, structure.again),
         "parted_at": structure.parted_at,
         "micro_batches": len(result.scheduled_s),
     }
+
+
+def metric_errors(real: RunResult, simulated: RunResult) -> dict[str, float]:
+    """Return the relative error of each of METRICS that is not 0 in the real run."""
+    ours, theirs = summary_of(real), summary_of(simulated)
+    return {key: theirs[key] / ours[key] - 1 for key in METRICS if ours[key]}
 
 
 def request_errors(one: RunResult, other: RunResult) -> dict[str, dict[str, float]]:

@@ -76,7 +76,8 @@ def _around(times: Found) -> str:
         f"{times['freed_ms']:.2f} ms until the driver knows that stage 0 is free, "
         f"{times['returned_ms']:.2f} ms that a micro-batch is back, "
         f"{times['schedule_ms']:.2f} ms until stage 0 has the next ({times['driver_ms']:.2f} ms "
-        f"of them the driver computes), {times['hop_ms']:.2f} ms a hop"
+        f"of them the driver computes), {times['hop_ms']:.2f} ms a hop, "
+        f"{times['prepare_ms']:.2f} ms until a stage starts what it could"
     )
 
 
@@ -111,6 +112,8 @@ def _structure(found: Found) -> Section:
     ]
     for key in found["end_to_end"]:
         rows.append([key, *(_percent(each["metrics"].get(key)) for each in layers)])
+    without = [_percent(each["at_once"].get("mean_e2el_ms")) for each in layers]
+    rows.append(["mean_e2el_ms, stages starting at once", *without])
     for name in layers[0]["requests"]:
         for part, words in (("median", "median"), ("p95", "P95"), ("most", "most")):
             values = [_percent(each["requests"][name].get(part), sign=False) for each in layers]

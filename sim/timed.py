@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import add
 from typing import NamedTuple
 
 from evenflow.result import Recorder, RunResult
@@ -24,12 +25,13 @@ class Timing(NamedTuple):
     """What a micro-batch takes, in seconds.
 
     `schedule_s`: from the decision, or when stage 0 has the one before, until stage 0 has it.
-    `stages_s`: on each stage. `hops_s`: each hop, beyond what the world's link is busy for its
-    bytes. `freed_s`, `returned_s`: from the end of stage 0, and of the last one, until the driver
-    hears of it.
+    `prepare_s`: on each stage, until it computes what is there and could start. `stages_s`: on each
+    stage. `hops_s`: each hop, beyond what the world's link is busy for its bytes. `freed_s`,
+    `returned_s`: from the end of stage 0, and of the last one, until the driver hears of it.
     """
 
     schedule_s: float
+    prepare_s: Sequence[float]
     stages_s: Sequence[float]
     hops_s: Sequence[float]
     freed_s: float
@@ -74,7 +76,8 @@ class TimedPipeline(Tandem):
         timing = self._timing(batch)
         self._overheads = RuntimeOverheads(schedule_s=timing.schedule_s)
         self._hops = tuple(map(Link, self._busy_s, timing.hops_s))
-        times = self._cross(batch, timing.stages_s)
+        times = self._cross(batch, list(map(add, timing.prepare_s, timing.stages_s)))
+        times[1::3] = map(add, times[1::3], timing.prepare_s)
         self._recorder.batch(batch, times)
         # Messages do not overtake each other.
         self._heard_back_s = max(self._heard_back_s, on_grid(times[-1] + timing.returned_s))

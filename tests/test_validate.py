@@ -51,7 +51,7 @@ WORLD = World(
     max_in_flight=3,
 )
 JITTER_S = 0.0004
-AROUND = ("schedule_s", "hops_s", "freed_s", "returned_s")
+AROUND = ("schedule_s", "prepare_s", "hops_s", "freed_s", "returned_s")
 
 
 class NoisyPipeline:
@@ -174,12 +174,17 @@ def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -
         np.testing.assert_allclose(getattr(again, name), expected, atol=3e-9, rtol=0)
 
 
-def test_stages_that_start_later_than_the_rules_say_are_an_error_of_structure() -> None:
+def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() -> None:
     served, _ = serve_noisily(WORLD, late_s=0.002)
     result = served.outcome.result
-    found = structure_errors(result, structure_of(WORLD, result, measured_times(served, WORLD)))
+    times = measured_times(served, WORLD)
+    assert times.prepare_s == pytest.approx(0.002)
+    at_once = replace(times, prepare_s=0 * times.prepare_s)
+    found = structure_errors(result, structure_of(WORLD, result, at_once))
     assert found["metrics"]["mean_tpot_ms"] < -0.1
     assert found["requests"]["tpot"]["median"] > 0.1
+    found = structure_errors(result, structure_of(WORLD, result, times))
+    assert found["requests"]["tpot"]["most"] < 1e-6
 
 
 def test_errors_of_structure() -> None:
@@ -234,6 +239,7 @@ def times_of(result: RunResult) -> Times:
     count = len(result.scheduled_s)
     return Times(
         schedule_s=np.full(count, 0.001),
+        prepare_s=np.full((count, result.depth), 0.0005),
         stages_s=result.end_s - result.start_s,
         hops_s=np.full((count, result.depth - 1), 0.002),
         freed_s=np.linspace(0.003, 0.004, count),

@@ -23,6 +23,14 @@ WORDS = {
 """How a row is called; latencies are by rule, `mean_ttft_ms` is TTFT mean (ms)."""
 
 
+OVERVIEW = (
+    *(f"{part}_{name}_ms" for name in ("ttft", "tpot", "e2el") for part in ("mean", "p99")),
+    "output_throughput",
+    "busy_share",
+)
+"""The columns of a table of several validations."""
+
+
 class Section(NamedTuple):
     """A table: its title, the heads of its columns, its rows."""
 
@@ -55,16 +63,39 @@ def print_validation(found: Found) -> None:
 
 
 def markdown(validations: Sequence[Found]) -> str:
-    """Return the tables of several validations as Markdown, a heading each."""
-    parts = []
+    """Return the tables of several validations as Markdown: one of all, then a heading each."""
+    parts = [_as_markdown(overview(validations))]
     for found in validations:
         parts.append(f"### {found['scheduler']}\n")
-        for title, heads, rows in sections(found):
-            rules = ["---", *["---:"] * (len(heads) - 1)]
-            lines = [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
-            parts.append("\n".join([f"{title}:\n", *lines, ""]))
+        parts += map(_as_markdown, sections(found))
         parts.append("\n".join(f"- {line}" for line in notes(found)) + "\n")
     return "\n".join(parts)
+
+
+def _as_markdown(section: Section) -> str:
+    rules = ["---", *["---:"] * (len(section.heads) - 1)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (section.heads, rules, *section.rows)]
+    return "\n".join([f"{section.title}:\n", *lines, ""])
+
+
+def overview(validations: Sequence[Found]) -> Section:
+    """Return the errors of several validations, a line for each layer of each."""
+    rows = []
+    for found in validations:
+        name, lines = found["scheduler"], [found["end_to_end"][key] for key in OVERVIEW]
+        spreads = [_percent(line["spread"], sign=False) for line in lines]
+        rows.append([f"{name}, spread of {found['runs']} runs", *spreads])
+        rows.append([f"{name}, simulated", *(_percent(line["error"]) for line in lines)])
+        if found["calibration"] is not None:
+            errors = [_percent(line["calibrated_error"]) for line in lines]
+            rows.append([f"{name}, calibrated", *errors])
+        worst = [
+            max((each["metrics"].get(key, 0.0) for each in found["structure"]), key=abs)
+            for key in OVERVIEW
+        ]
+        rows.append([f"{name}, structure, worst run", *map(_percent, worst)])
+    heads = ["", *(_words(key).removesuffix(" (ms)") for key in OVERVIEW)]
+    return Section("Errors", heads, rows)
 
 
 def sections(found: Found) -> list[Section]:

@@ -256,4 +256,5 @@ def test_validate_takes_one_scheduler_after_the_other(run: Path, sockets: Path) 
     assert {path.name for path in (out / "vllm").iterdir()} == VALIDATION_FILES - {"validation.md"}
     assert "calibrated" not in json.loads((out / "vllm" / "validation.json").read_text())["bubbles"]
     table = (out / "validation.md").read_text()
+    assert table.index("| vllm, simulated |") < table.index("| sarathi, structure, worst run |")
     assert table.index("### vllm") < table.index("### sarathi")

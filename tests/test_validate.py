@@ -187,6 +187,19 @@ def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() ->
     assert found["requests"]["tpot"]["most"] < 1e-6
 
 
+@pytest.mark.parametrize(
+    "rule", [{"max_in_flight": 2}, {"dispatch": "eager"}, {"pipelined_chunks": True}]
+)
+def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any]) -> None:
+    served, _ = serve_noisily(WORLD)
+    result = served.outcome.result
+    other = replace(WORLD, **rule)
+    found = structure_errors(result, structure_of(other, result, measured_times(served, other)))
+    assert found["parted_at"] is not None
+    assert found["same_micro_batches"] < 0.9
+    assert abs(found["metrics"]["mean_ttft_ms"]) > 0.01
+
+
 def test_errors_of_structure() -> None:
     served, _ = serve_noisily(WORLD)
     result = served.outcome.result

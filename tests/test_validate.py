@@ -188,7 +188,13 @@ def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() ->
 
 
 @pytest.mark.parametrize(
-    "rule", [{"max_in_flight": 2}, {"dispatch": "eager"}, {"pipelined_chunks": True}]
+    "rule",
+    [
+        {"max_in_flight": 2},
+        {"dispatch": "eager", "max_in_flight": None},
+        {"pipelined_chunks": True},
+        {"total_pages": 40},
+    ],
 )
 def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any]) -> None:
     served, _ = serve_noisily(WORLD)

@@ -18,7 +18,8 @@ import evenflow
 from evenflow.errors import UsageError
 from experiments.profile_import_cli import import_command
 from experiments.profile_measure_cli import check_command, measure_command
-from experiments.real_cli import replay_command, run_command, validate_command
+from experiments.real_cli import replay_command, run_command
+from experiments.validate_cli import validate_command
 
 P = ParamSpec("P")
 

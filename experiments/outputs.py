@@ -42,6 +42,9 @@ RUN_FILES = (
     "decisions.jsonl.gz",
     "tokens.jsonl.gz",
     "validation.json",
+    "validation.md",
+    "validation.png",
+    "validation.svg",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from experiments.runs import Job, Outcome
 from sim.world import World
 
 if TYPE_CHECKING:
+    from runtime.driver import Heard
     from runtime.serving import Serving
 
 
@@ -42,7 +44,7 @@ class Served:
     """What a real run came to. `failure`: why it ended early, None if it did not.
 
     `interrupted`: because the user asked for it. `unfinished` requests have no result. `driver_s`:
-    the driver's own seconds on each micro-batch.
+    the driver's own seconds on each micro-batch; `heard`: when it heard of what it answered.
     """
 
     outcome: Outcome
@@ -50,6 +52,7 @@ class Served:
     interrupted: bool
     unfinished: int
     driver_s: Sequence[float]
+    heard: Heard
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
@@ -113,7 +116,8 @@ def serve(
 
     built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
     world = servable(built)
-    batcher = batcher_of(world, record)
+    recording = partial(RecordingBatcher, record=record)
+    batcher = batcher_of(world, Batcher if record is None else recording)
     failure = None
     try:
         crew = crew_of(job.config, built, job.beside)
@@ -136,7 +140,7 @@ def serve(
         failure = failure or "interrupted"
     outcome = _outcome(job, built, crew, driver.result(), seconds)
     unfinished = len(world.requests) - driver.num_done
-    return Served(outcome, failure, interrupted.is_set(), unfinished, driver.work_s)
+    return Served(outcome, failure, interrupted.is_set(), unfinished, driver.work_s, driver.heard)
 
 
 def servable(built: Built) -> World:
@@ -148,11 +152,8 @@ def servable(built: Built) -> World:
     return world
 
 
-def batcher_of(world: World, record: Callable[[Entry], None] | None = None) -> Batcher:
-    """Return the Batcher of a world; with `record`, one that hands its journal there."""
-    made_by = (
-        Batcher if record is None else lambda *a, **o: RecordingBatcher(*a, **o, record=record)
-    )
+def batcher_of(world: World, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
+    """Return the Batcher of a world, of the kind that `made_by` makes."""
     return made_by(
         world.make_scheduler(),
         PagePool(world.total_pages, world.page_tokens),

@@ -37,11 +37,25 @@ class _Sent(NamedTuple):
     work_s: float
 
 
+class Heard:
+    """When the driver heard of things, in seconds of the run.
+
+    `admitted_s`: of each request, in order of arrival; `freed_s`: of each micro-batch, that stage 0
+    has computed it (nothing with a single stage); `returned_s`: that it is back.
+    """
+
+    __slots__ = ("admitted_s", "freed_s", "returned_s")
+
+    def __init__(self) -> None:
+        self.admitted_s, self.freed_s, self.returned_s = array("d"), array("d"), array("d")
+
+
 class Driver:
     """Serves the requests of one run. `clock` is the one that the workers' times are of.
 
     `on_done` is called with the number of requests done; `on_token` with (request id, token) as
-    tokens come. `work_s` has the seconds the driver itself spent on each micro-batch.
+    tokens come. `work_s` has the seconds the driver itself spent on each micro-batch, `heard` when
+    it heard of what it answered.
     """
 
     def __init__(
@@ -72,6 +86,7 @@ class Driver:
         self._last_wait = ""
         self._stops = False
         self.work_s = array("d")
+        self.heard = Heard()
 
     def run(self) -> None:
         """Serve until every request is done, or, after `stop`, until the pipeline is empty."""
@@ -135,6 +150,7 @@ class Driver:
         if isinstance(message, Returned):
             self._take_back(message, now_s)
         elif isinstance(message, Free):
+            self.heard.freed_s.append(now_s)
             self._stage0_free = True
 
     def _take_back(self, message: Returned, now_s: float) -> None:
@@ -144,6 +160,7 @@ class Driver:
                 f"micro-batch {message.batch_id} with {len(message.tokens)} tokens returned, "
                 f"expected {batch.batch_id} with {len(sampled)}"
             )
+        self.heard.returned_s.append(now_s)
         self._recorder.batch(batch, [at_s - self._origin_s for at_s in message.times])
         self._stage0_free |= not self._sent  # with a single stage, nothing else says so
         stopped = () if self._book is None else self._book.sampled(sampled, message.tokens)
@@ -160,6 +177,7 @@ class Driver:
         """Let in who is due; say whether anybody came."""
         backlog = len(self._front)
         while (request := self._front.due(now_s)) is not None:
+            self.heard.admitted_s.append(now_s)
             reason = self._batcher.add(request)
             if reason is not None:
                 self._recorder.reject(request, reason)

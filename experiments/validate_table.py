@@ -84,7 +84,7 @@ def overview(validations: Sequence[Found]) -> Section:
     for found in validations:
         name, lines = found["scheduler"], [found["end_to_end"][key] for key in OVERVIEW]
         spreads = [_percent(line["spread"], sign=False) for line in lines]
-        rows.append([f"{name}, spread of {found['runs']} runs", *spreads])
+        rows.append([f"{name}, spread of runs", *spreads])
         rows.append([f"{name}, simulated", *(_percent(line["error"]) for line in lines)])
         if found["calibration"] is not None:
             errors = [_percent(line["calibrated_error"]) for line in lines]
@@ -141,7 +141,8 @@ def _end_to_end(found: Found) -> Section:
         if calibrated:
             row += [_number(line["calibrated"]), _percent(line["calibrated_error"])]
         rows.append(row)
-    what = f"{found['scheduler']}, {found['runs']} runs of {found['requests']} requests"
+    runs = "1 run" if found["runs"] == 1 else f"{found['runs']} runs"
+    what = f"{found['scheduler']}, {runs} of {found['requests']} requests"
     return Section(f"End to end, {what}", heads, rows)
 
 

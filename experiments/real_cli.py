@@ -109,7 +109,6 @@ def _serve_into(folder: Path, job: Job, title: str, on_loss: Callable[[str], Non
     return served
 
 
-
 def _write_rest(
     folder: Path, served: Served, label: str, title: str, on_loss: Callable[[str], None]
 ) -> None:

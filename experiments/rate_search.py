@@ -1,8 +1,8 @@
 """Find the largest rate that passes: bracket it by doubling, then narrow the bracket.
 
 Pure functions of the rates probed so far, so that whoever probes them may do several at once and
-stop and go on at will. It assumes that what fails at one rate fails at all higher ones, and finds one
-end of what passes where that is not so. Knows no runs.
+stop and go on at will. It assumes that what fails at one rate fails at all higher ones; where that
+is not so, it finds one rate that passes just below one that fails. Knows no runs.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import typer
 
 import evenflow
 from evenflow.errors import UsageError
+from experiments.capacity_cli import capacity_command
 from experiments.profile_import_cli import import_command
 from experiments.profile_measure_cli import check_command, measure_command
 from experiments.real_cli import replay_command, run_command, validate_command
@@ -274,6 +275,7 @@ def trace_predict(
     _print_json(report)
 
 
+app.command("capacity")(one_line_errors(capacity_command))
 app.command("run")(one_line_errors(run_command))
 app.command("replay")(one_line_errors(replay_command))
 app.command("validate")(one_line_errors(validate_command))

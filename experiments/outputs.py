@@ -29,9 +29,13 @@ Save = Literal["summary", "requests", "all"]
 
 
 RUN_FILES = (
+    "capacity.json",
+    "capacity.png",
+    "capacity.svg",
     "comparison.csv",
     "counterfactuals.csv",
     "summary.json",
+    "rates.csv",
     "requests.csv",
     "transfers.csv",
     "batches.csv",

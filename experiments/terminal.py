@@ -108,9 +108,12 @@ def print_validation(found: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[Sequence[int]], None] | None]:
+def progress(
+    labels: Sequence[str], total: int | None
+) -> Iterator[Callable[[Sequence[int]], None] | None]:
     """Show a bar for each label on a terminal; gives a function that takes the counts done.
 
+    `total` None: nobody knows how many there will be.
     Gives None where nobody watches, so that a run need not count.
     """
     if not sys.stderr.isatty():

@@ -152,12 +152,14 @@ def capacity_of(
 
 
 def prove(question: Question) -> Proof:
-    """Find mistakes before the first long run, by a run of two requests."""
+    """Find mistakes before the first long run, by a run of the two smallest requests."""
     config = question.config
     workload = load_workload(config, question.beside)
     start = own_rate(config.workload.arrivals, workload.requests)
-    first = Workload(workload.requests[:2], workload.trace, workload.texts)
-    outcome = run_job(Job(config, first, question.beside))
+    outcome = run_job(Job(config, _smallest(workload), question.beside))
+    if not outcome.summary["completed"]:
+        why = outcome.result.reason[0]
+        raise UsageError(f"workload: none of its requests can be served: the smallest: {why}")
     metrics, limits = _more(question)
     values = service_levels(outcome, metrics=metrics, limits=limits)
     check_metrics([each.metric for each in question.slo], values, "--slo")
@@ -168,6 +170,13 @@ def prove(question: Question) -> Proof:
                 "it; limit a latency, or attainment"
             )
     return Proof(start, outcome.result.provenance)
+
+
+def _smallest(workload: Workload) -> Workload:
+    sizes = [request.prompt_tokens + request.output_tokens for request in workload.requests]
+    places = sorted(sorted(range(len(sizes)), key=sizes.__getitem__)[:2])
+    texts = None if workload.texts is None else [workload.texts[place] for place in places]
+    return Workload([workload.requests[place] for place in places], workload.trace, texts)
 
 
 def own_rate(arrivals: Arrivals, requests: Sequence[Request]) -> float:
@@ -263,7 +272,5 @@ def _measured(slo: Sequence[Condition], replication: int, rate: float, record: R
 def _probe(measured: Measured) -> Probe:
     values = measured.values
     completed = int(values["completed"])
-    if not completed:
-        raise UsageError("workload: none of its requests can be served; see simulate for why")
     in_system = measured.rate * values["mean_e2el_ms"] / 1e3
     return Probe(measured.rate, measured.failed, in_system, completed)

@@ -18,7 +18,7 @@ from experiments.build_pools import divide
 
 def load_prices(path: Path) -> dict[str, float]:
     """Read a YAML file of `GPU name: dollars per hour`; UsageError naming the row otherwise."""
-    document = yaml_file.read(path)
+    document = yaml_file.read(path, "prices, such as L20: 0.8")
     for name, price in document.data.items():
         number = isinstance(price, int | float) and not isinstance(price, bool)
         if not number or not 0 < price < math.inf:

@@ -107,7 +107,7 @@ def test_the_probes_of_a_small_search() -> None:
     _, probes = ended(lambda rate: rate <= 5.2, 2.0, 0.05)
     assert rates(probes) == [2.0, 4.0, 8.0, 5.657, 4.757, 5.188, 5.417]
     _, probes = ended(lambda rate: rate <= 5.2, 2.0, 0.05, width=2)
-    assert rates(probes) == [2.0, 4.0, 8.0, 16.0, 5.04, 6.35, 5.443, 5.879, 5.171, 5.306]
+    assert rates(probes) == [2.0, 4.0, 8.0, 16.0, 5.04, 6.35, 5.444, 5.879, 5.171, 5.306]
 
 
 def rates(probes: list[Probe]) -> list[float]:

@@ -78,10 +78,13 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
     return Document(str(path), data, places)
 
 
-def override(document: Document, assignment: str) -> Document:
-    """Return the document with one `dotted.key=value` applied; the value is parsed as YAML."""
+def override(document: Document, assignment: str, below: str = "") -> Document:
+    """Return the document with one `dotted.key=value` applied; the value is parsed as YAML.
+
+    `below` is what the key starts with besides, where the document is a part of another.
+    """
     dotted, equals, text = assignment.partition("=")
-    keys = dotted.strip().split(".")
+    keys = dotted.strip().removeprefix(below).split(".")
     if not equals or not all(keys):
         raise UsageError(
             f"--set {assignment}: should be KEY=VALUE, like scheduler.max_prefill=1024"

@@ -73,8 +73,8 @@ Arrivals = Annotated[
 class WorkloadConfig(Keys):
     """Which requests come, and when.
 
-    `skip`: requests of the trace to leave out before the first. `conversations`: the trace has a row
-    for each turn, whose prompt holds the history.
+    `skip`: requests of the trace to leave out before the first. `conversations`: the trace has a
+    row for each turn, whose prompt holds the history.
     """
 
     trace: Annotated[str, Field(min_length=1)]

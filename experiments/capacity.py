@@ -156,7 +156,7 @@ def prove(question: Question) -> Proof:
     config = question.config
     workload = load_workload(config, question.beside)
     start = own_rate(config.workload.arrivals, workload.requests)
-    outcome = run_job(Job(config, _smallest(workload), question.beside))
+    outcome = run_job(Job(config, smallest(workload), question.beside))
     if not outcome.summary["completed"]:
         why = outcome.result.reason[0]
         raise UsageError(f"workload: none of its requests can be served: the smallest: {why}")
@@ -172,7 +172,7 @@ def prove(question: Question) -> Proof:
     return Proof(start, outcome.result.provenance)
 
 
-def _smallest(workload: Workload) -> Workload:
+def smallest(workload: Workload) -> Workload:
     sizes = [request.prompt_tokens + request.output_tokens for request in workload.requests]
     places = sorted(sorted(range(len(sizes)), key=sizes.__getitem__)[:2])
     texts = None if workload.texts is None else [workload.texts[place] for place in places]

@@ -32,6 +32,7 @@ RUN_FILES = (
     "capacity.json",
     "capacity.png",
     "capacity.svg",
+    "checks.csv",
     "comparison.csv",
     "counterfactuals.csv",
     "summary.json",
@@ -54,6 +55,11 @@ RUN_FILES = (
     "sensitivity.svg",
     "pareto_front.png",
     "pareto_front.svg",
+    "tune.json",
+    "tune.png",
+    "tune.svg",
+    "tuned.yaml",
+    "trials.csv",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")

@@ -93,7 +93,7 @@ def _draw_bubbles(axes: Axes, bubbles: Bubbles) -> None:
         axes.bar(list(bubbles), 100 * shares, 0.55, bottom=100 * bottom, color=fill, label=shown)
         bottom += shares
     axes.set_ylim(0, 100)
-    axes.set_title("Stage time, unseen part (%)", loc="left", fontsize=11)
+    axes.set_title("GPU time, unseen part (%)", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     axes.spines[["top", "right"]].set_visible(False)
 

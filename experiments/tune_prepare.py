@@ -15,8 +15,7 @@ from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, policy
 from evenflow.yaml_file import Document
 from experiments.build import find, load_workload
-from experiments.capacity import smallest
-from experiments.runs import Job, run_job
+from experiments.dry_run import dry_run
 from experiments.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.sweep_config import Parameter
 from experiments.tune import Candidate, Part, Tuning
@@ -54,7 +53,7 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
     config = configured(document)
     requests = _requests(config, beside)
     workload = load_workload(_first(config, requests), beside)
-    outcome = run_job(Job(config, smallest(workload), beside))
+    outcome = dry_run(config, workload, beside)
     limits = request_limits(wish.slo, config.goodput)
     objective = wish.objective or ("request_goodput" if _of_requests(limits) else "mean_e2el_ms")
     metrics = [each.metric for each in wish.slo]

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from evenflow.bubbles import CAUSES
 from experiments.report_style import BUSY, CAUSE_COLOURS, colour
-from experiments.slo import larger_is_better
 from experiments.tune import Search
 from experiments.tune_check import TUNED, Check
 from experiments.tune_report import Bubbles, stage_label
@@ -76,8 +75,7 @@ def _draw_checks(axes: Axes, search: Search, checks: Sequence[Check]) -> None:
     heads = [f"{check.name}\n(n = {len(check.parts)})" for check in checks]
     axes.set_xticks(range(len(checks)), heads)
     axes.set_xlim(-0.6, max(len(checks), 1) - 0.4)
-    way = "more" if larger_is_better(metric) else "less"
-    axes.set_title(f"Unseen data: {metric} ({way} is better)", loc="left", fontsize=11)
+    axes.set_title(f"Unseen data: {metric}", loc="left", fontsize=11)
     _finish(axes)
 
 
@@ -102,4 +100,5 @@ def _finish(axes: Axes) -> None:
     axes.grid(color="#E9ECF0")
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3}
+        axes.legend(frameon=False, fontsize=8, **place)

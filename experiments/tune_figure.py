@@ -100,5 +100,5 @@ def _finish(axes: Axes) -> None:
     axes.grid(color="#E9ECF0")
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3}
-        axes.legend(frameon=False, fontsize=8, **place)
+        below = (0.5, -0.16)
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=below, ncols=3)

@@ -61,6 +61,7 @@ def capacity_command(
     from experiments.points import Store
     from experiments.prices import dollars_per_hour, load_prices
     from experiments.slo import parse_slo
+    from experiments.sweep_cli import STORE
     from experiments.terminal import print_table, progress
 
     config = load_config(run, set_ or ())
@@ -75,7 +76,7 @@ def capacity_command(
     with staged(folder) as scratch, executor_of(executor) as pool:
         with progress(["rates simulated"], None) as show:
             tell = None if show is None else lambda count: show([count])
-            store = Store(folder / "points")
+            store = Store(folder / STORE)
             capacity = capacity_of(question, store, pool, proof=proof, on_done=tell)
         refuse_short(capacity)
         told = facts(capacity, per_hour)

@@ -46,15 +46,17 @@ def draw_capacity(capacity: Capacity, folder: Path) -> None:
     right.set_title("Value / limit", loc="left", fontsize=11)
     for axes in (left, right):
         _finish(axes, capacity)
-    requests = int(capacity.measured[0].values["completed"])
-    figure.suptitle(
-        f"{capacity.question.config.scheduler.name}, {requests} requests, "
-        f"{capacity.question.replications} seeds",
-        fontsize=10,
-    )
+    figure.suptitle(_title(capacity), fontsize=10)
     with matplotlib.rc_context({"svg.hashsalt": "evenflow"}):
         figure.savefig(folder / "capacity.png", metadata={"Software": None})
         figure.savefig(folder / "capacity.svg", metadata={"Date": None})
+
+
+def _title(capacity: Capacity) -> str:
+    rate, name = capacity.rate, capacity.question.config.scheduler.name
+    found = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
+    requests, seeds = int(capacity.measured[0].values["completed"]), capacity.question.replications
+    return f"{name}: {found} ({requests} requests, {seeds} seed{'s' if seeds > 1 else ''})"
 
 
 def _draw(
@@ -79,8 +81,6 @@ def _finish(axes: Axes, capacity: Capacity) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if capacity.rate is not None:
         axes.axvline(capacity.rate.mean, color="#7F7F7F", linestyle="--", linewidth=1)
-        text = f" {capacity.rate.mean:.3g}/s"
-        axes.text(capacity.rate.mean, 0.02, text, transform=axes.get_xaxis_transform(), fontsize=9)
         if capacity.rate.n > 1:
             axes.axvspan(*ends(capacity.rate), color="#7F7F7F", alpha=0.15)
     if axes.get_legend_handles_labels()[0]:

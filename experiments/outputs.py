@@ -40,6 +40,16 @@ RUN_FILES = (
     "timeline.json.gz",
     "decisions.jsonl.gz",
     "validation.json",
+    "sweep.json",
+    "points.csv",
+    "points.parquet",
+    "summary.csv",
+    "main_effects.png",
+    "main_effects.svg",
+    "sensitivity.png",
+    "sensitivity.svg",
+    "pareto_front.png",
+    "pareto_front.svg",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")

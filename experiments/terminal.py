@@ -37,6 +37,11 @@ TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
 
 
+def metric_words(key: str) -> str:
+    """Return the words for a key of the summary; the key itself where there are none."""
+    return next((words for known, words, _ in ROWS if known == key), key)
+
+
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print runs side by side, a column each."""
     table = Table()
@@ -126,3 +131,42 @@ def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[Sequence[i
                 bars.update(task, completed=count)
 
         yield show
+
+
+@contextmanager
+def points_progress(
+    label: str, total: int
+) -> Iterator[tuple[Callable[[int], None], Callable[[object], None]]]:
+    """Show a bar of points done, failures and the time left, on a terminal.
+
+    Gives what `run_points` calls: one function takes the number done, one each failure.
+    """
+    if not sys.stderr.isatty():
+        yield lambda count: None, lambda record: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=300) as bars:
+        task = bars.add_task(label, total=total, failed=0)
+
+        def failed(_record: object) -> None:
+            bars.update(task, failed=bars.tasks[0].fields["failed"] + 1)
+
+        yield lambda count: bars.update(task, completed=count), failed

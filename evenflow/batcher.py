@@ -69,7 +69,6 @@ class Batcher(Rows):
                 f"least as many, not {pool.page_tokens}"
             )
         self._charges = self.keeper.active or self._padded
-        self.now_s = 0.0
         self.wake_at_s: float | None = None
         self.in_flight: dict[int, MicroBatch] = {}
         self._batches = 0

@@ -46,6 +46,7 @@ class Rows:
         self.speculation = speculation
         self.keeps_pages = keeps_pages
         self.swap = swap
+        self.now_s = 0.0
         self.waiting: deque[Row] = deque()
         self.partials: list[Row] = []  # partly scheduled and free to go on, by arrival
         self.ready = ReadyQueue(pool.page_tokens)
@@ -89,6 +90,8 @@ class Rows:
         goes_on = self.pipelined_chunks and not last
         if start == row.kept_tokens:
             self._leave_queue(row)
+            if not row.epoch:
+                row.first_scheduled_s = self.now_s
             self.running += 1
             self.kv_tokens += start
             if goes_on:
@@ -225,6 +228,7 @@ class Rows:
         row.generated = handover.generated
         row.first_token_s, row.last_token_s = handover.first_token_s, handover.last_token_s
         row.epoch = handover.preemptions
+        row.first_scheduled_s = handover.first_scheduled_s
         row.pages = self.pool.allocate(self.pool.pages_for(row.prompt_tokens))
         self.kv_tokens += row.held_tokens
         self._added += 1

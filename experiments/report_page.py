@@ -24,6 +24,8 @@ h2 {{ font-size: 20px; margin: 40px 0 4px; }}
 .caption {{ color: #52606d; font-size: 14px; margin: 0 0 6px; }}
 table {{ border-collapse: collapse; width: 100%; font-size: 15px; table-layout: fixed; }}
 thead th:first-child {{ width: 38%; }}
+table.narrow {{ table-layout: auto; width: auto; }}
+table.narrow thead th:first-child {{ width: auto; }}
 th, td {{ padding: 5px 10px; text-align: right; border-bottom: 1px solid #e4e7eb; }}
 tbody th {{ text-align: left; font-weight: 500; }}
 th small {{ display: block; color: #7b8794; font-weight: 400; font-size: 12.5px; }}

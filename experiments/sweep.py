@@ -37,11 +37,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All points of a sweep; `default` is the position of the run as it is, if there is one."""
+    """All points of a sweep; `default` is the position of the run as it is, if there is one.
+
+    `default_is_extra`: it is no point of the grid or the draws, and was simulated besides.
+    """
 
     sweep: Sweep
     trials: Sequence[Trial]
     default: int | None
+    default_is_extra: bool = False
 
     @property
     def metrics(self) -> list[str]:
@@ -106,13 +110,17 @@ def known_assignments(sweep: Sweep) -> list[Assignment]:
     Those of a search follow from its results: of them only that first one is known.
     """
     default = default_assignment(sweep)
-    first = [] if default is None else [default]
-    if isinstance(sweep.config.method, Optuna):
-        return first
-    found = assignments(sweep.config, default)
-    if default is not None and identity(default) in map(identity, found):
-        return found
-    return first + found
+    chosen = _chosen(sweep, default)
+    return distinct(chosen if default is None or _is_in(default, chosen) else [default, *chosen])
+
+
+def _chosen(sweep: Sweep, default: Assignment | None) -> list[Assignment]:
+    search = isinstance(sweep.config.method, Optuna)
+    return [] if search else assignments(sweep.config, default)
+
+
+def _is_in(assignment: Assignment, others: Sequence[Assignment]) -> bool:
+    return identity(assignment) in map(identity, others)
 
 
 def expected_points(sweep: Sweep) -> int:
@@ -127,19 +135,20 @@ def run_sweep(sweep: Sweep, simulator: Simulator) -> Findings:
 
     The findings depend on the sweep only, not on who simulates nor on what was there before.
     """
+    default = default_assignment(sweep)
+    chosen = _chosen(sweep, default)
     known = known_assignments(sweep)
     trials = simulator.trials(sweep, known) if known else []
     if isinstance(sweep.config.method, Optuna):
         from experiments.sweep_search import search
 
         found = search(sweep, sweep.config.method, simulator, len(known))
-        unique = {identity(trial.assignment): trial for trial in [*trials, *found]}
-        trials = [
-            unique[identity(each)] for each in distinct([*known, *(t.assignment for t in found)])
-        ]
-    default = default_assignment(sweep)
-    where = [identity(trial.assignment) for trial in trials]
-    return Findings(sweep, trials, None if default is None else where.index(identity(default)))
+        chosen = [trial.assignment for trial in found]
+        trials = list({identity(trial.assignment): trial for trial in [*trials, *found]}.values())
+    if default is None:
+        return Findings(sweep, trials, None)
+    where = [identity(trial.assignment) for trial in trials].index(identity(default))
+    return Findings(sweep, trials, where, not _is_in(default, chosen))
 
 
 def run_shard(sweep: Sweep, simulator: Simulator, index: int, count: int) -> list[Record]:

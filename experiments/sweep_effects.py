@@ -83,10 +83,24 @@ def main_effects(findings: Findings, metric: str) -> list[Panel]:
     Points are averaged within a replication first: the interval is that of the replications. Of
     a parameter with many values, each point by itself.
     """
-    trials = [trial for trial in findings.trials if not trial.errors]
     return [
-        _main_effect(findings, trials, name, metric) for name in findings.sweep.config.parameters
+        _main_effect(findings, _compared(findings, name), name, metric)
+        for name in findings.sweep.config.parameters
     ]
+
+
+def _compared(findings: Findings, name: str) -> list[Trial]:
+    """Return the points whose means by a parameter's value are fair: all, where they are balanced.
+
+    One at a time, those that differ in nothing else; the run as it is only if the method chose it.
+    """
+    done = [trial for trial in findings.trials if not trial.errors]
+    if findings.default is None:
+        return done
+    base = findings.trials[findings.default]
+    if findings.sweep.config.method.kind == "one_at_a_time":
+        return [trial for trial in done if _differs_only_in(name, trial, base)]
+    return [trial for trial in done if trial is not base or not findings.default_is_extra]
 
 
 def _main_effect(findings: Findings, trials: Sequence[Trial], name: str, metric: str) -> Panel:

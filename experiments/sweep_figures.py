@@ -17,6 +17,7 @@ from experiments.report_style import SCHEDULER_COLOURS
 from experiments.sweep import Findings
 from experiments.sweep_effects import Panel, Series, label, main_effects, sensitivity
 from experiments.sweep_ranking import ranked
+from experiments.sweep_words import without_unit
 from experiments.terminal import metric_words
 
 COLUMNS = 4
@@ -47,7 +48,7 @@ def draw_sensitivity(panels: Sequence[Panel]) -> Figure:
     for axes, panel in zip(grid, panels, strict=True):
         axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
         for index, series in enumerate(panel.series):
-            _draw_series(axes, panel, series, index)
+            _draw_series(axes, panel, series, index, without_unit(series.metric))
         _finish(axes, panel)
     grid[0].set_ylabel("relative to the default")
     handles, labels = grid[0].get_legend_handles_labels()
@@ -64,7 +65,7 @@ def draw_main_effects(rows: Sequence[Sequence[Panel]]) -> Figure:
     grid = figure.subplots(len(rows), width, squeeze=False, sharey="row")
     for index, panels in enumerate(rows):
         for axes, panel in zip(grid[index], panels, strict=True):
-            _draw_series(axes, panel, panel.series[0], index)
+            _draw_series(axes, panel, panel.series[0], index, metric_words(panel.series[0].metric))
             _finish(axes, panel)
         grid[index, 0].set_ylabel(metric_words(panels[0].series[0].metric))
     return figure
@@ -103,7 +104,7 @@ def _grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
     return figure, cells[:count]
 
 
-def _draw_series(axes: Axes, panel: Panel, series: Series, index: int) -> None:
+def _draw_series(axes: Axes, panel: Panel, series: Series, index: int, name: str) -> None:
     colour, mark = SCHEDULER_COLOURS[index % len(SCHEDULER_COLOURS)], MARKS[index % len(MARKS)]
     at = panel.values if panel.scattered else range(len(panel.values))
     axes.errorbar(
@@ -116,7 +117,7 @@ def _draw_series(axes: Axes, panel: Panel, series: Series, index: int) -> None:
         linewidth=1.4,
         elinewidth=1.0,
         capsize=2.5,
-        label=metric_words(series.metric),
+        label=name,
     )
 
 

@@ -6,7 +6,7 @@ Puts words, tables and figures together. Does not simulate, nor compute anything
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from experiments.report_style import Figure, axis, colour, compact, heading, lay
 from experiments.sweep import Findings
 from experiments.sweep_effects import Panel, label, main_effects, sensitivity
 from experiments.sweep_ranking import ranked
-from experiments.sweep_words import best_table, failures, headline
+from experiments.sweep_words import best_table, failures, headline, without_unit
 from experiments.terminal import metric_words
 
 COLUMNS = 3
@@ -30,9 +30,10 @@ SENSITIVITY_CAPTION = (
     "95 % intervals of the ratio over replications that share their requests."
 )
 EFFECTS_CAPTION = (
-    "The mean over all points with a value, whatever the other parameters; bars are 95 % intervals "
-    "over replications. A parameter that matters has a steep line. Where each point has a value of "
-    "its own, the points are drawn."
+    "The mean over all points with a value, whatever the others. A parameter that matters "
+    "has a steep line. Bars are 95 % intervals over replications; as all points share their "
+    "requests, the differences between values are known better than that. Where each point has a "
+    "value of its own, the points are drawn."
 )
 
 
@@ -48,7 +49,9 @@ def write_report(path: Path, findings: Findings, title: str, provenance: Mapping
     panels = sensitivity(findings)
     if panels:
         parts.append(section("Sensitivity around the default", SENSITIVITY_CAPTION))
-        parts.append(figure("sensitivity", panels_figure(panels, "relative to the default")))
+        parts.append(
+            figure("sensitivity", panels_figure(panels, "relative to the default", without_unit))
+        )
     parts.append(section("Effect of each parameter", EFFECTS_CAPTION))
     for index, metric in enumerate(findings.sweep.config.metrics):
         drawn = panels_figure(main_effects(findings, metric), metric_words(metric))
@@ -65,7 +68,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(each)}</td>' for each in row)}</tr>" for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<table class="narrow"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def front(findings: Findings) -> Figure:
@@ -102,8 +105,13 @@ def _named(assignment: Mapping[str, Any]) -> str:
     return "<br>".join(escape(f"{name}: {label(value)}") for name, value in assignment.items())
 
 
-def panels_figure(panels: Sequence[Panel], words: str) -> Figure:
-    """Draw a panel a parameter; each series has the same colour in all of them."""
+def panels_figure(
+    panels: Sequence[Panel], words: str, name: Callable[[str], str] = metric_words
+) -> Figure:
+    """Draw a panel a parameter; each series has the same colour in all of them.
+
+    `name` gives the words for a metric.
+    """
     columns = min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     made = layout(90 + 300 * rows, rows, columns)
@@ -116,20 +124,26 @@ def panels_figure(panels: Sequence[Panel], words: str) -> Figure:
             across |= {"type": "log" if panel.log else "linear"}
         else:
             across |= {"type": "category"}
-        made[axis("y", number)] |= {"title": {"text": words if number % columns == 1 else ""}}
-        data += [_trace(panel, index, number) for index in range(len(panel.series))]
+        left = (number - 1) % columns == 0
+        made[axis("y", number)] |= {
+            "title": {"text": words if left else ""},
+            "showticklabels": left,
+        }
+        made[axis("y", number)] |= {"matches": "y"} if number > 1 else {}
+        data += [_trace(panel, index, number, name) for index in range(len(panel.series))]
     made["showlegend"] = len(panels[0].series) > 1
+    made["legend"] |= {"y": 1 + 0.09 / rows}
     return {"data": data, "layout": made}
 
 
-def _trace(panel: Panel, index: int, number: int) -> Figure:
+def _trace(panel: Panel, index: int, number: int, name: Callable[[str], str]) -> Figure:
     series = panel.series[index]
     x: list[Any] = panel.values if panel.scattered else list(map(label, panel.values))
     shown = [None if math.isnan(value) else value for value in series.mean]
     return {
         "type": "scatter",
         "mode": "markers" if panel.scattered else "lines+markers",
-        "name": metric_words(series.metric),
+        "name": name(series.metric),
         "legendgroup": series.metric,
         "showlegend": number == 1,
         "x": x,
@@ -141,5 +155,5 @@ def _trace(panel: Panel, index: int, number: int) -> Figure:
             "width": 3,
         },
         "line": {"color": colour(index), "width": 2},
-        "hovertemplate": "%{x}: %{y:.4g}<extra>" + escape(metric_words(series.metric)) + "</extra>",
+        "hovertemplate": "%{x}: %{y:.4g}<extra>" + escape(name(series.metric)) + "</extra>",
     } | on(number)

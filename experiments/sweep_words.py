@@ -61,6 +61,11 @@ def best_table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
+def without_unit(metric: str) -> str:
+    """Return the words for a metric without its unit, for ratios."""
+    return metric_words(metric).partition(" (")[0]
+
+
 def short_names(dotted: list[str]) -> list[str]:
     """Return the last part of each dotted key, or the whole key where others end alike."""
     last = [name.rpartition(".")[2] for name in dotted]

@@ -21,6 +21,7 @@ from traces.source import Source, fingerprint, open_trace
 from traces.synthetic import SAMPLE_NAMES, sample_trace
 from traces.trace import FILTERS, SKIPPED, Floats, Ints, LengthFilter, Trace
 
+
 def load_trace(
     path_or_name: str | Path,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -151,6 +152,13 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "out" / "capacity.json").read_text())
     assert told["status"] == "found"
     assert told["per_dollar"]["dollars_per_hour"] == 0.5
+    with open(tmp_path / "out" / "rates.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    [capacity_rate] = told["rates"]
+    missed = {float(row["rate"]): row["misses"] for row in rows}
+    assert missed[capacity_rate] == ""
+    assert missed[told["fails_at"][0]] == "mean_queue_ms"
+    assert {row["failed"] for row in rows} == {"0"}
     files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv")
     before = [(tmp_path / "out" / name).read_bytes() for name in files]
     assert evenflow(*arguments)[0] == 0

@@ -110,7 +110,7 @@ def _tell(
         print_table(("layout left out", "why"), [(each.label, each.reason) for each in left_out])
     if worth:
         heads = ("setting", "value", "without it", f"{search.tuning.objective} without it", "kept")
-        print_table(heads, worth_rows(search, worth))
+        print_table(heads, worth_rows(worth))
     print_table(
         ("unseen data", "metric", "against", "its mean", "tuned", "difference, 95 %"),
         check_rows(search, checks),

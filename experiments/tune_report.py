@@ -143,13 +143,12 @@ def _write_checks(path: Path, tuning: Tuning, checks: Sequence[Check]) -> None:
     write_table(path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=False)))
 
 
-def worth_rows(search: Search, worth: Sequence[Worth]) -> list[list[str]]:
-    """Return a row for each setting of the winner: what the objective is without it."""
-    best = search.winner.trial.mean(search.tuning.objective)
+def worth_rows(worth: Sequence[Worth]) -> list[list[str]]:
+    """Return a row for each setting that was found: what the objective is without it."""
     rows = []
     for each in worth:
-        share = f" ({each.objective_without / best - 1:+.1%})" if best else ""
-        loss = f"{each.objective_without:.4g}{share}"
+        share = each.objective_without / each.objective - 1 if each.objective else 0.0
+        loss = f"{each.objective_without:.4g} ({share:+.1%})"
         rows.append([each.setting, each.value, each.default, loss, "yes" if each.kept else "no"])
     return rows
 

@@ -64,7 +64,7 @@ class Planted(Sarathi):
         "refusing": [False, True],
     }
 
-    def __init__(self, *, max_num_seqs: int = 2, refusing: bool = False) -> None:
+    def __init__(self, *, max_num_seqs: int = 2, refusing: bool = False, idle: float = 0.0) -> None:
         super().__init__(token_budget=4096, max_num_seqs=max_num_seqs)
         self.refusing = refusing
 
@@ -253,23 +253,17 @@ def test_settings_worth_nothing_go_back_to_the_default(tmp_path: Path) -> None:
 
     def work(simulator: Simulator) -> tuple[Search, tuple[Worth, ...]]:
         found = run_search(asked, simulator)
-        candidate = Candidate(PLANTED, {"max_num_seqs": 64, "refusing": False}, AS_GIVEN)
+        candidate = Candidate(
+            PLANTED, {"max_num_seqs": 64, "refusing": False, "idle": 0.5}, AS_GIVEN
+        )
         [trial] = evaluate(asked, [candidate], asked.train, simulator)
         return simplified(replace(found, winner=Tried("trial 0", candidate, trial)), simulator)
 
     found, worth = simulated(tmp_path, 1, work)
     assert found.winner.candidate.params == {"max_num_seqs": 64}
-    seats, refusing = worth
-    assert (seats.setting, seats.value, seats.default, seats.kept) == (
-        "max_num_seqs",
-        "64",
-        "default",
-        True,
-    )
-    best = found.winner.trial.mean("mean_e2el_ms")
-    assert seats.objective_without > 2 * best
-    assert (refusing.setting, refusing.kept, refusing.objective_without) == (
-        "refusing",
-        False,
-        best,
-    )
+    assert [each.setting for each in worth] == ["max_num_seqs", "idle"]  # the rest is the default
+    seats, idle = worth
+    assert (seats.value, seats.default, seats.kept) == ("64", "2", True)
+    assert seats.objective_without > 2 * seats.objective
+    assert (idle.value, idle.default, idle.kept) == ("0.5", "0.0", False)
+    assert idle.objective_without == idle.objective == found.winner.trial.mean("mean_e2el_ms")

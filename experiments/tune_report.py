@@ -17,7 +17,7 @@ from experiments.outputs import write_json, write_table
 from experiments.report_words import cause_label
 from experiments.slo import Condition
 from experiments.sweep import Trial
-from experiments.tune import Search, Tuning
+from experiments.tune import Rank, Search, Tuning
 from experiments.tune_check import TUNED, Check, rivals
 from experiments.tune_simplify import Worth
 
@@ -207,6 +207,10 @@ def sentences(search: Search, checks: Sequence[Check], bubbles: Bubbles) -> list
     said = [f"best of {len(search.tried)} tried: {words}"]
     if winner is search.default:
         return [*said, "these are the settings of the run as it is: nothing better was found"]
+    if Rank.over(search).of(winner.trial)[1] > 0:
+        said.append(
+            "nothing that was tried keeps the SLO, even where it was searched: this is nearest"
+        )
     said += [_verdict(search, check, rival.name) for check in checks for rival in rivals(search)]
     said += [line for check in checks for line in _missed(tuning.slo, check)]
     if not checks:

@@ -165,6 +165,18 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
     assert [(tmp_path / "out" / name).read_bytes() for name in files] == before
 
 
+def test_the_command_says_that_no_rate_will_do(tmp_path: Path) -> None:
+    queue(tmp_path, requests=60)
+    (tmp_path / "RUN.yaml").write_text(json.dumps(QUEUE))
+    arguments = ["capacity", str(tmp_path / "RUN.yaml"), "--slo", "mean_ttft_ms=90"]
+    status, output, errors = evenflow(*arguments, "--out", str(tmp_path / "out"))
+    assert (status, errors) == (0, "")
+    assert output.startswith("no rate keeps the SLO: at ")
+    told = json.loads((tmp_path / "out" / "capacity.json").read_text())
+    assert (told["status"], told["capacity_requests_per_s"]) == ("never", None)
+    assert (tmp_path / "out" / "capacity.png").stat().st_size > 0
+
+
 BAD = [
     (["--slo", "p99_itl=200"], 'did you mean "p99_itl_ms"'),
     (["--slo", "p99_itl_ms=0"], "should be METRIC=LIMIT"),

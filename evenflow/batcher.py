@@ -1,7 +1,7 @@
 """The serving state machine: queues, pages and the micro-batches in flight. Three verbs drive it.
 
 `add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a
-micro-batch back. The Batcher has no clock and decides nothing: mechanism is here, policy in
+micro-batch back. (`abort` is for a client that leaves.) The Batcher has no clock and decides nothing: mechanism is here, policy in
 `evenflow.schedulers`. One thread or process owns it.
 """
 
@@ -91,6 +91,7 @@ class Batcher:
         self.partials: list[Row] = []  # partly scheduled and free to go on, by arrival
         self.ready = ReadyQueue(pool.page_tokens)
         self.in_flight: dict[int, MicroBatch] = {}
+        self._aborted: set[int] = set()  # requests that end when their micro-batches return
         self.live: dict[int, Row] = {}
         self.moving: dict[int, Row] = {}  # hold pages while their KV leaves or arrives
         self.waiting_tokens = 0
@@ -169,6 +170,8 @@ class Batcher:
             if chunk.epoch != chunk.row.epoch:
                 raise ValueError(f"stale chunk of request {chunk.row.request.request_id}")
             chunk.row.chunks_in_flight -= 1
+            if chunk.row.aborted:
+                continue
             if not chunk.last:
                 if not self.pipelined_chunks:
                     insort(self.partials, chunk.row, key=_by_arrival)
@@ -179,11 +182,43 @@ class Batcher:
                 self._start_decoding(chunk.row, group)
         if stopped and group is not None:
             finished += self._stop(group, stopped)
+        if self._aborted:
+            finished = self._without_aborted(finished, batch, group)
         for row in finished:
             self._retire(row, now_s)
         if group is not None and group.members:
             self.ready.append(group)
         return finished
+
+    def abort(self, request_id: int) -> Row:
+        """End a request before its time, wherever it is; return its row, which yields no result.
+
+        Its pages are free at once or, while micro-batches compute with them, when the last of these
+        has returned; so long it counts as running. Raises ValueError for a request that is not
+        being served.
+        """
+        row = self.live.get(request_id)
+        if row is None or row.aborted:
+            raise ValueError(f"request {request_id} is not being served")
+        row.aborted = True
+        in_flight = row.chunks_in_flight > 0
+        if row.decoding:
+            in_flight = row not in self.ready
+            if not in_flight:
+                self.ready.remove(row)
+        else:
+            self.waiting_tokens -= row.remaining
+            if not row.pages:
+                self._leave_queue(row)
+                del self.live[request_id]
+                return row
+            if row in self.partials:
+                self.partials.remove(row)
+        if in_flight:
+            self._aborted.add(request_id)
+        else:
+            self._give_up(row)
+        return row
 
     # -- KV that leaves for another engine, or arrives from one ----------------------------------
 
@@ -386,10 +421,10 @@ class Batcher:
 
     def _prefillable(self, prefill: Prefill) -> Row:
         row = self.live.get(prefill.request_id)
-        if row is None or row.decoding:
+        if row is None or row.aborted or row.decoding:
+            what = "is not being served" if row is None or row.aborted else "decodes"
             raise PolicyError(
-                f"policy {self.policy_name} prefills request {prefill.request_id}, "
-                f"which {'decodes' if row else 'is not being served'}"
+                f"policy {self.policy_name} prefills request {prefill.request_id}, which {what}"
             )
         if not 1 <= prefill.tokens <= row.remaining:
             raise self._broken(row, f"prefills {prefill.tokens} of {row.remaining} tokens left")
@@ -510,6 +545,30 @@ class Batcher:
         for row in rows:
             group.leave(row)
         return rows
+
+    def _without_aborted(
+        self, finished: list[Row], batch: MicroBatch, group: DecodeGroup | None
+    ) -> list[Row]:
+        """Give up the aborted rows that no micro-batch holds any more; return the finished ones."""
+        gone = [row for row in finished if row.aborted]
+        gone += (chunk.row for chunk in batch.chunks if chunk.row.aborted)
+        if group is not None:
+            gone += self._stop(group, self._aborted)
+        for row in dict.fromkeys(gone):
+            if not row.chunks_in_flight:
+                self._aborted.remove(row.request.request_id)
+                self._give_up(row)
+        return [row for row in finished if not row.aborted]
+
+    def _give_up(self, row: Row) -> None:
+        """Forget a row that was aborted and is in no queue and no micro-batch any more."""
+        self.kv_tokens -= row.held_tokens if row.decoding else row.computed
+        self.pool.free(row.pages)
+        row.pages = []
+        self.running -= 1
+        if row.decoding:
+            self.running_decodes -= 1
+        del self.live[row.request.request_id]
 
     def _retire(self, row: Row, now_s: float) -> None:
         row.completion_s = now_s

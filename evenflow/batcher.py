@@ -1,8 +1,8 @@
 """The serving state machine: queues, pages and the micro-batches in flight. Three verbs drive it.
 
 `add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a
-micro-batch back. (`abort` is for a client that leaves.) The Batcher has no clock and decides nothing: mechanism is here, policy in
-`evenflow.schedulers`. One thread or process owns it.
+micro-batch back; where clients may leave, `abort` ends a request. The Batcher has no clock and
+decides nothing: mechanism is here, policy in `evenflow.schedulers`. One thread or process owns it.
 """
 
 from __future__ import annotations
@@ -180,10 +180,8 @@ class Batcher:
             else:
                 group = group if group is not None else self._new_group(batch)
                 self._start_decoding(chunk.row, group)
-        if stopped and group is not None:
-            finished += self._stop(group, stopped)
-        if self._aborted:
-            finished = self._without_aborted(finished, batch, group)
+        if stopped or self._aborted:
+            finished = self._end_early(finished, batch, group, stopped)
         for row in finished:
             self._retire(row, now_s)
         if group is not None and group.members:
@@ -191,7 +189,7 @@ class Batcher:
         return finished
 
     def abort(self, request_id: int) -> Row:
-        """End a request before its time, wherever it is; return its row, which yields no result.
+        """End a request before its time, wherever it is; return its row, `generated` up to date.
 
         Its pages are free at once or, while micro-batches compute with them, when the last of these
         has returned; so long it counts as running. Raises ValueError for a request that is not
@@ -206,6 +204,8 @@ class Batcher:
             in_flight = row not in self.ready
             if not in_flight:
                 self.ready.remove(row)
+            else:
+                self._group_in_flight(row).settle(row)
         else:
             self.waiting_tokens -= row.remaining
             if not row.pages:
@@ -546,14 +546,25 @@ class Batcher:
             group.leave(row)
         return rows
 
-    def _without_aborted(
-        self, finished: list[Row], batch: MicroBatch, group: DecodeGroup | None
+    def _group_in_flight(self, row: Row) -> DecodeGroup:
+        groups = (batch.decodes for batch in self.in_flight.values())
+        return next(group for group in groups if group is not None and row in group)
+
+    def _end_early(
+        self,
+        finished: list[Row],
+        batch: MicroBatch,
+        group: DecodeGroup | None,
+        stopped: Collection[int],
     ) -> list[Row]:
-        """Give up the aborted rows that no micro-batch holds any more; return the finished ones."""
+        """Take the rows that stopped or were aborted out of a micro-batch that has returned.
+
+        Return all that finished; aborted ones did not.
+        """
+        if group is not None:
+            finished += self._stop(group, {*stopped, *self._aborted})
         gone = [row for row in finished if row.aborted]
         gone += (chunk.row for chunk in batch.chunks if chunk.row.aborted)
-        if group is not None:
-            gone += self._stop(group, self._aborted)
         for row in dict.fromkeys(gone):
             if not row.chunks_in_flight:
                 self._aborted.remove(row.request.request_id)

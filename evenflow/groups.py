@@ -164,7 +164,7 @@ class DecodeGroup:
         del self.members[row.request.request_id]
         context = row.base + self.tick
         self.context -= context
-        row.generated += self.tick - row.joined_tick
+        self.settle(row)
         _discard(self.finish_at, row.finish_tick, row)
         if row.page_tick >= 0:
             _discard(self.page_at, row.page_tick, row)
@@ -173,6 +173,11 @@ class DecodeGroup:
         else:
             row.last_token_s = self.last_s
         return context
+
+    def settle(self, row: Row) -> None:
+        """Bring the row's own count of generated tokens up to date."""
+        row.generated += self.tick - row.joined_tick
+        row.joined_tick = self.tick
 
     def split(self, count: int, page_tokens: int) -> DecodeGroup:
         """Move the first `count` members into a group of their own."""

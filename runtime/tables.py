@@ -54,10 +54,10 @@ class StepWriter:
         )
 
     def ended(self, rows: list[Row]) -> None:
-        """Note rows that finished: their pages are free."""
+        """Note rows that finished or were aborted: no later step has them."""
         for row in rows:
-            del self._told[row.request.request_id]
-            self._ended.append(row.request.request_id)
+            if self._told.pop(row.request.request_id, None) is not None:
+                self._ended.append(row.request.request_id)
 
     def _new_pages(self, row: Row) -> list[int]:
         told = self._told.setdefault(row.request.request_id, _Told(row.epoch))

@@ -49,6 +49,21 @@ def test_chunks_in_flight_keep_the_pages_of_an_aborted_request_until_the_last_is
     assert serving.next(2.0) is not None
 
 
+def test_an_aborted_decode_has_counted_the_tokens_it_got() -> None:
+    serving = batcher(prefill(0, 4), *[Plan(decodes=1)] * 3)
+    serving.add(Request(0, 0.0, 4, 9))
+    for now_s in (0.0, 1.0, 2.0):
+        batch = serving.next(now_s)
+        assert batch is not None
+        serving.complete(batch, now_s)
+    batch = serving.next(3.0)
+    assert batch is not None
+    row = serving.abort(0)
+    assert row.generated == 3
+    serving.complete(batch, 4.0)
+    assert row.generated == 4, "the token in flight came out and was thrown away"
+
+
 def test_a_decode_is_aborted_at_once_when_ready_and_on_return_when_in_flight() -> None:
     serving = batcher(Plan([Prefill(i, 4) for i in range(3)]), Plan(decodes=1), Plan(decodes=1))
     for request_id in range(3):

@@ -48,6 +48,9 @@ class TraceReplay:
     def __len__(self) -> int:
         return len(self._backlog)
 
+    def __bool__(self) -> bool:
+        return bool(self._backlog)
+
     @property
     def next_s(self) -> float | None:
         """When the next request is due, in a closed loop at once; None: when one ends, or never."""

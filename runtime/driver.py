@@ -21,6 +21,7 @@ from runtime.front import Front, TraceReplay
 from runtime.pipeline import Pipeline
 from runtime.serving import Serving
 from runtime.tables import StepWriter
+from runtime.tokens import TokenBook
 from runtime.wire import Free, Message, Returned
 
 LOOK_S = 0.1
@@ -68,7 +69,8 @@ class Driver:
         replay = TraceReplay(serving.requests, serving.concurrency)
         self._front: Front = replay if front is None else front
         self._recorder = Recorder(serving.depth)
-        self._writer = StepWriter(batcher)
+        self._book = None if serving.text_of is None else TokenBook(serving.text_of)
+        self._writer = StepWriter(batcher, self._book)
         self._sent: deque[_Sent] = deque()
         self._stage0_free = True
         self._heard_s = 0.0
@@ -169,11 +171,11 @@ class Driver:
 
     def _hand_out(self, request_ids: list[int], tokens: list[int]) -> list[int]:
         """Give everyone the token that came; return the requests that end with it."""
-        on_token = self._on_token
-        if on_token is None:
-            return []
-        pairs = zip(request_ids, tokens, strict=True)
-        return [request_id for request_id, token in pairs if on_token(request_id, token)]
+        stopped = [] if self._book is None else self._book.sampled(request_ids, tokens)
+        if (on_token := self._on_token) is not None:
+            pairs = zip(request_ids, tokens, strict=True)
+            stopped += [request_id for request_id, token in pairs if on_token(request_id, token)]
+        return stopped
 
     def _admit(self, now_s: float) -> bool:
         """Let in who is due, and let go who has left; say whether anybody came or went."""

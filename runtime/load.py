@@ -11,9 +11,10 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.specs.model import ModelSpec
 from runtime.model import Stage, shard
 from runtime.rope import Rope, read_rope
+from runtime.torch_settings import DTYPE_BYTES
 from runtime.weights import Checkpoint, random_weights
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 FAMILIES = ("llama", "qwen2")
 
 

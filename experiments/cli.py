@@ -19,6 +19,7 @@ from evenflow.errors import UsageError
 from experiments.profile_import_cli import import_command
 from experiments.profile_measure_cli import check_command, measure_command
 from experiments.real_cli import replay_command, run_command, validate_command
+from experiments.serve_cli import serve_command
 
 P = ParamSpec("P")
 
@@ -275,6 +276,7 @@ def trace_predict(
 
 
 app.command("run")(one_line_errors(run_command))
+app.command("serve")(one_line_errors(serve_command))
 app.command("replay")(one_line_errors(replay_command))
 app.command("validate")(one_line_errors(validate_command))
 profile_app.command("import")(one_line_errors(import_command))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from experiments.runs import Job, Outcome
 from sim.world import World
 
 if TYPE_CHECKING:
+    from experiments.live import LiveServer
     from runtime.emulated import EmulatedSettings
     from runtime.serving import Serving
 
@@ -43,7 +45,7 @@ class Served:
     """What a real run came to. `failure`: why it ended early, None if it did not.
 
     `interrupted`: because the user asked for it. `unfinished` requests have no result. `driver_s`:
-    the driver's own seconds on each micro-batch.
+    the driver's own seconds on each micro-batch. `free_pages` were free at the end.
     """
 
     outcome: Outcome
@@ -51,6 +53,7 @@ class Served:
     interrupted: bool
     unfinished: int
     driver_s: Sequence[float]
+    free_pages: int
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
@@ -58,6 +61,9 @@ class Served:
         return {
             "failure": self.failure,
             "unfinished": self.unfinished,
+            "aborted": self.outcome.result.status.count("aborted"),
+            "free_pages": self.free_pages,
+            "total_pages": self.outcome.result.total_pages,
             "mean_driver_ms": float(work_ms.mean()),
             "p99_driver_ms": float(np.percentile(work_ms, 99)),
         }
@@ -97,11 +103,14 @@ def serve(
     job: Job,
     on_done: Callable[[int], None] | None = None,
     record: Callable[[Entry], None] | None = None,
+    live: LiveServer | None = None,
 ) -> Served:
-    """Serve a job's requests in real time; `record` takes the journal.
+    """Serve a job's requests in real time, or those of a server's clients; `record` takes the
+    journal.
 
-    A worker that dies ends the run, and so does the first Ctrl-C: what is finished is returned.
-    UsageError for a configuration that cannot be served.
+    A worker that dies ends the run, and so does the first Ctrl-C: what is finished is returned. A
+    server's first Ctrl-C only sends new clients away. UsageError for a configuration that cannot be
+    served.
     """
     check_servable(job.config)
     from runtime.driver import Driver
@@ -116,20 +125,27 @@ def serve(
         settings = worker_settings(job.config, world)
         with Pipeline(settings, world.page_tokens, world.total_pages) as pipeline:
             started_s = time.perf_counter()
-            driver = Driver(_serving(world), batcher, pipeline, on_done=on_done)
-            with _interrupts(driver.stop) as interrupted:
+            hooks: dict[str, Any] = {} if live is None else live.hooks
+            driver = Driver(_serving(world), batcher, pipeline, on_done=on_done, **hooks)
+            steps = [driver.stop] if live is None else [live.drain, driver.quit]
+            if live is not None:
+                live.open(driver, batcher, pipeline)
+            with _interrupts(*steps) as interrupted:
                 try:
                     driver.run()
                 except WorkerError as error:
                     failure = str(error)
+            if interrupted.is_set():
+                failure = failure or "interrupted"
+            if live is not None:
+                live.ended(driver, failure)
             seconds = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
-    if interrupted.is_set():
-        failure = failure or "interrupted"
     outcome = _outcome(job, built, driver.result(), seconds)
-    unfinished = len(world.requests) - driver.num_done
-    return Served(outcome, failure, interrupted.is_set(), unfinished, driver.work_s)
+    unfinished = 0 if live is not None else len(world.requests) - driver.num_done
+    ends = failure, interrupted.is_set(), unfinished
+    return Served(outcome, *ends, driver.work_s, batcher.pool.free_pages)
 
 
 def servable(built: Built) -> World:
@@ -222,20 +238,28 @@ def _outcome(job: Job, built: Built, result: RunResult, seconds: float) -> Outco
 
 
 @contextmanager
-def _interrupts(stop: Callable[[], None]) -> Iterator[threading.Event]:
-    """Call `stop` at the first Ctrl-C; a second one interrupts as usual. Gives whether it came."""
-    came = threading.Event()
+def _interrupts(*steps: Callable[[], None]) -> Iterator[threading.Event]:
+    """Take one of `steps` at each Ctrl-C, or SIGTERM; after the last, Ctrl-C interrupts as usual.
 
-    def first(*_: object) -> None:
-        came.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop()
+    Gives whether the last step was taken.
+    """
+    taken = threading.Event()
+    left = deque(steps)
+
+    def step(*_: object) -> None:
+        left.popleft()()
+        if not left:
+            taken.set()
+            for number in signals:
+                signal.signal(number, signal.default_int_handler)
 
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield taken
         return
-    before = signal.signal(signal.SIGINT, first)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, step) for number in signals]
     try:
-        yield came
+        yield taken
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from experiments.live import LiveServer
     from experiments.real import Served
     from experiments.runs import Job
 
@@ -27,7 +29,7 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None) -> None:
     job = _job(run, set_)
     folder = out or Path("out") / f"{run.stem}-run"
     with staged(folder) as scratch:
-        served = _serve_into(scratch, job, run.name)
+        served = serve_into(scratch, job, run.name)
     print_summaries({f"{job.config.scheduler.name}, real": served.outcome.summary})
     print_left_out(job.workload.trace["dropped"], served.outcome.result)
     typer.echo(folder)
@@ -63,19 +65,20 @@ def _job(run: Path, set_: list[str] | None) -> Job:
     return Job(config, load_workload(config, run.parent), run.parent)
 
 
-def _serve_into(folder: Path, job: Job, title: str) -> Served:
-    """Serve a job and write its files as `simulate` does, with the journal beside them."""
+def serve_into(folder: Path, job: Job, title: str, live: LiveServer | None = None) -> Served:
+    """Serve a job and write its files as `simulate` does, with the journal beside them.
+
+    How many requests the clients of `live` send is not known, so there is no bar of progress.
+    """
     from experiments.journal_file import NAME, journal_written
     from experiments.real import serve
     from experiments.runs import can_report, with_bubbles, write_details, write_results
     from experiments.terminal import progress
 
     label = f"{job.config.scheduler.name}, real"
-    with (
-        journal_written(folder / NAME, job.config, job.beside) as record,
-        progress([label], len(job.workload.requests)) as show,
-    ):
-        served = serve(job, None if show is None else lambda count: show([count]), record)
+    bar = progress([label], len(job.workload.requests)) if live is None else nullcontext()
+    with journal_written(folder / NAME, job.config, job.beside) as record, bar as show:
+        served = serve(job, None if show is None else lambda count: show([count]), record, live)
     write_results(folder, served.outcome, "all", {"real_run": served.facts()})
     details = with_bubbles(served.outcome, label)
     write_details(folder, list(details.values()))

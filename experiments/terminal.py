@@ -15,7 +15,7 @@ from evenflow.result import RunResult
 
 ROWS = (
     ("completed", "requests completed", "{:.0f}"),
-    ("failed", "requests rejected", "{:.0f}"),
+    ("failed", "requests rejected or aborted", "{:.0f}"),
     ("duration", "duration (s)", "{:.1f}"),
     ("output_throughput", "output tokens/s", "{:.1f}"),
     ("total_token_throughput", "all tokens/s", "{:.1f}"),
@@ -62,7 +62,7 @@ def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
-    """Say what the run left out: dropped rows of the trace, rejected requests, measurements."""
+    """Say what the run left out: rows of the trace, requests, measurements."""
     for reason, count in dropped.items():
         typer.echo(f"dropped {count} rows of the trace: {reason}", err=True)
     rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
@@ -73,6 +73,9 @@ def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
             f"{result.request_id[first]}: {result.reason[first]}",
             err=True,
         )
+    aborted = result.status.count("aborted")
+    if aborted:
+        typer.echo(f"aborted {aborted} requests, whose clients left", err=True)
     share = result.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
     if share > TOLD_SHARE:
         typer.echo(

@@ -132,7 +132,7 @@ def _peaks(result: RunResult, start_s: float) -> dict[str, float | int]:
     order = np.lexsort((steps, times_s))
     return {
         "max_output_tokens_per_s": float(tokens.max()),
-        "max_concurrent_requests": int(steps[order].cumsum().max()),
+        "max_concurrent_requests": int(steps[order].cumsum().max(initial=0)),
     }
 
 

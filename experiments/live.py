@@ -9,9 +9,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evenflow.batcher import Batcher
 from evenflow.config import RunConfig
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from runtime.driver import Driver
     from runtime.pipeline import Pipeline
+    from runtime.server import Service
+    from runtime.serving import Serving
 
 START_LIMIT_S = 10.0
 DRAIN_LIMIT_S = 5.0
@@ -61,7 +64,7 @@ def listening(host: str, port: int) -> socket.socket:
 class LiveServer:
     """Serves a configuration's model on a bound socket.
 
-    The driver takes `hooks`; `open`, `drain`, `ended` and `close` are called in this order.
+    `open`, `drain` (at Ctrl-C), `ended` and `close` are called in this order.
     """
 
     def __init__(
@@ -91,34 +94,45 @@ class LiveServer:
         self._thread: threading.Thread | None = None
 
     @property
-    def hooks(self) -> dict[str, Any]:
-        """What the driver is given to serve clients."""
-        return {
-            "front": self.front,
-            "on_added": self.answers.added,
-            "on_token": self.answers.token,
-        }
-
-    @property
     def url(self) -> str:
         host, port = self._bound.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def open(self, driver: Driver, batcher: Batcher, pipeline: Pipeline) -> None:
-        """Let clients in; the driver is about to run."""
+    def open(self, serving: Serving, batcher: Batcher, pipeline: Pipeline) -> Driver:
+        """Let clients in; return the driver that serves them once it runs."""
+        from runtime.driver import Driver
+        from runtime.server import Service
+
+        answers = self.answers
+        if serving.text_of is not None:
+            serving = replace(serving, text_of=answers.text_of)
+        driver = Driver(
+            serving,
+            batcher,
+            pipeline,
+            front=self.front,
+            on_added=answers.added,
+            on_token=answers.token,
+        )
+        answers.origin_s = driver.origin_s
+        pipeline.watch(self.front.fileno())
+        self._start(
+            Service(
+                self.model,
+                batcher.max_model_len,
+                answers,
+                failure=lambda: self._failure,
+                gauges=lambda: _gauges(batcher),
+            )
+        )
+        self.on_open()
+        return driver
+
+    def _start(self, service: Service) -> None:
         import uvicorn
 
-        from runtime.server import Service, make_app
+        from runtime.server import make_app
 
-        self.answers.origin_s = driver.origin_s
-        pipeline.watch(self.front.fileno())
-        service = Service(
-            self.model,
-            batcher.max_model_len,
-            self.answers,
-            lambda: self._failure,
-            lambda: _gauges(batcher),
-        )
         options = uvicorn.Config(
             make_app(service),
             log_level="warning",
@@ -134,7 +148,6 @@ class LiveServer:
             if time.monotonic() > limit_s or not self._thread.is_alive():
                 raise UsageError("the HTTP server does not start")
             time.sleep(0.01)
-        self.on_open()
 
     def drain(self) -> None:
         """Send new clients away; those that are here are served."""

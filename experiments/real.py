@@ -20,7 +20,6 @@ import numpy as np
 
 from evenflow.batcher import Batcher
 from evenflow.config import RunConfig, RuntimeConfig
-from evenflow.config_workers import EmulatedWorkers
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import PagePool
 from evenflow.metrics import summarize
@@ -31,12 +30,13 @@ from evenflow.types import MicroBatch
 from experiments import journal_file
 from experiments.build import Built, build, make_importable
 from experiments.provenance import provenance
+from experiments.real_workers import Crew, crew_of
 from experiments.runs import Job, Outcome
 from sim.world import World
 
 if TYPE_CHECKING:
     from experiments.live import LiveServer
-    from runtime.emulated import EmulatedSettings
+    from runtime.driver import Driver
     from runtime.serving import Serving
 
 
@@ -71,8 +71,6 @@ class Served:
 
 def check_servable(config: RunConfig) -> None:
     """Raise UsageError for what only a simulation can do yet."""
-    if config.workers.kind == "torch":
-        raise UsageError("workers: torch is not available yet; emulated is right")
     if find_spec("zmq") is None:
         raise UsageError("a real run needs pyzmq: pip install 'evenflow[runtime]'")
     refusals = (
@@ -83,6 +81,7 @@ def check_servable(config: RunConfig) -> None:
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
         (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
+        (_is_split(config), "tensor_parallel", "1"),
     )
     for refused, key, right in refusals:
         if refused:
@@ -99,18 +98,22 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
     return runtime.prepare_s > 0 or runtime.prepare_share > 0
 
 
+def _is_split(config: RunConfig) -> bool:
+    return config.workers.kind == "torch" and config.tensor_parallel > 1
+
+
 def serve(
     job: Job,
     on_done: Callable[[int], None] | None = None,
     record: Callable[[Entry], None] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
 ) -> Served:
-    """Serve a job's requests in real time, or those of a server's clients; `record` takes the
-    journal.
+    """Serve a job's requests in real time, or those of the clients of `live`.
 
-    A worker that dies ends the run, and so does the first Ctrl-C: what is finished is returned. A
-    server's first Ctrl-C only sends new clients away. UsageError for a configuration that cannot be
-    served.
+    `record` takes the journal, `on_token` the tokens of a job's own requests. A worker that dies
+    ends the run, and so does the first Ctrl-C (of a server the second: the first sends new clients
+    away): what is finished is returned. UsageError for a configuration that cannot be served.
     """
     check_servable(job.config)
     from runtime.driver import Driver
@@ -120,32 +123,46 @@ def serve(
     built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
     world = servable(built)
     batcher = batcher_of(world, record)
-    failure = None
     try:
-        settings = worker_settings(job.config, world)
-        with Pipeline(settings, world.page_tokens, world.total_pages) as pipeline:
+        crew = crew_of(job.config, built, job.beside)
+        pages = world.page_tokens, world.total_pages
+        with Pipeline(
+            crew.settings, *pages, together=crew.together, start_limit_s=crew.start_limit_s
+        ) as pipeline:
             started_s = time.perf_counter()
-            hooks: dict[str, Any] = {} if live is None else live.hooks
-            driver = Driver(_serving(world), batcher, pipeline, on_done=on_done, **hooks)
-            steps = [driver.stop] if live is None else [live.drain, driver.quit]
-            if live is not None:
-                live.open(driver, batcher, pipeline)
-            with _interrupts(*steps) as interrupted:
-                try:
-                    driver.run()
-                except WorkerError as error:
-                    failure = str(error)
-            if interrupted.is_set():
-                failure = failure or "interrupted"
-            if live is not None:
+            serving = _serving(world, crew)
+            if live is None:
+                driver = Driver(serving, batcher, pipeline, on_done=on_done, on_token=on_token)
+                failure, interrupted = _drive(driver, driver.stop)
+            else:
+                driver = live.open(serving, batcher, pipeline)
+                failure, interrupted = _drive(driver, live.drain, driver.quit)
                 live.ended(driver, failure)
             seconds = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
-    outcome = _outcome(job, built, driver.result(), seconds)
-    unfinished = 0 if live is not None else len(world.requests) - driver.num_done
-    ends = failure, interrupted.is_set(), unfinished
+    outcome = _outcome(job, built, crew, driver.result(), seconds)
+    unfinished = len(world.requests) - driver.num_done if live is None else 0
+    ends = failure, interrupted, unfinished
     return Served(outcome, *ends, driver.work_s, batcher.pool.free_pages)
+
+
+def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool]:
+    """Run a driver, taking one of `steps` at each Ctrl-C; return why it ended early, if it did.
+
+    Beside it: whether that is because the last step was taken.
+    """
+    from runtime.errors import WorkerError
+
+    failure = None
+    with _interrupts(*steps) as interrupted:
+        try:
+            driver.run()
+        except WorkerError as error:
+            failure = str(error)
+    if interrupted.is_set():
+        failure = failure or "interrupted"
+    return failure, interrupted.is_set()
 
 
 def servable(built: Built) -> World:
@@ -189,26 +206,7 @@ def replay_folder(folder: Path) -> str | None:
         return str(error)
 
 
-def worker_settings(config: RunConfig, world: World) -> list[EmulatedSettings]:
-    """Return what the worker of each stage is made from."""
-    from runtime.emulated import EmulatedSettings, Faults
-
-    assert isinstance(config.workers, EmulatedWorkers)
-    faults = [Faults()] * world.depth
-    for given in config.workers.faults or ():
-        if given.stage >= world.depth:
-            raise UsageError(
-                f"workers.faults: stage {given.stage} is none of the {world.depth}, "
-                f"0 to {world.depth - 1}"
-            )
-        faults[given.stage] = Faults(given.slow_factor, given.dies_after, given.link_delay_s)
-    latencies_s = (
-        [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
-    )
-    return [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
-
-
-def _serving(world: World) -> Serving:
+def _serving(world: World, crew: Crew) -> Serving:
     from runtime.serving import Serving, StepCost
 
     per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
@@ -225,13 +223,16 @@ def _serving(world: World) -> Serving:
         max_in_flight=world.max_in_flight,
         dispatch=world.dispatch,
         concurrency=world.concurrency,
+        patience_s=crew.patience_s,
+        text_of=crew.text_of,
     )
 
 
-def _outcome(job: Job, built: Built, result: RunResult, seconds: float) -> Outcome:
+def _outcome(job: Job, built: Built, crew: Crew, result: RunResult, seconds: float) -> Outcome:
     source = {
         **provenance(job.config, job.workload.trace, built.cost_source),
         "deployment": built.deployment,
+        **({"workers": dict(crew.facts)} if crew.facts else {}),
     }
     result = replace(result, provenance=source)
     return Outcome(result, summarize(result, job.config.goodput), seconds, (result,))

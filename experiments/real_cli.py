@@ -78,7 +78,8 @@ def serve_into(folder: Path, job: Job, title: str, live: LiveServer | None = Non
     label = f"{job.config.scheduler.name}, real"
     bar = progress([label], len(job.workload.requests)) if live is None else nullcontext()
     with journal_written(folder / NAME, job.config, job.beside) as record, bar as show:
-        served = serve(job, None if show is None else lambda count: show([count]), record, live)
+        on_done = None if show is None else lambda count: show([count])
+        served = serve(job, on_done, record, live=live)
     write_results(folder, served.outcome, "all", {"real_run": served.facts()})
     details = with_bubbles(served.outcome, label)
     write_details(folder, list(details.values()))

@@ -124,8 +124,6 @@ class Shared:
 
     def __init__(self, place: Place, device: torch.device) -> None:
         tempfile.tempdir = place.folder  # where CPU tensors are handed over, and the driver cleans
-        import torch.multiprocessing  # teaches the pickler tensors
-
         self._device = device
         self._here: deque[Tensor] = deque()
 

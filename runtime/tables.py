@@ -108,7 +108,8 @@ class _Held:
 class PageTable:
     """A worker's end: the pages and the number of computed tokens of each row.
 
-    Raises WorkerError for a step that cannot follow on the ones before: a message was lost.
+    A step numbered 0 is the first of another Batcher, which begins with no rows. Raises WorkerError
+    for a step that cannot follow on the ones before: a message was lost.
     """
 
     def __init__(self, page_tokens: int, total_pages: int) -> None:
@@ -122,6 +123,9 @@ class PageTable:
 
     def apply(self, step: Step) -> list[RowStep]:
         """Take over a step's differences; return its rows, pieces of prompts first."""
+        if step.batch_id == 0:
+            self._rows.clear()
+            self._owners.clear()
         for request_id in step.dropped:
             for page in self._rows.pop(request_id, _Held()).pages:
                 del self._owners[page]

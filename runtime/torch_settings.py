@@ -24,9 +24,9 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
-    """Layers [start, stop) of `model`: a folder, or for random weights also a config.json or a name.
+    """Layers [start, stop) of `model`, a folder; for random weights also a config.json or a name.
 
-    On a CPU the stage computes on `cores`, as many threads. `mailboxes` carry the activations of
+    On a CPU the stage computes on `cores`, in as many threads. `mailboxes` carry the activations of
     each hop where all stages are one process; pickled together, they stay the same objects.
     """
 
@@ -46,6 +46,12 @@ class TorchSettings:
         from runtime.torch_worker import make_worker
 
         return make_worker(place, self)
+
+
+def cut(layers_per_stage: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the layers [start, stop) of each stage."""
+    stops = [sum(layers_per_stage[: stage + 1]) for stage in range(len(layers_per_stage))]
+    return list(zip([0, *stops[:-1]], stops, strict=True))
 
 
 def torch_settings(
@@ -76,23 +82,21 @@ def cores_of(stage: int, threads: int) -> tuple[int, ...]:
     return tuple(free[(stage * threads + index) % len(free)] for index in range(threads))
 
 
-def require_memory(
-    spec: ModelSpec, stages: int, page_tokens: int, pages: int, dtype: str, available_bytes: int
-) -> None:
-    """Raise UsageError unless weights and KV pages of all stages fit into so much memory.
+def require_memory(spec: ModelSpec, stages: int, kv_tokens: int, dtype: str) -> None:
+    """Raise UsageError unless weights and `kv_tokens` of all stages fit into this machine's memory.
 
     A tied embedding is there twice with several stages. Known error: activations are left out.
     """
+    free_bytes = free_memory_bytes()
     each = DTYPE_BYTES[dtype]
     copies = spec.embedding_parameters if spec.tie_word_embeddings and stages > 1 else 0
     weights_bytes = (spec.num_parameters + copies) * each
-    token_bytes = spec.kv_bytes_per_token() // spec.dtype_bytes * each
-    kv_bytes = token_bytes * page_tokens * pages
-    if weights_bytes + kv_bytes > available_bytes:
-        gib = [size / 2**30 for size in (weights_bytes, kv_bytes, available_bytes)]
+    kv_bytes = spec.kv_bytes_per_token() // spec.dtype_bytes * each * kv_tokens
+    if free_bytes is not None and weights_bytes + kv_bytes > free_bytes:
+        weights, pages, free = (size / 2**30 for size in (weights_bytes, kv_bytes, free_bytes))
         raise UsageError(
-            f"{spec.name} does not fit: {gib[0]:.1f} GiB of weights and {gib[1]:.1f} of KV pages, "
-            f"{gib[2]:.1f} are free; fewer kv.pages, a smaller dtype or model is right"
+            f"{spec.name} does not fit: {weights:.1f} GiB of weights and {pages:.1f} of KV pages, "
+            f"{free:.1f} are free; fewer kv.pages, a smaller dtype or a smaller model is right"
         )
 
 

@@ -58,8 +58,9 @@ class TorchWorker:
         rows = self._table.apply(step)
         for request_id in step.dropped:
             self._how.pop(request_id, None)
-        for request_id, *how in step.draws:
-            self._how[request_id] = Sampling(*how)
+        for draw in step.draws:
+            how = Sampling(draw.temperature, draw.top_k, draw.top_p, draw.seed)
+            self._how[draw.request_id] = how
         work = [RowWork(row.pages, row.start, row.stop, row.sample) for row in rows]
         sampled = [row for row in rows if row.sample] if self._stage.is_last else []
         device = self._stage.device
@@ -68,8 +69,8 @@ class TorchWorker:
             ids = torch.tensor(step.tokens, device=device) if self._stage.is_first else None
         if self._carrier is not None and not self._stage.is_first:
             self._carrier.expect(batch.num_tokens)
-        how = [self._how.get(row.request_id, GREEDY) for row in sampled]
-        return Prepared(batch, ids, how, [row.stop for row in sampled])
+        drawn = [self._how.get(row.request_id, GREEDY) for row in sampled]
+        return Prepared(batch, ids, drawn, [row.stop for row in sampled])
 
     def fetch(self, activation: Activation) -> None:
         """Return when the hidden states of the stage before are here."""
@@ -114,9 +115,27 @@ def make_worker(place: Place, settings: TorchSettings) -> TorchWorker:
             f"{place.total_pages} KV pages do not fit into the memory of {device}; more stages, "
             "fewer kv.pages or a smaller dtype is right"
         ) from None
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    _warm_up(stage, kv)
     return TorchWorker(place, stage, kv, _carrier(place, settings, stage))
+
+
+def _warm_up(stage: Stage, kv: KvPages) -> None:
+    """Compute a little of everything: the first of its kind takes torch up to a second.
+
+    What it leaves in the first pages is overwritten before it is read.
+    """
+    pages = list(range(-(-2 // kv.page_tokens)))
+    batch = batch_inputs(
+        [RowWork(pages, 0, 2, True), RowWork(pages, 0, 1, True)], kv.page_tokens, stage.device
+    )
+    inputs = torch.zeros(3, dtype=torch.int64, device=stage.device)
+    if not stage.is_first:
+        inputs = torch.zeros(3, stage.spec.hidden_size, dtype=stage.dtype, device=stage.device)
+    out = stage.forward(inputs, batch, kv)
+    if stage.is_last:
+        sample(out, [GREEDY, Sampling(1.0)], [0, 0])
+    if stage.device.type == "cuda":
+        torch.cuda.synchronize(stage.device)
 
 
 def _device(place: Place, settings: TorchSettings) -> torch.device:

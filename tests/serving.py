@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,14 @@ kv: {pages: 400}
 max_model_len: 1000
 scheduler: {name: sarathi, token_budget: 128}
 """
-START_S = 30.0
 
 
 class Server:
     """A server process, and what it says."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, run: str, arguments: Sequence[str]) -> None:
         self.out = folder / "out"
-        (folder / "RUN.yaml").write_text(RUN)
+        (folder / "RUN.yaml").write_text(run)
         (folder / "command.py").write_text(COMMAND)
         command = [sys.executable, folder / "command.py", "serve", folder / "RUN.yaml"]
         self.process = subprocess.Popen(
@@ -74,6 +73,11 @@ class Server:
         assert gone(self.process)
         return self.process.returncode, errors
 
+    def interrupted(self) -> tuple[int, str]:
+        """Press Ctrl-C and wait for the end."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.ends()
+
     def summary(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.out / "summary.json").read_text())
         return found
@@ -84,13 +88,14 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[Server]:
+def serving(*arguments: str, run: str = RUN) -> Iterator[Server]:
+    """Start a server; it must leave no socket behind, and be gone if it should be."""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
         sockets = Path(folder) / "s"
         sockets.mkdir()
         os.environ["TMPDIR"], before = str(sockets), os.environ.get("TMPDIR")
         try:
-            server = Server(Path(folder), *arguments)
+            server = Server(Path(folder), run, arguments)
         finally:
             if before is None:
                 del os.environ["TMPDIR"]

@@ -109,12 +109,18 @@ def test_a_lost_message_is_noticed(second: Step, message: str) -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     table.apply(BEGUN)
     with pytest.raises(WorkerError, match=message):
-        table.apply(second)
+        table.apply(second._replace(batch_id=1))
+
+
+def test_another_batcher_begins_with_no_rows() -> None:
+    table = PageTable(page_tokens=16, total_pages=4)
+    for _ in range(2):
+        assert table.apply(BEGUN) == [RowStep(1, [0, 1], 0, 20, True)]
 
 
 def test_dropped_pages_may_be_given_away_in_the_same_step() -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     table.apply(BEGUN)
-    rows = table.apply(step(dropped=[1], pieces=[Piece(2, 0, 5, False, [1])]))
+    rows = table.apply(step(batch_id=1, dropped=[1], pieces=[Piece(2, 0, 5, False, [1])]))
     assert rows == [RowStep(2, [1], 0, 5, False)]
     assert len(table) == 1

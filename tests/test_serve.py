@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +19,7 @@ def server() -> Iterator[Server]:
     """A server for many tests; ended by Ctrl-C once, it has written down all they did."""
     with serving() as found:
         yield found
-        os.killpg(found.process.pid, signal.SIGINT)
-        status, errors = found.ends()
+        status, errors = found.interrupted()
         assert status == 0, errors
         real = found.summary()["real_run"]
         assert (real["failure"], real["unfinished"]) == (None, 0)

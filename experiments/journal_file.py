@@ -23,25 +23,40 @@ NAME = "decisions.jsonl.gz"
 
 @contextmanager
 def journal_written(
-    path: Path, config: RunConfig, beside: Path
+    path: Path, config: RunConfig, beside: Path, on_loss: Callable[[str], None]
 ) -> Iterator[Callable[[Entry], None]]:
     """Give a function that appends an entry to a new file.
 
     The first line says what a Batcher is made from: the resolved configuration, and the folder
-    that its relative paths start from.
+    that its relative paths start from. A journal that cannot be written on, on a full disk, stops
+    no run: it is removed, which makes room for the results, and `on_loss` hears why.
     """
     head = {
         "evenflow_version": evenflow.__version__,
         "config": config.resolved(),
         "folder": str(beside.resolve()),
     }
-    with gzip.open(path, "wt", compresslevel=1, encoding="ascii") as file:
+    file = gzip.open(path, "wt", compresslevel=1, encoding="ascii")  # noqa: SIM115
+    failures: list[OSError] = []
 
-        def write(entry: Entry) -> None:
-            file.write(json.dumps(_line(entry), separators=(",", ":")) + "\n")
+    def write(entry: Entry) -> None:
+        if not failures:
+            attempt(lambda: file.write(json.dumps(_line(entry), separators=(",", ":")) + "\n"))
 
-        file.write(json.dumps(head) + "\n")
+    def attempt(action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            failures.append(error)
+
+    attempt(lambda: file.write(json.dumps(head) + "\n"))
+    try:
         yield write
+    finally:
+        attempt(file.close)
+        if failures:
+            path.unlink()
+            on_loss(f"{path.name} is left out: cannot write: {failures[0].strerror}")
 
 
 def read_head(path: Path) -> tuple[RunConfig, Path]:

@@ -98,21 +98,36 @@ class LiveServer:
         host, port = self._bound.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def open(self, serving: Serving, batcher: Batcher, pipeline: Pipeline) -> Driver:
-        """Let clients in; return the driver that serves them once it runs."""
+    def open(
+        self,
+        serving: Serving,
+        batcher: Batcher,
+        pipeline: Pipeline,
+        on_token: Callable[[int, int], None] | None,
+    ) -> Driver:
+        """Let clients in; return the driver that serves them once it runs.
+
+        `on_token` hears of their tokens too.
+        """
         from runtime.driver import Driver
         from runtime.server import Service
 
         answers = self.answers
         if serving.text_of is not None:
             serving = replace(serving, text_of=answers.text_of)
+
+        def heard(request_id: int, token: int) -> bool:
+            if on_token is not None:
+                on_token(request_id, token)
+            return answers.token(request_id, token)
+
         driver = Driver(
             serving,
             batcher,
             pipeline,
             front=self.front,
             on_added=answers.added,
-            on_token=answers.token,
+            on_token=heard,
         )
         answers.origin_s = driver.origin_s
         pipeline.watch(self.front.fileno())

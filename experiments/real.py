@@ -111,9 +111,9 @@ def serve(
 ) -> Served:
     """Serve a job's requests in real time, or those of the clients of `live`.
 
-    `record` takes the journal, `on_token` the tokens of a job's own requests. A worker that dies
-    ends the run, and so does the first Ctrl-C (of a server the second: the first sends new clients
-    away): what is finished is returned. UsageError for a configuration that cannot be served.
+    `record` takes the journal, `on_token` the tokens. A worker that dies ends the run, and so does
+    the first Ctrl-C (of a server the second: the first sends new clients away): what is finished is
+    returned. UsageError for a configuration that cannot be served.
     """
     check_servable(job.config)
     from runtime.driver import Driver
@@ -135,7 +135,7 @@ def serve(
                 driver = Driver(serving, batcher, pipeline, on_done=on_done, on_token=on_token)
                 failure, interrupted = _drive(driver, driver.stop)
             else:
-                driver = live.open(serving, batcher, pipeline)
+                driver = live.open(serving, batcher, pipeline, on_token)
                 failure, interrupted = _drive(driver, live.drain, driver.quit)
                 live.ended(driver, failure)
             seconds = time.perf_counter() - started_s

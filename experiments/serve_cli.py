@@ -38,11 +38,12 @@ def serve_command(
 
     job = _job(run, set_)
     folder = out or Path("out") / f"{run.stem}-serve"
+    lost: list[str] = []
     with listening(host, port) as bound, staged(folder) as scratch:
         live = LiveServer(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
         live.on_open = lambda: typer.echo(f"serving {live.model} on {live.url}/v1")
         try:
-            served = serve_into(scratch, job, run.name, live)
+            served = serve_into(scratch, job, run.name, lost.append, live)
         finally:
             live.close()
     result = served.outcome.result
@@ -52,6 +53,9 @@ def serve_command(
     if served.failure is not None:
         done = f"{result.status.count('completed')} of {len(result.status)} requests are done"
         typer.echo(f"ended early: {served.failure}; {done}", err=True)
+    for line in lost:
+        typer.echo(line, err=True)
+    if served.failure is not None or lost:
         raise typer.Exit(130 if served.interrupted else 1)
 
 

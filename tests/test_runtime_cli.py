@@ -46,11 +46,11 @@ def run(tmp_path: Path, sockets: Path) -> Path:
     return tmp_path / "RUN.yaml"
 
 
-def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start a command as a terminal does, in a process group of its own; return while it serves."""
+def spawn(run: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command as a terminal does, in a process group of its own."""
     script = run.parent / "command.py"
     script.write_text(COMMAND)
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, str(script), "run", str(run), *arguments],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
         start_new_session=True,
@@ -58,6 +58,11 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command; return while it serves."""
+    process = spawn(run, *arguments)
     limit_s = time.monotonic() + 20
     while time.monotonic() < limit_s:
         journals = list(run.parent.glob("out/.partial-*/decisions.jsonl.gz"))
@@ -81,8 +86,8 @@ def group(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-def gone(process: subprocess.Popen[str]) -> bool:
-    limit_s = time.monotonic() + 5
+def gone(process: subprocess.Popen[str], patience_s: float = 5) -> bool:
+    limit_s = time.monotonic() + patience_s
     while group(process) and time.monotonic() < limit_s:
         time.sleep(0.05)
     return not group(process)
@@ -170,7 +175,7 @@ def test_a_worker_that_dies_is_one_line_and_status_1(run: Path, sockets: Path) -
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("workers=torch", "workers: torch is not available yet; emulated is right"),
+        ("workers=torch", 'workers.kind: torch needs "model"'),
         ("workers=tpu", 'workers.kind: unknown "tpu"; known: emulated, torch'),
         ("workers.faults=[{stage: 2, slow_factor: 2}]", "stage 2 is none of the 2, 0 to 1"),
         ("workers.faults=[{stage: 0, slow_factor: 0}]", "should be greater than 0.0, not 0"),

@@ -131,9 +131,10 @@ def serve(pipeline: Pipeline, serving: Serving, batcher: Batcher) -> dict[int, l
 
 
 def generated(model: Any, requests: Sequence[Request] = REQUESTS) -> dict[int, list[int]]:
-    """Return what transformers' `generate` continues each prompt with, greedily."""
+    """Return what transformers' `generate` continues each prompt with, greedily, past any end."""
     import torch
 
+    model.generation_config.eos_token_id = None
     found = {}
     for request in requests:
         prompt = torch.tensor([list(TEXTS(request).prompt_ids)])
@@ -142,7 +143,6 @@ def generated(model: Any, requests: Sequence[Request] = REQUESTS) -> dict[int, l
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
             max_new_tokens=request.output_tokens,
-            min_new_tokens=request.output_tokens,
             pad_token_id=0,
         )
         found[request.request_id] = out[0, request.prompt_tokens :].tolist()

@@ -126,9 +126,9 @@ class Batcher(Rows):
             finished = group.step(now_s, self.gap_s, self.gap_count)
         for chunk in batch.chunks:
             self.return_chunk(chunk)
-            if not chunk.last or chunk.row.aborted:
+            if not chunk.last:
                 continue
-            if self.token_of_prefill(chunk.row, now_s):
+            if self.token_of_prefill(chunk.row, now_s) or chunk.row.aborted:
                 finished.append(chunk.row)
             else:
                 group = group if group is not None else self._group_of(batch)

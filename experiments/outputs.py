@@ -62,6 +62,9 @@ RUN_FILES = (
     "tune.svg",
     "tuned.yaml",
     "trials.csv",
+    "validation.md",
+    "validation.png",
+    "validation.svg",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")

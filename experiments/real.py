@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from sim.world import World
 
 if TYPE_CHECKING:
     from experiments.live import LiveServer
-    from runtime.driver import Driver
+    from runtime.driver import Driver, Heard
     from runtime.serving import Serving
 
 
@@ -45,7 +46,8 @@ class Served:
     """What a real run came to. `failure`: why it ended early, None if it did not.
 
     `interrupted`: because the user asked for it. `unfinished` requests have no result. `driver_s`:
-    the driver's own seconds on each micro-batch. `free_pages` were free at the end.
+    the driver's own seconds on each micro-batch; `heard`: when it heard of what it answered.
+    `free_pages` were free at the end.
     """
 
     outcome: Outcome
@@ -54,6 +56,7 @@ class Served:
     unfinished: int
     driver_s: Sequence[float]
     free_pages: int
+    heard: Heard
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
@@ -122,7 +125,8 @@ def serve(
 
     built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
     world = servable(built)
-    batcher = batcher_of(world, record)
+    recording = partial(RecordingBatcher, record=record)
+    batcher = batcher_of(world, Batcher if record is None else recording)
     try:
         crew = crew_of(job.config, built, job.beside)
         pages = world.page_tokens, world.total_pages
@@ -144,7 +148,7 @@ def serve(
     outcome = _outcome(job, built, crew, driver.result(), seconds)
     unfinished = len(world.requests) - driver.num_done if live is None else 0
     ends = failure, interrupted, unfinished
-    return Served(outcome, *ends, driver.work_s, batcher.pool.free_pages)
+    return Served(outcome, *ends, driver.work_s, batcher.pool.free_pages, driver.heard)
 
 
 def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool]:
@@ -174,11 +178,8 @@ def servable(built: Built) -> World:
     return world
 
 
-def batcher_of(world: World, record: Callable[[Entry], None] | None = None) -> Batcher:
-    """Return the Batcher of a world; with `record`, one that hands its journal there."""
-    made_by = (
-        Batcher if record is None else lambda *a, **o: RecordingBatcher(*a, **o, record=record)
-    )
+def batcher_of(world: World, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
+    """Return the Batcher of a world, of the kind that `made_by` makes."""
     return made_by(
         world.make_scheduler(),
         PagePool(world.total_pages, world.page_tokens),

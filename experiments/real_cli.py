@@ -1,4 +1,4 @@
-"""The commands of real runs, `run`, `replay` and `validate`: they parse and print."""
+"""The commands of real runs, `run` and `replay`: they parse and print."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None) -> None:
     from experiments.outputs import staged
     from experiments.terminal import print_left_out, print_summaries
 
-    job = _job(run, set_)
+    job = job_of(run, set_)
     folder = out or Path("out") / f"{run.stem}-run"
     lost: list[str] = []
     with staged(folder) as scratch:
@@ -61,7 +61,8 @@ def replay_command(
     typer.echo("identical: every decision is as recorded")
 
 
-def _job(run: Path, set_: list[str] | None) -> Job:
+def job_of(run: Path, set_: list[str] | None) -> Job:
+    """Return the job that a file and its overrides describe; UsageError if it cannot be served."""
     from evenflow.config import load_config
     from experiments.build import load_workload, make_importable
     from experiments.real import check_servable
@@ -145,30 +146,3 @@ def _left_out_if_full(folder: Path, on_loss: Callable[[str], None]) -> Iterator[
             path.unlink()
         names = ", ".join(path.name for path in begun)
         on_loss(f"{names} and the like are left out: cannot write: {error.strerror}")
-
-
-def validate_command(
-    run: RunFile,
-    set_: Set = None,
-    out: Out = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="How often it is served.")] = 3,
-) -> None:
-    """Serve one configuration several times, simulate it, and print how far they are apart."""
-    from experiments.outputs import staged, write_json
-    from experiments.provenance import wall_clock
-    from experiments.terminal import print_validation
-    from experiments.validate import validate
-
-    job = _job(run, set_)
-    folder = out or Path("out") / f"{run.stem}-validate"
-    seconds = []
-
-    def tell(number: int, served: Served) -> None:
-        seconds.append(served.outcome.wall_s)
-        typer.echo(f"run {number + 1} of {runs}: {seconds[-1]:.1f} s", err=True)
-
-    with staged(folder) as scratch:
-        found = validate(job, runs, tell)
-        write_json(scratch / "validation.json", found | {"wall_clock": wall_clock(sum(seconds))})
-    print_validation(found)
-    typer.echo(folder / "validation.json")

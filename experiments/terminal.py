@@ -97,24 +97,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(table)
 
 
-def print_validation(found: Mapping[str, Any]) -> None:
-    """Print what `experiments.validate` found, a row a metric: errors end to end, of structure."""
-    table = Table(title=f"{found['runs']} runs of {found['requests']} requests, and simulated")
-    table.add_column("")
-    for head in ("mean", "least", "most", "simulated", "error", "structure"):
-        table.add_column(head, justify="right")
-    for key, line in found["end_to_end"].items():
-        numbers = (f"{line[name]:.4g}" for name in ("measured", "least", "most", "simulated"))
-        errors = (line["error"], found["structure"].get(key))
-        table.add_row(key, *numbers, *("-" if e is None else f"{e:+.2%}" for e in errors))
-    Console().print(table)
-    cost = found["overheads"]
-    typer.echo(
-        f"on average, {cost['schedule_ms']:.2f} ms until stage 0 has a micro-batch, "
-        f"{cost['hop_ms']:.2f} ms a hop; {cost['driver_ms']:.2f} ms of them the driver computes"
-    )
-
-
 @contextmanager
 def progress(
     labels: Sequence[str], total: int | None

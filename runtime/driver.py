@@ -37,13 +37,27 @@ class _Sent(NamedTuple):
     work_s: float
 
 
+class Heard:
+    """When the driver heard of things, in seconds of the run.
+
+    `admitted_s`: of each request, in order of arrival; `freed_s`: of each micro-batch, that stage 0
+    has computed it (nothing with a single stage); `returned_s`: that it is back.
+    """
+
+    __slots__ = ("admitted_s", "freed_s", "returned_s")
+
+    def __init__(self) -> None:
+        self.admitted_s, self.freed_s, self.returned_s = array("d"), array("d"), array("d")
+
+
 class Driver:
     """Serves the requests of one run. `clock` is the one that the workers' times are of.
 
     `front` lets requests in, without one those of `serving`. `on_added` is called with (request id,
     why it is refused or None), `on_token` with (request id, token) as tokens come, and says with
     True that the request ends there; `on_done` with the number of requests done. `work_s` has the
-    seconds the driver itself spent on each micro-batch, `origin_s` the clock's time of its start.
+    seconds the driver itself spent on each micro-batch, `heard` when it heard of what it answered,
+    `origin_s` the clock's time of its start.
     """
 
     def __init__(
@@ -78,6 +92,7 @@ class Driver:
         self._last_wait = ""
         self._stops = self._quits = False
         self.work_s = array("d")
+        self.heard = Heard()
 
     def run(self) -> None:
         """Serve until every request is done, or, after `stop`, until the pipeline is empty."""
@@ -152,6 +167,7 @@ class Driver:
         if isinstance(message, Returned):
             self._take_back(message, now_s)
         elif isinstance(message, Free):
+            self.heard.freed_s.append(now_s)
             self._stage0_free = True
 
     def _take_back(self, message: Returned, now_s: float) -> None:
@@ -161,6 +177,7 @@ class Driver:
                 f"micro-batch {message.batch_id} with {len(message.tokens)} tokens returned, "
                 f"expected {batch.batch_id} with {len(sampled)}"
             )
+        self.heard.returned_s.append(now_s)
         self._recorder.batch(batch, [at_s - self.origin_s for at_s in message.times])
         self._stage0_free |= not self._sent  # with a single stage, nothing else says so
         finished = self._batcher.complete(batch, now_s, self._hand_out(sampled, message.tokens))
@@ -182,6 +199,7 @@ class Driver:
         changed = False
         while (request := self._front.due(now_s)) is not None:
             changed = True
+            self.heard.admitted_s.append(now_s)
             reason = self._batcher.add(request)
             if self._on_added is not None:
                 self._on_added(request.request_id, reason)

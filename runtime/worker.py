@@ -204,9 +204,9 @@ class _Outlet:
         if self._place.is_last:
             self.tell(Returned(batch_id, times, done.tokens))
             return
-        self._next.send(encode(Activation(batch_id, times, done.num_bytes, done.key)))
         if not self._place.stage:
-            self.tell(Free(batch_id))
+            self.tell(Free(batch_id))  # first: the next micro-batch waits for it
+        self._next.send(encode(Activation(batch_id, times, done.num_bytes, done.key)))
 
     def close(self) -> None:
         self._driver.close(linger=1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from collections import defaultdict
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import runtime.pipeline
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
 from evenflow.kv import PagePool
@@ -66,14 +66,18 @@ class ThreadProcess:
 
 
 class Threads:
-    """Stands for multiprocessing's way to start a process."""
+    """Stands for multiprocessing, as far as a pipeline uses it."""
 
     Process = ThreadProcess
+
+    @staticmethod
+    def get_context(method: str) -> type[Threads]:
+        return Threads
 
 
 def threads_for_processes(patch: pytest.MonkeyPatch) -> None:
     """Let pipelines start threads."""
-    patch.setattr(multiprocessing, "get_context", lambda method: Threads)
+    patch.setattr(runtime.pipeline, "multiprocessing", Threads)
 
 
 def settings_of(folder: Path, stages: int, **more: Any) -> list[TorchSettings]:

@@ -35,6 +35,8 @@ DRAIN_LIMIT_S = 5.0
 FAILED_S = 1.0
 """How long a server that has failed still says so before it is gone."""
 
+STOPPING = "the server is stopping"
+
 WORKLOAD = "clients"
 """What stands for the trace in the provenance of a served run."""
 
@@ -168,14 +170,15 @@ class LiveServer:
         """Send new clients away; those that are here are served."""
         from runtime.server_answers import ServiceError
 
-        self.answers.close(ServiceError("the server is stopping", 503))
+        self._failure = STOPPING
+        self.answers.close(ServiceError(STOPPING, 503))
         self.front.close()
 
     def ended(self, driver: Driver, failure: str | None) -> None:
         """Tell clients that are still here that nothing more comes, and why."""
         from runtime.server_answers import ServiceError
 
-        self._failure, self._failed_s = failure or "the server is stopping", time.monotonic()
+        self._failure, self._failed_s = failure or STOPPING, time.monotonic()
         driver.abandon(self._failure)
         self.answers.fail(ServiceError(self._failure, 503))
         if failure is None:
@@ -185,7 +188,7 @@ class LiveServer:
         """End the HTTP server; after an error, its clients have not heard of the end yet."""
         from runtime.server_answers import ServiceError
 
-        self.answers.fail(ServiceError(self._failure or "the server is stopping", 503))
+        self.answers.fail(ServiceError(self._failure or STOPPING, 503))
         if self._thread is not None and self._server is not None:
             time.sleep(max(0.0, self._failed_s + FAILED_S - time.monotonic()))
             self._server.should_exit = True

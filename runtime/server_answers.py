@@ -160,13 +160,11 @@ class Answers:
         """Queue a request for each wish; ServiceError when nobody is served, or too many wait."""
         if self._closed is not None:
             raise self._closed
-        waiting = self.num_waiting
-        if self._max_queue is not None and waiting + len(wishes) > self._max_queue:
-            raise ServiceError(
-                f"the queue is full: {waiting} requests wait for their first token, and "
-                f"{self._max_queue} may",
-                503,
-            )
+        if self._max_queue is not None:
+            waiting = self.num_waiting
+            if waiting + len(wishes) > self._max_queue:
+                words = f"{waiting} requests wait for their first token"
+                raise ServiceError(f"the queue is full: {words}, and {self._max_queue} may", 503)
         self._loop = asyncio.get_running_loop()
         reply = Reply(self._next_id, len(wishes))
         self._next_id += len(wishes)

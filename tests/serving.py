@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ kv: {pages: 400}
 max_model_len: 1000
 scheduler: {name: sarathi, token_budget: 128}
 """
+START_S = 60.0
 
 
 class Server:
@@ -49,7 +51,10 @@ class Server:
             text=True,
         )
         assert self.process.stdout is not None
+        limit = threading.Timer(START_S, self.process.kill)
+        limit.start()
         line = self.process.stdout.readline()
+        limit.cancel()
         found = re.search(r"serving (\S+) on (http://127\.0\.0\.1:\d+)/v1", line)
         assert found, line or self.process.communicate(timeout=5)
         self.model, self.url = found[1], found[2]

@@ -71,7 +71,9 @@ def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
         with pytest.raises(openai.InternalServerError, match="the queue is full: 0 requests"):
             client.completions.create(model="evenflow", prompt=[[1]] * 3, max_tokens=1)
         os.killpg(server.process.pid, signal.SIGINT)
-        time.sleep(0.1)
+        limit_s = time.monotonic() + 5
+        while server.http.get("/health").status_code == 200 and time.monotonic() < limit_s:
+            time.sleep(0.01)
         with pytest.raises(openai.InternalServerError, match="the server is stopping"):
             client.completions.create(model="evenflow", prompt=[1])
         assert sum(len(chunk.choices) for chunk in short) == 59

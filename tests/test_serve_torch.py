@@ -98,6 +98,27 @@ def test_a_prompt_as_text_is_its_tokens_and_the_end_token_ends_it(
     assert answer.usage.prompt_tokens == len(PROMPTS[1])
 
 
+def test_requests_of_the_form_of_vllm_s_benchmark(served: tuple[Server, list[list[int]]]) -> None:
+    server, expected = served
+    body = {
+        "model": server.model,
+        "prompt": words(PROMPTS[2]),
+        "temperature": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": NEW_TOKENS,
+        "logprobs": None,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    lines = [line for line in server.complete(**body).text.splitlines() if line]
+    assert lines.pop() == "data: [DONE]"
+    *chunks, last = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert len(chunks) == NEW_TOKENS
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == words(expected[2])
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], NEW_TOKENS)
+
+
 def test_a_seed_gives_the_same_draws_again(served: tuple[Server, list[list[int]]]) -> None:
     server, expected = served
     client = server.client()

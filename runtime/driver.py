@@ -100,9 +100,8 @@ class Driver:
             messages = self._pipeline.receive(self._patience_s())
             now_s = self._now_s()
             self._check_alive(messages, now_s)
-            for message in messages:
-                self._apply(message, now_s)
-            if not self._stops and (self._admit(now_s) or messages or self._is_woken(now_s)):
+            changed = [self._apply(message, now_s) for message in messages]
+            if not self._stops and (self._admit(now_s) or any(changed) or self._is_woken(now_s)):
                 self._settle(now_s)
 
     def stop(self) -> None:
@@ -163,12 +162,16 @@ class Driver:
 
     # -- an instant: what happened, then what to send -------------------------------------------
 
-    def _apply(self, message: Message, now_s: float) -> None:
+    def _apply(self, message: Message, now_s: float) -> bool:
+        """Take note of a message; return whether there may be something to send now."""
         if isinstance(message, Returned):
             self._take_back(message, now_s)
-        elif isinstance(message, Free):
+            return True
+        if isinstance(message, Free):
             self.heard.freed_s.append(now_s)
             self._stage0_free = True
+            return self._serving.dispatch == "stage0"
+        return False
 
     def _take_back(self, message: Returned, now_s: float) -> None:
         batch, sampled, _ = self._sent.popleft()

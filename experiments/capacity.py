@@ -17,7 +17,7 @@ from evenflow.config_workload import Arrivals, ReplayArrivals
 from evenflow.errors import UsageError
 from evenflow.types import Request
 from experiments.build import load_workload
-from experiments.dry_run import dry_run
+from experiments.dry_run import dry_run, seed_matters
 from experiments.intervals import Interval, interval
 from experiments.points import Point, Record, Store, run_points
 from experiments.rate_search import LEAST_TOLERANCE, Found, Probe, found, next_rates, rounded
@@ -154,6 +154,12 @@ def capacity_of(
 def prove(question: Question) -> Proof:
     """Find mistakes before the first long run, by a run of the two smallest requests."""
     config = question.config
+    if question.replications > 1 and not seed_matters(config):
+        raise UsageError(
+            f"--replications {question.replications}: all would be alike, as the seed draws "
+            f"nothing of trace {config.workload.trace} with {config.workload.arrivals.kind} "
+            "arrivals; give random arrivals, such as poisson, or one replication"
+        )
     workload = load_workload(config, question.beside)
     start = own_rate(config.workload.arrivals, workload.requests)
     outcome = dry_run(config, workload, question.beside)

@@ -1,4 +1,4 @@
-"""A run of two requests, to find mistakes before the first long one."""
+"""What to know of a run before the first long one: its mistakes, and whether its seed matters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from experiments.build import Workload
 from experiments.runs import Job, Outcome, run_job
+from traces import SAMPLE_NAMES
 
 
 def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:
@@ -17,6 +18,16 @@ def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:
         why = outcome.result.reason[0]
         raise UsageError(f"workload: none of its requests can be served: the smallest: {why}")
     return outcome
+
+
+def seed_matters(config: RunConfig) -> bool:
+    """Say whether another seed gives another run: something of it is drawn."""
+    return (
+        config.workload.trace in SAMPLE_NAMES
+        or config.workload.arrivals.kind not in ("replay", "offline", "closed")
+        or config.speculative is not None
+        or "predictor" in config.scheduler.params
+    )
 
 
 def _smallest(workload: Workload) -> Workload:

@@ -12,6 +12,7 @@ from typing import Any
 
 from evenflow.bubbles import attribute
 from evenflow.config import configured
+from experiments.dry_run import seed_matters
 from experiments.intervals import Interval, interval, paired_difference
 from experiments.points import Point
 from experiments.runs import Outcome
@@ -62,11 +63,7 @@ def unseen_parts(tuning: Tuning, checks: int) -> dict[str, tuple[Part, ...]]:
     config = configured(tuning.document)
     seeds = range(tuning.train[-1].seed + 1, tuning.train[-1].seed + 1 + checks)
     skip = config.workload.skip
-    drawn = is_sample(config) or config.workload.arrivals.kind not in (
-        "replay",
-        "offline",
-        "closed",
-    )
+    drawn = seed_matters(config)
     wanted = tuning.requests * (1 + checks)
     rows = wanted if is_sample(config) else rows_of(config, tuning.beside, wanted)
     later = [skip + tuning.requests * (1 + i) for i in range(rows // tuning.requests - 1)]

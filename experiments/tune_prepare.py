@@ -15,7 +15,7 @@ from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, policy
 from evenflow.yaml_file import Document
 from experiments.build import find, load_workload
-from experiments.dry_run import dry_run
+from experiments.dry_run import dry_run, seed_matters
 from experiments.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.sweep_config import Parameter
 from experiments.tune import Candidate, Part, Tuning
@@ -65,7 +65,8 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
     if base is None:
         raise UsageError(f"--gpus {wish.gpus}: no layout fits: {found[0].label}: {found[0].reason}")
     spaces = {name: space_of(name) for name in _schedulers(config, wish)}
-    seeds = range(config.workload.seed, config.workload.seed + wish.replications)
+    count = wish.replications if seed_matters(config) else 1
+    seeds = range(config.workload.seed, config.workload.seed + count)
     return Tuning(
         document=document,
         beside=beside,

@@ -49,7 +49,7 @@ def capacity(folder: Path, config: RunConfig, *slo: str, **more: Any) -> Capacit
 
 def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
     # M/D/1: mean wait = u s / (2 (1 - u)); a mean of s is reached at a utilisation u of 2/3.
-    config = queue(tmp_path, requests=2000)
+    config = queue(tmp_path, requests=1500)
     found = capacity(tmp_path, config, "mean_queue_ms=100", replications=4, tolerance=0.04)
     assert found.status == "found"
     assert found.rate is not None
@@ -186,6 +186,7 @@ BAD = [
     (["--max-median-queue-s", "-2"], "above 0"),
     (["--slo", "p99_itl_ms=200", "--tolerance", "0"], "--tolerance 0"),
     (["--slo", "p99_itl_ms=200", "--replications", "0"], "--replications 0"),
+    (["--slo", "p99_itl_ms=200", "--replications", "2"], "--replications 2: all would be alike"),
     (["--slo", "p99_itl_ms=200", "--executor", "cloud"], "--executor cloud"),
     (["--slo", "p99_itl_ms=200", "--set", "scheduler=sarahti"], "unknown scheduler"),
     (["--slo", "p99_itl_ms=200", "--set", "workload.trace=none.csv"], "none.csv"),

@@ -195,9 +195,9 @@ def test_unseen_parts_begin_after_the_search(tmp_path: Path) -> None:
     found = parts(requests=30, skip=5, arrivals=poisson)
     assert found[FRESH] == tuple(Part(seed, 5) for seed in seeds)
     assert found[LATER] == (Part(9, 35), Part(10, 65), Part(11, 35), Part(12, 65))
-    assert parts(requests=30, arrivals="replay") == {LATER: (Part(9, 30), Part(10, 60))}
+    assert parts(requests=30, arrivals="replay") == {LATER: (Part(8, 30), Part(9, 60))}
     assert parts(requests=80, arrivals="replay") == {}
-    assert parts(arrivals="replay") == {LATER: (Part(9, 50),)}
+    assert parts(arrivals="replay") == {LATER: (Part(8, 50),)}
     sample = {"trace": "azure-conv-sample", "requests": 10, "seed": 0, "arrivals": "offline"}
     run = {**RUN, "workload": sample}
     later = unseen_parts(tuning(run, ("p99_tpot_ms=1e6",), trials=1), 2)[LATER]

@@ -154,7 +154,8 @@ def _baselines(
 ) -> dict[str, Candidate]:
     """Return the run's own settings, gLLM's, and every scheduler as it is by default, each once."""
     own = config.scheduler
-    found = {AS_IS: Candidate(own.name, own.params, base)}
+    name = f"{AS_IS}, on {base.label}" if base.keys else AS_IS  # other GPUs than the run says
+    found = {name: Candidate(own.name, own.params, base)}
     named = {GLLM: "token_throttling"} | {
         f"{name}'s defaults": name for name in schedulers if name != "token_throttling"
     }

@@ -223,6 +223,12 @@ def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
     assert (15, 16, 16, 17) in moved
 
 
+def test_on_other_gpus_the_run_as_it_is_gets_the_first_layout_that_fits() -> None:
+    asked = tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=2)
+    assert asked.default == "as given, on 2 x 1, even"
+    assert tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=4).default == "as given"
+
+
 def test_shifts_keep_the_layers() -> None:
     assert shifted((5, 5, 5, 5), 2) == (6, 6, 5, 3)
     assert shifted((5, 5, 5, 5), -4) == (3, 4, 4, 9)

@@ -74,7 +74,7 @@ def _dask_client(address: str, workers: int) -> Iterator[Any]:
     if not address:
         with (
             LocalCluster(
-                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=None
+                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=":0"
             ) as cluster,
             Client(cluster) as client,
         ):

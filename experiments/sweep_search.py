@@ -7,6 +7,7 @@ and on results only: an interrupted search, run again, proposes the same and fin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from evenflow.errors import UsageError
@@ -19,7 +20,7 @@ def search(sweep: Sweep, method: Optuna, simulator: Simulator, done: int) -> lis
 
     `done` points were simulated before. UsageError without the extra `tune`.
     """
-    study = _study(sweep, method)
+    study = study_of(method, [objective.goal for objective in sweep.config.objectives])
     found: list[Trial] = []
     while len(found) < method.trials:
         size = min(method.batch_size, method.trials - len(found))
@@ -33,7 +34,8 @@ def search(sweep: Sweep, method: Optuna, simulator: Simulator, done: int) -> lis
     return found
 
 
-def _study(sweep: Sweep, method: Optuna) -> Any:
+def study_of(method: Optuna, goals: Sequence[str]) -> Any:
+    """Return a study that proposes by a method; UsageError without the extra `tune`."""
     try:
         import optuna
     except ImportError:
@@ -43,15 +45,14 @@ def _study(sweep: Sweep, method: Optuna) -> Any:
         sampler: Any = optuna.samplers.TPESampler(seed=method.seed, constant_liar=True)
     else:
         sampler = optuna.samplers.NSGAIISampler(population_size=method.batch_size, seed=method.seed)
-    directions = [objective.goal for objective in sweep.config.objectives]
-    return optuna.create_study(directions=directions, sampler=sampler)
+    return optuna.create_study(directions=goals, sampler=sampler)
 
 
 def _assignment(asked: Any, sweep: Sweep) -> Assignment:
-    return {name: _proposed(asked, name, each) for name, each in sweep.config.parameters.items()}
+    return {name: proposed(asked, name, each) for name, each in sweep.config.parameters.items()}
 
 
-def _proposed(asked: Any, name: str, parameter: Parameter) -> Any:
+def proposed(asked: Any, name: str, parameter: Parameter) -> Any:
     """Ask for one value; a list of numbers is in order, one of anything else is not."""
     if isinstance(parameter, Range):
         return parameter.at(asked.suggest_float(name, 0.0, 1.0))

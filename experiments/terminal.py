@@ -21,6 +21,7 @@ ROWS = (
     ("total_token_throughput", "all tokens/s", "{:.1f}"),
     ("steady_total_token_throughput", "all tokens/s, steady", "{:.1f}"),
     ("request_goodput", "requests/s within limits", "{:.2f}"),
+    ("median_queue_ms", "scheduling delay median (ms)", "{:.1f}"),
     ("mean_ttft_ms", "TTFT mean (ms)", "{:.1f}"),
     ("p99_ttft_ms", "TTFT P99 (ms)", "{:.1f}"),
     ("mean_tpot_ms", "TPOT mean (ms)", "{:.1f}"),
@@ -112,9 +113,12 @@ def print_validation(found: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[Sequence[int]], None] | None]:
+def progress(
+    labels: Sequence[str], total: int | None
+) -> Iterator[Callable[[Sequence[int]], None] | None]:
     """Show a bar for each label on a terminal; gives a function that takes the counts done.
 
+    `total` None: nobody knows how many there will be.
     Gives None where nobody watches, so that a run need not count.
     """
     if not sys.stderr.isatty():

@@ -27,7 +27,7 @@ from experiments.sweep import (
     run_sweep,
 )
 from experiments.sweep_check import check
-from experiments.sweep_config import Range, Sweep
+from experiments.sweep_config import Range, Sweep, load_sweep
 from experiments.sweep_effects import main_effects, sensitivity
 from experiments.sweep_ranking import pareto_front, ranked, relative
 from experiments.sweep_space import assignments, default_assignment
@@ -276,3 +276,10 @@ def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:
     assert GRID["run"]["workload"]["requests"] == 6
     with pytest.raises(UsageError, match=r"run\.workload\.requests=0"):
         sweep(tmp_path, "run.workload.requests=0", run="RUN.yaml").run_config({})
+
+
+def test_the_example_is_right_and_holds_the_default() -> None:
+    asked = load_sweep(Path(__file__).parent.parent / "examples/sweep/azure.yaml")
+    check(asked)
+    assert expected_points(asked) == 48 * 3
+    assert default_assignment(asked) in known_assignments(asked)

@@ -1,8 +1,9 @@
 """The serving state machine: queues, pages and the micro-batches in flight. Three verbs drive it.
 
 `add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a
-micro-batch back. The Batcher has no clock and decides nothing: mechanism is here and in
-`evenflow.rows`, policy in `evenflow.schedulers`. One thread or process owns it.
+micro-batch back; where clients may leave, `abort` ends a request. The Batcher has no clock and
+decides nothing: mechanism is here and in `evenflow.rows`, policy in `evenflow.schedulers`. One
+thread or process owns it.
 """
 
 from __future__ import annotations
@@ -127,21 +128,40 @@ class Batcher(Rows):
             self.return_chunk(chunk)
             if not chunk.last:
                 continue
-            if self.token_of_prefill(chunk.row, now_s):
+            if self.token_of_prefill(chunk.row, now_s) or chunk.row.aborted:
                 finished.append(chunk.row)
             else:
                 group = group if group is not None else self._group_of(batch)
                 self.start_decoding(chunk.row, group)
-        if stopped and group is not None:
-            rows = [row for row in group.rows() if row.request.request_id in stopped]
-            for row in rows:
-                group.leave(row)
-            finished += rows
+        if stopped or self.aborted:
+            finished = self.end_early(finished, batch.chunks, group, stopped)
         for row in finished:
             self.retire(row, now_s)
         if group is not None and group.members:
             self.ready.append(group)
         return finished
+
+    def abort(self, request_id: int) -> Row:
+        """End a request before its time, wherever it is; return its row, `generated` up to date.
+
+        Its pages are free at once or, while micro-batches compute with them, when the last of these
+        has returned; so long it counts as running. Raises ValueError for a request that is not
+        being served.
+        """
+        row = self.live.get(request_id)
+        if row is None or row.aborted:
+            raise ValueError(f"request {request_id} is not being served")
+        row.aborted = True
+        self.leave_queues(row)
+        sent = (batch.decodes for batch in self.in_flight.values())
+        group = next((group for group in sent if group is not None and row in group), None)
+        if group is not None:
+            group.settle(row)
+        if group is not None or row.chunks_in_flight:
+            self.aborted.add(request_id)
+        else:
+            self.give_up(row)
+        return row
 
     # -- what is in the way ---------------------------------------------------------------------
 
@@ -261,10 +281,10 @@ class Batcher(Rows):
 
     def _prefillable(self, prefill: Prefill) -> Row:
         row = self.live.get(prefill.request_id)
-        if row is None or row.decoding:
+        if row is None or row.aborted or row.decoding:
+            what = "is not being served" if row is None or row.aborted else "decodes"
             raise PolicyError(
-                f"policy {self.policy_name} prefills request {prefill.request_id}, "
-                f"which {'decodes' if row else 'is not being served'}"
+                f"policy {self.policy_name} prefills request {prefill.request_id}, which {what}"
             )
         if not 1 <= prefill.tokens <= row.remaining:
             raise self._broken(row, f"prefills {prefill.tokens} of {row.remaining} tokens left")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Collection, Sequence
 
 from evenflow.groups import DecodeGroup, Row
 from evenflow.keeping import Keeper
@@ -52,6 +53,7 @@ class Rows:
         self.ready = ReadyQueue(pool.page_tokens)
         self.live: dict[int, Row] = {}
         self.moving: dict[int, Row] = {}  # hold pages while their KV leaves or arrives
+        self.aborted: set[int] = set()  # of the live: end when their micro-batches return
         self.waiting_tokens = 0
         self.running = 0
         self.running_decodes = 0
@@ -110,7 +112,7 @@ class Rows:
         if chunk.epoch != chunk.row.epoch:
             raise ValueError(f"stale chunk of request {chunk.row.request.request_id}")
         chunk.row.chunks_in_flight -= 1
-        if not chunk.last and not self.pipelined_chunks:
+        if not (chunk.last or self.pipelined_chunks or chunk.row.aborted):
             insort(self.partials, chunk.row, key=_by_arrival)
 
     def _leave_queue(self, row: Row) -> None:
@@ -163,6 +165,55 @@ class Rows:
         self.kv_tokens -= row.held_tokens
         self.pool.free(row.pages)
         row.pages = []
+
+    # -- a client that leaves -------------------------------------------------------------------
+
+    def leave_queues(self, row: Row) -> None:
+        """Take a row out of where it could be scheduled from; it still holds its pages."""
+        if row.decoding:
+            if row in self.ready:
+                self.ready.remove(row)
+            return
+        self.waiting_tokens -= row.remaining
+        if not row.pages:
+            self._leave_queue(row)
+        elif row in self.partials:
+            self.partials.remove(row)
+
+    def end_early(
+        self,
+        finished: list[Row],
+        chunks: Sequence[Chunk],
+        group: DecodeGroup | None,
+        stopped: Collection[int],
+    ) -> list[Row]:
+        """Take those that stopped or were aborted out of what a micro-batch brought back.
+
+        Return all that finished; aborted ones did not.
+        """
+        if group is not None:
+            ended = {*stopped, *self.aborted}
+            rows = [row for row in group.rows() if row.request.request_id in ended]
+            for row in rows:
+                group.leave(row)
+            finished += rows
+        gone = [row for row in finished if row.aborted]
+        gone += (chunk.row for chunk in chunks if chunk.row.aborted)
+        for row in dict.fromkeys(gone):
+            if not row.chunks_in_flight:
+                self.aborted.remove(row.request.request_id)
+                self.give_up(row)
+        return [row for row in finished if not row.aborted]
+
+    def give_up(self, row: Row) -> None:
+        """Forget a row that is in no queue and no micro-batch any more; its pages are free."""
+        if row.pages:  # else it has only waited
+            self.kv_tokens -= row.held_tokens if row.decoding else row.computed
+            self.pool.free(row.pages)
+            row.pages = []
+            self.running -= 1
+            self.running_decodes -= row.decoding
+        del self.live[row.request.request_id]
 
     # -- preemption -----------------------------------------------------------------------------
 

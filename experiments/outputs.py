@@ -6,6 +6,7 @@ It knows file names and formats, not how results come about or what they mean.
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 import os
@@ -44,6 +45,7 @@ RUN_FILES = (
     "bubbles.csv",
     "timeline.json.gz",
     "decisions.jsonl.gz",
+    "tokens.jsonl.gz",
     "validation.json",
     "sweep.json",
     "points.csv",
@@ -60,6 +62,9 @@ RUN_FILES = (
     "tune.svg",
     "tuned.yaml",
     "trials.csv",
+    "validation.md",
+    "validation.png",
+    "validation.svg",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")
@@ -117,6 +122,14 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a mapping as JSON; a number that is not finite becomes null, which JSON can say."""
     text = json.dumps(_plain(data), indent=2, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_tokens(path: Path, tokens: Mapping[int, list[int]]) -> None:
+    """Write a line a request, in order of request id: the ids of the tokens it got."""
+    with gzip.open(path, "wt", encoding="ascii") as file:
+        for request_id in sorted(tokens):
+            line = {"request_id": request_id, "tokens": tokens[request_id]}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def write_table(path: Path, columns: Mapping[str, NDArray[Any] | list[str]]) -> None:

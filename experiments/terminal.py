@@ -15,7 +15,7 @@ from evenflow.result import RunResult
 
 ROWS = (
     ("completed", "requests completed", "{:.0f}"),
-    ("failed", "requests rejected", "{:.0f}"),
+    ("failed", "requests rejected or aborted", "{:.0f}"),
     ("duration", "duration (s)", "{:.1f}"),
     ("output_throughput", "output tokens/s", "{:.1f}"),
     ("total_token_throughput", "all tokens/s", "{:.1f}"),
@@ -68,7 +68,7 @@ def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
-    """Say what the run left out: dropped rows of the trace, rejected requests, measurements."""
+    """Say what the run left out: rows of the trace, requests, measurements."""
     for reason, count in dropped.items():
         typer.echo(f"dropped {count} rows of the trace: {reason}", err=True)
     rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
@@ -79,6 +79,9 @@ def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
             f"{result.request_id[first]}: {result.reason[first]}",
             err=True,
         )
+    aborted = result.status.count("aborted")
+    if aborted:
+        typer.echo(f"aborted {aborted} requests, whose clients left", err=True)
     share = result.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
     if share > TOLD_SHARE:
         typer.echo(
@@ -92,24 +95,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-
-
-def print_validation(found: Mapping[str, Any]) -> None:
-    """Print what `experiments.validate` found, a row a metric: errors end to end, of structure."""
-    table = Table(title=f"{found['runs']} runs of {found['requests']} requests, and simulated")
-    table.add_column("")
-    for head in ("mean", "least", "most", "simulated", "error", "structure"):
-        table.add_column(head, justify="right")
-    for key, line in found["end_to_end"].items():
-        numbers = (f"{line[name]:.4g}" for name in ("measured", "least", "most", "simulated"))
-        errors = (line["error"], found["structure"].get(key))
-        table.add_row(key, *numbers, *("-" if e is None else f"{e:+.2%}" for e in errors))
-    Console().print(table)
-    cost = found["overheads"]
-    typer.echo(
-        f"on average, {cost['schedule_ms']:.2f} ms until stage 0 has a micro-batch, "
-        f"{cost['hop_ms']:.2f} ms a hop; {cost['driver_ms']:.2f} ms of them the driver computes"
-    )
 
 
 @contextmanager

@@ -101,7 +101,8 @@ def assign(document: Document, keys: Sequence[str], value: object, place: str) -
     path = tuple(keys)
     data = _with_value(document.data, path, value, place)
     kept = {key: old for key, old in document.places.items() if key[: len(path)] != path}
-    return Document(document.name, data, {**kept, path: place})
+    around: dict[KeyPath, str] = {path[:length]: place for length in range(1, len(path))}
+    return Document(document.name, data, {**around, **kept, path: place})
 
 
 def _with_value(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -71,10 +72,12 @@ def _dask_client(address: str, workers: int) -> Iterator[Any]:
         from distributed import Client, LocalCluster
     except ImportError:
         raise UsageError("--executor dask: needs dask; pip install 'evenflow[cluster]'") from None
+    # A cluster that goes away is told in one line; the client would log its attempts to reconnect.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     if not address:
         with (
             LocalCluster(
-                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=None
+                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=":0"
             ) as cluster,
             Client(cluster) as client,
         ):

@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -186,9 +186,11 @@ def _simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
         for future in futures:
             future.cancel()
     if death is not None:
+        lost = isinstance(death, CancelledError)
+        what = "the cluster went away" if lost else "a worker died, perhaps for want of memory"
         raise UsageError(
-            f"a worker died ({type(death).__name__}), perhaps for want of memory; what is done is "
-            "kept, and the same command goes on from there: try fewer workers, or fewer requests"
+            f"{what} ({type(death).__name__}); what is done is kept, and the same command goes on "
+            "from there" + ("" if lost else ": try fewer workers, or fewer requests")
         )
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from evenflow.config import RunConfig
+from evenflow.errors import UsageError
 from experiments.points import Point, Record, Store, run_points
 from experiments.sweep_config import Assignment, Optuna, Sweep
 from experiments.sweep_space import assignments, default_assignment, distinct, identity
@@ -92,15 +93,22 @@ def points_of(sweep: Sweep, wanted: Sequence[Assignment]) -> list[Point]:
     """Return the points of assignments, replication by replication: they share their requests."""
     configs = [sweep.run_config(assignment) for assignment in wanted]
     return [
-        Point(_with_seed_after(config, replication), sweep.beside)
+        Point(_replicated(sweep, config, replication), sweep.beside)
         for replication in range(sweep.config.replications)
         for config in configs
     ]
 
 
-def _with_seed_after(config: RunConfig, replication: int) -> RunConfig:
+def _replicated(sweep: Sweep, config: RunConfig, replication: int) -> RunConfig:
+    """Return the run with the requests of one replication: another seed, another window."""
     workload = config.workload
-    workload = workload.model_copy(update={"seed": workload.seed + replication})
+    changed = {"seed": workload.seed + replication}
+    if sweep.config.replicate == "windows":
+        if workload.requests is None:
+            place = sweep.document.place(("replicate",))
+            raise UsageError(f'{place}: replicate: windows needs the key "run.workload.requests"')
+        changed["skip"] = workload.skip + replication * workload.requests
+    workload = workload.model_copy(update=changed)
     return config.model_copy(update={"workload": workload})
 
 

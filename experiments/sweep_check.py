@@ -97,5 +97,5 @@ def _check_replications(sweep: Sweep, assignment: Assignment) -> None:
             f"{sweep.document.place(('replications',))}: replications: all would be alike, as the "
             f"seed draws nothing of trace {config.workload.trace} with "
             f"{config.workload.arrivals.kind} arrivals; give random arrivals, such as poisson, or "
-            "replications: 1"
+            "replicate: windows, or replications: 1"
         )

@@ -166,8 +166,9 @@ class SweepConfig(Keys):
     """What to vary in a run, and what to look for.
 
     `run`: a RUN.yaml, or its keys. With several `objectives` there is a Pareto front. Each point is
-    simulated `replications` times, with `workload.seed` one higher each time: all points of one
-    replication see the same requests. `limits`: a point beyond them is in the tables, but is not
+    simulated `replications` times, with `workload.seed` one higher each time; `replicate: windows`
+    also takes the next `workload.requests` of the trace. All points of one replication see the same
+    requests. `limits`: a point beyond them is in the tables, but is not
     called best.
     """
 
@@ -180,6 +181,7 @@ class SweepConfig(Keys):
     objectives: list[Objective] = Field(default_factory=_default_objectives, min_length=1)
     limits: dict[str, Bounds] = Field(default_factory=dict)
     replications: Count = 1
+    replicate: Literal["seeds", "windows"] = "seeds"
 
     @model_validator(mode="after")
     def _steps_where_needed(self) -> Self:

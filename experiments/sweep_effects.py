@@ -52,9 +52,11 @@ def sensitivity(findings: Findings) -> list[Panel]:
     """Return a panel a parameter: metrics relative to the default, all other parameters as there.
 
     Ratios are taken within a replication. A parameter of which no other value was simulated beside
-    the default is left out; without a default there are no panels.
+    the default is left out; without a default there are no panels, nor of points drawn or searched
+    for, of which hardly any differ in one parameter only.
     """
-    if findings.default is None or findings.trials[findings.default].errors:
+    chosen = findings.sweep.config.method.kind in ("grid", "one_at_a_time")
+    if not chosen or findings.default is None or findings.trials[findings.default].errors:
         return []
     base = findings.trials[findings.default]
     metrics = list(dict.fromkeys([*SHOWN, *findings.sweep.config.metrics]))
@@ -116,7 +118,8 @@ def _main_effect(findings: Findings, trials: Sequence[Trial], name: str, metric:
     if findings.default is not None:
         own = identity({name: findings.trials[findings.default].assignment[name]})
         default = next((i for i, v in enumerate(values) if identity({name: v}) == own), None)
-    series = Series(metric, [m.mean for m in means], [m.half_width for m in means])
+    widths = [math.nan if scattered else each.half_width for each in means]
+    series = Series(metric, [each.mean for each in means], widths)
     spread = scattered and values[0] > 0 and values[-1] > 10 * values[0]
     return Panel(name, values, default, [series], scattered, spread)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.report_style import SCHEDULER_COLOURS
 from experiments.sweep import Findings
@@ -123,7 +124,11 @@ def _draw_series(axes: Axes, panel: Panel, series: Series, index: int, name: str
 
 def _finish(axes: Axes, panel: Panel) -> None:
     if panel.scattered:
-        axes.set_xscale("log" if panel.log else "linear")
+        if panel.log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.xaxis.set_minor_locator(NullLocator())
     else:
         labels = list(map(label, panel.values))
         crowded = sum(map(len, labels)) > 36

@@ -13,7 +13,7 @@ from experiments.intervals import Interval, interval
 from experiments.outputs import write_table
 from experiments.points import code_digest
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
-from experiments.sweep import Findings, Trial
+from experiments.sweep import Findings, Trial, points_of
 from experiments.sweep_ranking import difference, eligible, ranked
 
 Columns = dict[str, list[Any]]
@@ -30,12 +30,14 @@ def write_tables(folder: Path, findings: Findings) -> None:
 
 def point_columns(findings: Findings) -> Columns:
     """Return a row for each point and replication, in that order; an empty cell: no such metric."""
-    seed = findings.sweep.run_config(findings.trials[0].assignment).workload.seed
+    points = points_of(findings.sweep, [trial.assignment for trial in findings.trials])
+    workloads = [point.config.workload for point in points]
     rows = [
         {
             "point": index,
             "replication": replication,
-            "seed": _seed(findings, trial, seed) + replication,
+            "seed": workloads[replication * len(findings.trials) + index].seed,
+            "skip": workloads[replication * len(findings.trials) + index].skip,
             **{name: cell(value) for name, value in trial.assignment.items()},
             "status": "completed" if record.error is None else "failed",
             "error": record.error or "",
@@ -46,10 +48,6 @@ def point_columns(findings: Findings) -> Columns:
         for replication, record in enumerate(trial.records)
     ]
     return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _seed(findings: Findings, trial: Trial, seed: int) -> int:
-    return int(trial.assignment.get("workload.seed", seed))
 
 
 def summary_columns(findings: Findings) -> Columns:

@@ -139,3 +139,21 @@ def test_a_record_is_the_same_before_and_after_it_is_stored(tmp_path: Path) -> N
 def test_an_executor_that_there_is_not(name: str, told: str) -> None:
     with pytest.raises(UsageError, match=told), executor_of(name):
         pass
+
+
+def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 5.0)
+    own = {"processes": False, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with distributed.LocalCluster(n_workers=1, **own) as cluster:
+        name = f"dask:{cluster.scheduler_address}"
+        with executor_of(name) as executor:
+            assert run_points([point()], Store(tmp_path), executor) == [simulate_point(point())]
+        monkeypatch.setattr("experiments.executors.code_digest", lambda: repr(object()))
+        with pytest.raises(UsageError, match="runs another version"), executor_of(name):
+            pass
+    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 0.3)
+    with distributed.LocalCluster(n_workers=0, **own) as cluster:
+        name = f"dask:{cluster.scheduler_address}"
+        with pytest.raises(UsageError, match="has no workers"), executor_of(name):
+            pass

@@ -26,7 +26,8 @@ from experiments.sweep import (
     run_shard,
     run_sweep,
 )
-from experiments.sweep_config import Range, Sweep
+from experiments.sweep_check import check
+from experiments.sweep_config import Range, Sweep, load_sweep
 from experiments.sweep_effects import main_effects, sensitivity
 from experiments.sweep_ranking import pareto_front, ranked, relative
 from experiments.sweep_space import assignments, default_assignment
@@ -99,6 +100,31 @@ def test_all_points_of_a_replication_see_the_same_requests(tmp_path: Path) -> No
     points = points_of(asked, known_assignments(asked))
     assert [point.config.workload.seed for point in points] == [0] * 6 + [1] * 6
     assert len({point.key for point in points}) == expected_points(asked) == 12
+
+
+def test_replications_may_be_windows_of_the_trace(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+        + "".join(f"{i},{10 + i},5\n" for i in range(9)),
+        encoding="utf-8",
+    )
+    run = {**RUN, "workload": {"trace": "trace.csv", "requests": 3, "skip": 1}}
+    asked = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
+    check(asked)
+    found = point_columns(simulated(asked, tmp_path))
+    assert (found["seed"], found["skip"]) == ([0, 1] * 2, [1, 4] * 2)
+    assert found["total_input_tokens"] == [11 + 12 + 13, 14 + 15 + 16] * 2
+    del run["workload"]["requests"]
+    endless = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
+    with pytest.raises(UsageError, match=r"replicate: windows needs .*workload\.requests"):
+        check(endless)
+
+
+def test_the_run_as_it_is_does_not_weigh_in_an_effect(tmp_path: Path) -> None:
+    found = simulated(sweep(tmp_path, parameters={"scheduler.token_budget": [64, 96]}), tmp_path)
+    assert (found.default, found.default_is_extra) == (0, True)
+    assert main_effects(found, "mean_e2el_ms")[0].values == [64, 96]
+    assert sensitivity(found)[0].values == [64, 96, 128]
 
 
 def test_findings_and_tables(tmp_path: Path) -> None:
@@ -250,3 +276,10 @@ def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:
     assert GRID["run"]["workload"]["requests"] == 6
     with pytest.raises(UsageError, match=r"run\.workload\.requests=0"):
         sweep(tmp_path, "run.workload.requests=0", run="RUN.yaml").run_config({})
+
+
+def test_the_example_is_right_and_holds_the_default() -> None:
+    asked = load_sweep(Path(__file__).parent.parent / "examples/sweep/azure.yaml")
+    check(asked)
+    assert expected_points(asked) == 48 * 3
+    assert default_assignment(asked) in known_assignments(asked)

@@ -119,7 +119,7 @@ class Scheduler(Protocol):
     - `uncapped` (bool, default False): it limits the micro-batches in flight itself, so a
       deployment that sets no cap has none, where else it is the number of stages;
     - `predictor`: which predictor fills in `predicted_output_tokens` before the run;
-    - `search_space` (class attribute): which values of which parameters are worth trying, by name: a
+    - `search_space` (class attribute): which values are worth trying of its parameters, by name: a
       list of them, or a mapping of `low`, `high` and, if so, `log` and `integer`, as in SWEEP.yaml;
     - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve such a
       request, or None.

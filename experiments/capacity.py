@@ -16,11 +16,11 @@ from evenflow.config import RunConfig
 from evenflow.config_workload import Arrivals, ReplayArrivals
 from evenflow.errors import UsageError
 from evenflow.types import Request
-from experiments.build import Workload, load_workload
+from experiments.build import load_workload
+from experiments.dry_run import dry_run, seed_matters
 from experiments.intervals import Interval, interval
 from experiments.points import Point, Record, Store, run_points
 from experiments.rate_search import LEAST_TOLERANCE, Found, Probe, found, next_rates, rounded
-from experiments.runs import Job, run_job
 from experiments.slo import Condition, Limits, check_metrics, request_limits, service_levels
 
 CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
@@ -154,12 +154,15 @@ def capacity_of(
 def prove(question: Question) -> Proof:
     """Find mistakes before the first long run, by a run of the two smallest requests."""
     config = question.config
+    if question.replications > 1 and not seed_matters(config):
+        raise UsageError(
+            f"--replications {question.replications}: all would be alike, as the seed draws "
+            f"nothing of trace {config.workload.trace} with {config.workload.arrivals.kind} "
+            "arrivals; give random arrivals, such as poisson, or one replication"
+        )
     workload = load_workload(config, question.beside)
     start = own_rate(config.workload.arrivals, workload.requests)
-    outcome = run_job(Job(config, smallest(workload), question.beside))
-    if not outcome.summary["completed"]:
-        why = outcome.result.reason[0]
-        raise UsageError(f"workload: none of its requests can be served: the smallest: {why}")
+    outcome = dry_run(config, workload, question.beside)
     metrics, limits = _more(question)
     values = service_levels(outcome, metrics=metrics, limits=limits)
     check_metrics([each.metric for each in question.slo], values, "--slo")
@@ -170,13 +173,6 @@ def prove(question: Question) -> Proof:
                 "it; limit a latency, or attainment"
             )
     return Proof(start, outcome.result.provenance)
-
-
-def smallest(workload: Workload) -> Workload:
-    sizes = [request.prompt_tokens + request.output_tokens for request in workload.requests]
-    places = sorted(sorted(range(len(sizes)), key=sizes.__getitem__)[:2])
-    texts = None if workload.texts is None else [workload.texts[place] for place in places]
-    return Workload([workload.requests[place] for place in places], workload.trace, texts)
 
 
 def own_rate(arrivals: Arrivals, requests: Sequence[Request]) -> float:

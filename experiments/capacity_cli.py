@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from experiments.capacity import Proof, Question
 
 SloOption = Annotated[
     list[str] | None,
@@ -47,7 +50,27 @@ def capacity_command(
     """Find the largest request rate that keeps limits on latency."""
     from evenflow.config import load_config
     from experiments.build import make_importable
-    from experiments.capacity import Question, capacity_of, prove
+    from experiments.capacity import Question, prove
+    from experiments.prices import dollars_per_hour, load_prices
+    from experiments.slo import parse_slo
+
+    config = load_config(run, set_ or ())
+    make_importable(Path.cwd(), run.parent)
+    conditions = tuple(parse_slo(slo or (), max_median_queue_s))
+    question = Question(config, conditions, run.parent, tolerance, replications)
+    per_hour = None
+    if per_dollar is not None:
+        per_hour = dollars_per_hour(config, load_prices(per_dollar))
+    folder = out or Path("out") / f"{run.stem}-capacity"
+    _answer(question, prove(question), per_hour, folder, executor)
+    typer.echo(folder / "capacity.json")
+
+
+def _answer(
+    question: Question, proof: Proof, per_hour: float | None, folder: Path, executor: str
+) -> None:
+    """Search, write the folder, and say what was found."""
+    from experiments.capacity import capacity_of
     from experiments.capacity_figure import draw_capacity
     from experiments.capacity_report import (
         facts,
@@ -59,23 +82,13 @@ def capacity_command(
     from experiments.executors import executor_of
     from experiments.outputs import staged
     from experiments.points import Store
-    from experiments.prices import dollars_per_hour, load_prices
-    from experiments.slo import parse_slo
+    from experiments.sweep_cli import STORE
     from experiments.terminal import print_table, progress
 
-    config = load_config(run, set_ or ())
-    make_importable(Path.cwd(), run.parent)
-    conditions = tuple(parse_slo(slo or (), max_median_queue_s))
-    question = Question(config, conditions, run.parent, tolerance, replications)
-    per_hour = None
-    if per_dollar is not None:
-        per_hour = dollars_per_hour(config, load_prices(per_dollar))
-    proof = prove(question)
-    folder = out or Path("out") / f"{run.stem}-capacity"
     with staged(folder) as scratch, executor_of(executor) as pool:
         with progress(["rates simulated"], None) as show:
             tell = None if show is None else lambda count: show([count])
-            store = Store(folder / "points")
+            store = Store(folder / STORE)
             capacity = capacity_of(question, store, pool, proof=proof, on_done=tell)
         refuse_short(capacity)
         told = facts(capacity, per_hour)
@@ -85,4 +98,3 @@ def capacity_command(
         print_table(("metric", "limit", "at capacity", "just above"), knee_rows(capacity))
     for line in sentences(capacity, told):
         typer.echo(line)
-    typer.echo(folder / "capacity.json")

@@ -109,14 +109,17 @@ def _tokens(values: Mapping[str, Any], *kinds: str) -> float:
 
 
 def write_capacity(folder: Path, capacity: Capacity, told: Mapping[str, Any]) -> None:
-    """Write capacity.json, and rates.csv: a row for each replication and rate simulated."""
+    """Write capacity.json, and rates.csv: a row for each replication and rate simulated.
+
+    `misses` are the metrics whose limits are not kept there.
+    """
     write_json(folder / "capacity.json", told)
     runs = capacity.measured
     keys = [key for key, value in runs[0].values.items() if isinstance(value, int | float)]
     columns: dict[str, list[Any]] = {
         "replication": [run.replication for run in runs],
         "rate": [run.rate for run in runs],
-        "failed": [" ".join(run.failed) for run in runs],
+        "misses": [" ".join(run.failed) for run in runs],
         **{key: [run.values.get(key, "") for run in runs] for key in keys},
     }
     write_table(folder / "rates.csv", columns)

@@ -134,7 +134,8 @@ def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) 
     if by_request:
         good = meets(result, by_request)
         values["attainment"] = float(good.mean())
-        values["request_goodput"] = float(good.sum()) / values["duration"]
+        per_s = 1 / values["duration"] if values["duration"] > 0 else 0.0
+        values["request_goodput"] = float(good.sum()) * per_s
     if "itl" in dict(limits) and len(result.gap_s):
         within = result.gap_s * 1e3 <= dict(limits)["itl"]
         values["gap_attainment"] = float(np.average(within, weights=result.gap_count))

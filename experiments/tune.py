@@ -119,6 +119,57 @@ class Search:
         return self.tried[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What makes one trial better than another: first the SLO, then the objective.
+
+    A trial may not refuse more requests than the run as it is does (`failed`): the others would be
+    served the better for it.
+    """
+
+    tuning: Tuning
+    failed: float
+
+    @classmethod
+    def over(cls, search: Search) -> Rank:
+        """Return the rank that a search went by."""
+        return cls(search.tuning, _failed(search.default.trial))
+
+    def is_as_good(self, trial: Trial, other: Trial, slack: float) -> bool:
+        """Say whether a trial is no worse than another, or by no more than a share of it."""
+        (unknown, missed, cost), (_, other_missed, other_cost) = self.of(trial), self.of(other)
+        allowed = other_cost + slack * abs(other_cost)
+        return not unknown and missed <= other_missed and cost <= allowed
+
+    def excess(self, trial: Trial) -> dict[str, float]:
+        """Return by how much each limit is missed, as a share of it; 0 or less where it is kept."""
+        found = {}
+        for condition in self.tuning.slo:
+            share = trial.mean(condition.metric) / condition.limit - 1
+            found[condition.metric] = -share if condition.at_least else share
+        found["failed"] = _failed(trial) - self.failed
+        return found
+
+    def of(self, trial: Trial) -> tuple[bool, float, float]:
+        """Return what is the smaller, the better the trial is."""
+        value = trial.mean(self.tuning.objective)
+        excess = self.excess(trial)
+        unknown = bool(trial.errors) or any(map(math.isnan, [value, *excess.values()]))
+        missed = sum(max(amount, 0.0) for amount in excess.values())
+        return unknown, missed, -value if larger_is_better(self.tuning.objective) else value
+
+    def tell(self, study: Any, asked: Any, trial: Trial) -> None:
+        from optuna.trial import TrialState
+
+        unknown, *_ = self.of(trial)
+        if unknown:
+            study.tell(asked, state=TrialState.FAIL)
+            return
+        for name, amount in self.excess(trial).items():
+            asked.set_constraint(name, amount)
+        study.tell(asked, trial.mean(self.tuning.objective))
+
+
 def evaluate(
     tuning: Tuning,
     candidates: Sequence[Candidate],
@@ -149,7 +200,7 @@ def run_search(tuning: Tuning, simulator: Simulator) -> Search:
     for error in tried[0].trial.errors:
         raise UsageError(f"the run as it is fails: {error}")
     first = len(tried)
-    rank = _Rank(tuning, _failed(tried[0].trial))
+    rank = Rank(tuning, _failed(tried[0].trial))
     while len(tried) < first + tuning.trials:
         asked = [study.ask() for _ in range(min(BATCH, first + tuning.trials - len(tried)))]
         candidates = [_propose(each, tuning) for each in asked]
@@ -179,46 +230,6 @@ def _propose(asked: Any, tuning: Tuning) -> Candidate:
     names = [each.division for each in of_those]
     division = proposed(asked, f"layers of {parallel}", names)
     return Candidate(scheduler, params, of_those[names.index(division)])
-
-
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """What makes one trial better than another: first the SLO, then the objective.
-
-    A trial may not refuse more requests than the run as it is does (`failed`): the others would be
-    served the better for it.
-    """
-
-    tuning: Tuning
-    failed: float
-
-    def excess(self, trial: Trial) -> dict[str, float]:
-        """Return by how much each limit is missed, as a share of it; 0 or less where it is kept."""
-        found = {}
-        for condition in self.tuning.slo:
-            share = trial.mean(condition.metric) / condition.limit - 1
-            found[condition.metric] = -share if condition.at_least else share
-        found["failed"] = _failed(trial) - self.failed
-        return found
-
-    def of(self, trial: Trial) -> tuple[bool, float, float]:
-        """Return what is the smaller, the better the trial is."""
-        value = trial.mean(self.tuning.objective)
-        excess = self.excess(trial)
-        unknown = bool(trial.errors) or any(map(math.isnan, [value, *excess.values()]))
-        missed = sum(max(amount, 0.0) for amount in excess.values())
-        return unknown, missed, -value if larger_is_better(self.tuning.objective) else value
-
-    def tell(self, study: Any, asked: Any, trial: Trial) -> None:
-        from optuna.trial import TrialState
-
-        unknown, *_ = self.of(trial)
-        if unknown:
-            study.tell(asked, state=TrialState.FAIL)
-            return
-        for name, amount in self.excess(trial).items():
-            asked.set_constraint(name, amount)
-        study.tell(asked, trial.mean(self.tuning.objective))
 
 
 def _failed(trial: Trial) -> float:

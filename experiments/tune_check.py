@@ -12,6 +12,7 @@ from typing import Any
 
 from evenflow.bubbles import attribute
 from evenflow.config import configured
+from experiments.dry_run import seed_matters
 from experiments.intervals import Interval, interval, paired_difference
 from experiments.points import Point
 from experiments.runs import Outcome
@@ -62,11 +63,7 @@ def unseen_parts(tuning: Tuning, checks: int) -> dict[str, tuple[Part, ...]]:
     config = configured(tuning.document)
     seeds = range(tuning.train[-1].seed + 1, tuning.train[-1].seed + 1 + checks)
     skip = config.workload.skip
-    drawn = is_sample(config) or config.workload.arrivals.kind not in (
-        "replay",
-        "offline",
-        "closed",
-    )
+    drawn = seed_matters(config)
     wanted = tuning.requests * (1 + checks)
     rows = wanted if is_sample(config) else rows_of(config, tuning.beside, wanted)
     later = [skip + tuning.requests * (1 + i) for i in range(rows // tuning.requests - 1)]
@@ -104,23 +101,27 @@ def rivals(search: Search) -> list[Tried]:
     return [each for each in search.tried if each.name in names]
 
 
-def idle_by_cause(outcome: Outcome) -> dict[str, Any]:
-    """Return the seconds that all stages together stand idle by cause, and those they compute."""
+def idle_by_cause(outcome: Outcome, *, ranks: int) -> dict[str, Any]:
+    """Return the seconds that all GPUs together stand idle by cause, and those they compute.
+
+    A stage is `ranks` GPUs; in a system of pools they are taken for as many in each.
+    """
     found = [attribute(replica) for replica in outcome.replicas]
-    causes = {cause: sum(each.totals()[cause] for each in found) for cause in found[0].totals()}
-    return {"computing": sum(each.busy_s for each in found), **causes}
+    totals = [{"computing": each.busy_s, **each.totals()} for each in found]
+    return {cause: ranks * sum(each[cause] for each in totals) for cause in totals[0]}
 
 
 def run_bubbles(
     search: Search, checks: Sequence[Check], simulator: Simulator, done: int = 0
 ) -> dict[str, Mapping[str, Any]]:
-    """Return seconds by cause of the run as it is and of the winner, on one unseen part."""
+    """Return GPU seconds by cause of the run as it is and of the winner, on one unseen part."""
     tuning = search.tuning
     part = checks[-1].parts[0] if checks else tuning.train[0]
     contenders = {tuning.default: search.default.candidate, TUNED: search.winner.candidate}
+    configs = [tuning.config_of(candidate, part) for candidate in contenders.values()]
     points = [
-        Point(tuning.config_of(candidate, part), tuning.beside, idle_by_cause)
-        for candidate in contenders.values()
+        Point(config, tuning.beside, idle_by_cause, (("ranks", config.tensor_parallel),))
+        for config in configs
     ]
     records = simulator.records(points, done)
     return {name: record.values for name, record in zip(contenders, records, strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from experiments.tune_check import Check
     from experiments.tune_prepare import Wish
     from experiments.tune_report import Bubbles
+    from experiments.tune_simplify import Worth
 
 
 def tune_command(
@@ -65,7 +67,7 @@ def tune_command(
 
 def _work(
     tuning: Tuning, wish: Wish, folder: Path, executor: str
-) -> tuple[Search, list[Check], Bubbles]:
+) -> tuple[Search, Sequence[Worth], Sequence[Check], Bubbles]:
     """Search, check and write the folder."""
     from experiments.executors import executor_of
     from experiments.outputs import staged
@@ -77,34 +79,42 @@ def _work(
     from experiments.tune_check import run_bubbles, run_checks
     from experiments.tune_figure import draw_tuning
     from experiments.tune_report import write_tuning, write_winner
+    from experiments.tune_simplify import simplified
 
     searched = (len(tuning.baselines) + wish.trials) * wish.replications
-    total = searched + 2 * 3 * wish.checks + 2
+    most = max(map(len, tuning.spaces.values())) + 2
+    total = searched + most * wish.replications + 2 * 3 * wish.checks + 2
     with staged(folder) as scratch, executor_of(executor) as pool:
         with points_progress("simulations", total) as (done, failed):
             simulator = Simulator(Store(folder / STORE), pool, done, failed)
-            search = run_search(tuning, simulator)
-            checks = run_checks(search, wish.checks, simulator, searched)
+            search, worth = simplified(run_search(tuning, simulator), simulator, searched)
+            before = searched + (1 + len(worth)) * wish.replications
+            checks = run_checks(search, wish.checks, simulator, before)
             bubbles = run_bubbles(search, checks, simulator, total - 2)
-        write_tuning(scratch, search, checks, bubbles)
+        write_tuning(scratch, search, worth, checks, bubbles)
         write_winner(scratch, search, folder)
         draw_tuning(search, checks, bubbles, scratch)
-    return search, checks, bubbles
+    return search, worth, checks, bubbles
 
 
-def _tell(search: Search, checks: list[Check], bubbles: Bubbles) -> None:
+def _tell(
+    search: Search, worth: Sequence[Worth], checks: Sequence[Check], bubbles: Bubbles
+) -> None:
     from experiments.terminal import print_table
     from experiments.tune_check import TUNED
-    from experiments.tune_report import bubble_rows, check_rows, sentences
+    from experiments.tune_report import bubble_rows, check_rows, sentences, worth_rows
 
     default = search.tuning.default
     left_out = [each for each in search.tuning.layouts if each.reason]
     if left_out:
         print_table(("layout left out", "why"), [(each.label, each.reason) for each in left_out])
+    if worth:
+        heads = ("setting", "value", "without it", f"{search.tuning.objective} without it", "kept")
+        print_table(heads, worth_rows(worth))
     print_table(
         ("unseen data", "metric", "against", "its mean", "tuned", "difference, 95 %"),
         check_rows(search, checks),
     )
-    print_table(("stage time (s)", default, TUNED, "difference"), bubble_rows(search, bubbles))
+    print_table(("GPU time (s)", default, TUNED, "difference"), bubble_rows(search, bubbles))
     for line in sentences(search, checks, bubbles):
         typer.echo(line)

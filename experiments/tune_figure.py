@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from evenflow.bubbles import CAUSES
 from experiments.report_style import BUSY, CAUSE_COLOURS, colour
-from experiments.slo import larger_is_better
-from experiments.tune import Search
+from experiments.tune import Rank, Search
 from experiments.tune_check import TUNED, Check
 from experiments.tune_report import Bubbles, stage_label
 
@@ -34,26 +33,23 @@ def draw_tuning(search: Search, checks: Sequence[Check], bubbles: Bubbles, folde
 
 
 def _draw_trials(axes: Axes, search: Search) -> None:
-    """One point a trial, and a line for the run as it is and for the winner."""
-    metric = search.tuning.objective
+    """One point a trial, hollow if it misses the SLO; a line for the run as it is, and the best."""
+    metric, rank = search.tuning.objective, Rank.over(search)
     first = len(search.tuning.baselines)
     names = list(dict.fromkeys(each.candidate.scheduler for each in search.tried))
+    for position, each in enumerate(search.tried[first:]):
+        unknown, missed, _ = rank.of(each.trial)
+        shade = colour(names.index(each.candidate.scheduler))
+        if not unknown:
+            fill = "none" if missed else shade
+            axes.scatter(position, each.trial.mean(metric), s=16, facecolors=fill, edgecolors=shade)
     for index, name in enumerate(names):
-        of_it = [
-            (position - first, each.trial.mean(metric))
-            for position, each in enumerate(search.tried)
-            if each.candidate.scheduler == name and position >= first
-        ]
-        if of_it:
-            at, value = zip(*of_it, strict=True)
-            axes.scatter(at, value, s=14, color=colour(index), label=name)
-    for each, label, style in (
-        (search.default, search.tuning.default, ":"),
-        (search.winner, TUNED, "--"),
-    ):
-        axes.axhline(
-            each.trial.mean(metric), color="black", linewidth=1, linestyle=style, label=label
-        )
+        axes.scatter([], [], s=16, color=colour(index), label=name)
+    axes.scatter([], [], s=16, facecolors="none", edgecolors="black", label="misses the SLO")
+    lines = ((search.default, search.tuning.default, ":"), (search.winner, TUNED, "--"))
+    for each, label, style in lines:
+        level = each.trial.mean(metric)
+        axes.axhline(level, color="black", linewidth=1, linestyle=style, label=label)
     axes.set_xlabel("trial")
     axes.set_title(f"Search: {metric}", loc="left", fontsize=11)
     _finish(axes)
@@ -76,8 +72,7 @@ def _draw_checks(axes: Axes, search: Search, checks: Sequence[Check]) -> None:
     heads = [f"{check.name}\n(n = {len(check.parts)})" for check in checks]
     axes.set_xticks(range(len(checks)), heads)
     axes.set_xlim(-0.6, max(len(checks), 1) - 0.4)
-    way = "more" if larger_is_better(metric) else "less"
-    axes.set_title(f"Unseen data: {metric} ({way} is better)", loc="left", fontsize=11)
+    axes.set_title(f"Unseen data: {metric}", loc="left", fontsize=11)
     _finish(axes)
 
 
@@ -93,7 +88,7 @@ def _draw_bubbles(axes: Axes, bubbles: Bubbles) -> None:
         axes.bar(list(bubbles), 100 * shares, 0.55, bottom=100 * bottom, color=fill, label=shown)
         bottom += shares
     axes.set_ylim(0, 100)
-    axes.set_title("Stage time, unseen part (%)", loc="left", fontsize=11)
+    axes.set_title("GPU time, unseen part (%)", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -102,4 +97,5 @@ def _finish(axes: Axes) -> None:
     axes.grid(color="#E9ECF0")
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+        below = (0.5, -0.16)
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=below, ncols=3)

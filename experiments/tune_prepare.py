@@ -15,8 +15,7 @@ from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, policy
 from evenflow.yaml_file import Document
 from experiments.build import find, load_workload
-from experiments.capacity import smallest
-from experiments.runs import Job, run_job
+from experiments.dry_run import dry_run, seed_matters
 from experiments.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.sweep_config import Parameter
 from experiments.tune import Candidate, Part, Tuning
@@ -54,7 +53,7 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
     config = configured(document)
     requests = _requests(config, beside)
     workload = load_workload(_first(config, requests), beside)
-    outcome = run_job(Job(config, smallest(workload), beside))
+    outcome = dry_run(config, workload, beside)
     limits = request_limits(wish.slo, config.goodput)
     objective = wish.objective or ("request_goodput" if _of_requests(limits) else "mean_e2el_ms")
     metrics = [each.metric for each in wish.slo]
@@ -66,7 +65,8 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
     if base is None:
         raise UsageError(f"--gpus {wish.gpus}: no layout fits: {found[0].label}: {found[0].reason}")
     spaces = {name: space_of(name) for name in _schedulers(config, wish)}
-    seeds = range(config.workload.seed, config.workload.seed + wish.replications)
+    count = wish.replications if seed_matters(config) else 1
+    seeds = range(config.workload.seed, config.workload.seed + count)
     return Tuning(
         document=document,
         beside=beside,
@@ -154,7 +154,8 @@ def _baselines(
 ) -> dict[str, Candidate]:
     """Return the run's own settings, gLLM's, and every scheduler as it is by default, each once."""
     own = config.scheduler
-    found = {AS_IS: Candidate(own.name, own.params, base)}
+    name = f"{AS_IS}, on {base.label}" if base.keys else AS_IS  # other GPUs than the run says
+    found = {name: Candidate(own.name, own.params, base)}
     named = {GLLM: "token_throttling"} | {
         f"{name}'s defaults": name for name in schedulers if name != "token_throttling"
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,22 @@ from experiments.outputs import write_json, write_table
 from experiments.report_words import cause_label
 from experiments.slo import Condition
 from experiments.sweep import Trial
-from experiments.tune import Search, Tuning
+from experiments.tune import Rank, Search, Tuning
 from experiments.tune_check import TUNED, Check, rivals
+from experiments.tune_simplify import Worth
 
 Bubbles = Mapping[str, Mapping[str, Any]]
 
 
-def write_tuning(folder: Path, search: Search, checks: Sequence[Check], bubbles: Bubbles) -> None:
+def write_tuning(
+    folder: Path,
+    search: Search,
+    worth: Sequence[Worth],
+    checks: Sequence[Check],
+    bubbles: Bubbles,
+) -> None:
     """Write tune.json, trials.csv and checks.csv; tuned.yaml is `write_winner`'s."""
-    write_json(folder / "tune.json", facts(search, checks, bubbles))
+    write_json(folder / "tune.json", facts(search, worth, checks, bubbles))
     _write_trials(folder / "trials.csv", search)
     _write_checks(folder / "checks.csv", search.tuning, checks)
 
@@ -52,7 +60,9 @@ def _moved(value: Any, beside: Path, final: Path) -> Any:
     return value
 
 
-def facts(search: Search, checks: Sequence[Check], bubbles: Bubbles) -> dict[str, Any]:
+def facts(
+    search: Search, worth: Sequence[Worth], checks: Sequence[Check], bubbles: Bubbles
+) -> dict[str, Any]:
     """Return the content of tune.json."""
     tuning = search.tuning
     return {
@@ -60,6 +70,7 @@ def facts(search: Search, checks: Sequence[Check], bubbles: Bubbles) -> dict[str
         "slo": [str(condition) for condition in tuning.slo],
         "winner": search.winner.candidate.assignment(),
         "default": search.default.candidate.assignment(),
+        "settings": [asdict(each) for each in worth],
         "trials": len(search.tried) - len(tuning.baselines),
         "failed_trials": sum(bool(each.trial.errors) for each in search.tried),
         "training": {
@@ -72,7 +83,7 @@ def facts(search: Search, checks: Sequence[Check], bubbles: Bubbles) -> dict[str
             TUNED: _means(tuning, search.winner.trial),
         },
         "checks": {check.name: _check_facts(search, check) for check in checks},
-        "idle_s_by_cause": dict(bubbles),
+        "gpu_s_by_cause": dict(bubbles),
         "layouts": [
             {"layout": each.label, "layers": list(each.layers), "reason": each.reason or None}
             for each in tuning.layouts
@@ -132,6 +143,16 @@ def _write_checks(path: Path, tuning: Tuning, checks: Sequence[Check]) -> None:
     write_table(path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=False)))
 
 
+def worth_rows(worth: Sequence[Worth]) -> list[list[str]]:
+    """Return a row for each setting that was found: what the objective is without it."""
+    rows = []
+    for each in worth:
+        share = each.objective_without / each.objective - 1 if each.objective else 0.0
+        loss = f"{each.objective_without:.4g} ({share:+.1%})"
+        rows.append([each.setting, each.value, each.default, loss, "yes" if each.kept else "no"])
+    return rows
+
+
 def check_rows(search: Search, checks: Sequence[Check]) -> list[list[str]]:
     """Return a row for each check, metric and rival: both means, the gain, its interval."""
     rows = []
@@ -165,7 +186,7 @@ def stage_label(cause: str) -> str:
 
 
 def bubble_rows(search: Search, bubbles: Bubbles) -> list[list[str]]:
-    """Return a row for each cause of idle time: seconds and share of stage time, both runs."""
+    """Return a row for each cause of idle time: GPU seconds and their share, in both runs."""
     default, tuned = (bubbles[name] for name in (search.tuning.default, TUNED))
     totals = sum(default.values()), sum(tuned.values())
     rows = []
@@ -186,6 +207,10 @@ def sentences(search: Search, checks: Sequence[Check], bubbles: Bubbles) -> list
     said = [f"best of {len(search.tried)} tried: {words}"]
     if winner is search.default:
         return [*said, "these are the settings of the run as it is: nothing better was found"]
+    if Rank.over(search).of(winner.trial)[1] > 0:
+        said.append(
+            "nothing that was tried keeps the SLO, even where it was searched: this is nearest"
+        )
     said += [_verdict(search, check, rival.name) for check in checks for rival in rivals(search)]
     said += [line for check in checks for line in _missed(tuning.slo, check)]
     if not checks:
@@ -225,4 +250,4 @@ def _why(search: Search, bubbles: Bubbles) -> str:
     }
     largest = sorted(changes, key=lambda cause: -abs(changes[cause]))[:3]
     words = [f"{stage_label(cause)} {100 * changes[cause]:+.1f} points" for cause in largest]
-    return f"share of the stage time, against the run as it is: {', '.join(words)}"
+    return f"share of the GPU time, against the run as it is: {', '.join(words)}"

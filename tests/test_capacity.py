@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -48,7 +49,7 @@ def capacity(folder: Path, config: RunConfig, *slo: str, **more: Any) -> Capacit
 
 def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
     # M/D/1: mean wait = u s / (2 (1 - u)); a mean of s is reached at a utilisation u of 2/3.
-    config = queue(tmp_path, requests=2000)
+    config = queue(tmp_path, requests=1500)
     found = capacity(tmp_path, config, "mean_queue_ms=100", replications=4, tolerance=0.04)
     assert found.status == "found"
     assert found.rate is not None
@@ -147,14 +148,33 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
     assert (status, errors) == (0, "")
     assert "capacity: " in output
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"capacity.json", "capacity.png", "capacity.svg", "rates.csv", "points"}
+    assert names == {"capacity.json", "capacity.png", "capacity.svg", "rates.csv", "store"}
     told = json.loads((tmp_path / "out" / "capacity.json").read_text())
     assert told["status"] == "found"
     assert told["per_dollar"]["dollars_per_hour"] == 0.5
+    with open(tmp_path / "out" / "rates.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    [capacity_rate] = told["rates"]
+    missed = {float(row["rate"]): row["misses"] for row in rows}
+    assert missed[capacity_rate] == ""
+    assert missed[told["fails_at"][0]] == "mean_queue_ms"
+    assert {row["failed"] for row in rows} == {"0"}
     files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv")
     before = [(tmp_path / "out" / name).read_bytes() for name in files]
     assert evenflow(*arguments)[0] == 0
     assert [(tmp_path / "out" / name).read_bytes() for name in files] == before
+
+
+def test_the_command_says_that_no_rate_will_do(tmp_path: Path) -> None:
+    queue(tmp_path, requests=60)
+    (tmp_path / "RUN.yaml").write_text(json.dumps(QUEUE))
+    arguments = ["capacity", str(tmp_path / "RUN.yaml"), "--slo", "mean_ttft_ms=90"]
+    status, output, errors = evenflow(*arguments, "--out", str(tmp_path / "out"))
+    assert (status, errors) == (0, "")
+    assert output.startswith("no rate keeps the SLO: at ")
+    told = json.loads((tmp_path / "out" / "capacity.json").read_text())
+    assert (told["status"], told["capacity_requests_per_s"]) == ("never", None)
+    assert (tmp_path / "out" / "capacity.png").stat().st_size > 0
 
 
 BAD = [
@@ -166,6 +186,7 @@ BAD = [
     (["--max-median-queue-s", "-2"], "above 0"),
     (["--slo", "p99_itl_ms=200", "--tolerance", "0"], "--tolerance 0"),
     (["--slo", "p99_itl_ms=200", "--replications", "0"], "--replications 0"),
+    (["--slo", "p99_itl_ms=200", "--replications", "2"], "--replications 2: all would be alike"),
     (["--slo", "p99_itl_ms=200", "--executor", "cloud"], "--executor cloud"),
     (["--slo", "p99_itl_ms=200", "--set", "scheduler=sarahti"], "unknown scheduler"),
     (["--slo", "p99_itl_ms=200", "--set", "workload.trace=none.csv"], "none.csv"),

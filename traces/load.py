@@ -37,10 +37,10 @@ def load_trace(
 
     `limit` requests are kept and the rest of the file is not read; a sample is drawn with as many
     (by default as its source has) from `seed`. The first `skip` requests are left out, in the order
-    of the file and counted as dropped; time then starts at the first one kept. `format` is a name in FORMATS (None: seen from the
-    file), `filter` one in FILTERS, `tokenizer` the path of a tokenizer.json for traces that hold
-    text, `keep_text` keeps that text. Raises UsageError naming the file, the line and what would be
-    right.
+    of the file and counted as dropped; time then starts at the first one kept. `format` is a name
+    in FORMATS (None: seen from the file), `filter` one in FILTERS, `tokenizer` the path of a
+    tokenizer.json for traces that hold text, `keep_text` keeps that text. Raises UsageError naming
+    the file, the line and what would be right.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"{limit} requests of a trace; expected at least 1")

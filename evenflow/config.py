@@ -176,7 +176,14 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises UsageError naming the file, the line, the key, and what would be right.
     """
-    document = yaml_file.read(Path(path))
+    return configured(yaml_file.read(Path(path)), overrides)
+
+
+def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check a document of RUN.yaml's keys, with `dotted.key=value` overrides applied first.
+
+    Raises UsageError naming the file, the line, the key, and what would be right.
+    """
     for assignment in overrides:
         document = yaml_file.override(document, assignment)
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import evenflow
 from evenflow.config import RunConfig
 from evenflow.errors import UsageError
-from evenflow.replay import Added, Asked, Completed, Decision, Entry
+from evenflow.replay import Aborted, Added, Asked, Completed, Decision, Entry
 from evenflow.types import Request
 
 NAME = "decisions.jsonl.gz"
@@ -105,6 +105,8 @@ def _line(entry: Entry) -> list[Any]:
         return ["next", *entry]
     if isinstance(entry, Completed):
         return ["complete", *entry]
+    if isinstance(entry, Aborted):
+        return ["abort", *entry]
     raise ValueError(f"a journal of one pipeline has no {type(entry).__name__}")
 
 
@@ -118,4 +120,6 @@ def _entry(line: Any) -> Entry:
             return Asked(now_s, Decision(tuple(map(tuple, chunks)), tuple(decodes)))
         case ["complete", now_s, batch_id, stopped, finished]:
             return Completed(now_s, batch_id, tuple(stopped), tuple(finished))
+        case ["abort", request_id]:
+            return Aborted(request_id)
     raise ValueError(f"{str(line)[:60]}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +36,8 @@ from experiments.runs import Job, Outcome
 from sim.world import World
 
 if TYPE_CHECKING:
-    from runtime.driver import Heard
+    from experiments.live import LiveServer
+    from runtime.driver import Driver, Heard
     from runtime.serving import Serving
 
 
@@ -45,6 +47,7 @@ class Served:
 
     `interrupted`: because the user asked for it. `unfinished` requests have no result. `driver_s`:
     the driver's own seconds on each micro-batch; `heard`: when it heard of what it answered.
+    `free_pages` were free at the end.
     """
 
     outcome: Outcome
@@ -52,6 +55,7 @@ class Served:
     interrupted: bool
     unfinished: int
     driver_s: Sequence[float]
+    free_pages: int
     heard: Heard
 
     def facts(self) -> dict[str, Any]:
@@ -60,6 +64,9 @@ class Served:
         return {
             "failure": self.failure,
             "unfinished": self.unfinished,
+            "aborted": self.outcome.result.status.count("aborted"),
+            "free_pages": self.free_pages,
+            "total_pages": self.outcome.result.total_pages,
             "mean_driver_ms": float(work_ms.mean()),
             "p99_driver_ms": float(np.percentile(work_ms, 99)),
         }
@@ -103,11 +110,13 @@ def serve(
     on_done: Callable[[int], None] | None = None,
     record: Callable[[Entry], None] | None = None,
     on_token: Callable[[int, int], None] | None = None,
+    live: LiveServer | None = None,
 ) -> Served:
-    """Serve a job's requests in real time; `record` takes the journal, `on_token` the tokens.
+    """Serve a job's requests in real time, or those of the clients of `live`.
 
-    A worker that dies ends the run, and so does the first Ctrl-C: what is finished is returned.
-    UsageError for a configuration that cannot be served.
+    `record` takes the journal, `on_token` the tokens. A worker that dies ends the run, and so does
+    the first Ctrl-C (of a server the second: the first sends new clients away): what is finished is
+    returned. UsageError for a configuration that cannot be served.
     """
     check_servable(job.config)
     from runtime.driver import Driver
@@ -118,7 +127,6 @@ def serve(
     world = servable(built)
     recording = partial(RecordingBatcher, record=record)
     batcher = batcher_of(world, Batcher if record is None else recording)
-    failure = None
     try:
         crew = crew_of(job.config, built, job.beside)
         pages = world.page_tokens, world.total_pages
@@ -127,20 +135,38 @@ def serve(
         ) as pipeline:
             started_s = time.perf_counter()
             serving = _serving(world, crew)
-            driver = Driver(serving, batcher, pipeline, on_done=on_done, on_token=on_token)
-            with _interrupts(driver.stop) as interrupted:
-                try:
-                    driver.run()
-                except WorkerError as error:
-                    failure = str(error)
+            if live is None:
+                driver = Driver(serving, batcher, pipeline, on_done=on_done, on_token=on_token)
+                failure, interrupted = _drive(driver, driver.stop)
+            else:
+                driver = live.open(serving, batcher, pipeline, on_token)
+                failure, interrupted = _drive(driver, live.drain, driver.quit)
+                live.ended(driver, failure)
             seconds = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
+    outcome = _outcome(job, built, crew, driver.result(), seconds)
+    unfinished = len(world.requests) - driver.num_done if live is None else 0
+    ends = failure, interrupted, unfinished
+    return Served(outcome, *ends, driver.work_s, batcher.pool.free_pages, driver.heard)
+
+
+def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool]:
+    """Run a driver, taking one of `steps` at each Ctrl-C; return why it ended early, if it did.
+
+    Beside it: whether that is because the last step was taken.
+    """
+    from runtime.errors import WorkerError
+
+    failure = None
+    with _interrupts(*steps) as interrupted:
+        try:
+            driver.run()
+        except WorkerError as error:
+            failure = str(error)
     if interrupted.is_set():
         failure = failure or "interrupted"
-    outcome = _outcome(job, built, crew, driver.result(), seconds)
-    unfinished = len(world.requests) - driver.num_done
-    return Served(outcome, failure, interrupted.is_set(), unfinished, driver.work_s, driver.heard)
+    return failure, interrupted.is_set()
 
 
 def servable(built: Built) -> World:
@@ -214,20 +240,28 @@ def _outcome(job: Job, built: Built, crew: Crew, result: RunResult, seconds: flo
 
 
 @contextmanager
-def _interrupts(stop: Callable[[], None]) -> Iterator[threading.Event]:
-    """Call `stop` at the first Ctrl-C; a second one interrupts as usual. Gives whether it came."""
-    came = threading.Event()
+def _interrupts(*steps: Callable[[], None]) -> Iterator[threading.Event]:
+    """Take one of `steps` at each Ctrl-C, or SIGTERM; after the last, Ctrl-C interrupts as usual.
 
-    def first(*_: object) -> None:
-        came.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop()
+    Gives whether the last step was taken.
+    """
+    taken = threading.Event()
+    left = deque(steps)
+
+    def step(*_: object) -> None:
+        left.popleft()()
+        if not left:
+            taken.set()
+            for number in signals:
+                signal.signal(number, signal.default_int_handler)
 
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield taken
         return
-    before = signal.signal(signal.SIGINT, first)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, step) for number in signals]
     try:
-        yield came
+        yield taken
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ import typer
 from evenflow.errors import UsageError
 
 if TYPE_CHECKING:
+    from experiments.live import LiveServer
     from experiments.real import Served
     from experiments.runs import Job
 
@@ -33,7 +34,7 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None) -> None:
     folder = out or Path("out") / f"{run.stem}-run"
     lost: list[str] = []
     with staged(folder) as scratch:
-        served = _serve_into(scratch, job, run.name, lost.append)
+        served = serve_into(scratch, job, run.name, lost.append)
     print_summaries({f"{job.config.scheduler.name}, real": served.outcome.summary})
     print_left_out(job.workload.trace["dropped"], served.outcome.result)
     typer.echo(folder)
@@ -73,9 +74,16 @@ def job_of(run: Path, set_: list[str] | None) -> Job:
     return Job(config, load_workload(config, run.parent), run.parent)
 
 
-def _serve_into(folder: Path, job: Job, title: str, on_loss: Callable[[str], None]) -> Served:
+def serve_into(
+    folder: Path,
+    job: Job,
+    title: str,
+    on_loss: Callable[[str], None],
+    live: LiveServer | None = None,
+) -> Served:
     """Serve a job and write its files as `simulate` does, with the journal beside them.
 
+    How many requests the clients of `live` send is not known, so there is no bar of progress.
     `on_loss` hears of files that could not be written. UsageError when the results cannot be.
     """
     from experiments.journal_file import NAME, journal_written
@@ -87,15 +95,14 @@ def _serve_into(folder: Path, job: Job, title: str, on_loss: Callable[[str], Non
     label = f"{job.config.scheduler.name}, real"
     tokens: defaultdict[int, list[int]] = defaultdict(list)
     is_made_up = job.config.workers.kind == "emulated"
-    with (
-        journal_written(folder / NAME, job.config, job.beside, on_loss) as record,
-        progress([label], len(job.workload.requests)) as show,
-    ):
+    bar = progress([label], len(job.workload.requests)) if live is None else nullcontext()
+    with journal_written(folder / NAME, job.config, job.beside, on_loss) as record, bar as show:
         served = serve(
             job,
             None if show is None else lambda count: show([count]),
             record,
             None if is_made_up else lambda request_id, token: tokens[request_id].append(token),
+            live,
         )
     try:
         write_results(folder, served.outcome, "all", {"real_run": served.facts()})

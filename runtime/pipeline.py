@@ -129,6 +129,10 @@ class Pipeline:
             self._raise_dead(lambda code: True)
         return messages
 
+    def watch(self, descriptor: int) -> None:
+        """Let `receive` return early when this file descriptor is readable."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
     def close(self, grace_s: float) -> None:
         """End the workers, after so many seconds by force, and remove the sockets."""
         for socket in self._steps:

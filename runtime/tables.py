@@ -62,10 +62,10 @@ class StepWriter:
         return Step(*told, activation_bytes, work_s, hops_s, tokens, draws)
 
     def ended(self, rows: list[Row]) -> None:
-        """Note rows that finished: their pages are free."""
+        """Note rows that finished or were aborted: no later step has them."""
         for row in rows:
-            del self._told[row.request.request_id]
-            self._ended.append(row.request.request_id)
+            if self._told.pop(row.request.request_id, None) is not None:
+                self._ended.append(row.request.request_id)
             if self._book is not None:
                 self._book.ended(row.request.request_id)
 

@@ -1,0 +1,139 @@
+"""The published claims beside ours: values leaf by leaf, a ratio, a verdict. Runs nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+CLAIMS = Path(__file__).parent / "claims.yaml"
+MISSES = Path(__file__).parent / "misses.yaml"
+
+Verdict = Literal["exact", "within 10 %", "within 25 %", "right order", "wrong", "not run"]
+VERDICTS: tuple[Verdict, ...] = (
+    "exact",
+    "within 10 %",
+    "within 25 %",
+    "right order",
+    "wrong",
+    "not run",
+)
+"""From best to worst: a claim of several values gets the worst of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A published result. `value` is a number, a bound such as "<= 0.02", a list or a mapping."""
+
+    id: str
+    paper: str
+    where: str
+    kind: Literal["ratio", "absolute", "order", "exact"]
+    quantity: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One value of a claim, and ours. `part` is its key or position, empty for a single value."""
+
+    claim: Claim
+    part: str
+    ours: Any
+    paper: Any
+    ratio: float | None
+    verdict: Verdict
+
+
+def load_claims() -> list[Claim]:
+    """Return the published claims."""
+    return [Claim(**entry) for entry in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))]
+
+
+def load_misses() -> dict[str, str]:
+    """Return, by claim, the sentence that says why ours is apart from the paper's."""
+    return dict(yaml.safe_load(MISSES.read_text(encoding="utf-8")) or {})
+
+
+def answers(claim: Claim, ours: Any) -> list[Answer]:
+    """Compare a claim, value by value, with ours of the same shape; None where there is none."""
+    return list(_compared(claim, "", claim.value, ours))
+
+
+def worst(found: Sequence[Answer]) -> Verdict:
+    """Return the verdict on a claim: the worst on its values."""
+    return max((answer.verdict for answer in found), key=VERDICTS.index)
+
+
+def by_claim(found: Sequence[Answer]) -> Iterator[list[Answer]]:
+    """Yield the values of each claim together."""
+    for claim_id in dict.fromkeys(answer.claim.id for answer in found):
+        yield [answer for answer in found if answer.claim.id == claim_id]
+
+
+def number(value: object) -> str:
+    """Return a value of a claim as a table shows it."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _compared(claim: Claim, part: str, paper: Any, ours: Any) -> Iterator[Answer]:
+    if isinstance(paper, Mapping):
+        for key, value in paper.items():
+            below = ours.get(key) if isinstance(ours, Mapping) else None
+            yield from _compared(claim, f"{part} {key}".strip(), value, below)
+    elif isinstance(paper, list) and claim.kind != "order":
+        given = ours if isinstance(ours, Sequence) and len(ours) == len(paper) else None
+        same_order = given is not None and _ranks(given) == _ranks(paper)
+        for index, value in enumerate(paper):
+            mine = None if given is None else given[index]
+            yield _leaf(claim, f"{part}[{index}]", value, mine, same_order)
+    else:
+        yield _leaf(claim, part, paper, ours)
+
+
+def _leaf(claim: Claim, part: str, paper: Any, ours: Any, same_order: bool = False) -> Answer:
+    if ours is None or (isinstance(ours, float) and not math.isfinite(ours)):
+        return Answer(claim, part, None, paper, None, "not run")
+    if claim.kind == "order":
+        return Answer(claim, part, ours, paper, None, "exact" if ours == paper else "wrong")
+    if isinstance(paper, str):
+        bound = float(paper.removeprefix("<="))
+        ratio = ours / bound
+        return Answer(claim, part, ours, paper, ratio, _of_bound(ratio))
+    ratio = ours / paper if paper else None
+    if claim.kind == "exact":
+        same = math.isclose(ours, paper, rel_tol=1e-9)
+        return Answer(claim, part, ours, paper, ratio, "exact" if same else "wrong")
+    return Answer(claim, part, ours, paper, ratio, _of_ratio(claim, ours, paper, same_order))
+
+
+def _of_bound(ratio: float) -> Verdict:
+    if ratio <= 1:
+        return "exact"
+    return _by_distance(ratio) or "wrong"
+
+
+def _of_ratio(claim: Claim, ours: float, paper: float, same_order: bool) -> Verdict:
+    near = _by_distance(ours / paper)
+    if near is not None:
+        return near
+    one_side = claim.kind == "ratio" and (ours - 1) * (paper - 1) > 0
+    return "right order" if one_side or same_order else "wrong"
+
+
+def _by_distance(ratio: float) -> Verdict | None:
+    distance = abs(ratio - 1)
+    if distance <= 0.10:
+        return "within 10 %"
+    return "within 25 %" if distance <= 0.25 else None
+
+
+def _ranks(values: Sequence[Any]) -> list[int]:
+    finite = [v if isinstance(v, int | float) else math.nan for v in values]
+    return sorted(range(len(finite)), key=finite.__getitem__)

@@ -1,0 +1,158 @@
+"""Make figures: run their modules, write PNG, SVG, data and facts, and the table of claims."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from evenflow.errors import UsageError, instead_of
+from experiments.figures.claims import (
+    Answer,
+    answers,
+    by_claim,
+    load_claims,
+    load_misses,
+    number,
+    worst,
+)
+from experiments.figures.schema import Plan, load_plan
+from experiments.figures.study import Drawing, Study
+from experiments.outputs import staged, write_json
+from experiments.points import Store
+
+FOLDER = Path(__file__).parent
+DOTS_PER_INCH = 150
+NOT_FIGURES = ("claims", "misses")
+
+
+def names() -> list[str]:
+    """Return the names of all figures, in the order of their papers and numbers."""
+    found = [p.stem for p in FOLDER.glob("*.yaml") if p.stem not in NOT_FIGURES]
+    return sorted((stem.replace("_", "-") for stem in found), key=_by_number)
+
+
+def chosen(asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool) -> list[Plan]:
+    """Return the figures asked for, all where none is; UsageError for a name that is none.
+
+    A name without its number stands for all of that paper: `gllm`.
+    """
+    known = names()
+    wanted: list[str] = []
+    for name in asked or known:
+        group = [each for each in known if each == name or each.rpartition("-")[0] == name]
+        if not group:
+            raise UsageError(f"figures {name}: no such figure; {instead_of(name, known)}")
+        wanted += group
+    return [
+        load_plan(FOLDER / f"{name.replace('-', '_')}.yaml", overrides, quick=quick)
+        for name in dict.fromkeys(wanted)
+    ]
+
+
+def make(
+    plan: Plan,
+    folder: Path,
+    store: Store,
+    executor: Executor,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Drawing:
+    """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
+    module = importlib.import_module(f"experiments.figures.{plan.name.replace('-', '_')}")
+    study = Study(plan, store, executor, on_progress)
+    drawing: Drawing = module.make(study)
+    facts = study.facts()
+    with staged(folder) as scratch, mpl.rc_context({"svg.hashsalt": plan.name}):
+        _annotate(drawing.figure, plan, facts)
+        drawing.figure.savefig(
+            scratch / f"{plan.name}.png", dpi=DOTS_PER_INCH, metadata={"Software": None}
+        )
+        drawing.figure.savefig(scratch / f"{plan.name}.svg", metadata={"Date": None})
+        drawing.table.to_csv(scratch / f"{plan.name}.csv", index=False)
+        about = {"title": plan.keys.title, "source": plan.keys.source, "run": plan.run.data}
+        more = {"differs": plan.keys.differs, "facts": facts, "claims": dict(drawing.claims)}
+        write_json(scratch / f"{plan.name}.json", about | more)
+    return drawing
+
+
+def _annotate(figure: Figure, plan: Plan, facts: dict[str, Any]) -> None:
+    """Put the title above and what the reader has to know below."""
+    figure.suptitle(f"{plan.keys.title}  [{plan.keys.source}]", fontsize=11)
+    shown = {k: v for k, v in facts.items() if v not in (None, [], False)}
+    text = "; ".join(f"{key} {_brief(value)}" for key, value in shown.items())
+    width = int(figure.get_figwidth() * 17)
+    figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=6.5, color="0.35")
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, list) and len(value) > 8:
+        return f"{value[0]} .. {value[-1]} ({len(value)} values)"
+    return json.dumps(value).replace('"', "") if isinstance(value, dict | list) else str(value)
+
+
+def claims_of(folder: Path) -> list[Answer]:
+    """Compare every published claim with what the figures in `folder` found."""
+    ours: dict[str, Any] = {}
+    for name in names():
+        path = folder / f"{name}.json"
+        if path.exists():
+            ours |= json.loads(path.read_text(encoding="utf-8"))["claims"]
+    return [answer for claim in load_claims() for answer in answers(claim, ours.get(claim.id))]
+
+
+def write_claims(folder: Path) -> list[Answer]:
+    """Write claims.csv, a row a value, and claims.md, a row a claim; return the values."""
+    found = claims_of(folder)
+    with staged(folder) as scratch:
+        table = pd.DataFrame(
+            {
+                "claim": answer.claim.id,
+                "paper": answer.claim.paper,
+                "where": answer.claim.where,
+                "kind": answer.claim.kind,
+                "part": answer.part,
+                "paper_value": answer.paper,
+                "ours": answer.ours,
+                "ratio": answer.ratio,
+                "verdict": answer.verdict,
+            }
+            for answer in found
+        )
+        table.to_csv(scratch / "claims.csv", index=False)
+        (scratch / "claims.md").write_text(markdown(found), encoding="utf-8")
+    return found
+
+
+def markdown(found: Sequence[Answer]) -> str:
+    """Return the table of claims, a row a claim, with why it misses where it does."""
+    misses = load_misses()
+    head = "| claim | quantity | paper | ours | ours / paper | verdict | why |\n"
+    lines = [head, "|---|---|---|---|---|---|---|\n"]
+    for group in by_claim(found):
+        claim, verdict = group[0].claim, worst(group)
+        why = misses.get(claim.id, "") if verdict not in ("exact", "within 10 %") else ""
+        cells = (
+            f"{claim.id} ({claim.paper} {claim.where})",
+            claim.quantity,
+            "<br>".join(f"{a.part} {number(a.paper)}".strip() for a in group),
+            "<br>".join(number(a.ours) for a in group),
+            "<br>".join(number(a.ratio) for a in group),
+            verdict,
+            why,
+        )
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def _by_number(name: str) -> tuple[str, int, str]:
+    paper, _, number = name.partition("-")
+    digits = "".join(filter(str.isdigit, number))
+    return paper, int(digits) if digits else 0, number

@@ -1,0 +1,84 @@
+"""The schema of a figure's YAML. Knows which keys there are, not what a figure makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from evenflow import yaml_file
+from evenflow.config_errors import first_error
+from evenflow.config_fields import Keys
+from evenflow.errors import UsageError
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class FigureKeys(Keys):
+    """What a figure needs. `run` holds RUN.yaml's keys, shared by all that is simulated.
+
+    `systems`: names of `evenflow schedulers`, by the label in the figure; or the keys that a label
+    stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
+    some of them for a coarse pass. `differs` says what is not as in the paper.
+    """
+
+    title: Text
+    source: Text
+    run: dict[str, Any]
+    systems: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
+    study: dict[str, Any]
+    quick: dict[str, Any] = Field(default_factory=dict)
+    differs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A figure to make: its name, its keys with the user's overrides, and its run as a document."""
+
+    name: str
+    keys: FigureKeys
+    run: yaml_file.Document
+    beside: Path
+    quick: bool = False
+
+    @property
+    def study(self) -> dict[str, Any]:
+        """The figure's own numbers, the coarse ones where asked for."""
+        return self.keys.study | (self.keys.quick if self.quick else {})
+
+
+def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = False) -> Plan:
+    """Read a figure's YAML; `overrides` are `KEY=VALUE` of its run, or `study.KEY=VALUE`.
+
+    Raises UsageError for unknown keys, and for a `study.KEY` that the figure does not have.
+    """
+    document = yaml_file.read(path)
+    for assignment in overrides:
+        key = assignment.partition("=")[0].strip()
+        if key.startswith("study."):
+            known = document.data["study"]
+            if key.removeprefix("study.") not in known:
+                raise UsageError(
+                    f"--set {assignment}: {path.stem.replace('_', '-')} has "
+                    f"{', '.join(f'study.{name}' for name in known)}"
+                )
+            document = yaml_file.override(document, assignment)
+            continue
+        document = yaml_file.override(document, f"run.{assignment}")
+    try:
+        keys = FigureKeys.model_validate(document.data)
+    except ValidationError as error:
+        raise UsageError(first_error(document, error)) from None
+    set_here = {
+        place.partition("=")[0].removeprefix("--set study.")
+        for place in document.places.values()
+        if place.startswith("--set study.")
+    }
+    keys = keys.model_copy(
+        update={"quick": {k: v for k, v in keys.quick.items() if k not in set_here}}
+    )
+    places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
+    run = yaml_file.Document(str(path), keys.run, places)
+    return Plan(path.stem.replace("_", "-"), keys, run, path.parent, quick)

@@ -1,0 +1,192 @@
+"""What a figure's module works with: configurations made of layers, runs of them over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import yaml
+from matplotlib.figure import Figure
+
+from evenflow.config import RunConfig, configured
+from evenflow.errors import UsageError
+from evenflow.yaml_file import SHORT_FORMS, Document
+from experiments.figures.schema import Plan
+from experiments.points import Point, Store, run_points
+from experiments.runs import Outcome
+from experiments.systems import SYSTEMS
+
+Keys = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a figure's module makes.
+
+    `table` is the data behind the picture, a row a measurement, of which a terminal shows the
+    columns `shown`; `claims` has our value for each published claim the figure answers, by the
+    claim's id and in the shape of its value.
+    """
+
+    figure: Figure
+    table: pd.DataFrame
+    shown: Sequence[str]
+    claims: Mapping[str, Any] = field(default_factory=dict)
+
+
+def overview(outcome: Outcome) -> dict[str, Any]:
+    """Return a run's summary, and the pages and the cap it had."""
+    deployment = outcome.result.provenance["deployment"]
+    return {**outcome.summary, "kv_pages": deployment.get("kv_pages")}
+
+
+class Study:
+    """One figure being made. `on_progress` is called with the points done and the points asked."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        executor: Executor,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.numbers = plan.study
+        self.store = store
+        self.executor = executor
+        self._on_progress = on_progress or (lambda done, asked: None)
+        self._done = 0
+        self._asked = 0
+        self._tables: list[pd.DataFrame] = []
+        self._schedulers: set[str] = set()
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of lengths and arrivals that every case is run with."""
+        return list(self.numbers.get("seeds", [0]))
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the figure's run has."""
+        stages = self.plan.run.data.get("stages", 1)
+        depth = stages if isinstance(stages, int) else len(stages)
+        return depth * int(self.plan.run.data.get("tensor_parallel", 1))
+
+    def system(self, label: str, gpus: int | None = None) -> Keys:
+        """Return the keys of one of the figure's systems, on so many GPUs (default: `gpus`).
+
+        A system on tensor parallelism gets one stage of all GPUs, any other as many stages.
+        """
+        given = self.plan.keys.systems[label]
+        keys = _published(given) if isinstance(given, str) else dict(given)
+        count = self.gpus if gpus is None else gpus
+        if keys.get("stages") == 1 and "tensor_parallel" in keys:
+            return keys | {"tensor_parallel": count}
+        return keys if "stages" in keys else {"stages": count, "tensor_parallel": 1} | keys
+
+    def config(self, *layers: Keys) -> RunConfig:
+        """Return the figure's run with `layers` of keys over it; mappings merge, the last wins."""
+        data: Keys = self.plan.run.data
+        for layer in layers:
+            data = layered(data, layer)
+        document = Document(self.plan.run.name, dict(data), self.plan.run.places)
+        return configured(document)
+
+    def run(
+        self,
+        cases: Mapping[tuple[Any, ...], RunConfig],
+        names: Sequence[str],
+        measure: Callable[..., dict[str, Any]] = overview,
+        **more: Any,
+    ) -> pd.DataFrame:
+        """Simulate every case with every seed; return a row each, in order.
+
+        `names` are the columns that a case's key fills; `seed`, what `measure` returns and `error`
+        (None unless the run failed) follow. `more` are further arguments of `measure`. Raises a
+        UsageError when every run failed.
+        """
+        rows: list[dict[str, Any]] = []
+        points = []
+        for key, config in cases.items():
+            self._schedulers.add(_words(config))
+            for seed in self.seeds:
+                workload = config.workload.model_copy(update={"seed": seed})
+                seeded = config.model_copy(update={"workload": workload})
+                points.append(Point(seeded, self.plan.beside, measure, tuple(more.items())))
+                rows.append({**dict(zip(names, key, strict=True)), "seed": seed})
+        self._asked += len(points)
+        before = self._done
+
+        def tell(count: int) -> None:
+            self._done = before + count
+            self._on_progress(self._done, self._asked)
+
+        records = run_points(points, self.store, self.executor, tell)
+        if records and all(record.error for record in records):
+            raise UsageError(f"no run succeeded, the first because: {records[0].error}")
+        table = pd.DataFrame(
+            [{**row, **r.values, "error": r.error} for row, r in zip(rows, records, strict=True)]
+        )
+        self._tables.append(table)
+        return table
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs."""
+        run, numbers = self.plan.run.data, self.numbers
+        pages = [t["kv_pages"].dropna() for t in self._tables if "kv_pages" in t]
+        found = pd.concat(pages) if pages else pd.Series(dtype=float)
+        return {
+            "model": run.get("model"),
+            "gpu": run.get("gpu"),
+            "costs": run.get("costs", "roofline"),
+            "schedulers": sorted(self._schedulers),
+            **{key: value for key, value in numbers.items() if key != "seeds"},
+            "seeds": self.seeds,
+            "kv_pages": sorted({int(pages) for pages in found}),
+            "runs": self._asked,
+            "quick": self.plan.quick,
+        }
+
+
+def _words(config: RunConfig) -> str:
+    params = (f"{key} {value}" for key, value in config.scheduler.params.items())
+    return " ".join((config.scheduler.name, *params))
+
+
+def layered(under: Keys, over: Keys) -> dict[str, Any]:
+    """Return `under` with the keys of `over` in place; mappings merge, if they are of one kind."""
+    merged = dict(under)
+    for key, value in over.items():
+        below, above = _long_form(key, merged.get(key)), _long_form(key, value)
+        if isinstance(below, Mapping) and isinstance(above, Mapping) and _alike(below, above):
+            merged[key] = layered(below, above)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _long_form(key: str, value: object) -> object:
+    return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and isinstance(value, str) else value
+
+
+def _alike(below: Keys, above: Keys) -> bool:
+    return all(below.get(k) == above[k] for k in SHORT_FORMS.values() if k in above)
+
+
+def _published(name: str) -> dict[str, Any]:
+    for system in SYSTEMS:
+        if system.name == name:
+            return dict(yaml.safe_load(system.keys))
+    raise UsageError(f"{name}: no such system; known: {', '.join(s.name for s in SYSTEMS)}")
+
+
+def mean_over_seeds(
+    table: pd.DataFrame, names: Sequence[str], metrics: Sequence[str]
+) -> pd.DataFrame:
+    """Return mean, least and most of each metric over the seeds, indexed by `names`."""
+    return table.groupby(list(names), sort=False, dropna=False)[list(metrics)].agg(
+        ["mean", "min", "max"]
+    )

@@ -1,0 +1,116 @@
+"""The command `figures`: which ones, and what to say while and after they are made."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenflow.errors import UsageError
+
+if TYPE_CHECKING:
+    from experiments.figures.claims import Answer
+    from experiments.figures.study import Drawing
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME ...]", help="E.g. gllm-12, gllm; default: all.")
+]
+
+
+def figures_command(
+    names: Names = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write.")] = Path(
+        "out/figures"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="A coarse pass: fewer points.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the run, or study.KEY."),
+    ] = None,
+    executor: Annotated[
+        str, typer.Option("--executor", help="process, dask or dask:ADDRESS.")
+    ] = "process",
+    list_: Annotated[bool, typer.Option("--list", help="Only list the figures.")] = False,
+) -> None:
+    """Make the papers' figures, and the table that compares their claims with ours."""
+    from experiments.executors import executor_of
+    from experiments.figures.make import chosen, make, write_claims
+    from experiments.points import Store
+
+    plans = chosen(names or (), tuple(set_ or ()), quick=quick)
+    if list_:
+        for plan in plans:
+            typer.echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
+        return
+    failures = []
+    store = Store(out / "points")
+    with executor_of(executor) as pool:
+        for plan in plans:
+            started = time.perf_counter()
+            try:
+                with _progress(plan.name) as show:
+                    drawing = make(plan, out, store, pool, show)
+            except UsageError as error:
+                failures.append(plan.name)
+                typer.echo(f"error: {plan.name}: {' '.join(str(error).split())}", err=True)
+                continue
+            seconds = time.perf_counter() - started
+            typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
+            if names:
+                typer.echo(table_of(drawing))
+    _print_claims(write_claims(out))
+    typer.echo(out / "claims.md")
+    if failures:
+        raise UsageError(f"{len(failures)} of {len(plans)} figures failed: {', '.join(failures)}")
+
+
+def table_of(drawing: Drawing) -> str:
+    """Return the numbers of a figure as text, long words cut."""
+    table = drawing.table[list(drawing.shown)]
+    return str(
+        table.to_string(
+            index=False, na_rep="-", max_colwidth=40, float_format="{:.5g}".format, max_rows=200
+        )
+    )
+
+
+def _print_claims(found: Sequence[Answer]) -> None:
+    """Print the claims that have an answer, and how many have which verdict."""
+    from experiments.figures.claims import by_claim, number, worst
+    from experiments.terminal import print_table
+
+    groups = [group for group in by_claim(found) if worst(group) != "not run"]
+    rows = [
+        (
+            group[0].claim.id,
+            "\n".join(f"{answer.part} {answer.paper}".strip() for answer in group),
+            "\n".join(number(answer.ours) for answer in group),
+            worst(group),
+        )
+        for group in groups
+    ]
+    if rows:
+        print_table(("claim", "paper", "ours", "verdict"), rows)
+    counts = Counter(worst(group) for group in by_claim(found))
+    typer.echo("; ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, asked: bars.update(task, completed=done, total=asked)

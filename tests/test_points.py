@@ -1,0 +1,159 @@
+"""Points are simulated once, whoever simulates them, and their records are found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenflow.config import configured
+from evenflow.errors import UsageError
+from evenflow.yaml_file import Document
+from experiments.executors import executor_of
+from experiments.points import HEADER, Point, Record, Store, run_points, simulate_point
+from experiments.runs import Outcome
+
+RUN: dict[str, Any] = {
+    "stages": 2,
+    "costs": {"kind": "affine", "base_s": 0.01, "per_token_s": 1e-5},
+    "kv": {"pages": 1000},
+    "scheduler": "sarathi",
+    "workload": {"trace": "azure-conv-sample", "requests": 5, "arrivals": "offline"},
+}
+
+
+def point(*overrides: str, beside: Path = Path()) -> Point:
+    return Point(configured(Document("a.yaml", RUN, {}), overrides), beside)
+
+
+def completed(outcome: Outcome, factor: int) -> dict[str, Any]:
+    return {"completed": factor * outcome.summary["completed"]}
+
+
+def test_the_key_follows_what_a_result_depends_on(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")
+    named = point(f"workload.trace={trace}", beside=tmp_path)
+    before = named.key
+    assert before == point(f"workload.trace={trace}", beside=tmp_path).key
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,50\n")
+    keys = [before, named.key, point().key, point("workload.seed=1").key]
+    keys += [Point(point().config, Path(), completed, (("factor", n),)).key for n in (1, 2)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_point_is_run_once_and_found_again(tmp_path: Path) -> None:
+    points = [point(), point("scheduler=vllm"), point()]
+    told: list[int] = []
+    with ThreadPoolExecutor(1) as executor:
+        first = run_points(points, Store(tmp_path), executor, told.append)
+    assert first[0] == first[2] == simulate_point(points[0])
+    assert (told[0], told[-1]) == (0, 3)
+    closed = ThreadPoolExecutor(1)
+    closed.shutdown()  # so that a run would be an error
+    assert run_points(points, Store(tmp_path), closed) == first
+
+
+def test_a_failed_point_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    points = [point("workload.trace=missing.csv"), point()]
+    with ThreadPoolExecutor(1) as executor:
+        failed, done = run_points(points, Store(tmp_path), executor)
+    assert failed.error is not None
+    assert "missing.csv" in failed.error
+    assert done.error is None
+    assert done.values["completed"] == 5
+
+
+def test_a_measure_is_kept_instead_of_the_summary() -> None:
+    record = simulate_point(Point(point().config, Path(), completed, (("factor", 3),)))
+    assert record.values == {"completed": 15}
+
+
+def test_results_of_other_code_are_refused(tmp_path: Path) -> None:
+    Store(tmp_path)
+    header = json.loads((tmp_path / HEADER).read_text())
+    (tmp_path / HEADER).write_text(json.dumps(header | {"code_sha256": "other"}))
+    with pytest.raises(UsageError, match="another version"):
+        Store(tmp_path)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = simulate_point(point())
+    store.put(record)
+    assert store.get(record.key) == record
+    path = tmp_path / record.key[:2] / f"{record.key}.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(UsageError, match=path.name):
+        store.get(record.key)
+
+
+def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> None:
+    points = [point("workload.trace=missing.csv"), point()]
+    told: list[Record] = []
+    with ThreadPoolExecutor(1) as executor:
+        run_points(points, Store(tmp_path), executor, on_failure=told.append)
+        run_points(points, Store(tmp_path), executor, on_failure=told.append)
+        assert [record.key for record in told] == [points[0].key]
+        run_points(points, Store(tmp_path), executor, on_failure=told.append, retry=True)
+    assert [record.key for record in told] == [points[0].key] * 2
+
+
+def killed(outcome: Outcome) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return outcome.summary
+
+
+def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    points = [point(), Point(point().config, Path(), killed), point("workload.seed=1")]
+    with pytest.raises(UsageError, match="a worker died"), executor_of("process", 1) as executor:
+        run_points(points, Store(tmp_path), executor)
+    assert Store(tmp_path).get(points[0].key) == simulate_point(points[0])
+    assert Store(tmp_path).get(points[1].key) is None
+
+
+def pair(outcome: Outcome) -> dict[str, Any]:
+    return {"pair": (1, outcome.summary["completed"])}
+
+
+def test_a_record_is_the_same_before_and_after_it_is_stored(tmp_path: Path) -> None:
+    store, asked = Store(tmp_path), Point(point().config, Path(), pair)
+    with ThreadPoolExecutor(1) as executor:
+        (fresh,) = run_points([asked], store, executor)
+    assert store.get(asked.key) == fresh
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("threads", "should be process, dask or dask:ADDRESS"),
+        ("process:4", "should be process, dask or dask:ADDRESS"),
+        ("dask:nonsense://x", "no Dask scheduler answers there"),
+    ],
+)
+def test_an_executor_that_there_is_not(name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told), executor_of(name):
+        pass
+
+
+def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 5.0)
+    own = {"processes": False, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with distributed.LocalCluster(n_workers=1, **own) as cluster:
+        name = f"dask:{cluster.scheduler_address}"
+        with executor_of(name) as executor:
+            assert run_points([point()], Store(tmp_path), executor) == [simulate_point(point())]
+        monkeypatch.setattr("experiments.executors.code_digest", lambda: repr(object()))
+        with pytest.raises(UsageError, match="runs another version"), executor_of(name):
+            pass
+    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 0.3)
+    with distributed.LocalCluster(n_workers=0, **own) as cluster:
+        name = f"dask:{cluster.scheduler_address}"
+        with pytest.raises(UsageError, match="has no workers"), executor_of(name):
+            pass

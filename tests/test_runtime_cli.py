@@ -232,7 +232,7 @@ def test_validate_reports_three_layers(run: Path, sockets: Path) -> None:
     changes = [word for setting in settings for word in ("--set", setting)]
     status, text, errors = evenflow("validate", str(run), *arguments, *changes)
     assert status == 0, errors
-    assert "End to end, sarathi: 2 runs of 5 requests" in text
+    assert "End to end, sarathi, 2 runs of 5 requests" in text
     assert "calibrated on 3 other requests (seed 1" in text
     assert {path.name for path in out.iterdir()} == VALIDATION_FILES
     found = json.loads((out / "validation.json").read_text())
@@ -262,4 +262,5 @@ def test_validate_takes_one_scheduler_after_the_other(run: Path, sockets: Path) 
     assert {path.name for path in (out / "vllm").iterdir()} == VALIDATION_FILES - {"validation.md"}
     assert "calibrated" not in json.loads((out / "vllm" / "validation.json").read_text())["bubbles"]
     table = (out / "validation.md").read_text()
+    assert table.index("| vllm, simulated |") < table.index("| sarathi, structure, worst run |")
     assert table.index("### vllm") < table.index("### sarathi")

@@ -23,6 +23,7 @@ from sim.world import World
 
 if TYPE_CHECKING:
     from runtime.tokens import TextOf
+    from runtime.torch_settings import TorchSettings
     from runtime.worker import Settings
 
 
@@ -103,15 +104,21 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         RandomTexts(spec.vocab_size, config.workload.seed, sampling, given.seed),
         workers.patience_s,
         settings[0].limit_s,
-        {
-            "device": device_name(workers.device),
-            "driver": driver_version(workers.device),
-            "torch": version("torch"),
-            "transport": transport,
-            "cores": [list(each.cores) for each in settings],
-            "layers_per_stage": list(layers),
-        },
+        _facts(settings),
     )
+
+
+def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:
+    """Say what computes, for the provenance."""
+    first = settings[0]
+    return {
+        "device": device_name(first.device),
+        "driver": driver_version(first.device),
+        "torch": version("torch"),
+        "transport": first.transport,
+        "cores": [list(each.cores) for each in settings],
+        "layers_per_stage": [each.stop - each.start for each in settings],
+    }
 
 
 def _check_weights(workers: TorchWorkers, path: str) -> None:

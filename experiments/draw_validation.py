@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
 
 from evenflow.metrics import request_metrics
 from evenflow.result import RunResult
@@ -57,11 +58,13 @@ def _scatter(
 ) -> None:
     """Draw every request, on logarithmic scales, with the diagonal and the band around it."""
     real_s = getattr(request_metrics(measured), f"{name}_s")
-    ends = np.array([np.nanmin(real_s), np.nanmax(real_s)]) * [0.9, 1.1]
+    found = [getattr(request_metrics(result), f"{name}_s") for result in (again, predicted)]
+    seen_s = np.concatenate([real_s, *found])
+    seen_s = seen_s[seen_s > 0]
+    ends = np.array([seen_s.min(), seen_s.max()]) * [0.9, 1.1]
     axes.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="0.88", linewidth=0)
     axes.plot(ends, ends, color="0.4", linewidth=0.8)
-    for (label, colour, marker), result in zip(KINDS, (again, predicted), strict=True):
-        theirs_s = getattr(request_metrics(result), f"{name}_s")
+    for (label, colour, marker), theirs_s in zip(KINDS, found, strict=True):
         apart = np.abs(theirs_s / real_s - 1)
         inside = np.mean(apart[np.isfinite(apart)] <= BAND)
         axes.scatter(
@@ -76,6 +79,10 @@ def _scatter(
             zorder=3,
         )
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for one in (axes.xaxis, axes.yaxis):
+        one.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        one.set_major_formatter("{x:g}")
+        one.set_minor_locator(NullLocator())
     axes.set_xlabel(f"{name.upper()} measured (s)")
     axes.set_ylabel(f"{name.upper()} simulated (s)")
     axes.legend(loc="upper left", frameon=False, fontsize=8, handletextpad=0.2)

@@ -19,6 +19,11 @@ from experiments.real import Served
 from sim import Timing, World
 from sim.timed import GRID_PER_S
 
+AROUND = ("schedule_s", "prepare_s", "hops_s", "freed_s", "returned_s")
+"""The columns of Times that are not the stages' own."""
+
+STALL_PERCENTILE = 99
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -145,8 +150,11 @@ class Recorded:
 def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], Timing]:
     """Return a timing: stages take what `costs` says, and all around them is drawn from `times`.
 
-    Each micro-batch gets the driver's and the messages' times of one micro-batch of that run.
+    Each micro-batch gets the driver's and the messages' times of one micro-batch of that run, each
+    at most its P99: what takes longer is a machine that stands still for a while. That holds up
+    everything together; drawn for one message alone, it would merge micro-batches that never met.
     """
+    times = _without_stalls(times)
     rng = np.random.default_rng(seed)
     count = len(times.schedule_s)
 
@@ -155,6 +163,18 @@ def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], T
         return around._replace(stages_s=costs.times(batch.charged or batch))
 
     return timing
+
+
+def _without_stalls(times: Times) -> Times:
+    around = {name: getattr(times, name) for name in AROUND}
+    return replace(
+        times,
+        **{
+            name: np.minimum(column, np.percentile(column, STALL_PERCENTILE, axis=0))
+            for name, column in around.items()
+            if column.size
+        },
+    )
 
 
 def as_admitted(world: World, times: Times) -> World:

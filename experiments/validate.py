@@ -135,10 +135,10 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
     before = os.getloadavg()[0]
     with watch(name, len(job.workload.requests)) as on_done:
         served = serve(job, on_done, journal.append)
-    if served.interrupted:
-        raise KeyboardInterrupt
-    if served.failure is not None:
-        raise UsageError(f"{name} did not finish: {served.failure}")
+        if served.interrupted:
+            raise KeyboardInterrupt
+        if served.failure is not None:
+            raise UsageError(f"{name} did not finish: {served.failure}")
     times = measured_times(served, _world(job))
     return Measured(served, journal, times, (before, os.getloadavg()[0]))
 

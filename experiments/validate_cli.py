@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenflow.errors import UsageError
 from experiments.real_cli import Out, RunFile, Set, job_of
 
 if TYPE_CHECKING:
@@ -35,6 +38,10 @@ def validate_command(
             help="Serve so many others first, for the driver's and the messages' times; 0: none.",
         ),
     ] = 60,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE", help="Costs; measured first if it is missing."),
+    ] = None,
 ) -> None:
     """Serve one configuration several times, simulate it, and print how far they are apart."""
     from experiments.compare import line_up, parse_schedulers
@@ -42,6 +49,8 @@ def validate_command(
     from experiments.validate import validate
     from experiments.validate_table import markdown, print_validation
 
+    if profile is not None:
+        set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
     job = job_of(run, set_)
     folder = out or Path("out") / f"{run.stem}-validate"
     contenders = {job.config.scheduler.name: job}
@@ -57,6 +66,28 @@ def validate_command(
             found.append(validation.found)
         (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
     typer.echo(folder / "validation.md")
+
+
+def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
+    """Return the overrides that take costs from a profile; measure it if there is none."""
+    from evenflow.config import load_config
+    from evenflow.config_workers import TorchWorkers
+    from experiments.build import find
+    from experiments.profile_measure import Settings, measure_profile
+    from experiments.profile_measure_cli import show_measuring
+
+    override = f"costs={{kind: profile, path: {json.dumps(str(profile))}}}"
+    config = load_config(run, [*set_, override])
+    if not isinstance(config.workers, TorchWorkers) or config.model is None:
+        raise UsageError("--profile: measures what torch workers compute; workers: torch is right")
+    if not profile.exists():
+        workers, most = config.workers, config.max_model_len
+        settings = Settings(
+            workers.device, threads=workers.threads, max_tokens=most, max_context=most
+        )
+        show = show_measuring if sys.stderr.isatty() else None
+        measure_profile(find(config.model, run.parent), profile, settings, show)
+    return [override]
 
 
 def _write(folder: Path, validation: Validation, title: str) -> None:

@@ -13,6 +13,23 @@ from rich.table import Table
 
 Found = Mapping[str, Any]
 
+WORDS = {
+    "output_throughput": "output tokens/s",
+    "total_token_throughput": "all tokens/s",
+    "duration": "duration (s)",
+    "busy_share": "stages busy",
+    "bubble_share": "stages idle",
+}
+"""How a row is called; latencies are by rule, `mean_ttft_ms` is TTFT mean (ms)."""
+
+
+OVERVIEW = (
+    *(f"{part}_{name}_ms" for name in ("ttft", "tpot", "e2el") for part in ("mean", "p99")),
+    "output_throughput",
+    "busy_share",
+)
+"""The columns of a table of several validations."""
+
 
 class Section(NamedTuple):
     """A table: its title, the heads of its columns, its rows."""
@@ -26,27 +43,59 @@ def print_validation(found: Found) -> None:
     """Print the layers, and what the driver and the messages took."""
     console = Console()
     for section in sections(found):
-        table = Table(title=section.title, title_justify="left")
+        table = Table(
+            title=section.title,
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+        )
         for index, head in enumerate(section.heads):
-            table.add_column(head, justify="right" if index else "left")
+            table.add_column(
+                head, header_style="bold", justify="right" if index else "left", no_wrap=True
+            )
         for row in section.rows:
             table.add_row(*row)
         console.print(table)
+        console.print()
     for line in notes(found):
         console.print(line, highlight=False)
 
 
 def markdown(validations: Sequence[Found]) -> str:
-    """Return the tables of several validations as Markdown, a heading each."""
-    parts = []
+    """Return the tables of several validations as Markdown: one of all, then a heading each."""
+    parts = [_as_markdown(overview(validations))]
     for found in validations:
         parts.append(f"### {found['scheduler']}\n")
-        for title, heads, rows in sections(found):
-            rules = ["---", *["---:"] * (len(heads) - 1)]
-            lines = [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
-            parts.append("\n".join([f"{title}:\n", *lines, ""]))
+        parts += map(_as_markdown, sections(found))
         parts.append("\n".join(f"- {line}" for line in notes(found)) + "\n")
     return "\n".join(parts)
+
+
+def _as_markdown(section: Section) -> str:
+    rules = ["---", *["---:"] * (len(section.heads) - 1)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (section.heads, rules, *section.rows)]
+    return "\n".join([f"{section.title}:\n", *lines, ""])
+
+
+def overview(validations: Sequence[Found]) -> Section:
+    """Return the errors of several validations, a line for each layer of each."""
+    rows = []
+    for found in validations:
+        name, lines = found["scheduler"], [found["end_to_end"][key] for key in OVERVIEW]
+        spreads = [_percent(line["spread"], sign=False) for line in lines]
+        rows.append([f"{name}, spread of runs", *spreads])
+        rows.append([f"{name}, simulated", *(_percent(line["error"]) for line in lines)])
+        if found["calibration"] is not None:
+            errors = [_percent(line["calibrated_error"]) for line in lines]
+            rows.append([f"{name}, calibrated", *errors])
+        worst = [
+            max((each["metrics"].get(key, 0.0) for each in found["structure"]), key=abs)
+            for key in OVERVIEW
+        ]
+        rows.append([f"{name}, structure, worst run", *map(_percent, worst)])
+    heads = ["", *(_words(key).removesuffix(" (ms)") for key in OVERVIEW)]
+    return Section("Errors", heads, rows)
 
 
 def sections(found: Found) -> list[Section]:
@@ -83,41 +132,33 @@ def _around(times: Found) -> str:
 
 def _end_to_end(found: Found) -> Section:
     calibrated = found["calibration"] is not None
-    heads = ["", "measured", "least", "most", "spread", "simulated", "error"]
-    heads += ["calibrated", "error", "its spread"] if calibrated else []
+    heads = ["", "measured", "spread", "simulated", "error"]
+    heads += ["calibrated", "error"] if calibrated else []
     rows = []
     for key, line in found["end_to_end"].items():
-        row = [key, *(f"{line[name]:.4g}" for name in ("measured", "least", "most"))]
-        row += [_percent(line["spread"], sign=False), f"{line['simulated']:.4g}"]
-        row.append(_percent(line["error"]))
+        row = [_words(key), _number(line["measured"]), _percent(line["spread"], sign=False)]
+        row += [_number(line["simulated"]), _percent(line["error"])]
         if calibrated:
-            row += [f"{line['calibrated']:.4g}", _percent(line["calibrated_error"])]
-            row.append(_percent(line["calibrated_spread"], sign=False))
+            row += [_number(line["calibrated"]), _percent(line["calibrated_error"])]
         rows.append(row)
-    title = (
-        f"End to end, {found['scheduler']}: {found['runs']} runs of {found['requests']} requests"
-    )
-    return Section(title, heads, rows)
+    runs = "1 run" if found["runs"] == 1 else f"{found['runs']} runs"
+    what = f"{found['scheduler']}, {runs} of {found['requests']} requests"
+    return Section(f"End to end, {what}", heads, rows)
 
 
 def _structure(found: Found) -> Section:
     """Give each run its column; the share of equal micro-batches first."""
     layers = found["structure"]
-    rows = [
-        [
-            "equal micro-batches",
-            *(_percent(each["same_micro_batches"], sign=False) for each in layers),
-        ],
-        ["first that differs", *(_first(each) for each in layers)],
-    ]
-    for key in found["end_to_end"]:
-        rows.append([key, *(_percent(each["metrics"].get(key)) for each in layers)])
-    without = [_percent(each["at_once"].get("mean_e2el_ms")) for each in layers]
-    rows.append(["mean_e2el_ms, stages starting at once", *without])
+    same = [_percent(each["same_micro_batches"], sign=False) for each in layers]
+    rows = [["equal micro-batches", *same]]
+    rows.append(["first that differs", *(_first(each) for each in layers)])
+    for key in (key for key in found["end_to_end"] if not key.startswith(("p50", "p90"))):
+        rows.append([_words(key), *(_percent(each["metrics"].get(key)) for each in layers)])
     for name in layers[0]["requests"]:
-        for part, words in (("median", "median"), ("p95", "P95"), ("most", "most")):
-            values = [_percent(each["requests"][name].get(part), sign=False) for each in layers]
-            rows.append([f"a request's {name}, {words} error", *values])
+        values = [_percent(each["requests"][name].get("p95"), sign=False) for each in layers]
+        rows.append([f"a request's {name.upper()}, P95", *values])
+    without = [_percent(each["at_once"].get("mean_e2el_ms")) for each in layers]
+    rows.append(["E2EL mean, stages starting at once", *without])
     heads = ["", *(f"run {number + 1}" for number in range(len(layers)))]
     return Section("Structure: each run simulated from its own times", heads, rows)
 
@@ -128,35 +169,42 @@ def _first(layer: Found) -> str:
 
 
 def _costs(found: Found) -> Section:
-    heads = [
-        "stage",
-        "median error",
-        "P95 error",
-        "error of the sum",
-        "median repeat",
-        "P95 repeat",
-    ]
+    heads = ["stage", "median", "P95", "of the sum", "median repeat", "P95 repeat"]
     keys = ("median", "p95", "bias", "median_repeat", "p95_repeat")
     rows = [
         [str(stage), *(_percent(line[key], sign=key == "bias", digits=3) for key in keys)]
         for stage, line in enumerate(found["costs"])
     ]
-    return Section("Costs: a micro-batch on a stage, predicted and measured", heads, rows)
+    return Section("Costs: errors of a micro-batch's seconds on a stage", heads, rows)
 
 
 def _bubbles(found: Found) -> Section:
     names = list(found["bubbles"])
     causes = list(found["bubbles"]["measured"])
     rows = [
-        [cause, *(f"{100 * found['bubbles'][name][cause]:.2f} %" for name in names)]
+        [cause, *(_percent(found["bubbles"][name][cause], sign=False) for name in names)]
         for cause in causes
         if any(found["bubbles"][name][cause] > 0 for name in names)
     ]
-    totals = [f"{100 * sum(found['bubbles'][name].values()):.2f} %" for name in names]
+    totals = [_percent(sum(found["bubbles"][name].values()), sign=False) for name in names]
     return Section("Bubbles: share of all stages' time", ["", *names], [*rows, ["all", *totals]])
+
+
+def _words(key: str) -> str:
+    if key in WORDS:
+        return WORDS[key]
+    statistic, name, _ = key.split("_")
+    return f"{name.upper()} {statistic if statistic == 'mean' else statistic.upper()} (ms)"
+
+
+def _number(value: float) -> str:
+    """Return four digits of a number, without an exponent."""
+    digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    return f"{value:.{digits}f}"
 
 
 def _percent(value: float | None, *, sign: bool = True, digits: int = 2) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:{'+' if sign else ''}.{digits}f} %"
+    value = round(100 * value, digits) + 0.0  # no minus before a zero
+    return f"{value:{'+' if sign and value else ''}.{digits}f}%"

@@ -39,17 +39,24 @@ class Prepared(NamedTuple):
 class TorchWorker:
     """Computes the layers of `stage` for one micro-batch after the other.
 
-    `carrier` brings what the stage before gave; None: there is only this stage.
+    `carrier` brings what the stage before gave; None: there is only this stage. The thread that
+    computes stays on `cores`; those that prepare and carry are free to run beside it.
     """
 
     def __init__(
-        self, place: Place, stage: Stage, kv: KvPages, carrier: Carrier | None = None
+        self,
+        place: Place,
+        stage: Stage,
+        kv: KvPages,
+        carrier: Carrier | None = None,
+        cores: tuple[int, ...] = (),
     ) -> None:
         self._place = place
         self._stage = stage
         self._carrier = carrier
         self._table = PageTable(place.page_tokens, place.total_pages)
         self._kv = kv
+        self._cores = cores
         self._how: dict[int, Sampling] = {}  # of requests that are not greedy
         self._preparing, self._computing = Lane(stage.device), Lane(stage.device)
 
@@ -82,6 +89,9 @@ class TorchWorker:
         self, prepared: Prepared, activation: Activation | None, received_s: float
     ) -> Executed:
         """Run the layers; on the last stage, draw the tokens too."""
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
+            self._cores = ()
         tokens: list[int] = []
         start_s = time.monotonic()
         with self._computing():
@@ -104,7 +114,6 @@ def make_worker(place: Place, settings: TorchSettings) -> TorchWorker:
     """Make a stage's worker; UsageError for a device, weights or sizes that cannot be."""
     device = _device(place, settings)
     if settings.cores:
-        os.sched_setaffinity(0, settings.cores)
         torch.set_num_threads(len(settings.cores))
     try:
         stage = _stage(settings, str(device))
@@ -116,7 +125,7 @@ def make_worker(place: Place, settings: TorchSettings) -> TorchWorker:
             "fewer kv.pages or a smaller dtype is right"
         ) from None
     _warm_up(stage, kv)
-    return TorchWorker(place, stage, kv, _carrier(place, settings, stage))
+    return TorchWorker(place, stage, kv, _carrier(place, settings, stage), settings.cores)
 
 
 def _warm_up(stage: Stage, kv: KvPages) -> None:

@@ -8,7 +8,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -164,7 +163,7 @@ def test_weights_that_do_not_belong_are_refused(
     layers = json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"]
     (settings,) = torch_settings(str(tmp_path), [(0, layers)])
     with pytest.raises(UsageError, match=message):
-        replace(settings, cores=()).make(Place(0, 1, 4, 8, str(tmp_path)))
+        settings.make(Place(0, 1, 4, 8, str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from experiments.gpu_runtime import (
     serve_and_validate,
     small_checkpoint,
 )
+from experiments.gpu_silicon import compare
 from experiments.profile_measure import Settings, check_profile, errors_table, measure_profile
 from profiler.environment import device_name, require_device
 
@@ -69,6 +70,7 @@ def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str
         "seconds": measured_s,
         "check_seconds": perf_counter() - began_s - measured_s,
         "errors": [row._asdict() for row in rows],
+        "silicon": compare(name, path),
     }
 
 

@@ -23,10 +23,8 @@ from sim.world import World
 
 if TYPE_CHECKING:
     from runtime.tokens import TextOf
+    from runtime.torch_settings import TorchSettings
     from runtime.worker import Settings
-
-ONE_GPU = "gloo, ipc or one_process"
-"""The transports of several stages on one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +70,15 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Crew:
 
 def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path) -> Crew:
     from runtime.tokens import RandomTexts
-    from runtime.torch_settings import cut, require_memory, torch_settings
+    from runtime.torch_settings import cut, require_memory, torch_settings, transport_of
 
     world = built.world
     assert isinstance(world, World)
     assert config.model is not None  # the schema asks for it
     path = find(config.model, beside)
-    transport = _transport(workers, world.depth)
+    if find_spec("torch") is None or find_spec("safetensors") is None:
+        raise UsageError("workers: torch needs torch: pip install 'evenflow[torch]'")
+    transport = transport_of(workers.transport, workers.device, world.depth)
     _check_weights(workers, path)
     spec = model(path)
     if workers.device == "cpu":
@@ -104,15 +104,21 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         RandomTexts(spec.vocab_size, config.workload.seed, sampling, given.seed),
         workers.patience_s,
         settings[0].limit_s,
-        {
-            "device": device_name(workers.device),
-            "driver": driver_version(workers.device),
-            "torch": version("torch"),
-            "transport": transport,
-            "cores": [list(each.cores) for each in settings],
-            "layers_per_stage": list(layers),
-        },
+        _facts(settings),
     )
+
+
+def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:
+    """Say what computes, for the provenance."""
+    first = settings[0]
+    return {
+        "device": device_name(first.device),
+        "driver": driver_version(first.device),
+        "torch": version("torch"),
+        "transport": first.transport,
+        "cores": [list(each.cores) for each in settings],
+        "layers_per_stage": [each.stop - each.start for each in settings],
+    }
 
 
 def _check_weights(workers: TorchWorkers, path: str) -> None:
@@ -121,31 +127,3 @@ def _check_weights(workers: TorchWorkers, path: str) -> None:
             f"model: {path} is no folder with weights; such a folder, or workers.weights: random, "
             "is right"
         )
-
-
-def _transport(workers: TorchWorkers, stages: int) -> str:
-    """Return how hidden states cross; UsageError where they cannot cross like that."""
-    if find_spec("torch") is None or find_spec("safetensors") is None:
-        raise UsageError("workers: torch needs torch: pip install 'evenflow[torch]'")
-    if workers.device == "cpu":
-        transport = workers.transport or "gloo"
-        if transport in ("nccl", "sm_partition"):
-            raise UsageError(f"workers.transport: {transport} is for GPUs; {ONE_GPU} is right")
-        return transport
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UsageError("workers.device: torch finds no CUDA device here; cpu is right")
-    if workers.transport == "sm_partition":
-        raise UsageError(
-            "workers.transport: torch's green contexts take a number of SMs and not which, so "
-            f"stages would share theirs; {ONE_GPU} is right"
-        )
-    gpus = torch.cuda.device_count()
-    transport = workers.transport or "nccl"
-    if transport == "nccl" and stages > max(gpus, 1):
-        raise UsageError(
-            f"workers.transport: nccl needs a GPU for each of the {stages} stages, here are {gpus};"
-            f" {ONE_GPU} is right"
-        )
-    return transport

@@ -19,6 +19,9 @@ Transport = Literal["gloo", "nccl", "ipc", "one_process"]
 """How activations cross: torch.distributed over the host or between GPUs; memory that processes
 share (CUDA IPC on a GPU); or stages that are threads of one process."""
 
+ONE_GPU = "gloo, ipc or one_process"
+"""The transports of several stages on one GPU."""
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -70,6 +73,33 @@ def torch_settings(
         )
         for stage, span in enumerate(spans)
     ]
+
+
+def transport_of(wanted: str | None, device: str, stages: int) -> str:
+    """Return how hidden states cross between so many stages; UsageError where they cannot so.
+
+    What is wanted, or else gloo on a CPU and nccl on GPUs.
+    """
+    if device == "cpu":
+        if wanted in ("nccl", "sm_partition"):
+            raise UsageError(f"workers.transport: {wanted} is for GPUs; {ONE_GPU} is right")
+        return wanted or "gloo"
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError("workers.device: torch finds no CUDA device here; cpu is right")
+    if wanted == "sm_partition":
+        raise UsageError(
+            "workers.transport: torch's green contexts take a number of SMs and not which, so "
+            f"stages would share theirs; {ONE_GPU} is right"
+        )
+    gpus, chosen = torch.cuda.device_count(), wanted or "nccl"
+    if chosen == "nccl" and stages > gpus:
+        raise UsageError(
+            f"workers.transport: nccl needs a GPU for each of the {stages} stages, here are {gpus};"
+            f" {ONE_GPU} is right"
+        )
+    return chosen
 
 
 def cores_of(stage: int, threads: int) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ def test_the_report_measures_checks_and_compares_tokens(
     (model,) = found["models"].values()
     assert len(read_profile(tmp_path / "out" / model["profile"]).points) == model["points"]
     assert model["errors"][-1]["operator"] == "stage"
+    assert model["silicon"]["left_out"].startswith("no tables of ")
     assert found["tokens_equal"]
     assert "stage " in capsys.readouterr().out
     check_served(found["runtime"])

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evenflow.result import Floats, RunResult
-from experiments.report_data import used_share
-from experiments.report_style import DECODE, PREFILL
+from experiments.report.data import used_share
+from experiments.report.style import DECODE, PREFILL
 
 BINS = 160
 

@@ -55,7 +55,7 @@ def _claims(table: pd.DataFrame) -> dict[str, Any]:
     if 4 in set(table.gpus):
         best = speedups(table, 4).max()
         claims["tdpipe-best-case"] = {
-            label.lower().replace("+", "_"): float(ratio) for label, ratio in best.items()
+            str(label).lower().replace("+", "_"): float(ratio) for label, ratio in best.items()
         }
     mean = table[table.system == BEST].groupby(["pair", "gpus"])[OUTPUT].mean()
     two, four = (float(mean.get(("L20 + Qwen2.5-32B", count), math.nan)) for count in (2, 4))

@@ -30,8 +30,10 @@ def make(study: Study) -> Drawing:
     }
     runs = study.run(cases, ("pair",), kv_steps)
     found = [
-        phases(row.used, row.prefill, row.start_s).assign(pair=row.pair, seed=row.seed)
-        for row in runs.itertuples()
+        phases(row["used"], row["prefill"], row["start_s"]).assign(
+            pair=row["pair"], seed=row["seed"]
+        )
+        for row in runs[runs.error.isna()].to_dict("records")
     ]
     table = pd.concat(found, ignore_index=True)
     return Drawing(_draw(runs, table, study.gpus), table, SHOWN)
@@ -68,14 +70,15 @@ def phases(used: list[float], prefill: list[int], start_s: list[float]) -> pd.Da
 
 
 def _draw(runs: pd.DataFrame, table: pd.DataFrame, gpus: int) -> Figure:
-    shown = runs[runs.seed == runs.seed.iloc[0]]
+    shown = runs[(runs.seed == runs.seed.iloc[0]) & runs.error.isna()]
     figure = Figure(figsize=(10, 1.2 + 2.4 * len(shown)), layout="constrained")
     grid = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
-    for axes, row in zip(grid, shown.itertuples(), strict=True):
-        _draw_steps(axes, np.asarray(row.used), np.asarray(row.prefill))
-        own = table[(table.pair == row.pair) & (table.kind == "prefill")]
+    for axes, row in zip(grid, shown.to_dict("records"), strict=True):
+        _draw_steps(axes, np.asarray(row["used"]), np.asarray(row["prefill"]))
+        own = table[(table.pair == row["pair"]) & (table.kind == "prefill")]
         counts = own.groupby("seed").size()
-        text = f"{gpus} x {row.pair}, seed {row.seed}; {counts.min()}-{counts.max()} prefill phases"
+        span = f"{counts.min()}-{counts.max()} prefill phases"
+        text = f"{gpus} x {row['pair']}, seed {row['seed']}; {span}"
         axes.set_title(f"{text} over {len(counts)} seeds", loc="left", fontsize=10)
     grid_lines(grid)
     grid[-1].set_xlabel("step (micro-batch)")

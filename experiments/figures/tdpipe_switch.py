@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.figures.pairs import pairs
@@ -44,25 +45,19 @@ def draw_variants(table: pd.DataFrame, xlabel: str, gpus: int) -> Figure:
     for axes, pair in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         rows = table[table.pair == pair].assign(system=OWN)
         bars(axes, rows, "rule", "system", OUTPUT)
-        relative = rows.groupby("rule", sort=False).over_own.mean()
-        highest = rows.groupby("rule", sort=False)[OUTPUT].max()
-        for place, (rule, ratio) in enumerate(relative.items()):
-            if not math.isnan(ratio):
-                text = f"{ratio:.3f}"
-                axes.annotate(
-                    text,
-                    (place, highest[rule]),
-                    (0, 3),
-                    None,
-                    "offset points",
-                    ha="center",
-                    fontsize=8,
-                )
-        for bar, rule in zip(axes.patches, relative.index, strict=True):
-            bar.set_alpha(1.0 if rule == OWN else 0.45)
+        _annotate(axes, rows)
         axes.set(title=f"{gpus} x {pair}", xlabel=xlabel)
-        axes.margins(y=0.1)
-        axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
     grid_lines(figure.axes)
     figure.axes[0].set_ylabel("output tokens/s; above: over TD-Pipe's own rule")
     return figure
+
+
+def _annotate(axes: Axes, rows: pd.DataFrame) -> None:
+    """Write the mean throughput over TD-Pipe's own rule above each bar, and pale all but its."""
+    found = rows.groupby("rule", sort=False)
+    top = found[OUTPUT].max()
+    for place, (rule, ratio) in enumerate(found.over_own.mean().items()):
+        axes.patches[place].set_alpha(1.0 if rule == OWN else 0.45)
+        if not math.isnan(ratio):
+            axes.text(place, top[rule], f"{ratio:.3f}", ha="center", va="bottom", fontsize=8)
+    axes.set_ylim(0, 1.1 * top.max())

@@ -14,6 +14,7 @@ from experiments.build import build
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Drawing, Keys, Study
 from experiments.figures.style import grid_lines
+from sim import World
 
 SHOWN = ("pair", "gpus", "tokens", "total_ms", "communication_ms", "share", "speedup")
 FREE = {"costs": {"all_reduce": {"bandwidth_gb_s": 1e12, "latency_us": 0.0}}}
@@ -39,9 +40,10 @@ def _prefill_ms(study: Study, keys: Keys, count: int, tokens: int) -> dict[str, 
     """Return the time of a prompt, and what of it goes when messages between GPUs are free."""
     seconds = []
     for links in ({}, FREE):
-        config = study.config(keys, links, {"tensor_parallel": count})
-        costs = build(config, [], study.plan.beside).world.costs
-        seconds.append(sum(costs.times(prefill_work(tokens))))
+        config = study.config(keys, links, {"tensor_parallel": count, "scheduler": "vllm"})
+        world = build(config, [], study.plan.beside).world
+        assert isinstance(world, World)  # vllm is one pipeline
+        seconds.append(sum(world.costs.times(prefill_work(tokens))))
     return {"total_ms": 1e3 * seconds[0], "communication_ms": 1e3 * (seconds[0] - seconds[1])}
 
 

@@ -43,14 +43,10 @@ def ratios(runs: pd.DataFrame, gpus: int) -> pd.DataFrame:
     """Return a row for each reading, quantity and seed: TD-Pipe over each system, its scaling."""
     found = []
     for (reading, seed), rows in runs.groupby(["reading", "seed"], sort=False):
-        rates = rows.set_index(["system", "gpus"])[OUTPUT].to_dict()
-        own = rates[BEST, gpus]
-        values = {
-            f"over {label}": own / rate
-            for (label, count), rate in rates.items()
-            if count == gpus and label != BEST
-        }
-        values |= {SCALING: own / rates[BEST, gpus // 2], RATE: own}
+        whole, half = (rows[rows.gpus == n].set_index("system")[OUTPUT] for n in (gpus, gpus // 2))
+        own = float(whole[BEST])
+        values = {f"over {label}": own / rate for label, rate in whole.drop(BEST).items()}
+        values |= {SCALING: own / float(half[BEST]), RATE: own}
         found += [
             {"reading": reading, "quantity": name, "seed": seed, "value": value}
             for name, value in values.items()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from evenflow.result import Ints
 from experiments.figures.study import Drawing, Study, overview
-from experiments.figures.style import COLORS, grid_lines, whiskers
+from experiments.figures.style import grid_lines, whiskers
 from experiments.runs import Outcome
 
 SHOWN = ("system", "seats", "seed", "seat_use", "mean_over_max", "output_throughput", "error")
@@ -67,22 +66,15 @@ def _draw(study: Study, table: pd.DataFrame) -> Figure:
         whiskers(right, rows, "seats", "output_throughput", label)
     bound = 100 * table.groupby("seats").mean_over_max.mean()
     left.plot(bound, color="0.4", ls=":", label="mean / longest output of a static batch")
-    for (name, (low, high)), color in zip(SAID.items(), ("0.3", COLORS["vLLM"]), strict=True):
-        left.axhspan(low, high, color=color, alpha=0.10, lw=0)
-        left.text(
-            table.seats.max(),
-            np.mean([low, high]),
-            f"said: {name}",
-            ha="right",
-            va="center",
-            fontsize=8,
-        )
-    left.set(ylim=(0, 100), ylabel="seats that work (% of their time)")
+    for name, (low, high) in SAID.items():
+        left.axhspan(low, high, color="0.3", alpha=0.10, lw=0)
+        left.text(1.02, (low + high) / 204, f"said:\n{name}", transform=left.transAxes, fontsize=8)
+    left.set(ylim=(0, 102), ylabel="seats that work (% of their time)")
     right.set(ylim=(0, None), ylabel="output tokens/s")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(study.numbers["seats"], [str(seats) for seats in study.numbers["seats"]])
         axes.set_xlabel("seats (requests that run at once)")
-    left.legend(fontsize=8, loc="lower left")
+    right.legend(*left.get_legend_handles_labels(), fontsize=8)
     grid_lines(figure.axes)
     return figure

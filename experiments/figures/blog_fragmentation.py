@@ -67,9 +67,7 @@ def _draw(table: pd.DataFrame) -> Figure:
         axes.text(place + 0.4, known, "own length known", fontsize=7, ha="right", va="bottom")
     for name, (low, high) in SAID.items():
         axes.axhspan(low, high, color="0.3", alpha=0.12, lw=0)
-        axes.text(
-            len(set(table.trace)) - 0.52, high, f"said: {name}", fontsize=8, va="bottom", ha="right"
-        )
+        axes.text(1.01, (low + high) / 200, f"said:\n{name}", transform=axes.transAxes, fontsize=8)
     axes.set(ylabel="empty slots in held KV memory (%)", ylim=(0, 100))
     axes.legend(fontsize=8)
     grid_lines([axes])

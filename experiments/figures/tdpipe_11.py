@@ -35,11 +35,11 @@ def _draw(table: pd.DataFrame) -> Figure:
     names = list(dict.fromkeys(table.pair))
     figure = Figure(figsize=(3.9 * len(names), 4.4), layout="constrained")
     for axes, pair in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        bars(axes, table[table.pair == pair], "gpus", "system", OUTPUT)
+        bars(axes, table[table.pair == pair], "gpus", "system", OUTPUT, steady=STEADY)
         axes.set(title=pair, xlabel="GPUs")
     grid_lines(figure.axes)
     figure.axes[0].set_ylabel("output tokens/s")
-    figure.axes[0].legend(fontsize=8)
+    figure.axes[0].legend(fontsize=8, title="ring: steady window", title_fontsize=8)
     return figure
 
 

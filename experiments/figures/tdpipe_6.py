@@ -54,7 +54,8 @@ def _draw(study: Study, table: pd.DataFrame) -> Figure:
     tokens = study.numbers["tokens"]
     for axes, pair in zip(grid, names, strict=False):
         _draw_bars(axes, table[(table.pair == pair) & (table.tokens == tokens)])
-        axes.set(title=f"{pair}, {tokens} tokens", xlabel="GPUs (tensor parallel)")
+        axes.set_title(f"{pair}, {tokens} tokens", fontsize=10)
+        axes.set_xlabel("GPUs (tensor parallel)")
     grid[0].set_ylabel("prefill (ms)")
     grid[0].legend(fontsize=8)
     for (pair, count), rows in table[table.gpus > 1].groupby(["pair", "gpus"], sort=False):
@@ -81,6 +82,7 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame) -> None:
     )
     for x, total, share in zip(place, rows.total_ms, rows.share, strict=True):
         axes.text(x, total, f"{100 * share:.1f} %", ha="center", va="bottom", fontsize=8)
+    axes.set_ylim(0, 1.15 * rows.total_ms.max())
     axes.set_xticks(place, [str(count) for count in rows.gpus])
 
 

@@ -29,9 +29,14 @@ Save = Literal["summary", "requests", "all"]
 
 
 RUN_FILES = (
+    "capacity.json",
+    "capacity.png",
+    "capacity.svg",
+    "checks.csv",
     "comparison.csv",
     "counterfactuals.csv",
     "summary.json",
+    "rates.csv",
     "requests.csv",
     "transfers.csv",
     "batches.csv",
@@ -40,6 +45,21 @@ RUN_FILES = (
     "timeline.json.gz",
     "decisions.jsonl.gz",
     "validation.json",
+    "sweep.json",
+    "points.csv",
+    "points.parquet",
+    "summary.csv",
+    "main_effects.png",
+    "main_effects.svg",
+    "sensitivity.png",
+    "sensitivity.svg",
+    "pareto_front.png",
+    "pareto_front.svg",
+    "tune.json",
+    "tune.png",
+    "tune.svg",
+    "tuned.yaml",
+    "trials.csv",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")

@@ -21,6 +21,7 @@ ROWS = (
     ("total_token_throughput", "all tokens/s", "{:.1f}"),
     ("steady_total_token_throughput", "all tokens/s, steady", "{:.1f}"),
     ("request_goodput", "requests/s within limits", "{:.2f}"),
+    ("median_queue_ms", "scheduling delay median (ms)", "{:.1f}"),
     ("mean_ttft_ms", "TTFT mean (ms)", "{:.1f}"),
     ("p99_ttft_ms", "TTFT P99 (ms)", "{:.1f}"),
     ("mean_tpot_ms", "TPOT mean (ms)", "{:.1f}"),
@@ -35,6 +36,11 @@ ROWS = (
 
 TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
+
+
+def metric_words(key: str) -> str:
+    """Return the words for a key of the summary; the key itself where there are none."""
+    return next((words for known, words, _ in ROWS if known == key), key)
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -107,9 +113,12 @@ def print_validation(found: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[Sequence[int]], None] | None]:
+def progress(
+    labels: Sequence[str], total: int | None
+) -> Iterator[Callable[[Sequence[int]], None] | None]:
     """Show a bar for each label on a terminal; gives a function that takes the counts done.
 
+    `total` None: nobody knows how many there will be.
     Gives None where nobody watches, so that a run need not count.
     """
     if not sys.stderr.isatty():
@@ -126,3 +135,42 @@ def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[Sequence[i
                 bars.update(task, completed=count)
 
         yield show
+
+
+@contextmanager
+def points_progress(
+    label: str, total: int
+) -> Iterator[tuple[Callable[[int], None], Callable[[object], None]]]:
+    """Show a bar of points done, failures and the time left, on a terminal.
+
+    Gives what `run_points` calls: one function takes the number done, one each failure.
+    """
+    if not sys.stderr.isatty():
+        yield lambda count: None, lambda record: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=300) as bars:
+        task = bars.add_task(label, total=total, failed=0)
+
+        def failed(_record: object) -> None:
+            bars.update(task, failed=bars.tasks[0].fields["failed"] + 1)
+
+        yield lambda count: bars.update(task, completed=count), failed

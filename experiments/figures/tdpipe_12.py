@@ -14,8 +14,8 @@ from evenflow.result import Ints
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import grid_lines
-from experiments.report_data import used_share
-from experiments.report_style import DECODE, PREFILL
+from experiments.report.data import used_share
+from experiments.report.style import DECODE, PREFILL
 from experiments.runs import Outcome
 
 SHOWN = ("pair", "seed", "phase", "kind", "first_step", "steps", "start_s", "kv_before", "kv_after")

@@ -32,7 +32,9 @@ def figures_command(
     quick: Annotated[bool, typer.Option("--quick", help="A coarse pass: fewer points.")] = False,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of the run, or study.KEY."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A key of the run, study.KEY or systems.LABEL."
+        ),
     ] = None,
     executor: Annotated[
         str, typer.Option("--executor", help="process, dask or dask:ADDRESS.")

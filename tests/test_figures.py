@@ -22,8 +22,7 @@ from experiments.points import Store
 @pytest.mark.parametrize("name", names())
 def test_every_figure_has_keys_that_fit_and_a_module(name: str) -> None:
     plan = load_plan(FOLDER / f"{name.replace('-', '_')}.yaml")
-    module = importlib.import_module(f"experiments.figures.{name.replace('-', '_')}")
-    assert callable(module.make)
+    assert callable(importlib.import_module(plan.module).make)
     assert set(plan.keys.quick) <= set(plan.keys.study), "quick replaces numbers of the study"
 
 

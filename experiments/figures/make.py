@@ -66,7 +66,7 @@ def make(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Drawing:
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
-    module = importlib.import_module(f"experiments.figures.{plan.name.replace('-', '_')}")
+    module = importlib.import_module(plan.module)
     study = Study(plan, store, executor, on_progress)
     drawing: Drawing = module.make(study)
     facts = study.facts()

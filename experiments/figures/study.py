@@ -75,6 +75,11 @@ class Study:
         depth = stages if isinstance(stages, int) else len(stages)
         return depth * int(self.plan.run.data.get("tensor_parallel", 1))
 
+    @property
+    def gpu_counts(self) -> list[int]:
+        """1, 2, 4 ... up to the number of GPUs that the figure's run has."""
+        return [count for count in range(1, self.gpus + 1) if count & (count - 1) == 0]
+
     def system(self, label: str, gpus: int | None = None) -> Keys:
         """Return the keys of one of the figure's systems, on so many GPUs (default: `gpus`).
 

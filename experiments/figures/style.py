@@ -43,3 +43,35 @@ def grid_lines(figure_axes: Iterable[Axes]) -> None:
     for axes in figure_axes:
         axes.grid(color="0.9", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
+
+
+def bars(
+    axes: Axes, table: pd.DataFrame, group: str, label: str, y: str, missing: str = "OOM"
+) -> None:
+    """Draw a group of bars for each value of column `group`, in it one for each of `label`.
+
+    A bar is the mean over the seeds, with a whisker from least to most; one whose runs all failed
+    has the word `missing` in its place.
+    """
+    groups, labels = list(dict.fromkeys(table[group])), list(dict.fromkeys(table[label]))
+    width = 0.8 / len(labels)
+    for index, name in enumerate(labels):
+        own = table[table[label] == name].groupby(group, sort=False)[y].agg(["mean", "min", "max"])
+        place = [number - 0.4 + (index + 0.5) * width for number in range(len(groups))]
+        mean = own["mean"].reindex(groups)
+        reach = [mean - own["min"].reindex(groups), own["max"].reindex(groups) - mean]
+        color = COLORS.get(str(name), f"C{index}")
+        axes.bar(place, mean.fillna(0), 0.92 * width, label=str(name), color=color)
+        axes.errorbar(place, mean, reach, fmt="none", color="0.2", capsize=2, linewidth=0.9)
+        for x, value in zip(place, mean.isna(), strict=True):
+            if value:
+                axes.text(x, 0, f" {missing}", rotation=90, ha="center", va="bottom", fontsize=7)
+    axes.set_xticks(range(len(groups)), [str(value) for value in groups])
+    axes.set_ylim(0, None)
+
+
+def decades(axes: Axes) -> None:
+    """Give axes a logarithmic y with plain numbers at 1, 2 and 5 of each decade."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")

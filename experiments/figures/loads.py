@@ -1,0 +1,77 @@
+"""Request rates that fit a deployment: shares of the rate that one system carries when saturated.
+
+A figure's `study` has `traces` (by label in the figure), `requests`, `loads`, and `rates`: requests
+per second to use in place of those shares. Knows no plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pandas as pd
+
+from experiments.figures.pairs import pairs
+from experiments.figures.study import Keys, Study
+
+
+class Place(NamedTuple):
+    """A pair of GPU and model, and a trace, by their labels in the figure."""
+
+    pair: str
+    trace: str
+
+
+def places(study: Study) -> dict[Place, Keys]:
+    """Return the keys of each pair with each trace; a trace that the run has is the only one."""
+    own = study.plan.run.data.get("workload", {}).get("trace")
+    traces = study.numbers["traces"] if own is None else {own: own}
+    return {
+        Place(pair, label): {
+            **keys,
+            "workload": {"trace": trace, "requests": study.numbers["requests"]},
+        }
+        for pair, keys in pairs(study).items()
+        for label, trace in traces.items()
+    }
+
+
+def saturated(study: Study, where: Mapping[Place, Keys]) -> dict[Place, float]:
+    """Return the requests per second of the figure's first system when all wait at the start.
+
+    A mean over the seeds; NaN where none of them ran.
+    """
+    first = next(iter(study.plan.keys.systems))
+    offline = {"workload": {"arrivals": "offline"}}
+    cases = {key: study.config(keys, study.system(first), offline) for key, keys in where.items()}
+    table = study.run(cases, Place._fields)
+    found = table.groupby(list(Place._fields), sort=False, dropna=False)["request_throughput"]
+    return {Place(*key): float(rate) for key, rate in found.mean().items()}
+
+
+def under_load(study: Study, *layers: Keys) -> pd.DataFrame:
+    """Run every system at every rate, everywhere; return a row a run, with its `load` and `rate`.
+
+    `load` is the rate over that at which the figure's first system saturates. Rates are rounded to
+    two digits.
+    """
+    where = places(study)
+    most = saturated(study, where)
+    cases = {}
+    for place, keys in where.items():
+        if most[place] != most[place]:  # cannot be run at all: a row that says so
+            continue
+        for rate in rates(study, most[place]):
+            arrivals = {"workload": {"arrivals": {"kind": "poisson", "rate": rate}}}
+            for label in study.plan.keys.systems:
+                key = (*place, round(rate / most[place], 3), rate, label)
+                cases[key] = study.config(keys, *layers, study.system(label), arrivals)
+    return study.run(cases, (*Place._fields, "load", "rate", "system"))
+
+
+def rates(study: Study, saturated_per_s: float) -> list[float]:
+    """Return the figure's rates in requests per second, given the rate of saturation."""
+    given = study.numbers["rates"]
+    if given is not None:
+        return [float(rate) for rate in given]
+    return [float(f"{load * saturated_per_s:.2g}") for load in study.numbers["loads"]]

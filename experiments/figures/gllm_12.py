@@ -50,24 +50,20 @@ def _draw(table: pd.DataFrame) -> Figure:
             _draw_system(axes, own, str(label))
         axes.set(title=pair, xlabel="GPUs", ylim=(0, None))
         axes.set_xticks(sorted(table.gpus.unique()))
+        axes.legend(fontsize=7.5, loc="upper left")
     grid_lines(figure.axes)
-    key = "solid: whole run, dotted: steady window; number: over the smallest"
-    figure.axes[0].legend(title=key, title_fontsize=6, fontsize=8)
+    words = "solid: whole run; dotted: steady window; numbers: over the fewest GPUs"
+    figure.axes[-1].annotate(words, (1, 0.02), xycoords="axes fraction", ha="right", fontsize=6.5)
     figure.axes[0].set_ylabel("input + output tokens/s")
     return figure
 
 
 def _draw_system(axes: Axes, own: pd.DataFrame, label: str) -> None:
-    whiskers(axes, own, "gpus", WHOLE, label)
+    ratios = own.groupby("gpus")["over_smallest"].mean()
+    more = ", ".join(f"{ratio:.2f}" for ratio in ratios[1:])
+    whiskers(axes, own, "gpus", WHOLE, label, words=f"{label}: {more}" if more else None)
     color, marker = COLORS.get(label, "0.3"), MARKERS.get(label, ".")
     axes.plot(own.groupby("gpus")[STEADY].mean(), color=color, marker=marker, ls=":", mfc="white")
-    for (gpus, ratio), rate in own.groupby(["gpus", "over_smallest"])[WHOLE].mean().items():
-        if ratio > 1:
-            offset = (-4, 5) if label == "gLLM" else (-4, -12)
-            axes.annotate(
-                f"{ratio:.2f}", (gpus, rate), offset, textcoords="offset points", fontsize=7,
-                color=color, ha="right",
-            )  # fmt: skip
 
 
 def _claims(table: pd.DataFrame) -> dict[str, Any]:

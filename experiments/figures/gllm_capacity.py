@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -48,14 +49,18 @@ def _draw(table: pd.DataFrame) -> Figure:
         axes.margins(y=0.15)
     grid_lines(figure.axes)
     figure.axes[0].set_ylabel("input + output tokens/s")
-    figure.axes[0].legend(fontsize=8, title="number: gLLM over it", title_fontsize=7)
+    first = own.system.iloc[0]
+    key = {"title": f"number: {first}\nover it", "title_fontsize": 8}
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", **key)
     return figure
 
 
 def _ratios(own: pd.DataFrame) -> list[str]:
     """Return what is written over each bar, in their order: systems, and in each the traces."""
-    mean = own.groupby(["system", "trace"], sort=False)["first_over"].mean()
-    return ["" if ratio != ratio or ratio == 1 else f"{ratio:.2f}" for ratio in mean]
+    mean = own.groupby(["system", "trace"])["first_over"].mean()
+    systems, traces = dict.fromkeys(own.system), dict.fromkeys(own.trace)
+    ratios = [float(mean[system, trace]) for system in systems for trace in traces]
+    return [f"{ratio:.2f}" if math.isfinite(ratio) and ratio != 1 else "" for ratio in ratios]
 
 
 def _claims(table: pd.DataFrame) -> dict[str, Any]:

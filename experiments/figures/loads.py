@@ -6,11 +6,13 @@ per second to use in place of those shares. Knows no plot.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from evenflow.config import RunConfig
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Keys, Study
 
@@ -43,10 +45,11 @@ def saturated(study: Study, where: Mapping[Place, Keys]) -> dict[Place, float]:
     """
     first = next(iter(study.plan.keys.systems))
     offline = {"workload": {"arrivals": "offline"}}
-    cases = {key: study.config(keys, study.system(first), offline) for key, keys in where.items()}
-    table = study.run(cases, Place._fields)
-    found = table.groupby(list(Place._fields), sort=False, dropna=False)["request_throughput"]
-    return {Place(*key): float(rate) for key, rate in found.mean().items()}
+    cases: dict[tuple[Any, ...], RunConfig] = {
+        key: study.config(keys, study.system(first), offline) for key, keys in where.items()
+    }
+    table = study.run(cases, Place._fields).set_index(list(Place._fields))
+    return {key: float(table.loc[[key], "request_throughput"].mean()) for key in where}
 
 
 def under_load(study: Study, *layers: Keys) -> pd.DataFrame:
@@ -59,7 +62,7 @@ def under_load(study: Study, *layers: Keys) -> pd.DataFrame:
     most = saturated(study, where)
     cases = {}
     for place, keys in where.items():
-        if most[place] != most[place]:  # cannot be run at all: a row that says so
+        if math.isnan(most[place]):  # the model does not fit
             continue
         for rate in rates(study, most[place]):
             arrivals = {"workload": {"arrivals": {"kind": "poisson", "rate": rate}}}

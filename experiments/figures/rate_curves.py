@@ -47,7 +47,7 @@ def _draw(table: pd.DataFrame) -> Figure:
     for line, (place, own) in zip(grid, rows, strict=True):
         for axes, (title, column) in zip(line, PANELS.items(), strict=True):
             _draw_panel(axes, own, title, column)
-        line[0].set_title(", ".join(place), loc="left", fontsize=10)
+        line[0].set_title(", ".join(map(str, place)), loc="left", fontsize=10)
     for axes in grid[-1]:
         axes.set_xlabel("request rate (1/s)")
     grid_lines(figure.axes)

@@ -11,6 +11,9 @@ _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
     "vLLM": ("#d9730d", "s"),
     "SGLang": ("#3f8f3f", "^"),
+    "w/o WT": ("#8a4fb0", "D"),
+    "w/o UT": ("#c23b6b", "v"),
+    "w/ CK": ("#7a7a7a", "X"),
     "Sarathi-Serve": ("#8a4fb0", "D"),
     "Orca": ("#7a7a7a", "v"),
     "TD-Pipe": ("#0b5fa5", "o"),
@@ -28,13 +31,24 @@ def spread(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     return table.groupby(x)[y].agg(["mean", "min", "max"])
 
 
-def whiskers(axes: Axes, table: pd.DataFrame, x: str, y: str, label: str) -> None:
-    """Draw column `y` against `x`: a line through the means, whiskers from least to most."""
+def whiskers(
+    axes: Axes, table: pd.DataFrame, x: str, y: str, label: str, *, words: str | None = None
+) -> None:
+    """Draw column `y` against `x`: a line through the means, whiskers from least to most.
+
+    `label` decides the look; the legend has `words`, or else the label.
+    """
     values = spread(table, x, y)
     reach = [values["mean"] - values["min"], values["max"] - values["mean"]]
     color, marker = _LOOKS.get(label, ("0.3", "."))
     axes.errorbar(
-        values.index, values["mean"], reach, label=label, color=color, marker=marker, capsize=2
+        values.index,
+        values["mean"],
+        reach,
+        label=words or label,
+        color=color,
+        marker=marker,
+        capsize=2,
     )
 
 
@@ -46,7 +60,7 @@ def grid_lines(figure_axes: Iterable[Axes]) -> None:
 
 
 def bars(
-    axes: Axes, table: pd.DataFrame, group: str, label: str, y: str, missing: str = "OOM"
+    axes: Axes, table: pd.DataFrame, group: str, label: str, y: str, *, missing: str = "OOM"
 ) -> None:
     """Draw a group of bars for each value of column `group`, in it one for each of `label`.
 

@@ -19,13 +19,14 @@ def pairs(study: Study) -> dict[str, Keys]:
     `study.links` has the keys that come with a GPU: its links. Raises UsageError for a pair that is
     none, and for a GPU whose links are known neither there nor in the run.
     """
-    run = study.plan.run.data
+    run: Mapping[str, Any] = study.plan.run.data
     found: dict[str, Keys] = {}
     for pair in study.numbers["pairs"]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise UsageError(f"study.pairs: {pair} is no pair; write [GPU, model]")
         gpu, model = run.get("gpu", pair[0]), run.get("model", pair[1])
-        found[f"{_name(gpu)} + {model}"] = {"gpu": gpu, "model": model} | _links(study, gpu)
+        keys = {"gpu": gpu, "model": model, **_links(study, gpu)}
+        found[f"{_name(gpu)} + {model}"] = keys
     return found
 
 

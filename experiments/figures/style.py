@@ -56,16 +56,15 @@ def grid_lines(figure_axes: Iterable[Axes]) -> None:
     """Give axes light lines and no box."""
     for axes in figure_axes:
         axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
 
 
-def bars(
-    axes: Axes, table: pd.DataFrame, group: str, label: str, y: str, *, missing: str = "OOM"
-) -> None:
+def bars(axes: Axes, table: pd.DataFrame, group: str, label: str, y: str) -> None:
     """Draw a group of bars for each value of column `group`, in it one for each of `label`.
 
     A bar is the mean over the seeds, with a whisker from least to most; one whose runs all failed
-    has the word `missing` in its place.
+    has the word OOM in its place.
     """
     groups, labels = list(dict.fromkeys(table[group])), list(dict.fromkeys(table[label]))
     width = 0.8 / len(labels)
@@ -79,7 +78,7 @@ def bars(
         axes.errorbar(place, mean, reach, fmt="none", color="0.2", capsize=2, linewidth=0.9)
         for x, value in zip(place, mean.isna(), strict=True):
             if value:
-                axes.text(x, 0, f" {missing}", rotation=90, ha="center", va="bottom", fontsize=7)
+                axes.text(x, 0, " OOM", rotation=90, ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(groups)), [str(value) for value in groups])
     axes.set_ylim(0, None)
 

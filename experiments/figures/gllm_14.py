@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from evenflow.metrics import request_metrics
 from experiments.figures.loads import Place, places, rates, saturated
-from experiments.figures.study import Drawing, Keys, Study
+from experiments.figures.study import Drawing, Keys, Study, overview
 from experiments.figures.style import grid_lines, whiskers
+from experiments.runs import Outcome
 
-SHARE = "attainment"
-Limits = dict[str, float]
+SHARE = "attained"
+Limits = tuple[float, float]
+"""Milliseconds of TTFT and of TPOT that a request may take."""
 
 
 def make(study: Study) -> Drawing:
-    """Run every system at every rate with the limits as goodput."""
+    """Run every system at every rate, and count the requests within each pair of limits."""
     where = places(study)
-    most = saturated(study, where)
-    cases = {}
-    for place, keys in where.items():
-        offered = rates(study, most[place])
-        for name, limits in _limits(study, keys, offered[0]).items():
-            for rate in offered:
-                for label in study.plan.keys.systems:
-                    layers = (keys, study.system(label), _arrivals(rate), {"goodput": limits})
-                    cases[*place, name, rate, label] = study.config(*layers)
-    table = study.run(cases, (*Place._fields, "limits", "rate", "system"))
-    table[SHARE] = table["request_goodput"] / table["request_throughput"]
-    shown = (*Place._fields, "limits", "rate", "system", "seed", SHARE, "request_goodput")
+    parts = [
+        _attained(study, place, keys, most)
+        for (place, keys), most in zip(where.items(), saturated(study, where).values(), strict=True)
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    shown = (*Place._fields, "limits", "rate", "system", "seed", SHARE, "total_token_throughput")
     return Drawing(_draw(table), table, shown)
+
+
+def _attained(study: Study, place: Place, keys: Keys, most: float) -> pd.DataFrame:
+    """Return a row for each pair of limits and each run at one place."""
+    offered = rates(study, most)
+    limits = _limits(study, keys, offered[0])
+    cases = {
+        (*place, rate, label): study.config(keys, study.system(label), _arrivals(rate))
+        for rate in offered
+        for label in study.plan.keys.systems
+    }
+    table = study.run(cases, (*Place._fields, "rate", "system"), within, limits=limits)
+    words = [f"TTFT {ttft:g} ms, TPOT {tpot:g} ms" for ttft, tpot in limits]
+    return table.assign(limits=[words] * len(table)).explode(["limits", SHARE], ignore_index=True)
 
 
 def _arrivals(rate: float) -> Keys:
     return {"workload": {"arrivals": {"kind": "poisson", "rate": rate}}}
 
 
-def _limits(study: Study, keys: Keys, rate: float) -> dict[str, Limits]:
-    """Return limits in ms by their words: those given, or multiples of the latency at `rate`."""
+def _limits(study: Study, keys: Keys, rate: float) -> list[Limits]:
+    """Return the limits given, or multiples of the first system's latency at `rate`."""
     given = study.numbers["limits"]
     if given is not None:
-        found = [dict(zip(("ttft", "tpot"), map(float, given), strict=True))]
-    else:
-        first = study.system(next(iter(study.plan.keys.systems)))
-        idle = study.run({(): study.config(keys, first, _arrivals(rate))}, ())
-        found = [
-            {
-                name: float(f"{scale * idle[f'mean_{name}_ms'].mean():.2g}")
-                for name in ("ttft", "tpot")
-            }
-            for scale in study.numbers["limit_scales"]
-        ]
-    return {f"TTFT {each['ttft']:g} ms, TPOT {each['tpot']:g} ms": each for each in found}
+        return [(float(ttft), float(tpot)) for ttft, tpot in given]
+    first = study.system(next(iter(study.plan.keys.systems)))
+    idle = study.run({(): study.config(keys, first, _arrivals(rate))}, ())
+    ttft, tpot = idle["mean_ttft_ms"].mean(), idle["mean_tpot_ms"].mean()
+    return [
+        (float(f"{scale * ttft:.2g}"), float(f"{scale * tpot:.2g}"))
+        for scale in study.numbers["limit_scales"]
+    ]
+
+
+def within(outcome: Outcome, limits: list[Limits]) -> dict[str, Any]:
+    """Return the share of requests within each pair of limits; a TPOT that is none is within."""
+    latency = request_metrics(outcome.result)
+    shares = []
+    for ttft_ms, tpot_ms in limits:
+        in_time = 1e3 * latency.ttft_s <= ttft_ms
+        shares.append(float((in_time & ~(1e3 * np.nan_to_num(latency.tpot_s) > tpot_ms)).mean()))
+    return {**overview(outcome), SHARE: shares}
 
 
 def _draw(table: pd.DataFrame) -> Figure:
@@ -58,7 +78,7 @@ def _draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(max(6.0, 3.8 * len(groups)), 4.0), layout="constrained")
     grid = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
     for axes, ((pair, trace, limits), own) in zip(grid, groups, strict=True):
-        percent = own.assign(**{SHARE: 100 * own[SHARE]})
+        percent = own.assign(**{SHARE: 100 * own[SHARE].astype(float)})
         for label, runs in percent.groupby("system", sort=False):
             whiskers(axes, runs, "rate", SHARE, str(label))
         axes.set(xlabel="request rate (1/s)", xlim=(0, None), ylim=(0, 104))

@@ -7,14 +7,14 @@ per second to use in place of those shares. Knows no plot.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from evenflow.config import RunConfig
 from experiments.figures.pairs import pairs
-from experiments.figures.study import Keys, Study
+from experiments.figures.study import Keys, Study, overview
 
 
 class Place(NamedTuple):
@@ -24,17 +24,21 @@ class Place(NamedTuple):
     trace: str
 
 
-def places(study: Study) -> dict[Place, Keys]:
-    """Return the keys of each pair with each trace; a trace that the run has is the only one."""
+def traces(study: Study) -> dict[str, str]:
+    """Return the figure's traces by label; one that the run has itself is the only one."""
     own = study.plan.run.data.get("workload", {}).get("trace")
-    traces = study.numbers["traces"] if own is None else {own: own}
+    return dict(study.numbers["traces"]) if own is None else {own: own}
+
+
+def places(study: Study) -> dict[Place, Keys]:
+    """Return the keys of each pair with each trace."""
     return {
         Place(pair, label): {
             **keys,
             "workload": {"trace": trace, "requests": study.numbers["requests"]},
         }
         for pair, keys in pairs(study).items()
-        for label, trace in traces.items()
+        for label, trace in traces(study).items()
     }
 
 
@@ -48,15 +52,18 @@ def saturated(study: Study, where: Mapping[Place, Keys]) -> dict[Place, float]:
     cases: dict[tuple[Any, ...], RunConfig] = {
         key: study.config(keys, study.system(first), offline) for key, keys in where.items()
     }
-    table = study.run(cases, Place._fields).set_index(list(Place._fields))
-    return {key: float(table.loc[[key], "request_throughput"].mean()) for key in where}
+    table = study.run(cases, Place._fields)
+    mean = table.groupby(list(Place._fields))["request_throughput"].mean()
+    return {place: float(mean[place.pair, place.trace]) for place in where}
 
 
-def under_load(study: Study, *layers: Keys) -> pd.DataFrame:
+def under_load(
+    study: Study, measure: Callable[..., dict[str, Any]] = overview, **more: Any
+) -> pd.DataFrame:
     """Run every system at every rate, everywhere; return a row a run, with its `load` and `rate`.
 
     `load` is the rate over that at which the figure's first system saturates. Rates are rounded to
-    two digits.
+    two digits. `measure` and `more` are as in `Study.run`.
     """
     where = places(study)
     most = saturated(study, where)
@@ -68,8 +75,8 @@ def under_load(study: Study, *layers: Keys) -> pd.DataFrame:
             arrivals = {"workload": {"arrivals": {"kind": "poisson", "rate": rate}}}
             for label in study.plan.keys.systems:
                 key = (*place, round(rate / most[place], 3), rate, label)
-                cases[key] = study.config(keys, *layers, study.system(label), arrivals)
-    return study.run(cases, (*Place._fields, "load", "rate", "system"))
+                cases[key] = study.config(keys, study.system(label), arrivals)
+    return study.run(cases, (*Place._fields, "load", "rate", "system"), measure, **more)
 
 
 def rates(study: Study, saturated_per_s: float) -> list[float]:

@@ -11,6 +11,7 @@ _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
     "vLLM": ("#d9730d", "s"),
     "SGLang": ("#3f8f3f", "^"),
+    "Token Throttling": ("#0b5fa5", "o"),
     "w/o WT": ("#8a4fb0", "D"),
     "w/o UT": ("#c23b6b", "v"),
     "w/ CK": ("#7a7a7a", "X"),
@@ -23,6 +24,7 @@ _LOOKS = {
     "PP+HB": ("#8a4fb0", "D"),
 }
 COLORS = {label: color for label, (color, _) in _LOOKS.items()}
+PARTS = {"prefill": "#E69F00", "decode": "#56B4E9"}
 MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ Limits = tuple[float, float]
 def make(study: Study) -> Drawing:
     """Run every system at every rate, and count the requests within each pair of limits."""
     where = places(study)
+    most = saturated(study, where)
     parts = [
-        _attained(study, place, keys, most)
-        for (place, keys), most in zip(where.items(), saturated(study, where).values(), strict=True)
+        _attained(study, place, keys, most[place])
+        for place, keys in where.items()
+        if not math.isnan(most[place])  # else the model does not fit
     ]
     table = pd.concat(parts, ignore_index=True)
     shown = (*Place._fields, "limits", "rate", "system", "seed", SHARE, "total_token_throughput")
@@ -41,8 +44,14 @@ def _attained(study: Study, place: Place, keys: Keys, most: float) -> pd.DataFra
         for label in study.plan.keys.systems
     }
     table = study.run(cases, (*Place._fields, "rate", "system"), within, limits=limits)
-    words = [f"TTFT {ttft:g} ms, TPOT {tpot:g} ms" for ttft, tpot in limits]
-    return table.assign(limits=[words] * len(table)).explode(["limits", SHARE], ignore_index=True)
+    table = table[table.error.isna()]
+    return pd.concat(
+        table.assign(
+            limits=f"TTFT {ttft:g} ms, TPOT {tpot:g} ms",
+            **{SHARE: [shares[index] for shares in table[SHARE]]},
+        )
+        for index, (ttft, tpot) in enumerate(limits)
+    )
 
 
 def _arrivals(rate: float) -> Keys:
@@ -78,7 +87,7 @@ def _draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(max(6.0, 3.8 * len(groups)), 4.0), layout="constrained")
     grid = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
     for axes, ((pair, trace, limits), own) in zip(grid, groups, strict=True):
-        percent = own.assign(**{SHARE: 100 * own[SHARE].astype(float)})
+        percent = own.assign(**{SHARE: 100 * own[SHARE]})
         for label, runs in percent.groupby("system", sort=False):
             whiskers(axes, runs, "rate", SHARE, str(label))
         axes.set(xlabel="request rate (1/s)", xlim=(0, None), ylim=(0, 104))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.figures.loads import Place, places
 from experiments.figures.study import Drawing, Study
-from experiments.figures.style import bars, grid_lines
+from experiments.figures.style import bars, grid_lines, write_on_bars
 
 WHOLE, STEADY = "total_token_throughput", "steady_total_token_throughput"
 PLACE = list(Place._fields)
@@ -42,11 +42,8 @@ def _draw(table: pd.DataFrame) -> Figure:
     for axes, pair in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         own = table[table.pair == pair]
         bars(axes, own, "trace", "system", WHOLE)
-        for bar, ratio in zip(axes.patches, _ratios(own), strict=True):
-            at = bar.get_x() + bar.get_width() / 2, bar.get_height()
-            axes.annotate(ratio, at, (0, 4), textcoords="offset points", fontsize=7, ha="center")
+        write_on_bars(axes, _ratios(own))
         axes.set(title=pair)
-        axes.margins(y=0.15)
     grid_lines(figure.axes)
     figure.axes[0].set_ylabel("input + output tokens/s")
     first = own.system.iloc[0]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 
 _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
@@ -83,6 +84,14 @@ def bars(axes: Axes, table: pd.DataFrame, group: str, label: str, y: str) -> Non
                 axes.text(x, 0, " OOM", rotation=90, ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(groups)), [str(value) for value in groups])
     axes.set_ylim(0, None)
+
+
+def write_on_bars(axes: Axes, words: Iterable[str]) -> None:
+    """Write a word over each bar, in the order in which `bars` drew them: label by label."""
+    left = iter(words)
+    for drawn in [each for each in axes.containers if isinstance(each, BarContainer)]:
+        axes.bar_label(drawn, [next(left) for _ in drawn], padding=2, fontsize=6.5)
+    axes.margins(y=0.12)
 
 
 def decades(axes: Axes) -> None:

@@ -48,7 +48,7 @@ def test_a_system_goes_with_the_number_of_gpus(tmp_path: Path) -> None:
 
 
 def test_a_number_set_by_hand_holds_in_a_coarse_pass_too() -> None:
-    path = FOLDER / "gllm_12.yaml"
+    path = FOLDER / "gllm_10.yaml"
     assert load_plan(path, quick=True).study["requests"] == 1000
     assert load_plan(path, ("study.requests=7",), quick=True).study["requests"] == 7
 

@@ -46,6 +46,7 @@ def _draw(runs: pd.DataFrame) -> Figure:
         column[1].set_xlim(start_s, start_s + span_s)
         column[0].set_title(run.system)
     grid[0, 0].set_ylabel("tokens")
+    grid[0, 0].set_ylim(0, 1.15 * max(grid[0, 0].get_ylim()[1], 1))
     grid[1, 0].set_ylabel("stage")
     grid[1, 0].invert_yaxis()
     grid[0, 0].legend(fontsize=8)
@@ -63,7 +64,6 @@ def _draw_tokens(axes: Axes, run: pd.Series) -> None:
         axes.annotate(str(total), (batch, total), (0, 2), textcoords="offset points",
                       ha="center", fontsize=8)  # fmt: skip
     axes.set(xlabel="micro-batch", xticks=run.batch)
-    axes.margins(y=0.12)
 
 
 def _draw_stages(axes: Axes, run: pd.Series) -> None:

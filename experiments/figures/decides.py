@@ -68,7 +68,7 @@ def prepared(outcome: Outcome) -> dict[str, Any]:
 
 
 def _claims(table: pd.DataFrame) -> dict[str, Any]:
-    own = table[(table.system == "vLLM") & (table.variant == "published")]
+    own = table[(table.system == "vLLM") & (table.variant == "as published")]
     return {} if own.empty else {"gllm-vllm-coupling": float(own.prepare_over_execute.mean())}
 
 
@@ -77,7 +77,7 @@ def _draw(table: pd.DataFrame, metrics: list[str]) -> Figure:
     columns = ["pair"] if group == "trace" else ["pair", "trace"]
     panels = list(table.groupby(columns, sort=False))
     across = table[group].nunique() * table.system.nunique()
-    size = max(3.2, 0.22 * across + 1) * len(panels), 0.8 + 2.6 * len(metrics)
+    size = max(3.2, 0.28 * across + 1) * len(panels), 0.8 + 2.6 * len(metrics)
     figure = Figure(figsize=(max(7.0, size[0]), size[1]), layout="constrained")
     grid = figure.subplots(len(metrics), len(panels), squeeze=False)
     for column, (names, own) in zip(grid.T, panels, strict=True):
@@ -100,6 +100,5 @@ def _write_ratios(axes: Axes, own: pd.DataFrame, group: str) -> None:
     mean = own.groupby(["system", group])["over_first"].mean()
     systems, groups = dict.fromkeys(own.system), dict.fromkeys(own[group])
     ratios = [float(mean[system, name]) for system in systems for name in groups]
-    known = [math.isfinite(ratio) and ratio != 1 for ratio in ratios]
-    pairs = zip(ratios, known, strict=True)
-    write_on_bars(axes, [f"{1 / ratio:.2f}" if shown else "" for ratio, shown in pairs])
+    words = [f"{1 / ratio:.2f}" if math.isfinite(ratio) else "" for ratio in ratios]
+    write_on_bars(axes, ["" if word == "1.00" else word for word in words])

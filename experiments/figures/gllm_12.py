@@ -50,7 +50,8 @@ def _draw(table: pd.DataFrame) -> Figure:
             _draw_system(axes, own, str(label))
         axes.set(title=pair, xlabel="GPUs", ylim=(0, None))
         axes.set_xticks(sorted(table.gpus.unique()))
-        axes.legend(fontsize=7.5, loc="upper left")
+        if len(rows):
+            axes.legend(fontsize=7.5, loc="upper left")
     grid_lines(figure.axes)
     words = "solid: whole run; dotted: steady window; numbers: over the fewest GPUs"
     figure.axes[-1].annotate(words, (1, 0.02), xycoords="axes fraction", ha="right", fontsize=6.5)

@@ -61,7 +61,7 @@ def _default(scheduler: str, parameter: str) -> Any:
 def _draw(table: pd.DataFrame) -> Figure:
     rows = list(table.groupby([*Place._fields, "load", "rate"], sort=False))
     names = list(dict.fromkeys(table.parameter))
-    figure = Figure(figsize=(3.5 * len(names), 0.9 + 2.8 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(max(7.0, 3.5 * len(names)), 0.9 + 2.8 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), len(names), squeeze=False)
     for line, ((*place, load, rate), own) in zip(grid, rows, strict=True):
         for axes, parameter in zip(line, names, strict=True):

@@ -148,7 +148,7 @@ def test_the_middle_of_a_run() -> None:
     found = middle(run, batches=3, bins=2)
     assert found["batch"] == [1, 2, 3]
     assert found["decode_tokens"] == [1, 1, 1]
-    assert found["tokens_variation"] == 0
+    assert found["mean_change"] == 0
     assert found["busy"] == pytest.approx([1.0, 1.0])
 
 

@@ -24,7 +24,7 @@ def make(study: Study) -> Drawing:
     """Run the systems under load; show the micro-batches in the middle of the run."""
     batches, bins = study.numbers["batches"], study.numbers["bins"]
     runs = under_load(study, middle, batches=batches, bins=bins)
-    kept = ["tokens_variation", "busy_share"]
+    kept = ["mean_change", "busy_share"]
     series = [runs[[*RUN, *kept, *names]].explode(names) for names in (BATCHES, BUSY)]
     table = pd.concat(series, ignore_index=True)
     return Drawing(_draw(runs, study.numbers["parts"]), table, (*RUN, *kept))
@@ -33,7 +33,7 @@ def make(study: Study) -> Drawing:
 def middle(outcome: Outcome, batches: int, bins: int) -> dict[str, Any]:
     """Return the tokens of so many micro-batches from the middle, and the busy share over them.
 
-    `tokens_variation` is the coefficient of variation of their tokens.
+    `mean_change` is how many tokens a micro-batch differs from the one before it, in the mean.
     """
     result = outcome.result
     start = max(0, (len(result.scheduled_s) - batches) // 2)
@@ -43,7 +43,7 @@ def middle(outcome: Outcome, batches: int, bins: int) -> dict[str, Any]:
     edges = np.linspace(scheduled_s[0], scheduled_s[-1], bins + 1)
     return {
         **overview(outcome),
-        "tokens_variation": float(tokens.std() / tokens.mean()),
+        "mean_change": float(np.abs(np.diff(tokens)).mean()),
         "batch": list(range(start, start + len(tokens))),
         "scheduled_s": scheduled_s.tolist(),
         "prefill_tokens": result.prefill_tokens[shown].tolist(),
@@ -62,7 +62,7 @@ def _draw(runs: pd.DataFrame, parts: bool) -> Figure:
         first = own.iloc[0]
         _draw_tokens(line[0], first, parts)
         _draw_busy(line[1], first)
-        spread = f"variation {own.tokens_variation.mean():.2f} of the mean"
+        spread = f"{own.mean_change.mean():.0f} tokens from one to the next"
         line[0].set_title(f"{system}: {spread}  ({pair}, {trace})", loc="left", fontsize=9)
         low, high = 100 * own.busy_share.min(), 100 * own.busy_share.max()
         words = f"{system}: busy {low:.0f}-{high:.0f} % of the whole run, {len(own)} seeds"

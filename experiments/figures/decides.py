@@ -77,8 +77,10 @@ def _draw(table: pd.DataFrame, metrics: list[str]) -> Figure:
     columns = ["pair"] if group == "trace" else ["pair", "trace"]
     panels = list(table.groupby(columns, sort=False))
     across = table[group].nunique() * table.system.nunique()
-    size = max(3.2, 0.28 * across + 1) * len(panels), 0.8 + 2.6 * len(metrics)
-    figure = Figure(figsize=(max(7.0, size[0]), size[1]), layout="constrained")
+    letters = sum(len(str(name)) + 2 for name in table[group].unique())
+    width = max(3.2, 0.28 * across + 1, 0.085 * letters) * len(panels)
+    height = 0.8 + 2.6 * len(metrics)
+    figure = Figure(figsize=(max(7.0, width), height), layout="constrained")
     grid = figure.subplots(len(metrics), len(panels), squeeze=False)
     for column, (names, own) in zip(grid.T, panels, strict=True):
         for axes, metric in zip(column, metrics, strict=True):

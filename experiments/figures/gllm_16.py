@@ -61,7 +61,9 @@ def _default(scheduler: str, parameter: str) -> Any:
 def _draw(table: pd.DataFrame) -> Figure:
     rows = list(table.groupby([*Place._fields, "load", "rate"], sort=False))
     names = list(dict.fromkeys(table.parameter))
-    figure = Figure(figsize=(max(7.0, 3.5 * len(names)), 0.9 + 2.8 * len(rows)), layout="constrained")
+    figure = Figure(
+        figsize=(max(7.0, 3.5 * len(names)), 0.9 + 2.8 * len(rows)), layout="constrained"
+    )
     grid = figure.subplots(len(rows), len(names), squeeze=False)
     for line, ((*place, load, rate), own) in zip(grid, rows, strict=True):
         for axes, parameter in zip(line, names, strict=True):
@@ -80,7 +82,8 @@ def _draw_panel(axes: Axes, own: pd.DataFrame) -> None:
     place = {value: index for index, value in enumerate(values)}
     for name in METRICS:
         found = spread(own, "value", name)
-        reach = [found["mean"] - found["min"], found["max"] - found["mean"]]
+        below, above = found["mean"] - found["min"], found["max"] - found["mean"]
+        reach = [below.clip(lower=0), above.clip(lower=0)]
         at = [place[value] for value in found.index]
         axes.errorbar(at, found["mean"], reach, label=name, marker="o", markersize=4, capsize=2)
     axes.axvline(place[own.default.iloc[0]], color="0.6", linestyle=":")

@@ -42,7 +42,9 @@ def whiskers(
     `label` decides the look; the legend has `words`, or else the label.
     """
     values = spread(table, x, y)
-    reach = [values["mean"] - values["min"], values["max"] - values["mean"]]
+    # Of equal values, the mean may be off by a rounding.
+    below, above = values["mean"] - values["min"], values["max"] - values["mean"]
+    reach = [below.clip(lower=0), above.clip(lower=0)]
     color, marker = _LOOKS.get(label, ("0.3", "."))
     axes.errorbar(
         values.index,
@@ -75,7 +77,10 @@ def bars(axes: Axes, table: pd.DataFrame, group: str, label: str, y: str) -> Non
         own = table[table[label] == name].groupby(group, sort=False)[y].agg(["mean", "min", "max"])
         place = [number - 0.4 + (index + 0.5) * width for number in range(len(groups))]
         mean = own["mean"].reindex(groups)
-        reach = [mean - own["min"].reindex(groups), own["max"].reindex(groups) - mean]
+        reach = [
+            (mean - own["min"].reindex(groups)).clip(lower=0),
+            (own["max"].reindex(groups) - mean).clip(lower=0),
+        ]
         color = COLORS.get(str(name), f"C{index}")
         axes.bar(place, mean.fillna(0), 0.92 * width, label=str(name), color=color)
         axes.errorbar(place, mean, reach, fmt="none", color="0.2", capsize=2, linewidth=0.9)

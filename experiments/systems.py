@@ -99,9 +99,9 @@ SYSTEMS: tuple[System, ...] = (
     System(
         "sglang",
         "SGLang",
-        "{stages: 1, tensor_parallel: 4, scheduler: {name: sarathi, token_budget: 2048}, "
-        "runtime: sglang}",
-        "gLLM, evaluation; CPU work hidden as in SGLang 0.4: an input, not measured",
+        "{stages: 1, tensor_parallel: 4, scheduler: {name: sarathi, token_budget: 2048, "
+        "max_num_seqs: 4096}, runtime: sglang}",
+        "gLLM, evaluation; SGLang 0.4's own cap; its CPU work hidden: an input, not measured",
         f"policy: {ORACLE}; all-reduce: by hand, TD-Pipe figure 6",
     ),
     System(

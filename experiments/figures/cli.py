@@ -32,7 +32,9 @@ def figures_command(
     quick: Annotated[bool, typer.Option("--quick", help="A coarse pass: fewer points.")] = False,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of the run, or study.KEY."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A key of the run, study.KEY or systems.LABEL."
+        ),
     ] = None,
     executor: Annotated[
         str, typer.Option("--executor", help="process, dask or dask:ADDRESS.")
@@ -72,8 +74,8 @@ def figures_command(
 
 
 def table_of(drawing: Drawing) -> str:
-    """Return the numbers of a figure as text, long words cut."""
-    table = drawing.table[list(drawing.shown)]
+    """Return the numbers of a figure as text, long words cut, no row twice."""
+    table = drawing.table[list(drawing.shown)].drop_duplicates()
     return str(
         table.to_string(
             index=False, na_rep="-", max_colwidth=40, float_format="{:.5g}".format, max_rows=200

@@ -66,7 +66,7 @@ def make(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Drawing:
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
-    module = importlib.import_module(f"experiments.figures.{plan.name.replace('-', '_')}")
+    module = importlib.import_module(plan.module)
     study = Study(plan, store, executor, on_progress)
     drawing: Drawing = module.make(study)
     facts = study.facts()
@@ -93,7 +93,9 @@ def _annotate(figure: Figure, plan: Plan, facts: dict[str, Any]) -> None:
 
 
 def _brief(value: object) -> str:
-    if isinstance(value, list) and len(value) > 8:
+    if isinstance(value, dict) and len(value) > 3:
+        value = list(value)
+    elif isinstance(value, list) and len(value) > 8:
         return f"{value[0]} .. {value[-1]} ({len(value)} values)"
     return json.dumps(value).replace('"', "") if isinstance(value, dict | list) else str(value)
 

@@ -21,7 +21,8 @@ class FigureKeys(Keys):
 
     `systems`: names of `evenflow schedulers`, by the label in the figure; or the keys that a label
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
-    some of them for a coarse pass. `differs` says what is not as in the paper.
+    some of them for a coarse pass. `differs` says what is not as in the paper. `module`: the module
+    that makes it, where several figures share one; null: that of the figure's name.
     """
 
     title: Text
@@ -31,6 +32,7 @@ class FigureKeys(Keys):
     study: dict[str, Any]
     quick: dict[str, Any] = Field(default_factory=dict)
     differs: str = ""
+    module: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,18 @@ class Plan:
     quick: bool = False
 
     @property
+    def module(self) -> str:
+        """The full name of the module that makes the figure."""
+        return f"experiments.figures.{self.keys.module or self.name.replace('-', '_')}"
+
+    @property
     def study(self) -> dict[str, Any]:
         """The figure's own numbers, the coarse ones where asked for."""
         return self.keys.study | (self.keys.quick if self.quick else {})
 
 
 def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = False) -> Plan:
-    """Read a figure's YAML; `overrides` are `KEY=VALUE` of its run, or `study.KEY=VALUE`.
+    """Read a figure's YAML; `overrides` are `KEY=VALUE` of its run, `study.KEY` or `systems.LABEL`.
 
     Raises UsageError for unknown keys, and for a `study.KEY` that the figure does not have.
     """
@@ -65,8 +72,10 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
                     f"{', '.join(f'study.{name}' for name in known)}"
                 )
             document = yaml_file.override(document, assignment)
-            continue
-        document = yaml_file.override(document, f"run.{assignment}")
+        elif key.startswith("systems."):
+            document = yaml_file.override(document, assignment)
+        else:
+            document = yaml_file.override(document, f"run.{assignment}")
     try:
         keys = FigureKeys.model_validate(document.data)
     except ValidationError as error:

@@ -6,11 +6,16 @@ from collections.abc import Iterable
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 
 _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
     "vLLM": ("#d9730d", "s"),
     "SGLang": ("#3f8f3f", "^"),
+    "Token Throttling": ("#0b5fa5", "o"),
+    "w/o WT": ("#8a4fb0", "D"),
+    "w/o UT": ("#c23b6b", "v"),
+    "w/ CK": ("#7a7a7a", "X"),
     "Sarathi-Serve": ("#8a4fb0", "D"),
     "Orca": ("#7a7a7a", "v"),
     "static": ("#b59a3a", "P"),
@@ -22,6 +27,7 @@ _LOOKS = {
     "PP+HB": ("#8a4fb0", "D"),
 }
 COLORS = {label: color for label, (color, _) in _LOOKS.items()}
+PARTS = {"prefill": "#E69F00", "decode": "#56B4E9"}
 MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 
 
@@ -30,13 +36,26 @@ def spread(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     return table.groupby(x)[y].agg(["mean", "min", "max"])
 
 
-def whiskers(axes: Axes, table: pd.DataFrame, x: str, y: str, label: str) -> None:
-    """Draw column `y` against `x`: a line through the means, whiskers from least to most."""
+def whiskers(
+    axes: Axes, table: pd.DataFrame, x: str, y: str, label: str, *, words: str | None = None
+) -> None:
+    """Draw column `y` against `x`: a line through the means, whiskers from least to most.
+
+    `label` decides the look; the legend has `words`, or else the label.
+    """
     values = spread(table, x, y)
-    reach = [values["mean"] - values["min"], values["max"] - values["mean"]]
+    # Of equal values, the mean may be off by a rounding.
+    below, above = values["mean"] - values["min"], values["max"] - values["mean"]
+    reach = [below.clip(lower=0), above.clip(lower=0)]
     color, marker = _LOOKS.get(label, ("0.3", "."))
     axes.errorbar(
-        values.index, values["mean"], reach, label=label, color=color, marker=marker, capsize=2
+        values.index,
+        values["mean"],
+        reach,
+        label=words or label,
+        color=color,
+        marker=marker,
+        capsize=2,
     )
 
 
@@ -62,7 +81,10 @@ def bars(
         found = table[table[label] == name].groupby(group, sort=False)
         own = found[y].agg(["mean", "min", "max"]).reindex(groups)
         place = [number - 0.4 + (index + 0.5) * width for number in range(len(groups))]
-        reach = [own["mean"] - own["min"], own["max"] - own["mean"]]
+        reach = [
+            (own["mean"] - own["min"]).clip(lower=0),
+            (own["max"] - own["mean"]).clip(lower=0),
+        ]
         color = COLORS.get(str(name), f"C{index}")
         axes.bar(place, own["mean"].fillna(0), 0.92 * width, label=str(name), color=color)
         axes.errorbar(place, own["mean"], reach, fmt="none", color="0.2", capsize=2, linewidth=0.9)
@@ -74,3 +96,18 @@ def bars(
                 axes.text(x, 0, " OOM", rotation=90, ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(groups)), [str(value) for value in groups])
     axes.set_ylim(0, None)
+
+
+def write_on_bars(axes: Axes, words: Iterable[str]) -> None:
+    """Write a word over each bar, in the order in which `bars` drew them: label by label."""
+    left = iter(words)
+    for drawn in [each for each in axes.containers if isinstance(each, BarContainer)]:
+        axes.bar_label(drawn, [next(left) for _ in drawn], padding=2, fontsize=6.5)
+    axes.margins(y=0.12)
+
+
+def decades(axes: Axes) -> None:
+    """Give axes a logarithmic y with plain numbers at 1, 2 and 5 of each decade."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")

@@ -12,7 +12,7 @@ from evenflow.bubbles import CAUSES, attribute
 from experiments.figures.loads import Place, places
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import grid_lines
-from experiments.report_style import BUSY, CAUSE_COLOURS
+from experiments.report.style import BUSY, CAUSE_COLOURS
 from experiments.runs import Outcome
 
 PARTS = {"busy": BUSY, **CAUSE_COLOURS}

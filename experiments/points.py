@@ -151,7 +151,7 @@ def run_points(
     A failed point is in the store too, with its error; `retry` simulates those again. `on_done` is
     called with the number of points done, first with those that need no run; `on_failure` with the
     record of each point that fails. What is done is kept when this is interrupted, and when a
-    worker dies, which is a UsageError.
+    worker dies, which is a UsageError; so is an input that changes meanwhile.
     """
     keys = [point.key for point in points]
     found = {key: record for key in keys if (record := store.get(key)) is not None}
@@ -162,6 +162,11 @@ def run_points(
     done = sum(copies[key] for key in records)
     tell(done)
     for record in _simulated(list(missing.values()), executor):
+        if record.key not in missing:
+            raise UsageError(
+                "a file that results depend on has changed while they were made: a trace, a "
+                "profile, or code; run the same command again"
+            )
         store.put(record)
         records[record.key] = record
         done += copies[record.key]

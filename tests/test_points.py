@@ -157,3 +157,18 @@ def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         name = f"dask:{cluster.scheduler_address}"
         with pytest.raises(UsageError, match="has no workers"), executor_of(name):
             pass
+
+
+def test_an_input_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    head = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+    trace.write_text(f"{head}0,5,5\n")
+    store = Store(tmp_path / "store")
+
+    class Meddler(ThreadPoolExecutor):
+        def submit(self, *args: Any, **options: Any) -> Any:
+            trace.write_text(f"{head}0,5,50\n")
+            return super().submit(*args, **options)
+
+    with Meddler(1) as executor, pytest.raises(UsageError, match="changed while"):
+        run_points([point(f"workload.trace={trace}", beside=tmp_path)], store, executor)

@@ -207,6 +207,7 @@ class Batcher:
         row.generated = handover.generated
         row.first_token_s, row.last_token_s = handover.first_token_s, handover.last_token_s
         row.epoch = handover.preemptions
+        row.first_scheduled_s = handover.first_scheduled_s
         row.pages = self.pool.allocate(self.pool.pages_for(row.prompt_tokens))
         self.kv_tokens += row.held_tokens
         self._added += 1
@@ -371,6 +372,8 @@ class Batcher:
         goes_on = self.pipelined_chunks and not last
         if start == row.kept_tokens:
             self._leave_queue(row)
+            if not row.epoch:
+                row.first_scheduled_s = self.now_s
             self.running += 1
             self.kv_tokens += start
             if goes_on:

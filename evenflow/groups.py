@@ -48,6 +48,7 @@ class Row:
     pages: list[int] = field(default_factory=list)
     chain: list[CachedPage] = field(default_factory=list)
     prompt: Prompt = field(init=False)
+    first_scheduled_s: float = float("nan")
     first_token_s: float = float("nan")
     last_token_s: float = float("nan")
     completion_s: float = float("nan")

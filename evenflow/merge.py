@@ -14,6 +14,7 @@ REQUESTS = (
     "arrival_s",
     "prompt_tokens",
     "output_tokens",
+    "first_scheduled_s",
     "first_token_s",
     "completion_s",
     "preemptions",

@@ -2,23 +2,25 @@
 
 Pure functions of a RunResult. TTFT = first token - arrival; TPOT = (E2EL - TTFT) / (output tokens -
 1), without requests of one output token; ITL pools every gap between successive tokens; E2EL = last
-token - arrival. Only completed requests count.
+token - arrival. Only completed requests count. The scheduling delay ("queue") is what Sarathi-Serve
+limits: the first micro-batch with a part of the prompt - arrival.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evenflow.pools import summarize_pools
 from evenflow.result import Floats, Ints, RunResult
 
 PERCENTILES = (50, 90, 95, 99)
 
-Limit = Literal["ttft", "tpot", "e2el"]
+Limit = Literal["ttft", "tpot", "e2el", "queue"]
 """A latency of a request that may have a limit for goodput."""
 
 
@@ -29,6 +31,7 @@ class RequestMetrics:
     ttft_s: Floats
     tpot_s: Floats
     e2el_s: Floats
+    queue_s: Floats
 
 
 def request_metrics(result: RunResult) -> RequestMetrics:
@@ -37,7 +40,21 @@ def request_metrics(result: RunResult) -> RequestMetrics:
     e2el_s = result.completion_s - result.arrival_s
     gaps = np.where(result.output_tokens > 1, result.output_tokens - 1, 1)
     tpot_s = np.where(result.output_tokens > 1, (e2el_s - ttft_s) / gaps, np.nan)
-    return RequestMetrics(ttft_s, tpot_s, e2el_s)
+    return RequestMetrics(ttft_s, tpot_s, e2el_s, result.first_scheduled_s - result.arrival_s)
+
+
+def meets(result: RunResult, limits_ms: Mapping[Limit, float]) -> NDArray[np.bool_]:
+    """Say of each request whether it was completed within all limits, which are in ms, [n].
+
+    A request of one output token meets any limit on TPOT.
+    """
+    latency = request_metrics(result)
+    good = np.array([status == "completed" for status in result.status], dtype=bool)
+    for name, limit_ms in limits_ms.items():
+        if name not in get_args(Limit):
+            raise ValueError(f"goodput limits are {', '.join(get_args(Limit))}, not {name!r}")
+        good &= ~(getattr(latency, f"{name}_s") * 1e3 > limit_ms)
+    return good
 
 
 def summarize(
@@ -73,12 +90,13 @@ def summarize(
         **_peaks(result, start_s),
     }
     if goodput_ms:
-        summary["request_goodput"] = float(_good(latency, done, goodput_ms).sum() * per_s)
+        summary["request_goodput"] = float(meets(result, goodput_ms).sum() * per_s)
     pooled = {
         "ttft": (latency.ttft_s[done], None),
         "tpot": (latency.tpot_s[done & (result.output_tokens > 1)], None),
         "itl": (result.gap_s, result.gap_count),
         "e2el": (latency.e2el_s[done], None),
+        "queue": (latency.queue_s[done], None),
     }
     for name, (values_s, counts) in pooled.items():
         summary |= _statistics(name, values_s, counts)
@@ -102,18 +120,6 @@ def _duration(result: RunResult) -> tuple[float, float]:
         return 0.0, 0.0
     start_s = float(result.arrival_s.min())
     return start_s, float(np.nanmax(result.completion_s)) - start_s
-
-
-def _good(
-    latency: RequestMetrics, done: np.ndarray, limits_ms: Mapping[Limit, float]
-) -> np.ndarray:
-    values = {"ttft": latency.ttft_s, "tpot": latency.tpot_s, "e2el": latency.e2el_s}
-    good = done.copy()
-    for name, limit_ms in limits_ms.items():
-        if name not in values:
-            raise ValueError(f"goodput limits are ttft, tpot or e2el, not {name!r}")
-        good &= ~(values[name] * 1e3 > limit_ms)
-    return good
 
 
 def _peaks(result: RunResult, start_s: float) -> dict[str, float | int]:

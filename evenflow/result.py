@@ -52,9 +52,10 @@ class RunResult:
     """Columns of one run. Times are seconds from the start of the run; NaN means "never".
 
     Requests (n rows, in order of request id): `request_id`, `arrival_s`, `prompt_tokens`,
-    `output_tokens`, `first_token_s`, `completion_s`, `preemptions`, `status` ("completed" or
-    "rejected"), `reason` (why it was rejected, else ""), `cached_tokens` (of the prompt, found in
-    the prefix cache when the request was first admitted; None without a prefix cache).
+    `output_tokens`, `first_scheduled_s` (the first micro-batch with a part of its prompt),
+    `first_token_s`, `completion_s`, `preemptions`, `status` ("completed" or "rejected"), `reason`
+    (why it was rejected, else ""), `cached_tokens` (of the prompt, found in the prefix cache when
+    the request was first admitted; None without a prefix cache).
 
     Micro-batches (m rows, in the order scheduled, which is also the order in which they return):
     `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (the output tokens that come
@@ -82,6 +83,7 @@ class RunResult:
     arrival_s: Floats
     prompt_tokens: Ints
     output_tokens: Ints
+    first_scheduled_s: Floats
     first_token_s: Floats
     completion_s: Floats
     preemptions: Ints
@@ -178,6 +180,7 @@ class Recorder:
         rows = [
             (
                 row.request,
+                row.first_scheduled_s,
                 row.first_token_s,
                 row.completion_s,
                 row.epoch,
@@ -187,10 +190,13 @@ class Recorder:
             )
             for row in self._finished
         ]
-        rows += [(request, never, never, 0, "rejected", why, 0) for request, why in self._rejected]
+        rows += [
+            (request, never, never, never, 0, "rejected", why, 0) for request, why in self._rejected
+        ]
         rows.sort(key=lambda entry: entry[0].request_id)
-        columns = list(zip(*rows, strict=True)) if rows else [()] * 7
-        requests, first_token_s, completion_s, preemptions, status, reason, cached = columns
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 8
+        requests, first_scheduled_s, first_token_s, completion_s, *others = columns
+        preemptions, status, reason, cached = others
         table = np.array(self._batches).reshape(-1, BATCH_FIELDS + 3 * self._depth)
         stages = table[:, BATCH_FIELDS:].reshape(-1, self._depth, 3)
         counts = table[:, 1:BATCH_FIELDS].astype(np.int64)
@@ -203,6 +209,7 @@ class Recorder:
             arrival_s=np.array([r.arrival_s for r in requests], dtype=np.float64),
             prompt_tokens=np.array([r.prompt_tokens for r in requests], dtype=np.int64),
             output_tokens=np.array([r.output_tokens for r in requests], dtype=np.int64),
+            first_scheduled_s=np.array(first_scheduled_s, dtype=np.float64),
             first_token_s=np.array(first_token_s, dtype=np.float64),
             completion_s=np.array(completion_s, dtype=np.float64),
             preemptions=np.array(preemptions, dtype=np.int64),

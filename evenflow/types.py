@@ -57,7 +57,8 @@ class Handover(NamedTuple):
     """What another engine needs to go on with a request once the request's KV is there.
 
     `generated` output tokens exist, the last of them since `last_token_s`; the KV holds all tokens
-    but that one. `preemptions` counts those so far.
+    but that one. `preemptions` counts those so far. `first_scheduled_s`: its prompt began to be
+    computed.
     """
 
     request: Request
@@ -65,6 +66,7 @@ class Handover(NamedTuple):
     first_token_s: float
     last_token_s: float
     preemptions: int
+    first_scheduled_s: float = float("nan")
 
     @property
     def context_tokens(self) -> int:

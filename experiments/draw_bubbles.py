@@ -105,6 +105,7 @@ def _result(
         arrival_s=np.array(arrival_s, dtype=np.float64),
         prompt_tokens=np.ones(requests, dtype=np.int64),
         output_tokens=np.ones(requests, dtype=np.int64),
+        first_scheduled_s=np.full(requests, np.nan),
         first_token_s=np.full(requests, np.nan),
         completion_s=np.full(requests, np.nan),
         preemptions=np.zeros(requests, dtype=np.int64),

@@ -21,6 +21,7 @@ ROWS = (
     ("total_token_throughput", "all tokens/s", "{:.1f}"),
     ("steady_total_token_throughput", "all tokens/s, steady", "{:.1f}"),
     ("request_goodput", "requests/s within limits", "{:.2f}"),
+    ("median_queue_ms", "scheduling delay median (ms)", "{:.1f}"),
     ("mean_ttft_ms", "TTFT mean (ms)", "{:.1f}"),
     ("p99_ttft_ms", "TTFT P99 (ms)", "{:.1f}"),
     ("mean_tpot_ms", "TPOT mean (ms)", "{:.1f}"),

@@ -92,8 +92,12 @@ class Pool(Driver):
         result = super().result()
         requests = zip(result.request_id.tolist(), result.arrival_s.tolist(), strict=True)
         arrival_s = np.array([self.arrived_s.get(*request) for request in requests])
-        first_token_s = np.maximum(result.first_token_s, arrival_s)
-        return replace(result, arrival_s=arrival_s, first_token_s=first_token_s)
+        return replace(
+            result,
+            arrival_s=arrival_s,
+            first_scheduled_s=np.maximum(result.first_scheduled_s, arrival_s),
+            first_token_s=np.maximum(result.first_token_s, arrival_s),
+        )
 
     def _returned(self, now_s: float) -> None:
         self._on_return(now_s)
@@ -234,7 +238,14 @@ class Disaggregated:
 
     def _hand_over(self, pool: Pool, row: Row, now_s: float) -> None:
         request = self._served[row.request.request_id]
-        handover = Handover(request, row.generated, row.first_token_s, row.last_token_s, row.epoch)
+        handover = Handover(
+            request,
+            row.generated,
+            row.first_token_s,
+            row.last_token_s,
+            row.epoch,
+            row.first_scheduled_s,
+        )
         if pool is self.mixed and self._stays(pool, handover):
             pool.engine.release(request.request_id)
             pool.engine.reserve(handover)

@@ -73,6 +73,7 @@ def synthetic_run(
         arrival_s=arrival,
         prompt_tokens=prompt,
         output_tokens=np.full(requests, OUTPUT_TOKENS),
+        first_scheduled_s=arrival,
         first_token_s=first,
         completion_s=completion,
         preemptions=np.zeros(requests, dtype=np.int64),

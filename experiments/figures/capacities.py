@@ -39,8 +39,8 @@ def capacities(
     `names` are the columns that a case's key fills. `capacity` (requests/s) is 0 where even a rate
     at which requests do not meet fails, and missing where the run is too short to tell (`status`)
     or cannot be (`error`); `fails_at` is the rate just above, `failed` what fails there; KNEE are
-    numbers of the run at the capacity, and with `enough_requests` its length would not matter. Seeds count up from the first of the figure's. Raises a
-    UsageError when no case can be run.
+    numbers of the run at the capacity, and with `enough_requests` its length would not matter.
+    Seeds count up from the first of the figure's. Raises a UsageError when no case can be run.
     """
     found = _side_by_side([partial(_search, study, *case) for case in cases.values()])
     table = pd.DataFrame(

@@ -14,7 +14,7 @@ from experiments.figures.study import Keys, Study, layered
 from experiments.figures.style import COLORS, grid_lines
 
 NAMES = ("deployment", "dataset", "slo", "system")
-SHOWN = (*NAMES, "seed", "capacity", "failed", "status", "kv_pages", "error")
+SHOWN = (*NAMES, "seed", "capacity", "failed", "status", "enough_requests", "kv_pages", "error")
 
 
 def with_budget(study: Study, label: str, one: Served, slo: str) -> Keys:
@@ -61,7 +61,7 @@ def bars(table: pd.DataFrame) -> Figure:
     panels = figure.subplots(1, len(labels), squeeze=False)[0]
     for axes, label in zip(panels, labels, strict=True):
         rows = table[table.deployment == label]
-        _panel(axes, rows)
+        panel(axes, rows)
         axes.set_title(label)
     figure.axes[0].set_ylabel("capacity, requests/s")
     figure.axes[0].legend(fontsize=8)
@@ -69,7 +69,8 @@ def bars(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, rows: pd.DataFrame) -> None:
+def panel(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the bars of one deployment."""
     groups = list(dict.fromkeys(zip(rows.dataset, rows.slo, strict=True)))
     systems = list(dict.fromkeys(rows.system))
     by_place = rows.groupby(["dataset", "slo"], sort=False)

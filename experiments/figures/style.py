@@ -13,6 +13,17 @@ _LOOKS = {
     "SGLang": ("#3f8f3f", "^"),
     "Sarathi-Serve": ("#8a4fb0", "D"),
     "Orca": ("#7a7a7a", "v"),
+    "vLLM TP8": ("#3f8f3f", "^"),
+    "vLLM TP4-PP2": ("#d9730d", "s"),
+    "Sarathi-Serve TP4-PP2": ("#8a4fb0", "D"),
+    "hybrid_only": ("#d9730d", "s"),
+    "chunked_only": ("#3f8f3f", "^"),
+    "both": ("#8a4fb0", "D"),
+    "vLLM, at most 32": ("#f2c48d", "v"),
+    "vLLM, at most 64": ("#e89a45", "^"),
+    "vLLM, at most 128": ("#d9730d", "s"),
+    "Sarathi-Serve, budget 512": ("#8a4fb0", "D"),
+    "Sarathi-Serve, budget 2048": ("#c4a1da", "o"),
     "TD-Pipe": ("#0b5fa5", "o"),
     "TP+SB": ("#3f8f3f", "^"),
     "TP+HB": ("#8fbf5f", "v"),
@@ -42,4 +53,5 @@ def grid_lines(figure_axes: Iterable[Axes]) -> None:
     """Give axes light lines and no box."""
     for axes in figure_axes:
         axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)

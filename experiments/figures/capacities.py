@@ -50,6 +50,7 @@ def capacities(
     )
     if table["error"].notna().all():
         raise UsageError(f"no run succeeded, the first because: {table['error'].iloc[0]}")
+    table["capacity"] = table["capacity"].astype(float)
     study.note([config for config, _ in cases.values()], table)
     return table
 

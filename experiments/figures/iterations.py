@@ -11,13 +11,15 @@ from typing import NamedTuple
 from evenflow.costs import RooflineCost, Work, decode_work, formulas, prefill_work
 from evenflow.errors import UsageError
 from experiments.build import build
-from experiments.figures.study import Keys, Study
+from experiments.figures.study import Keys, Study, layered
 from sim import PooledWorld, World
 
 Seconds = Callable[[Work], float]
 
 REFERENCE = decode_work(32, 32 * 4096)
 """Sarathi-Serve's reference iteration (Table 3): 32 decodes with 4096 tokens of context each."""
+
+_UNUSED = {"scheduler": "sarathi", "workload": {"trace": "sharegpt-sample"}}
 
 
 class Parts(NamedTuple):
@@ -31,8 +33,12 @@ class Parts(NamedTuple):
 
 
 def world_of(study: Study, *layers: Keys) -> World:
-    """Return the world that the figure's run with `layers` over it describes, without requests."""
-    world = build(study.config(*layers), [], study.plan.beside).world
+    """Return the world that the figure's run with `layers` over it describes, without requests.
+
+    A run that names no policy and no trace will do.
+    """
+    whole = layered(_UNUSED, study.plan.run.data)
+    world = build(study.config(whole, *layers), [], study.plan.beside).world
     if isinstance(world, PooledWorld):
         raise UsageError("scheduler: a figure of single iterations has no pools")
     return world

@@ -63,5 +63,6 @@ def _draw(capacity: pd.DataFrame, decodes: pd.DataFrame, study: Study) -> Figure
     right.set(title=str(capacity.deployment.iloc[0]), ylabel="capacity, requests/s")
     grid_lines(figure.axes)
     left.legend(fontsize=8)
-    right.legend(fontsize=8)
+    right.legend(fontsize=8, loc="upper left")
+    right.set_ylim(0, 1.3 * capacity.capacity.max())
     return figure

@@ -65,5 +65,5 @@ def _bars(axes: Axes, table: pd.DataFrame, chunks: Sequence[int]) -> None:
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
     axes.axhline(1, color="0.4", lw=0.8)
     axes.set_xticks(range(len(prompts)), [str(tokens) for tokens in prompts])
-    axes.set(xlabel="prompt tokens", ylabel="prefill time over one piece", ylim=(0, None))
-    axes.legend(fontsize=8, loc="lower right")
+    axes.set(xlabel="prompt tokens", ylabel="prefill time over one piece", ylim=(0, 2))
+    axes.legend(fontsize=8, loc="upper right")

@@ -7,11 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evenflow.costs import decode_work, prefill_work
-from experiments.figures.iterations import parts_of, roofline_of
+from experiments.figures.iterations import Parts, parts_of, roofline_of
 from experiments.figures.study import Drawing, Study
-from experiments.figures.style import grid_lines
-
-COLORS = {"linear": "#0b5fa5", "attention": "#d9730d", "all_reduce": "#3f8f3f", "other": "0.65"}
+from experiments.figures.style import PART_COLORS, grid_lines
 
 
 def make(study: Study) -> Drawing:
@@ -50,11 +48,11 @@ def _draw(table: pd.DataFrame, context: int) -> Figure:
 def _stack(axes: Axes, rows: pd.DataFrame) -> None:
     labels = [str(tokens) for tokens in rows.tokens]
     below = 0 * rows.total_ms
-    for part, color in COLORS.items():
+    for part in Parts._fields:
         height = rows[f"{part}_ms"]
         if height.any():
             label = part.replace("_", "-")
-            axes.bar(labels, height, bottom=below, color=color, width=0.65, label=label)
+            axes.bar(labels, height, bottom=below, color=PART_COLORS[part], width=0.65, label=label)
         below = below + height
     for x, (total, share) in enumerate(zip(rows.total_ms, rows.linear_share, strict=True)):
         axes.annotate(f"{share:.0%}", (x, total), ha="center", va="bottom", fontsize=7)

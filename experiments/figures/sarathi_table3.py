@@ -8,9 +8,7 @@ from matplotlib.figure import Figure
 from experiments.figures.deployments import Served, served
 from experiments.figures.iterations import REFERENCE, iteration, parts_of, roofline_of, world_of
 from experiments.figures.study import Drawing, Study
-from experiments.figures.style import grid_lines
-
-COLORS = {"linear": "#0b5fa5", "attention": "#d9730d", "all_reduce": "#3f8f3f", "other": "0.65"}
+from experiments.figures.style import PART_COLORS, grid_lines
 
 
 def make(study: Study) -> Drawing:
@@ -37,7 +35,7 @@ def _draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(7.5, 4.0), layout="constrained")
     axes = figure.subplots()
     below = 0 * table.total_s
-    for part, color in {**COLORS, "link_and_cpu": "#b02a37"}.items():
+    for part, color in PART_COLORS.items():
         height = 1e3 * table[f"{part}_s"]
         axes.bar(table.deployment, height, 0.6, below, color=color, label=part.replace("_", " "))
         below = below + height
@@ -45,6 +43,6 @@ def _draw(table: pd.DataFrame) -> Figure:
         table.deployment, 200 * table.strict_slo_s, marker="_", s=900, color="k", label="SLO / 5"
     )
     axes.set(ylabel="decode iteration, ms", ylim=(0, None))
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center")
     grid_lines(figure.axes)
     return figure

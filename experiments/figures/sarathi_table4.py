@@ -62,7 +62,8 @@ def _capacity(study: Study, one: Served) -> dict[str, float]:
     table = capacities(study, cases, ("dataset",))
     found = table.groupby("dataset", sort=False).capacity.mean()
     if not (found > 0).all():
-        raise UsageError(f"sarathi-table4: no rate keeps the strict limit of {limits[0]}")
+        ends = ", ".join(dict.fromkeys(table.status))
+        raise UsageError(f"sarathi-table4: the search for a rate with {limits[0]} ended: {ends}")
     return {str(dataset): float(rate) for dataset, rate in found.items()}
 
 

@@ -31,6 +31,14 @@ _LOOKS = {
     "PP+HB": ("#8a4fb0", "D"),
 }
 COLORS = {label: color for label, (color, _) in _LOOKS.items()}
+PART_COLORS = {
+    "linear": "#0b5fa5",
+    "attention": "#d9730d",
+    "all_reduce": "#3f8f3f",
+    "other": "0.65",
+    "link_and_cpu": "#b02a37",
+}
+"""Parts of an iteration."""
 MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 
 

@@ -119,6 +119,10 @@ def test_only_sarathi_gets_the_budget(tmp_path: Path, threads: ThreadPoolExecuto
     keys = {label: with_budget(study, label, one, "relaxed") for label in study.plan.keys.systems}
     assert keys["Sarathi-Serve"]["scheduler"]["token_budget"] == 2048
     assert "token_budget" not in keys["vLLM"]["scheduler"]
+    assert keys["vLLM"]["scheduler"]["max_num_seqs"] == 128
+    capped = study_of("sarathi_10", tmp_path, threads, "scheduler.max_num_seqs=7")
+    for label in capped.plan.keys.systems:
+        assert with_budget(capped, label, one, "strict")["scheduler"]["max_num_seqs"] == 7
 
 
 def test_capacities_that_are_none_and_deployments_that_do_not_fit(

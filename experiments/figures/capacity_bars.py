@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.figures.capacities import capacities, tbt_slo
-from experiments.figures.deployments import Served, served
+from experiments.figures.deployments import Served, served, set_by_hand
 from experiments.figures.study import Keys, Study, layered
 from experiments.figures.style import COLORS, grid_lines
 
@@ -18,9 +18,13 @@ SHOWN = (*NAMES, "seed", "capacity", "failed", "status", "enough_requests", "kv_
 
 
 def with_budget(study: Study, label: str, one: Served, slo: str) -> Keys:
-    """Return the keys of one of the figure's systems; Sarathi's policy gets the SLO's budget."""
+    """Return the keys of one of the figure's systems; Sarathi's policy gets the SLO's budget.
+
+    Parameters of the policy that the user has set hold in every system.
+    """
     budget = {"scheduler": {"name": "sarathi", "token_budget": one.budgets[slo]}}
-    return layered(budget, study.keys_of(label))
+    by_hand = {k: v for k, v in set_by_hand(study).items() if k == "scheduler"}
+    return layered(layered(budget, study.keys_of(label)), by_hand)
 
 
 def measured(study: Study) -> pd.DataFrame:

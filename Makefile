@@ -5,8 +5,8 @@
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
-	@echo "make test   ruff, mypy, pytest; with TORCH=torch==2.13.0 also what needs torch"
-	@echo "make gpu-report  measure a CUDA machine: profiles, their errors, tokens (needs torch there)"
+	@echo "make test   ruff, mypy, pytest, notebooks; with TORCH=torch==2.13.0 also what needs torch"
+	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make bench  how fast the simulator is on this machine"
 
 demo: .venv-demo/installed
@@ -18,6 +18,7 @@ test: .venv-test/installed
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
 	.venv-test/bin/python -m pytest
+	.venv-test/bin/python -m pytest --nbmake notebooks
 
 # No virtual environment: a GPU machine has its own torch.
 gpu-report: DEVICE ?= cuda

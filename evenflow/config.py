@@ -145,6 +145,7 @@ class RunConfig(Keys):
             ("expert_parallel", self.expert_parallel, ("model", "gpu")),
             ("speculative.draft_model", self._has_draft, ("model", "gpu")),
             ("kv.swap", self.kv.swap, ("model",)),
+            ("workers.kind: torch", self.workers.kind == "torch", ("model",)),
         )
         for reason, needed, keys in needs:
             for key in keys:

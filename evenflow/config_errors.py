@@ -27,6 +27,7 @@ EXPECTED = {
     "model_type": "a mapping of keys to values",
     "string_too_short": "not empty",
     "string_type": "a text",
+    "too_short": "not empty",
 }
 """What pydantic's error types ask for, in the words of someone who writes YAML."""
 

@@ -73,12 +73,14 @@ Arrivals = Annotated[
 class WorkloadConfig(Keys):
     """Which requests come, and when.
 
-    `conversations`: the trace has a row for each turn, whose prompt holds the history.
+    `skip`: requests of the trace to leave out before the first. `conversations`: the trace has a
+    row for each turn, whose prompt holds the history.
     """
 
     trace: Annotated[str, Field(min_length=1)]
     format: str | None = None
     requests: Count | None = None
+    skip: Annotated[int, Field(ge=0)] = 0
     arrivals: Arrivals = ReplayArrivals(kind="replay")
     seed: Annotated[int, Field(ge=0)] = 0
     tokenizer: str | None = None

@@ -10,6 +10,10 @@ class UsageError(Exception):
     """A mistake in what the user gave; the command line prints it and exits with status 2."""
 
 
+class DoesNotFitError(UsageError):
+    """A deployment that cannot be: one that is described well, of GPUs or layers too few for it."""
+
+
 class PolicyError(UsageError):
     """A policy broke its promise: it raised, or returned a plan that cannot be carried out."""
 

@@ -28,7 +28,8 @@ class Row:
     Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill
     must compute (the prompt, plus what was generated before a preemption) and `computed` what has
     been scheduled of it. A decoding row attends to `context` tokens. `order` numbers arrivals.
-    `epoch` counts preemptions, so that a result from before one is recognised. The current prefill
+    `epoch` counts preemptions, so that a result from before one is recognised. An `aborted` row is
+    still there only while micro-batches compute with its pages. The current prefill
     starts at `kept_tokens`: what is before is in the `chain` of cached pages (found while the row
     waits, held from its first chunk on) or, `swapped_tokens` of it, on the host. `cached_tokens` of
     the prompt were never computed.
@@ -42,6 +43,7 @@ class Row:
     generated: int = 0
     epoch: int = 0
     decoding: bool = False
+    aborted: bool = False
     kept_tokens: int = 0
     swapped_tokens: int = 0
     cached_tokens: int = 0
@@ -163,7 +165,7 @@ class DecodeGroup:
         del self.members[row.request.request_id]
         context = row.base + self.tick
         self.context -= context
-        row.generated += self.tick - row.joined_tick
+        self.settle(row)
         _discard(self.finish_at, row.finish_tick, row)
         if row.page_tick >= 0:
             _discard(self.page_at, row.page_tick, row)
@@ -172,6 +174,11 @@ class DecodeGroup:
         else:
             row.last_token_s = self.last_s
         return context
+
+    def settle(self, row: Row) -> None:
+        """Bring the row's own count of generated tokens up to date."""
+        row.generated += self.tick - row.joined_tick
+        row.joined_tick = self.tick
 
     def split(self, count: int, page_tokens: int) -> DecodeGroup:
         """Move the first `count` members into a group of their own."""

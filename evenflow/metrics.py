@@ -103,13 +103,16 @@ def summarize(
     summary |= _steady(result, start_s, duration)
     summary |= _offline(result, input_tokens, output_tokens)
     busy_s = float((result.end_s - result.start_s).sum())
+    # Aborted requests may run on after the last completion.
+    span_s = max([duration, *(result.returned_s - start_s)[-1:].tolist()])
+    busy_per_s = busy_s * (1 / span_s) if span_s > 0 else 0.0
     return (
         summary
         | summarize_pools(result, duration)
         | {
             "preemptions": int(result.preemptions.sum()),
             "num_micro_batches": len(result.scheduled_s),
-            "busy_share": busy_s * per_s / (result.depth * result.replicas),
+            "busy_share": busy_per_s / (result.depth * result.replicas),
         }
         | _kv_memory(result, done, input_tokens)
     )
@@ -135,7 +138,7 @@ def _peaks(result: RunResult, start_s: float) -> dict[str, float | int]:
     order = np.lexsort((steps, times_s))
     return {
         "max_output_tokens_per_s": float(tokens.max()),
-        "max_concurrent_requests": int(steps[order].cumsum().max()),
+        "max_concurrent_requests": int(steps[order].cumsum().max(initial=0)),
     }
 
 

@@ -37,6 +37,10 @@ class Completed(NamedTuple):
     finished: tuple[int, ...]
 
 
+class Aborted(NamedTuple):
+    request_id: int
+
+
 class Released(NamedTuple):
     request_id: int
 
@@ -49,7 +53,7 @@ class Adopted(NamedTuple):
     request_id: int
 
 
-Entry = Added | Asked | Completed | Released | Reserved | Adopted
+Entry = Added | Asked | Completed | Aborted | Released | Reserved | Adopted
 
 
 class RecordingBatcher(Batcher):
@@ -77,6 +81,11 @@ class RecordingBatcher(Batcher):
         ids = tuple(row.request.request_id for row in finished)
         self._record(Completed(now_s, batch.batch_id, tuple(stopped), ids))
         return finished
+
+    def abort(self, request_id: int) -> Row:
+        row = super().abort(request_id)
+        self._record(Aborted(request_id))
+        return row
 
     def release(self, request_id: int) -> None:
         super().release(request_id)
@@ -117,15 +126,17 @@ def replay(journal: Iterable[Entry], batcher: Batcher) -> str | None:
             rows = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
             expected, outcome = entry.finished, tuple(row.request.request_id for row in rows)
         else:
-            _move(entry, batcher)
+            _carry_out(entry, batcher)
         if outcome != expected:
             return f"entry {position} ({type(entry).__name__}): {outcome!r}, recorded {expected!r}"
     return None
 
 
-def _move(entry: Released | Reserved | Adopted, batcher: Batcher) -> None:
-    """Pages come and go with KV: an input that has no answer."""
-    if isinstance(entry, Released):
+def _carry_out(entry: Aborted | Released | Reserved | Adopted, batcher: Batcher) -> None:
+    """Hand on an input that has no answer: a client leaves, or pages come and go with KV."""
+    if isinstance(entry, Aborted):
+        batcher.abort(entry.request_id)
+    elif isinstance(entry, Released):
         batcher.release(entry.request_id)
     elif isinstance(entry, Reserved):
         batcher.reserve(entry.handover)

@@ -52,10 +52,11 @@ class RunResult:
     """Columns of one run. Times are seconds from the start of the run; NaN means "never".
 
     Requests (n rows, in order of request id): `request_id`, `arrival_s`, `prompt_tokens`,
-    `output_tokens`, `first_scheduled_s` (the first micro-batch with a part of its prompt),
-    `first_token_s`, `completion_s`, `preemptions`, `status` ("completed" or "rejected"), `reason`
-    (why it was rejected, else ""), `cached_tokens` (of the prompt, found in the prefix cache when
-    the request was first admitted; None without a prefix cache).
+    `output_tokens` (that it got; of a rejected one, that it asked for), `first_scheduled_s` (the
+    first micro-batch with a part of its prompt), `first_token_s`, `completion_s`, `preemptions`,
+    `status` ("completed", "rejected" or, where a client left, "aborted"), `reason` (why it was not
+    completed, else ""), `cached_tokens` (of the prompt, found in the prefix cache when the request
+    was first admitted; None without a prefix cache).
 
     Micro-batches (m rows, in the order scheduled, which is also the order in which they return):
     `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (the output tokens that come
@@ -130,6 +131,7 @@ class Recorder:
             "d"
         )  # BATCH_FIELDS a micro-batch, then (available, start, end) a stage
         self._finished: list[Row] = []
+        self._aborted: list[tuple[Row, str]] = []
         self._rejected: list[tuple[Request, str]] = []
         self._wait_s = array("d")
         self._wait_reason = array("q")
@@ -156,13 +158,16 @@ class Recorder:
     def finish(self, rows: list[Row]) -> None:
         self._finished += rows
 
+    def abort(self, row: Row, reason: str) -> None:
+        self._aborted.append((row, reason))
+
     def reject(self, request: Request, reason: str) -> None:
         self._rejected.append((request, reason))
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished or rejected."""
-        return len(self._finished) + len(self._rejected)
+        """Requests that need nothing more: finished, aborted or rejected."""
+        return len(self._finished) + len(self._aborted) + len(self._rejected)
 
     def result(
         self,
@@ -176,26 +181,12 @@ class Recorder:
         prefix_cache: bool = False,
     ) -> RunResult:
         """Return the columns of the run."""
-        never = float("nan")
-        rows = [
-            (
-                row.request,
-                row.first_scheduled_s,
-                row.first_token_s,
-                row.completion_s,
-                row.epoch,
-                "completed",
-                "",
-                row.cached_tokens,
-            )
-            for row in self._finished
-        ]
-        rows += [
-            (request, never, never, never, 0, "rejected", why, 0) for request, why in self._rejected
-        ]
+        rows = [_line(row, "completed", "") for row in self._finished]
+        rows += [_line(row, "aborted", why) for row, why in self._aborted]
+        rows += [_rejected(request, why) for request, why in self._rejected]
         rows.sort(key=lambda entry: entry[0].request_id)
-        columns = list(zip(*rows, strict=True)) if rows else [()] * 8
-        requests, first_scheduled_s, first_token_s, completion_s, *others = columns
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 9
+        requests, output, first_scheduled_s, first_token_s, completion_s, *others = columns
         preemptions, status, reason, cached = others
         table = np.array(self._batches).reshape(-1, BATCH_FIELDS + 3 * self._depth)
         stages = table[:, BATCH_FIELDS:].reshape(-1, self._depth, 3)
@@ -208,7 +199,7 @@ class Recorder:
             request_id=np.array([r.request_id for r in requests], dtype=np.int64),
             arrival_s=np.array([r.arrival_s for r in requests], dtype=np.float64),
             prompt_tokens=np.array([r.prompt_tokens for r in requests], dtype=np.int64),
-            output_tokens=np.array([r.output_tokens for r in requests], dtype=np.int64),
+            output_tokens=np.array(output, dtype=np.int64),
             first_scheduled_s=np.array(first_scheduled_s, dtype=np.float64),
             first_token_s=np.array(first_token_s, dtype=np.float64),
             completion_s=np.array(completion_s, dtype=np.float64),
@@ -231,3 +222,13 @@ class Recorder:
             kv_tokens=counts[:, 4].copy(),
             engines=engines,
         )
+
+
+def _line(row: Row, status: str, reason: str) -> tuple[Any, ...]:
+    times = row.first_scheduled_s, row.first_token_s, row.completion_s
+    return row.request, row.generated, *times, row.epoch, status, reason, row.cached_tokens
+
+
+def _rejected(request: Request, reason: str) -> tuple[Any, ...]:
+    times = [float("nan")] * 3
+    return request, request.output_tokens, *times, 0, "rejected", reason, 0

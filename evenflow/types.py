@@ -5,9 +5,9 @@ This module knows no policy, no clock and no cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from evenflow.costs.base import Work
@@ -104,6 +104,10 @@ class Plan(NamedTuple):
     kv_limited: bool = False
 
 
+SearchSpace = Mapping[str, Sequence[Any] | Mapping[str, Any]]
+"""Values worth trying of a policy's parameters, by name; see `Scheduler`."""
+
+
 class Scheduler(Protocol):
     """A policy: reads a view, returns a plan. It has no clock, no I/O and no unseeded randomness.
 
@@ -115,6 +119,8 @@ class Scheduler(Protocol):
     - `uncapped` (bool, default False): it limits the micro-batches in flight itself, so a
       deployment that sets no cap has none, where else it is the number of stages;
     - `predictor`: which predictor fills in `predicted_output_tokens` before the run;
+    - `search_space` (class attribute): which values are worth trying of its parameters, by name: a
+      list of them, or a mapping of `low`, `high` and, if so, `log` and `integer`, as in SWEEP.yaml;
     - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve such a
       request, or None.
     """

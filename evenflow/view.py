@@ -96,7 +96,10 @@ class View:
     @property
     def waiting(self) -> Iterator[Prompt]:
         """Prompts of which nothing is scheduled, first come first; preempted ones at the front."""
-        return self._batcher.waiting_prompts()
+        batcher = self._batcher
+        if not batcher.keeper.active:
+            return (row.prompt for row in batcher.waiting)
+        return (batcher.looked_up(row).prompt for row in batcher.waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -110,7 +113,9 @@ class View:
     @property
     def prompts(self) -> Iterator[Prompt]:
         """All prompts of which a chunk may go now: `partials`, then `waiting`."""
-        return self._batcher.prompts()
+        for row in self._batcher.partials:
+            yield row.prompt
+        yield from self.waiting
 
     @property
     def waiting_tokens(self) -> int:
@@ -141,7 +146,10 @@ class View:
     @property
     def decode_lengths(self) -> Iterator[DecodeLengths]:
         """The lengths of each running decode, those in flight as they were sent."""
-        return self._batcher.decode_lengths()
+        batcher = self._batcher
+        sent = (each.decodes for each in batcher.in_flight.values() if each.decodes is not None)
+        for group in (*batcher.ready.groups, *sent):
+            yield from group.lengths()
 
     @property
     def in_flight(self) -> int:
@@ -160,8 +168,13 @@ class View:
         A request counts with its predicted output, or else with the mean output of the requests
         that have completed (0 before the first), less what it has produced, and never below 0.
         """
-        return self._batcher.expected_output_tokens()
+        batcher = self._batcher
+        mean = batcher.completed_tokens / batcher.completed if batcher.completed else 0.0
+        return sum(
+            max((mean if predicted is None else predicted) - generated, 0)
+            for _, generated, predicted in self.decode_lengths
+        )
 
     def decode_pages(self, count: int, order: Order) -> int:
         """Return how many new pages the next token of the first `count` ready decodes needs."""
-        return self._batcher.decode_pages(count, order)
+        return self._batcher.ready.due_pages(count, order)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,11 @@ class Document:
         return self.places.get(path, self.name)
 
 
-def read(path: Path) -> Document:
-    """Read a YAML file whose top level is a mapping; UsageError when it is not one."""
+def read(path: Path, holds: str = "model, stages, workload") -> Document:
+    """Read a YAML file whose top level is a mapping; UsageError when it is not one.
+
+    `holds` names some of its keys, for whoever gave an empty file.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -69,16 +72,19 @@ def read(path: Path) -> Document:
     finally:
         loader.dispose()
     if data is None:
-        raise UsageError(f"{path}: the file is empty; it should hold model, stages, workload ...")
+        raise UsageError(f"{path}: the file is empty; it should hold {holds} ...")
     if not isinstance(data, dict):
         raise UsageError(f"{path}:1: should be a mapping of keys to values, like `stages: 4`")
     return Document(str(path), data, places)
 
 
-def override(document: Document, assignment: str) -> Document:
-    """Return the document with one `dotted.key=value` applied; the value is parsed as YAML."""
+def override(document: Document, assignment: str, below: str = "") -> Document:
+    """Return the document with one `dotted.key=value` applied; the value is parsed as YAML.
+
+    `below` is what the key starts with besides, where the document is a part of another.
+    """
     dotted, equals, text = assignment.partition("=")
-    keys = dotted.strip().split(".")
+    keys = dotted.strip().removeprefix(below).split(".")
     if not equals or not all(keys):
         raise UsageError(
             f"--set {assignment}: should be KEY=VALUE, like scheduler.max_prefill=1024"
@@ -87,14 +93,20 @@ def override(document: Document, assignment: str) -> Document:
         value = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise UsageError(f"--set {assignment}: not valid YAML: {_one_line(error)}") from None
-    data = _with_value(document.data, keys, value, assignment)
+    return assign(document, keys, value, f"--set {assignment}")
+
+
+def assign(document: Document, keys: Sequence[str], value: object, place: str) -> Document:
+    """Return the document with the value below these keys replaced, as if written at `place`."""
     path = tuple(keys)
-    kept = {key: place for key, place in document.places.items() if key[: len(path)] != path}
-    return Document(document.name, data, {**kept, path: f"--set {assignment}"})
+    data = _with_value(document.data, path, value, place)
+    kept = {key: old for key, old in document.places.items() if key[: len(path)] != path}
+    around: dict[KeyPath, str] = {path[:length]: place for length in range(1, len(path))}
+    return Document(document.name, data, {**around, **kept, path: place})
 
 
 def _with_value(
-    mapping: Mapping[str, Any], keys: list[str], value: object, assignment: str
+    mapping: Mapping[str, Any], keys: tuple[str, ...], value: object, place: str
 ) -> dict[str, Any]:
     head, *rest = keys
     if not rest:
@@ -105,8 +117,8 @@ def _with_value(
     if inner is None:
         inner = {}
     if not isinstance(inner, dict):
-        raise UsageError(f'--set {assignment}: "{head}" has no keys of its own')
-    return {**mapping, head: _with_value(inner, rest, value, assignment)}
+        raise UsageError(f'{place}: "{head}" has no keys of its own')
+    return {**mapping, head: _with_value(inner, tuple(rest), value, place)}
 
 
 class _DuplicateKeyError(Exception):

@@ -89,6 +89,7 @@ def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -
         find(given.trace, beside),
         format=given.format,
         limit=given.requests,
+        skip=given.skip,
         tokenizer=None if given.tokenizer is None else find(given.tokenizer, beside),
         filter=given.filter,
         seed=given.seed,

@@ -16,14 +16,14 @@ from evenflow.config import RunConfig
 from evenflow.config_workload import Arrivals, ReplayArrivals
 from evenflow.errors import UsageError
 from evenflow.types import Request
-from experiments.build import Workload, load_workload
+from experiments.build import load_workload
+from experiments.dry_run import dry_run, seed_matters
 from experiments.intervals import Interval, interval
 from experiments.points import Point, Record, Store, run_points
 from experiments.rate_search import LEAST_TOLERANCE, Found, Probe, found, next_rates, rounded
-from experiments.runs import Job, run_job
 from experiments.slo import Condition, Limits, check_metrics, request_limits, service_levels
 
-CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
+CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Rates of the curve, as multiples of the capacity."""
 
 
@@ -105,21 +105,31 @@ class Capacity:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A question that makes sense: the rate (requests/s) to start from, where results come from."""
+
+    start: float
+    provenance: Mapping[str, Any]
+
+
 def capacity_of(
     question: Question,
     store: Store,
     executor: Executor,
     *,
     curve: Sequence[float] = CURVE,
+    proof: Proof | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> Capacity:
     """Return the largest rate that keeps the SLO, and the metrics at `curve` times that rate.
 
     `on_done` is called with the number of rates simulated so far. Raises UsageError for a mistake
     in the configuration, arrivals without a rate, a metric that a run has not, and a run that
-    fails. The result does not depend on the executor.
+    fails. `proof`: what `prove` said of the question, if it was asked already. The result does not
+    depend on the executor.
     """
-    start = prove(question)
+    start = (proof or prove(question)).start
     replications = range(question.replications)
     width = 2 if question.replications == 1 else 1
     searches = _Searches(question, start, store, executor, on_done)
@@ -141,13 +151,18 @@ def capacity_of(
     return replace(capacity, measured=searches.all(), curve=rates)
 
 
-def prove(question: Question) -> float:
-    """Find mistakes before the first long run; return the rate to start from, in requests/s."""
+def prove(question: Question) -> Proof:
+    """Find mistakes before the first long run, by a run of the two smallest requests."""
     config = question.config
+    if question.replications > 1 and not seed_matters(config):
+        raise UsageError(
+            f"--replications {question.replications}: all would be alike, as the seed draws "
+            f"nothing of trace {config.workload.trace} with {config.workload.arrivals.kind} "
+            "arrivals; give random arrivals, such as poisson, or one replication"
+        )
     workload = load_workload(config, question.beside)
     start = own_rate(config.workload.arrivals, workload.requests)
-    first = Workload(workload.requests[:2], workload.trace, workload.texts)
-    outcome = run_job(Job(config, first, question.beside))
+    outcome = dry_run(config, workload, question.beside)
     metrics, limits = _more(question)
     values = service_levels(outcome, metrics=metrics, limits=limits)
     check_metrics([each.metric for each in question.slo], values, "--slo")
@@ -157,7 +172,7 @@ def prove(question: Question) -> float:
                 f"--slo {each.metric}: grows with the rate, so that no rate is the largest to keep "
                 "it; limit a latency, or attainment"
             )
-    return start
+    return Proof(start, outcome.result.provenance)
 
 
 def own_rate(arrivals: Arrivals, requests: Sequence[Request]) -> float:
@@ -253,7 +268,5 @@ def _measured(slo: Sequence[Condition], replication: int, rate: float, record: R
 def _probe(measured: Measured) -> Probe:
     values = measured.values
     completed = int(values["completed"])
-    if not completed:
-        raise UsageError("workload: none of its requests can be served; see simulate for why")
     in_system = measured.rate * values["mean_e2el_ms"] / 1e3
     return Probe(measured.rate, measured.failed, in_system, completed)

@@ -16,10 +16,15 @@ import typer
 
 import evenflow
 from evenflow.errors import UsageError
+from experiments.capacity_cli import capacity_command
 from experiments.figures_cli import figures_command
 from experiments.profile_import_cli import import_command
 from experiments.profile_measure_cli import check_command, measure_command
-from experiments.real_cli import replay_command, run_command, validate_command
+from experiments.real_cli import replay_command, run_command
+from experiments.serve_cli import serve_command
+from experiments.sweep_cli import sweep_command
+from experiments.tune_cli import tune_command
+from experiments.validate_cli import validate_command
 
 P = ParamSpec("P")
 
@@ -275,10 +280,14 @@ def trace_predict(
     _print_json(report)
 
 
+app.command("capacity")(one_line_errors(capacity_command))
+app.command("tune")(one_line_errors(tune_command))
 app.command("run")(one_line_errors(run_command))
+app.command("serve")(one_line_errors(serve_command))
 app.command("replay")(one_line_errors(replay_command))
 app.command("validate")(one_line_errors(validate_command))
 app.command("figures")(one_line_errors(figures_command))
+app.command("sweep")(one_line_errors(sweep_command))
 profile_app.command("import")(one_line_errors(import_command))
 profile_app.callback(invoke_without_command=True)(one_line_errors(measure_command))
 profile_app.command("check")(one_line_errors(check_command))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import Any
 
 from evenflow.errors import UsageError
+from experiments.points import code_digest
 
 CONNECT_LIMIT_S = 10.0
 
@@ -19,8 +23,9 @@ CONNECT_LIMIT_S = 10.0
 def executor_of(name: str = "process", workers: int | None = None) -> Iterator[Executor]:
     """Give an executor: `process`, `dask` (a cluster inside this process) or `dask:ADDRESS`.
 
-    `workers` defaults to the number of cores. UsageError for another name, for a scheduler that
-    does not answer, and without the extra `cluster`. Leaves no process behind when interrupted.
+    `workers` defaults to the number of cores; a cluster at an address has its own. UsageError for
+    another name, for a cluster that does not answer, has no workers or runs other code, and without
+    the extra `cluster`. Leaves no process behind, however this one ends.
     """
     kind, _, address = name.partition(":")
     if kind == "process" and not address:
@@ -36,7 +41,7 @@ def executor_of(name: str = "process", workers: int | None = None) -> Iterator[E
 @contextmanager
 def _processes(workers: int) -> Iterator[Executor]:
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _end_quietly)
+    pool = ProcessPoolExecutor(workers, context, _start_worker)
     try:
         yield pool
     except BaseException:
@@ -48,8 +53,17 @@ def _processes(workers: int) -> Iterator[Executor]:
         pool.shutdown()
 
 
-def _end_quietly() -> None:
+def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent tells the user; a worker just ends
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is killed: it would wait for work forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 @contextmanager
@@ -58,10 +72,12 @@ def _dask_client(address: str, workers: int) -> Iterator[Any]:
         from distributed import Client, LocalCluster
     except ImportError:
         raise UsageError("--executor dask: needs dask; pip install 'evenflow[cluster]'") from None
+    # A cluster that goes away is told in one line; the client would log its attempts to reconnect.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     if not address:
         with (
             LocalCluster(
-                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=None
+                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=":0"
             ) as cluster,
             Client(cluster) as client,
         ):
@@ -75,4 +91,19 @@ def _dask_client(address: str, workers: int) -> Iterator[Any]:
             f"({type(error).__name__}); start one, or use --executor process"
         ) from None
     with client:
+        _check_workers(client, f"--executor dask:{address}")
         yield client
+
+
+def _check_workers(client: Any, name: str) -> None:
+    """Raise UsageError unless there are workers, and all run the code that this process runs."""
+    try:
+        client.wait_for_workers(1, timeout=CONNECT_LIMIT_S)
+        digests = client.run(code_digest)
+    except TimeoutError:
+        raise UsageError(f"{name}: the scheduler has no workers; start some") from None
+    except Exception as error:  # whatever a worker raises where evenflow is missing
+        raise UsageError(f"{name}: its workers cannot import evenflow ({error})") from None
+    others = sorted(worker for worker, digest in digests.items() if digest != code_digest())
+    if others:
+        raise UsageError(f"{name}: worker {others[0]} runs another version of evenflow")

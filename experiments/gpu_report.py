@@ -4,8 +4,8 @@
 
 For each model: a profile of its layer shapes, and how far predictions from it are off on random
 micro-batches. Then: greedy tokens on the device against those on the CPU. Needs torch and numpy,
-neither an installation nor a network. What a runtime of several processes does on a GPU is not in
-it yet.
+neither an installation nor a network. Where a run's packages are there too: layers of the first
+model served with 1, 2 and 4 stages in each mode, and the validation of three policies.
 """
 
 from __future__ import annotations
@@ -19,36 +19,42 @@ from time import perf_counter
 from typing import Any
 
 from evenflow.errors import UsageError
-from evenflow.specs.model import ModelSpec
+from experiments.gpu_runtime import (
+    SMALL,
+    Scale,
+    missing_packages,
+    serve_and_validate,
+    small_checkpoint,
+)
+from experiments.gpu_silicon import compare
 from experiments.profile_measure import Settings, check_profile, errors_table, measure_profile
 from profiler.environment import device_name, require_device
 
 MODELS = ("Qwen2.5-14B", "Qwen2.5-32B", "Llama-3.1-8B")
-SMALL = ModelSpec(
-    name="small",
-    num_layers=4,
-    hidden_size=256,
-    num_heads=8,
-    num_kv_heads=2,
-    head_dim=32,
-    intermediate_size=512,
-    vocab_size=1000,
-    max_position_embeddings=512,
-    rope_theta=10000.0,
-    dtype_bytes=4,
-)
 
 
-def report(models: Sequence[str], out: Path, settings: Settings, batches: int) -> dict[str, Any]:
-    """Measure each model, `settings.minutes` each, into `out`; return what was found."""
+def report(
+    models: Sequence[str], out: Path, settings: Settings, batches: int, scale: Scale
+) -> dict[str, Any]:
+    """Measure each model, `settings.minutes` each, into `out`; serve the first; return all."""
     require_device(settings.device)
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"device": device_name(settings.device), "models": {}}
     for name in models:
         found["models"][name] = _measure(name, out, settings, batches)
-    found["tokens_equal"] = tokens_equal(settings.device)
+    found["tokens_equal"] = tokens_equal(settings.device, small_checkpoint(out))
+    found["runtime"] = _serve(out, models[0], found["models"][models[0]]["profile"], scale)
     (out / "report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return found
+
+
+def _serve(out: Path, name: str, profile: str, scale: Scale) -> dict[str, Any]:
+    missing = missing_packages()
+    if missing:
+        line = f"needs {', '.join(missing)}: bring them as wheels (pip download, pip install)"
+        print(f"serving and validation are left out: {line}", flush=True)
+        return {"left_out": line}
+    return serve_and_validate(out, scale, name, out / profile)
 
 
 def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str, Any]:
@@ -64,20 +70,17 @@ def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str
         "seconds": measured_s,
         "check_seconds": perf_counter() - began_s - measured_s,
         "errors": [row._asdict() for row in rows],
+        "silicon": compare(name, path),
     }
 
 
-def tokens_equal(device: str, new_tokens: int = 32) -> bool:
-    """Say whether a small random model in float32 gives the same greedy tokens as on the CPU."""
-    from runtime.load import random_stage
-    from runtime.rope import Rope
+def tokens_equal(device: str, folder: Path, new_tokens: int = 32) -> bool:
+    """Say whether a checkpoint in float32 gives the same greedy tokens as on the CPU."""
+    from runtime.load import load_stage
     from runtime.timed import greedy_tokens
 
     prompt = list(range(100, 140))
-    stages = (
-        random_stage(SMALL, Rope(SMALL.rope_theta), 0, SMALL.num_layers, device=where)
-        for where in ("cpu", device)
-    )
+    stages = (load_stage(folder, 0, SMALL.num_layers, device=where) for where in ("cpu", device))
     expected, found = (greedy_tokens(stage, prompt, new_tokens) for stage in stages)
     return expected == found
 
@@ -95,6 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, help="of a chunk; default: the device's")
     parser.add_argument("--max-rows", type=int, help="decodes; default: the device's")
     parser.add_argument("--max-context", type=int, help="of a row; default: the device's")
+    parser.add_argument("--requests", type=int, default=200, help="to serve, in each mode")
+    parser.add_argument("--context", type=int, default=2048, help="most tokens of a request")
+    parser.add_argument("--layers", type=int, default=8, help="of the model that is served")
+    parser.add_argument("--runs", type=int, default=2, help="of each validation")
+    parser.add_argument("--stages", type=int, nargs="+", default=(1, 2, 4), help="to serve with")
     given = parser.parse_args(arguments)
     settings = Settings(
         given.device,
@@ -104,7 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max_context=given.max_context,
     )
     try:
-        found = report(given.models, given.out, settings, given.batches)
+        scale = Scale(
+            given.device, given.requests, given.context, given.layers, given.runs, given.stages
+        )
+        found = report(given.models, given.out, settings, given.batches, scale)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from typing import Any
 import evenflow
 from evenflow.config import RunConfig
 from evenflow.errors import UsageError
-from evenflow.replay import Added, Asked, Completed, Decision, Entry
+from evenflow.replay import Aborted, Added, Asked, Completed, Decision, Entry
 from evenflow.types import Request
 
 NAME = "decisions.jsonl.gz"
@@ -23,25 +23,40 @@ NAME = "decisions.jsonl.gz"
 
 @contextmanager
 def journal_written(
-    path: Path, config: RunConfig, beside: Path
+    path: Path, config: RunConfig, beside: Path, on_loss: Callable[[str], None]
 ) -> Iterator[Callable[[Entry], None]]:
     """Give a function that appends an entry to a new file.
 
     The first line says what a Batcher is made from: the resolved configuration, and the folder
-    that its relative paths start from.
+    that its relative paths start from. A journal that cannot be written on, on a full disk, stops
+    no run: it is removed, which makes room for the results, and `on_loss` hears why.
     """
     head = {
         "evenflow_version": evenflow.__version__,
         "config": config.resolved(),
         "folder": str(beside.resolve()),
     }
-    with gzip.open(path, "wt", compresslevel=1, encoding="ascii") as file:
+    file = gzip.open(path, "wt", compresslevel=1, encoding="ascii")  # noqa: SIM115
+    failures: list[OSError] = []
 
-        def write(entry: Entry) -> None:
-            file.write(json.dumps(_line(entry), separators=(",", ":")) + "\n")
+    def write(entry: Entry) -> None:
+        if not failures:
+            attempt(lambda: file.write(json.dumps(_line(entry), separators=(",", ":")) + "\n"))
 
-        file.write(json.dumps(head) + "\n")
+    def attempt(action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            failures.append(error)
+
+    attempt(lambda: file.write(json.dumps(head) + "\n"))
+    try:
         yield write
+    finally:
+        attempt(file.close)
+        if failures:
+            path.unlink()
+            on_loss(f"{path.name} is left out: cannot write: {failures[0].strerror}")
 
 
 def read_head(path: Path) -> tuple[RunConfig, Path]:
@@ -90,6 +105,8 @@ def _line(entry: Entry) -> list[Any]:
         return ["next", *entry]
     if isinstance(entry, Completed):
         return ["complete", *entry]
+    if isinstance(entry, Aborted):
+        return ["abort", *entry]
     raise ValueError(f"a journal of one pipeline has no {type(entry).__name__}")
 
 
@@ -103,4 +120,6 @@ def _entry(line: Any) -> Entry:
             return Asked(now_s, Decision(tuple(map(tuple, chunks)), tuple(decodes)))
         case ["complete", now_s, batch_id, stopped, finished]:
             return Completed(now_s, batch_id, tuple(stopped), tuple(finished))
+        case ["abort", request_id]:
+            return Aborted(request_id)
     raise ValueError(f"{str(line)[:60]}")

@@ -6,6 +6,7 @@ It knows file names and formats, not how results come about or what they mean.
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 import os
@@ -29,9 +30,14 @@ Save = Literal["summary", "requests", "all"]
 
 
 RUN_FILES = (
+    "capacity.json",
+    "capacity.png",
+    "capacity.svg",
+    "checks.csv",
     "comparison.csv",
     "counterfactuals.csv",
     "summary.json",
+    "rates.csv",
     "requests.csv",
     "transfers.csv",
     "batches.csv",
@@ -39,7 +45,26 @@ RUN_FILES = (
     "bubbles.csv",
     "timeline.json.gz",
     "decisions.jsonl.gz",
+    "tokens.jsonl.gz",
     "validation.json",
+    "sweep.json",
+    "points.csv",
+    "points.parquet",
+    "summary.csv",
+    "main_effects.png",
+    "main_effects.svg",
+    "sensitivity.png",
+    "sensitivity.svg",
+    "pareto_front.png",
+    "pareto_front.svg",
+    "tune.json",
+    "tune.png",
+    "tune.svg",
+    "tuned.yaml",
+    "trials.csv",
+    "validation.md",
+    "validation.png",
+    "validation.svg",
     "report.html",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")
@@ -97,6 +122,14 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a mapping as JSON; a number that is not finite becomes null, which JSON can say."""
     text = json.dumps(_plain(data), indent=2, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_tokens(path: Path, tokens: Mapping[int, list[int]]) -> None:
+    """Write a line a request, in order of request id: the ids of the tokens it got."""
+    with gzip.open(path, "wt", encoding="ascii") as file:
+        for request_id in sorted(tokens):
+            line = {"request_id": request_id, "tokens": tokens[request_id]}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def write_table(path: Path, columns: Mapping[str, NDArray[Any] | list[str]]) -> None:

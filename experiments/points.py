@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -80,8 +80,9 @@ def simulate_point(point: Point) -> Record:
     """Simulate one point; a point that fails gives a record that says why, and raises nothing."""
     try:
         make_importable(Path.cwd(), point.beside)
-        outcome = run_job(Job(point.config, _workload(point), point.beside))
-        return Record(point.key, point.measure(outcome, **dict(point.more)))
+        outcome = run_job(Job(point.config, workload_of(point), point.beside))
+        values = point.measure(outcome, **dict(point.more))
+        return Record(point.key, json.loads(json.dumps(values)))  # as it will be read again
     except Exception as error:  # whatever it is, the other points go on
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
         return Record(point.key, {}, kind + " ".join(str(error).split()))
@@ -141,14 +142,20 @@ def run_points(
     store: Store,
     executor: Executor,
     on_done: Callable[[int], None] | None = None,
+    *,
+    on_failure: Callable[[Record], None] | None = None,
+    retry: bool = False,
 ) -> list[Record]:
     """Return the record of each point, in order; those in the store are not simulated again.
 
-    A failed point is in the store too, with its error. `on_done` is called with the number of
-    points done, first with those that need no run. When it is interrupted, what is done is kept.
+    A failed point is in the store too, with its error; `retry` simulates those again. `on_done` is
+    called with the number of points done, first with those that need no run; `on_failure` with the
+    record of each point that fails. What is done is kept when this is interrupted, and when a
+    worker dies, which is a UsageError.
     """
     keys = [point.key for point in points]
-    records = {key: record for key in keys if (record := store.get(key)) is not None}
+    found = {key: record for key in keys if (record := store.get(key)) is not None}
+    records = {key: record for key, record in found.items() if not (retry and record.error)}
     missing = {key: point for key, point in zip(keys, points, strict=True) if key not in records}
     tell = on_done or (lambda count: None)
     copies = Counter(keys)
@@ -158,18 +165,33 @@ def run_points(
         store.put(record)
         records[record.key] = record
         done += copies[record.key]
+        if record.error is not None and on_failure is not None:
+            on_failure(record)
         tell(done)
     return [records[key] for key in keys]
 
 
 def _simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
     futures: list[Future[Record]] = [executor.submit(simulate_point, point) for point in points]
+    death: Exception | None = None
     try:
         for future in as_completed(futures):
-            yield future.result()
+            try:
+                record = future.result()
+            except Exception as error:  # a simulation raises nothing: its worker died
+                death = error
+            else:
+                yield record
     finally:
         for future in futures:
             future.cancel()
+    if death is not None:
+        lost = isinstance(death, CancelledError)
+        what = "the cluster went away" if lost else "a worker died, perhaps for want of memory"
+        raise UsageError(
+            f"{what} ({type(death).__name__}); what is done is kept, and the same command goes on "
+            "from there" + ("" if lost else ": try fewer workers, or fewer requests")
+        )
 
 
 def code_digest() -> str:
@@ -226,7 +248,8 @@ def _digest_at(path: Path, modified_ns: int, size: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _workload(point: Point) -> Workload:
+def workload_of(point: Point) -> Workload:
+    """Load a point's requests, once in a process for all points that have the same."""
     key = point.config.workload.model_dump_json(), reads_text(point.config), point.beside
     return _loaded(_Wanted(key, point.config))
 

@@ -42,7 +42,7 @@ def measure_command(
     settings = Settings(
         device, minutes, threads, layers, tensor_parallel, max_tokens, max_rows, max_context
     )
-    profile = measure_profile(model, out, settings, _show if sys.stderr.isatty() else None)
+    profile = measure_profile(model, out, settings, show_measuring if sys.stderr.isatty() else None)
     typer.echo(f"{profile.header.device}: {profile.header.grid}; {len(profile.points)} points")
     typer.echo(out)
 
@@ -66,13 +66,13 @@ def check_command(
         layers=layers,
         tensor_parallel=tensor_parallel,
         seed=seed,
-        progress=_show if sys.stderr.isatty() else None,
+        progress=show_measuring if sys.stderr.isatty() else None,
     )
     record_errors(file, rows)
     typer.echo(errors_table(rows))
 
 
-def _show(done: float, left_s: float) -> None:
+def show_measuring(done: float, left_s: float) -> None:
     """Rewrite one line of the terminal: how much is done, and how long the rest takes."""
     end = "\n" if done >= 1 else ""
     typer.echo(f"\rmeasuring: {done:4.0%}, {left_s:5.0f} s left {end}", nl=False, err=True)

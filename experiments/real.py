@@ -8,9 +8,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,6 @@ import numpy as np
 
 from evenflow.batcher import Batcher
 from evenflow.config import RunConfig, RuntimeConfig
-from evenflow.config_workers import EmulatedWorkers
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import PagePool
 from evenflow.metrics import summarize
@@ -30,11 +31,13 @@ from evenflow.types import MicroBatch
 from experiments import journal_file
 from experiments.build import Built, build, make_importable
 from experiments.provenance import provenance
+from experiments.real_workers import Crew, crew_of
 from experiments.runs import Job, Outcome
 from sim.world import World
 
 if TYPE_CHECKING:
-    from runtime.emulated import EmulatedSettings
+    from experiments.live import LiveServer
+    from runtime.driver import Driver, Heard
     from runtime.serving import Serving
 
 
@@ -43,7 +46,8 @@ class Served:
     """What a real run came to. `failure`: why it ended early, None if it did not.
 
     `interrupted`: because the user asked for it. `unfinished` requests have no result. `driver_s`:
-    the driver's own seconds on each micro-batch.
+    the driver's own seconds on each micro-batch; `heard`: when it heard of what it answered.
+    `free_pages` were free at the end.
     """
 
     outcome: Outcome
@@ -51,6 +55,8 @@ class Served:
     interrupted: bool
     unfinished: int
     driver_s: Sequence[float]
+    free_pages: int
+    heard: Heard
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
@@ -58,6 +64,9 @@ class Served:
         return {
             "failure": self.failure,
             "unfinished": self.unfinished,
+            "aborted": self.outcome.result.status.count("aborted"),
+            "free_pages": self.free_pages,
+            "total_pages": self.outcome.result.total_pages,
             "mean_driver_ms": float(work_ms.mean()),
             "p99_driver_ms": float(np.percentile(work_ms, 99)),
         }
@@ -65,8 +74,6 @@ class Served:
 
 def check_servable(config: RunConfig) -> None:
     """Raise UsageError for what only a simulation can do yet."""
-    if config.workers.kind == "torch":
-        raise UsageError("workers: torch is not available yet; emulated is right")
     if find_spec("zmq") is None:
         raise UsageError("a real run needs pyzmq: pip install 'evenflow[runtime]'")
     refusals = (
@@ -77,6 +84,7 @@ def check_servable(config: RunConfig) -> None:
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
         (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
+        (_is_split(config), "tensor_parallel", "1"),
     )
     for refused, key, right in refusals:
         if refused:
@@ -93,15 +101,22 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
     return runtime.prepare_s > 0 or runtime.prepare_share > 0
 
 
+def _is_split(config: RunConfig) -> bool:
+    return config.workers.kind == "torch" and config.tensor_parallel > 1
+
+
 def serve(
     job: Job,
     on_done: Callable[[int], None] | None = None,
     record: Callable[[Entry], None] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+    live: LiveServer | None = None,
 ) -> Served:
-    """Serve a job's requests in real time; `record` takes the journal.
+    """Serve a job's requests in real time, or those of the clients of `live`.
 
-    A worker that dies ends the run, and so does the first Ctrl-C: what is finished is returned.
-    UsageError for a configuration that cannot be served.
+    `record` takes the journal, `on_token` the tokens. A worker that dies ends the run, and so does
+    the first Ctrl-C (of a server the second: the first sends new clients away): what is finished is
+    returned. UsageError for a configuration that cannot be served.
     """
     check_servable(job.config)
     from runtime.driver import Driver
@@ -110,26 +125,48 @@ def serve(
 
     built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
     world = servable(built)
-    batcher = batcher_of(world, record)
-    failure = None
+    recording = partial(RecordingBatcher, record=record)
+    batcher = batcher_of(world, Batcher if record is None else recording)
     try:
-        settings = worker_settings(job.config, world)
-        with Pipeline(settings, world.page_tokens, world.total_pages) as pipeline:
+        crew = crew_of(job.config, built, job.beside)
+        pages = world.page_tokens, world.total_pages
+        with Pipeline(
+            crew.settings, *pages, together=crew.together, start_limit_s=crew.start_limit_s
+        ) as pipeline:
             started_s = time.perf_counter()
-            driver = Driver(_serving(world), batcher, pipeline, on_done=on_done)
-            with _interrupts(driver.stop) as interrupted:
-                try:
-                    driver.run()
-                except WorkerError as error:
-                    failure = str(error)
+            serving = _serving(world, crew)
+            if live is None:
+                driver = Driver(serving, batcher, pipeline, on_done=on_done, on_token=on_token)
+                failure, interrupted = _drive(driver, driver.stop)
+            else:
+                driver = live.open(serving, batcher, pipeline, on_token)
+                failure, interrupted = _drive(driver, live.drain, driver.quit)
+                live.ended(driver, failure)
             seconds = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
+    outcome = _outcome(job, built, crew, driver.result(), seconds)
+    unfinished = len(world.requests) - driver.num_done if live is None else 0
+    ends = failure, interrupted, unfinished
+    return Served(outcome, *ends, driver.work_s, batcher.pool.free_pages, driver.heard)
+
+
+def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool]:
+    """Run a driver, taking one of `steps` at each Ctrl-C; return why it ended early, if it did.
+
+    Beside it: whether that is because the last step was taken.
+    """
+    from runtime.errors import WorkerError
+
+    failure = None
+    with _interrupts(*steps) as interrupted:
+        try:
+            driver.run()
+        except WorkerError as error:
+            failure = str(error)
     if interrupted.is_set():
         failure = failure or "interrupted"
-    outcome = _outcome(job, built, driver.result(), seconds)
-    unfinished = len(world.requests) - driver.num_done
-    return Served(outcome, failure, interrupted.is_set(), unfinished, driver.work_s)
+    return failure, interrupted.is_set()
 
 
 def servable(built: Built) -> World:
@@ -141,11 +178,8 @@ def servable(built: Built) -> World:
     return world
 
 
-def batcher_of(world: World, record: Callable[[Entry], None] | None = None) -> Batcher:
-    """Return the Batcher of a world; with `record`, one that hands its journal there."""
-    made_by = (
-        Batcher if record is None else lambda *a, **o: RecordingBatcher(*a, **o, record=record)
-    )
+def batcher_of(world: World, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
+    """Return the Batcher of a world, of the kind that `made_by` makes."""
     return made_by(
         world.make_scheduler(),
         PagePool(world.total_pages, world.page_tokens),
@@ -173,26 +207,7 @@ def replay_folder(folder: Path) -> str | None:
         return str(error)
 
 
-def worker_settings(config: RunConfig, world: World) -> list[EmulatedSettings]:
-    """Return what the worker of each stage is made from."""
-    from runtime.emulated import EmulatedSettings, Faults
-
-    assert isinstance(config.workers, EmulatedWorkers)
-    faults = [Faults()] * world.depth
-    for given in config.workers.faults or ():
-        if given.stage >= world.depth:
-            raise UsageError(
-                f"workers.faults: stage {given.stage} is none of the {world.depth}, "
-                f"0 to {world.depth - 1}"
-            )
-        faults[given.stage] = Faults(given.slow_factor, given.dies_after, given.link_delay_s)
-    latencies_s = (
-        [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
-    )
-    return [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
-
-
-def _serving(world: World) -> Serving:
+def _serving(world: World, crew: Crew) -> Serving:
     from runtime.serving import Serving, StepCost
 
     per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
@@ -209,33 +224,44 @@ def _serving(world: World) -> Serving:
         max_in_flight=world.max_in_flight,
         dispatch=world.dispatch,
         concurrency=world.concurrency,
+        patience_s=crew.patience_s,
+        text_of=crew.text_of,
     )
 
 
-def _outcome(job: Job, built: Built, result: RunResult, seconds: float) -> Outcome:
+def _outcome(job: Job, built: Built, crew: Crew, result: RunResult, seconds: float) -> Outcome:
     source = {
         **provenance(job.config, job.workload.trace, built.cost_source),
         "deployment": built.deployment,
+        **({"workers": dict(crew.facts)} if crew.facts else {}),
     }
     result = replace(result, provenance=source)
     return Outcome(result, summarize(result, job.config.goodput), seconds, (result,))
 
 
 @contextmanager
-def _interrupts(stop: Callable[[], None]) -> Iterator[threading.Event]:
-    """Call `stop` at the first Ctrl-C; a second one interrupts as usual. Gives whether it came."""
-    came = threading.Event()
+def _interrupts(*steps: Callable[[], None]) -> Iterator[threading.Event]:
+    """Take one of `steps` at each Ctrl-C, or SIGTERM; after the last, Ctrl-C interrupts as usual.
 
-    def first(*_: object) -> None:
-        came.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop()
+    Gives whether the last step was taken.
+    """
+    taken = threading.Event()
+    left = deque(steps)
+
+    def step(*_: object) -> None:
+        left.popleft()()
+        if not left:
+            taken.set()
+            for number in signals:
+                signal.signal(number, signal.default_int_handler)
 
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield taken
         return
-    before = signal.signal(signal.SIGINT, first)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, step) for number in signals]
     try:
-        yield came
+        yield taken
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -1,13 +1,19 @@
-"""The commands of real runs, `run`, `replay` and `validate`: they parse and print."""
+"""The commands of real runs, `run` and `replay`: they parse and print."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenflow.errors import UsageError
+
 if TYPE_CHECKING:
+    from experiments.live import LiveServer
     from experiments.real import Served
     from experiments.runs import Job
 
@@ -24,10 +30,11 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None) -> None:
     from experiments.outputs import staged
     from experiments.terminal import print_left_out, print_summaries
 
-    job = _job(run, set_)
+    job = job_of(run, set_)
     folder = out or Path("out") / f"{run.stem}-run"
+    lost: list[str] = []
     with staged(folder) as scratch:
-        served = _serve_into(scratch, job, run.name)
+        served = serve_into(scratch, job, run.name, lost.append)
     print_summaries({f"{job.config.scheduler.name}, real": served.outcome.summary})
     print_left_out(job.workload.trace["dropped"], served.outcome.result)
     typer.echo(folder)
@@ -35,6 +42,9 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None) -> None:
         total = len(job.workload.requests)
         done = f"{total - served.unfinished} of {total} requests are done and saved"
         typer.echo(f"ended early: {served.failure}; {done}", err=True)
+    for line in lost:
+        typer.echo(line, err=True)
+    if served.failure is not None or lost:
         raise typer.Exit(130 if served.interrupted else 1)
 
 
@@ -51,7 +61,8 @@ def replay_command(
     typer.echo("identical: every decision is as recorded")
 
 
-def _job(run: Path, set_: list[str] | None) -> Job:
+def job_of(run: Path, set_: list[str] | None) -> Job:
+    """Return the job that a file and its overrides describe; UsageError if it cannot be served."""
     from evenflow.config import load_config
     from experiments.build import load_workload, make_importable
     from experiments.real import check_servable
@@ -63,53 +74,75 @@ def _job(run: Path, set_: list[str] | None) -> Job:
     return Job(config, load_workload(config, run.parent), run.parent)
 
 
-def _serve_into(folder: Path, job: Job, title: str) -> Served:
-    """Serve a job and write its files as `simulate` does, with the journal beside them."""
+def serve_into(
+    folder: Path,
+    job: Job,
+    title: str,
+    on_loss: Callable[[str], None],
+    live: LiveServer | None = None,
+) -> Served:
+    """Serve a job and write its files as `simulate` does, with the journal beside them.
+
+    How many requests the clients of `live` send is not known, so there is no bar of progress.
+    `on_loss` hears of files that could not be written. UsageError when the results cannot be.
+    """
     from experiments.journal_file import NAME, journal_written
+    from experiments.outputs import write_tokens
     from experiments.real import serve
-    from experiments.runs import can_report, with_bubbles, write_details, write_results
+    from experiments.runs import write_results
     from experiments.terminal import progress
 
     label = f"{job.config.scheduler.name}, real"
-    with (
-        journal_written(folder / NAME, job.config, job.beside) as record,
-        progress([label], len(job.workload.requests)) as show,
-    ):
-        served = serve(job, None if show is None else lambda count: show([count]), record)
-    write_results(folder, served.outcome, "all", {"real_run": served.facts()})
-    details = with_bubbles(served.outcome, label)
-    write_details(folder, list(details.values()))
-    if can_report():
-        from experiments.report import write_report
-
-        write_report(folder / "report.html", details, title, served.outcome.result.provenance)
-    else:
-        typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
+    tokens: defaultdict[int, list[int]] = defaultdict(list)
+    is_made_up = job.config.workers.kind == "emulated"
+    bar = progress([label], len(job.workload.requests)) if live is None else nullcontext()
+    with journal_written(folder / NAME, job.config, job.beside, on_loss) as record, bar as show:
+        served = serve(
+            job,
+            None if show is None else lambda count: show([count]),
+            record,
+            None if is_made_up else lambda request_id, token: tokens[request_id].append(token),
+            live,
+        )
+    try:
+        write_results(folder, served.outcome, "all", {"real_run": served.facts()})
+        if not is_made_up:
+            write_tokens(folder / "tokens.jsonl.gz", tokens)
+    except OSError as error:
+        count = served.outcome.summary["completed"]
+        what = f"cannot write: {error.strerror}; the results of {count} finished requests are lost"
+        raise UsageError(f"{title}: {what}") from None
+    _write_rest(folder, served, label, title, on_loss)
     return served
 
 
-def validate_command(
-    run: RunFile,
-    set_: Set = None,
-    out: Out = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="How often it is served.")] = 3,
+def _write_rest(
+    folder: Path, served: Served, label: str, title: str, on_loss: Callable[[str], None]
 ) -> None:
-    """Serve one configuration several times, simulate it, and print how far they are apart."""
-    from experiments.outputs import staged, write_json
-    from experiments.provenance import wall_clock
-    from experiments.terminal import print_validation
-    from experiments.validate import validate
+    """Write the tables and the report of a run."""
+    from experiments.runs import can_report, with_bubbles, write_details
 
-    job = _job(run, set_)
-    folder = out or Path("out") / f"{run.stem}-validate"
-    seconds = []
+    details = with_bubbles(served.outcome, label)
+    with _left_out_if_full(folder, on_loss):
+        write_details(folder, list(details.values()))
+    if not can_report():
+        typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
+        return
+    from experiments.report import write_report
 
-    def tell(number: int, served: Served) -> None:
-        seconds.append(served.outcome.wall_s)
-        typer.echo(f"run {number + 1} of {runs}: {seconds[-1]:.1f} s", err=True)
+    with _left_out_if_full(folder, on_loss):
+        write_report(folder / "report.html", details, title, served.outcome.result.provenance)
 
-    with staged(folder) as scratch:
-        found = validate(job, runs, tell)
-        write_json(scratch / "validation.json", found | {"wall_clock": wall_clock(sum(seconds))})
-    print_validation(found)
-    typer.echo(folder / "validation.json")
+
+@contextmanager
+def _left_out_if_full(folder: Path, on_loss: Callable[[str], None]) -> Iterator[None]:
+    """Remove the files that a `with` block has begun when it cannot write one; say which."""
+    before = set(folder.iterdir())
+    try:
+        yield
+    except OSError as error:
+        begun = sorted(set(folder.iterdir()) - before)
+        for path in begun:
+            path.unlink()
+        names = ", ".join(path.name for path in begun)
+        on_loss(f"{names} and the like are left out: cannot write: {error.strerror}")

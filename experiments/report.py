@@ -5,51 +5,20 @@ Puts words, table and figures together. Does not know how a run was made, nor co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evenflow.bubbles import CAUSES
-from evenflow.errors import UsageError
 from experiments import report_batches, report_figures
 from experiments.report_data import Run, pipelines, shares
-from experiments.report_style import BUSY, CAUSE_COLOURS, WIDTH, Figure, blend
+from experiments.report_page import figure, page, plotly_library, section
+from experiments.report_style import BUSY, CAUSE_COLOURS, blend
 from experiments.report_words import ALIKE, CAUSE_WORDS, cause_label, table, verdict
 
 __all__ = ["Run", "write_report"]
-
-STYLE = f"""
-body {{ font: 16px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: #1f2933;
-  max-width: {WIDTH}px; margin: 32px auto 64px; padding: 0 16px; }}
-h1 {{ font-size: 28px; line-height: 1.2; margin: 0 0 12px; }}
-h2 {{ font-size: 20px; margin: 40px 0 4px; }}
-.verdict {{ background: #f3f6f9; border-left: 4px solid #0072B2; padding: 12px 18px; }}
-.verdict p {{ font-size: 18px; margin: 4px 0; }}
-.verdict ul {{ margin: 6px 0; padding-left: 22px; }}
-.caption {{ color: #52606d; font-size: 14px; margin: 0 0 6px; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 15px; table-layout: fixed; }}
-thead th:first-child {{ width: 38%; }}
-th, td {{ padding: 5px 10px; text-align: right; border-bottom: 1px solid #e4e7eb; }}
-tbody th {{ text-align: left; font-weight: 500; }}
-th small {{ display: block; color: #7b8794; font-weight: 400; font-size: 12.5px; }}
-.unit {{ color: #7b8794; font-weight: 400; }}
-td {{ font-variant-numeric: tabular-nums; }}
-td.best {{ font-weight: 700; background: #eaf4ee; }}
-.key {{ font-size: 13.5px; margin: 8px 0 0; }}
-.key span {{ margin-right: 16px; white-space: nowrap; }}
-i {{ display: inline-block; width: 12px; height: 12px; margin-right: 6px; vertical-align: -1px; }}
-dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; font-size: 14px; }}
-dt {{ font-weight: 600; }}
-dd {{ margin: 0; }}
-pre {{ background: #f3f6f9; padding: 12px; overflow-x: auto; font-size: 13px; }}
-summary {{ cursor: pointer; font-weight: 600; margin-top: 12px; }}
-"""
-
-CONFIG = '{displaylogo:false,modeBarButtonsToRemove:["select2d","lasso2d","autoScale2d"]}'
 
 
 def write_report(
@@ -59,7 +28,7 @@ def write_report(
 
     Equal input gives equal bytes. Raises UsageError when plotly is not installed.
     """
-    Path(path).write_text(render(runs, title, provenance, _plotly_js()), encoding="utf-8")
+    Path(path).write_text(render(runs, title, provenance, plotly_library()), encoding="utf-8")
 
 
 def render(
@@ -68,20 +37,15 @@ def render(
     """Return the page as HTML, with the given Plotly library inside."""
     first, *others = verdict(runs)
     points = "".join(f"<li>{sentence}</li>" for sentence in others)
-    facts = json.dumps(provenance, indent=2, sort_keys=True, default=str, ensure_ascii=False)
     parts = [
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}'
-        f"</title>\n<style>{STYLE}</style>\n<script>{plotly_js}</script></head>\n<body>",
-        f'<h1>{escape(title)}</h1>\n<div class="verdict"><p>{first}</p><ul>{points}</ul></div>',
+        f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>',
         "<h2>Summary</h2>",
         f'<p class="caption">The best of a row, and all within {100 * ALIKE:.0f} % of it, are in '
         "bold. Mean and P99 (99 of 100 are at or below it) are defined as in vLLM's benchmark.</p>",
         table(runs),
         *_sections(runs),
-        f"<details><summary>Configuration and provenance</summary><pre>{escape(facts)}</pre>"
-        "</details>\n</body></html>\n",
     ]
-    return "\n".join(parts)
+    return page(title, parts, provenance, plotly_js)
 
 
 def _sections(runs: Mapping[str, Run]) -> list[str]:
@@ -89,30 +53,30 @@ def _sections(runs: Mapping[str, Run]) -> list[str]:
         return ["<p>A run computed no micro-batch: there is nothing to draw.</p>"]
     lines = pipelines(runs)
     gantts = [
-        _figure(f"occupancy-{index}", report_batches.occupancy(name, run))
+        figure(f"occupancy-{index}", report_batches.occupancy(name, run))
         for index, (name, run) in enumerate(lines.items())
     ]
     return [
-        _section("Where the stage time goes", CAUSES_CAPTION),
+        section("Where the stage time goes", CAUSES_CAPTION),
         _cause_key(lines, (BUSY, "computing")),
-        _figure("causes", report_figures.causes(lines)),
+        figure("causes", report_figures.causes(lines)),
         f"<details><summary>What the causes mean</summary>{_cause_list()}</details>",
         # Drawn while hidden, its labels have no size: draw again once it is shown.
         "<details ontoggle=\"Plotly.redraw('causes-by-stage')\">"
         "<summary>The same, stage by stage</summary>",
-        _figure("causes-by-stage", report_figures.causes_by_stage(lines)),
+        figure("causes-by-stage", report_figures.causes_by_stage(lines)),
         "</details>",
-        _section("Tokens in each micro-batch", TOKENS_CAPTION),
-        _figure("tokens", report_batches.tokens(lines)),
-        _section("Stages at work", OCCUPANCY_CAPTION),
+        section("Tokens in each micro-batch", TOKENS_CAPTION),
+        figure("tokens", report_batches.tokens(lines)),
+        section("Stages at work", OCCUPANCY_CAPTION),
         _cause_key(lines, *BLOCK_COLOURS),
         *gantts,
-        _section("Latency", LATENCY_CAPTION),
-        _figure("latency", report_figures.latency(runs)),
-        _section("Requests in the system", QUEUES_CAPTION),
-        _figure("queues", report_figures.queues(runs)),
-        _section("KV cache", KV_CAPTION),
-        _figure("kv", report_figures.kv_usage(lines)),
+        section("Latency", LATENCY_CAPTION),
+        figure("latency", report_figures.latency(runs)),
+        section("Requests in the system", QUEUES_CAPTION),
+        figure("queues", report_figures.queues(runs)),
+        section("KV cache", KV_CAPTION),
+        figure("kv", report_figures.kv_usage(lines)),
     ]
 
 
@@ -151,10 +115,6 @@ KV_CAPTION = (
 )
 
 
-def _section(heading: str, caption: str) -> str:
-    return f'<h2>{heading}</h2>\n<p class="caption">{caption}</p>'
-
-
 def _cause_list() -> str:
     entries = [
         f"<dt>{_swatch(CAUSE_COLOURS[cause], label)}</dt><dd>{meaning}</dd>"
@@ -177,22 +137,3 @@ def _cause_key(runs: Mapping[str, Run], *others: tuple[str, str]) -> str:
 
 def _swatch(colour: str, label: str) -> str:
     return f'<span><i style="background:{colour}"></i>{label}</span>'
-
-
-def _figure(name: str, figure: Figure) -> str:
-    """A fixed id and an escaped "<" keep the page deterministic and whole."""
-    drawn = json.dumps(figure, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return (
-        f'<div id="{name}"></div>\n<script>(f=>Plotly.newPlot("{name}",f.data,f.layout,'
-        f"{CONFIG}))({drawn})</script>"
-    )
-
-
-def _plotly_js() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise UsageError(
-            "the report needs plotly, which is not installed: install evenflow[report]"
-        ) from error
-    return str(get_plotlyjs())

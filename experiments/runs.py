@@ -17,7 +17,7 @@ from evenflow.merge import merged
 from evenflow.metrics import summarize
 from evenflow.result import RunResult
 from experiments import outputs
-from experiments.build import Workload, build
+from experiments.build import Workload, build, load_workload
 from experiments.provenance import provenance, wall_clock
 from sim import simulate_replicas
 from sim.counterfactual import counterfactuals
@@ -64,6 +64,18 @@ def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     result = replace(merged(replicas), provenance=source)
     summary = summarize(result, job.config.goodput)
     return Outcome(result, summary, time.perf_counter() - started, replicas)
+
+
+def run_all_of(configs: Mapping[str, RunConfig], beside: Path) -> dict[str, Run]:
+    """Simulate configurations one after another, each on its own workload; return runs by label.
+
+    For notebooks and drawings; `experiments.compare` runs them in parallel and writes files.
+    """
+    runs: dict[str, Run] = {}
+    for label, config in configs.items():
+        outcome = run_job(Job(config, load_workload(config, beside), beside))
+        runs |= with_bubbles(outcome, label)
+    return runs
 
 
 def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from experiments.runs import Outcome
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
 LARGER_IS_BETTER = ("completed", "request_goodput", "attainment", "gap_attainment")
+OF_LIMITS = ("attainment", "request_goodput")
 Limits = tuple[tuple[str, float], ...]
 """Limits in ms by latency (ttft, tpot, itl, e2el, queue), in a form that a point can hold."""
 
@@ -91,6 +92,11 @@ def check_metrics(metrics: Sequence[str], known: Mapping[str, Any], option: str)
     """Raise UsageError for a metric that a run has not; `known` are the values of one run."""
     numbers = [key for key, value in known.items() if isinstance(value, int | float)]
     for metric in metrics:
+        if metric in OF_LIMITS and metric not in numbers:
+            raise UsageError(
+                f"{option} {metric}: needs limits of requests: give the run the key goodput, such "
+                "as goodput: {ttft: 1000}"
+            )
         if metric not in numbers:
             hint = instead_of(metric, numbers)
             raise UsageError(f"{option} {metric}: a run has no such number; {hint}")
@@ -128,7 +134,8 @@ def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) 
     if by_request:
         good = meets(result, by_request)
         values["attainment"] = float(good.mean())
-        values["request_goodput"] = float(good.sum()) / values["duration"]
+        per_s = 1 / values["duration"] if values["duration"] > 0 else 0.0
+        values["request_goodput"] = float(good.sum()) * per_s
     if "itl" in dict(limits) and len(result.gap_s):
         within = result.gap_s * 1e3 <= dict(limits)["itl"]
         values["gap_attainment"] = float(np.average(within, weights=result.gap_count))

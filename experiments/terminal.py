@@ -15,7 +15,7 @@ from evenflow.result import RunResult
 
 ROWS = (
     ("completed", "requests completed", "{:.0f}"),
-    ("failed", "requests rejected", "{:.0f}"),
+    ("failed", "requests rejected or aborted", "{:.0f}"),
     ("duration", "duration (s)", "{:.1f}"),
     ("output_throughput", "output tokens/s", "{:.1f}"),
     ("total_token_throughput", "all tokens/s", "{:.1f}"),
@@ -36,6 +36,11 @@ ROWS = (
 
 TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
+
+
+def metric_words(key: str) -> str:
+    """Return the words for a key of the summary; the key itself where there are none."""
+    return next((words for known, words, _ in ROWS if known == key), key)
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -63,7 +68,7 @@ def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
-    """Say what the run left out: dropped rows of the trace, rejected requests, measurements."""
+    """Say what the run left out: rows of the trace, requests, measurements."""
     for reason, count in dropped.items():
         typer.echo(f"dropped {count} rows of the trace: {reason}", err=True)
     rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
@@ -74,6 +79,9 @@ def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
             f"{result.request_id[first]}: {result.reason[first]}",
             err=True,
         )
+    aborted = result.status.count("aborted")
+    if aborted:
+        typer.echo(f"aborted {aborted} requests, whose clients left", err=True)
     share = result.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
     if share > TOLD_SHARE:
         typer.echo(
@@ -89,28 +97,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(table)
 
 
-def print_validation(found: Mapping[str, Any]) -> None:
-    """Print what `experiments.validate` found, a row a metric: errors end to end, of structure."""
-    table = Table(title=f"{found['runs']} runs of {found['requests']} requests, and simulated")
-    table.add_column("")
-    for head in ("mean", "least", "most", "simulated", "error", "structure"):
-        table.add_column(head, justify="right")
-    for key, line in found["end_to_end"].items():
-        numbers = (f"{line[name]:.4g}" for name in ("measured", "least", "most", "simulated"))
-        errors = (line["error"], found["structure"].get(key))
-        table.add_row(key, *numbers, *("-" if e is None else f"{e:+.2%}" for e in errors))
-    Console().print(table)
-    cost = found["overheads"]
-    typer.echo(
-        f"on average, {cost['schedule_ms']:.2f} ms until stage 0 has a micro-batch, "
-        f"{cost['hop_ms']:.2f} ms a hop; {cost['driver_ms']:.2f} ms of them the driver computes"
-    )
-
-
 @contextmanager
-def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[Sequence[int]], None] | None]:
+def progress(
+    labels: Sequence[str], total: int | None
+) -> Iterator[Callable[[Sequence[int]], None] | None]:
     """Show a bar for each label on a terminal; gives a function that takes the counts done.
 
+    `total` None: nobody knows how many there will be.
     Gives None where nobody watches, so that a run need not count.
     """
     if not sys.stderr.isatty():
@@ -127,3 +120,42 @@ def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[Sequence[i
                 bars.update(task, completed=count)
 
         yield show
+
+
+@contextmanager
+def points_progress(
+    label: str, total: int
+) -> Iterator[tuple[Callable[[int], None], Callable[[object], None]]]:
+    """Show a bar of points done, failures and the time left, on a terminal.
+
+    Gives what `run_points` calls: one function takes the number done, one each failure.
+    """
+    if not sys.stderr.isatty():
+        yield lambda count: None, lambda record: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=300) as bars:
+        task = bars.add_task(label, total=total, failed=0)
+
+        def failed(_record: object) -> None:
+            bars.update(task, failed=bars.tasks[0].fields["failed"] + 1)
+
+        yield lambda count: bars.update(task, completed=count), failed

@@ -175,7 +175,8 @@ def _request_slices(result: RunResult, limit: int | None) -> Iterator[str]:
         ).tolist()
         if result.status[row] == "rejected" or first < 0:
             reason = json.dumps(result.reason[row])
-            yield _asynchronous("n", request, arrival, "rejected", f'"reason":{reason}')
+            status = result.status[row]
+            yield _asynchronous("n", request, arrival, status, f'"reason":{reason}')
             continue
         sizes = (
             f'"prompt_tokens":{result.prompt_tokens[row]},'

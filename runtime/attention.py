@@ -6,9 +6,10 @@ padded within their group; a kernel that reads the pages in place would do neith
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.inputs import ChunkInputs, DecodeInputs
@@ -62,13 +63,26 @@ def attend_chunks(
         # grouped: [KV heads, heads per KV head, chunk, head]
         grouped = queries[span].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
         per_kv = grouped.shape[1]
+        is_whole = chunk.length == chunk.context
         attended = scaled_dot_product_attention(
             grouped,
             keys[0, :, None, : chunk.context].expand(-1, per_kv, -1, -1),
             values[0, :, None, : chunk.context].expand(-1, per_kv, -1, -1),
-            attn_mask=causal_lower_right(chunk.length, chunk.context),
+            attn_mask=None if is_whole else _earlier_keys(chunk, queries.device),
+            is_causal=is_whole,
         )
         out[span] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _earlier_keys(chunk: ChunkInputs, device: torch.device) -> Any:
+    """Return the mask that lets a chunk's tokens see what is before them, and themselves."""
+    if device.type == "cuda":
+        # Flash attention knows this mask by its name. NOTE: that name takes a second to import.
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(chunk.length, chunk.context)
+    visible = torch.ones(chunk.length, chunk.context, dtype=torch.bool, device=device)
+    return visible.tril(chunk.context - chunk.length)
 
 
 def attend_decodes(

@@ -80,6 +80,9 @@ class EmulatedWorker:
         work_s = step.work_s[self._stage] * self._faults.slow_factor
         return Prepared(work_s, hop_s, step.activation_bytes, tokens)
 
+    def fetch(self, activation: Activation) -> None:
+        """Nothing comes with it."""
+
     def execute(
         self, prepared: Prepared, activation: Activation | None, received_s: float
     ) -> Executed:

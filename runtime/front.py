@@ -1,15 +1,37 @@
-"""The front end that replays a trace in real time: which requests are due.
+"""Front ends: which requests are due, those of a trace in real time, or those of clients.
 
-Knows when a request comes; nothing of what happens to it.
+Knows when a request comes and when its client leaves; nothing of what happens to it in between.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 from evenflow.types import Request
+
+
+class Front(Protocol):
+    """What a driver asks for requests. True as long as requests may come."""
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next request is due, as far as is known."""
+
+    def __bool__(self) -> bool: ...
+
+    def due(self, now_s: float) -> Request | None:
+        """Return a request that enters now, if there is one."""
+
+    def withdrawn(self) -> Iterator[int]:
+        """Iterate over the requests whose clients have left since it was last asked."""
+
+    def left(self, count: int) -> None:
+        """Hear that so many requests have ended."""
 
 
 class TraceReplay:
@@ -25,6 +47,9 @@ class TraceReplay:
 
     def __len__(self) -> int:
         return len(self._backlog)
+
+    def __bool__(self) -> bool:
+        return bool(self._backlog)
 
     @property
     def next_s(self) -> float | None:
@@ -44,7 +69,84 @@ class TraceReplay:
         self._places -= 1
         return replace(self._backlog.popleft(), arrival_s=now_s)
 
+    def withdrawn(self) -> Iterator[int]:
+        """Iterate over nothing: a trace's clients wait."""
+        return iter(())
+
     def left(self, count: int) -> None:
         """Hear that so many requests have ended."""
         if self._places is not None:
             self._places += count
+
+
+class LiveFront:
+    """Takes requests from other threads, until it is closed. The driver's thread takes them out.
+
+    Whenever something happens, `fileno` becomes readable, so that a driver need not look.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[Request | int] = deque()  # who comes, and the number of who has left
+        self._open = True
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue an arrival; call it in the order of arrival times."""
+        self._events.append(request)
+        self._wake()
+
+    def withdraw(self, request_id: int) -> None:
+        """Say that a client has left; its request may have ended already."""
+        self._events.append(request_id)
+        self._wake()
+
+    def close(self) -> None:
+        """Let no more requests in; those that are here are served. A signal handler may call it."""
+        self._open = False
+        self._wake()
+
+    def fileno(self) -> int:
+        """Return what is readable when something has happened."""
+        return self._read
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._write, b"\0")
+
+    # -- the driver's thread --------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        return self._open or bool(self._events)
+
+    @property
+    def next_s(self) -> float | None:
+        """Return a time in the past if anything has happened: it is dealt with at once."""
+        return 0.0 if self._events else None
+
+    def due(self, now_s: float) -> Request | None:
+        """Return the next request that has come, as long as nobody has left before it."""
+        with suppress(BlockingIOError):
+            os.read(self._read, 4096)
+        event = self._events[0] if self._events else None
+        if not isinstance(event, Request):
+            return None
+        self._events.popleft()
+        return event
+
+    def withdrawn(self) -> Iterator[int]:
+        """Iterate over the requests whose clients have left, as long as nobody comes after them."""
+        while self._events and isinstance(event := self._events[0], int):
+            self._events.popleft()
+            yield event
+
+    def left(self, count: int) -> None:
+        """Hear that so many requests have ended."""
+
+    def release(self) -> None:
+        """Give the pipe back; nobody may call anything any more."""
+        os.close(self._read)
+        os.close(self._write)

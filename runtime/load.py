@@ -11,9 +11,10 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.specs.model import ModelSpec
 from runtime.model import Stage, shard
 from runtime.rope import Rope, read_rope
+from runtime.torch_settings import DTYPE_BYTES
 from runtime.weights import Checkpoint, random_weights
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 FAMILIES = ("llama", "qwen2")
 
 
@@ -94,3 +95,40 @@ def random_stage(
         return Stage(shard(spec, tensor_parallel), rope, start, stop, weights)
     except torch.OutOfMemoryError:
         raise UsageError(f"{spec.name}: {stop - start} layers do not fit; use fewer") from None
+
+
+def write_config(spec: ModelSpec, path: Path) -> None:
+    """Write the config.json of a model that `read_model` can read."""
+    values = {
+        "model_type": spec.family,
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rope_theta": spec.rope_theta,
+        "rms_norm_eps": spec.norm_epsilon,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        "attention_bias": spec.attention_bias,
+        "torch_dtype": "bfloat16" if spec.dtype_bytes == 2 else "float32",
+    }
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def save_random(spec: ModelSpec, rope: Rope, folder: Path, seed: int = 0) -> None:
+    """Write a checkpoint of random weights in float32, drawn on the CPU."""
+    from safetensors.torch import save_file
+
+    draw = random_weights(torch.float32, torch.device("cpu"), seed)
+    tensors: dict[str, torch.Tensor] = {}
+
+    def kept(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensors[name] = draw(name, shape)
+        return tensors[name]
+
+    Stage(spec, rope, 0, spec.num_layers, kept)
+    save_file(tensors, str(folder / "model.safetensors"))
+    write_config(spec, folder / "config.json")

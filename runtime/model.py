@@ -7,7 +7,7 @@ supported: mixture of experts, sliding windows, quantisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -217,9 +217,3 @@ def shard(spec: ModelSpec, tensor_parallel: int) -> ModelSpec:
         intermediate_size=-(-spec.intermediate_size // tensor_parallel),
         vocab_size=-(-spec.vocab_size // tensor_parallel),
     )
-
-
-def cut(spec: ModelSpec, layers_per_stage: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the layers [start, stop) of each stage."""
-    stops = [sum(layers_per_stage[: stage + 1]) for stage in range(len(layers_per_stage))]
-    return list(zip([0, *stops[:-1]], stops, strict=True))

@@ -7,12 +7,11 @@ requests and no policy.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -28,16 +27,19 @@ from runtime.worker import (
     Settings,
     driver_address,
     open_socket,
-    run_worker,
+    run_process,
     step_address,
 )
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 2.0
 
+CAUSE_LIMIT_S = 0.5
+"""How long a worker that was killed may be found after another one failed without it."""
+
 
 class Pipeline:
-    """Worker processes, one for each of `settings`, in a `with` block.
+    """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
     `receive` and `send` raise WorkerError for a worker that died, failed or takes no messages.
     """
@@ -48,10 +50,12 @@ class Pipeline:
         page_tokens: int,
         total_pages: int,
         *,
+        together: bool = False,
         start_limit_s: float = START_LIMIT_S,
     ) -> None:
         self._settings = settings
         self._pages = page_tokens, total_pages
+        self._together = together
         self._start_limit_s = start_limit_s
         self._processes: list[BaseProcess] = []
         self._steps: list[zmq.Socket[bytes]] = []
@@ -67,8 +71,9 @@ class Pipeline:
         try:
             self._results = open_socket(self._context, zmq.PULL, driver_address(self._folder))
             self._poller.register(self._results, zmq.POLLIN)
-            for stage, settings in enumerate(self._settings):
-                self._start(stage, settings)
+            stages = range(self.depth)
+            for group in [stages] if self._together else [[stage] for stage in stages]:
+                self._start(group)
             self._await_all()
         except BaseException:
             self.close(grace_s=0)
@@ -89,15 +94,17 @@ class Pipeline:
 
     @property
     def process_ids(self) -> list[int]:
-        """The process of each stage."""
+        """The processes, in the order of their stages."""
         return [process.pid or 0 for process in self._processes]
 
     def send(self, step: Step) -> None:
-        """Tell every stage of a micro-batch."""
-        data = encode(step)
+        """Tell every stage of a micro-batch, and stage 0 its token ids."""
+        data = [encode(step)] * self.depth
+        if step.tokens:
+            data[1:] = [encode(step._replace(tokens=[]))] * (self.depth - 1)
         for stage, socket in enumerate(self._steps):
             try:
-                socket.send(data)
+                socket.send(data[stage])
             except zmq.Again:
                 raise WorkerError(f"stage {stage} takes no messages") from None
 
@@ -111,14 +118,20 @@ class Pipeline:
         while self._results.poll(0):
             message = decode(self._results.recv())
             if isinstance(message, Failed):
-                self._failure = f"stage {message.stage} failed: {message.reason}"
+                failure = f"stage {message.stage} failed: {message.reason}"
+                self._failure = self._failure or failure  # later ones come of the first
             else:
                 messages.append(message)
         if not messages and self._failure is not None:
+            self._raise_killed()
             raise WorkerError(self._failure)
         if events and not messages:
-            self._raise_dead()
+            self._raise_dead(lambda code: True)
         return messages
+
+    def watch(self, descriptor: int) -> None:
+        """Let `receive` return early when this file descriptor is readable."""
+        self._poller.register(descriptor, zmq.POLLIN)
 
     def close(self, grace_s: float) -> None:
         """End the workers, after so many seconds by force, and remove the sockets."""
@@ -137,10 +150,14 @@ class Pipeline:
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, stage: int, settings: Settings) -> None:
-        place = Place(stage, self.depth, *self._pages, self._folder, os.getpid())
+    def _start(self, group: Sequence[int]) -> None:
+        stages = [
+            (Place(stage, self.depth, *self._pages, self._folder), self._settings[stage])
+            for stage in group
+        ]
+        name = f"stage {group[0]}" if len(group) == 1 else f"stages 0 to {group[-1]}"
         process = multiprocessing.get_context("spawn").Process(
-            target=run_worker, args=(place, settings), name=f"stage {stage}", daemon=True
+            target=run_process, args=(stages,), name=name, daemon=True
         )
         # A worker inherits the mask: Ctrl-C reaches only the driver, which decides what it means.
         # NOTE: multiprocessing lifts the mask when it starts its tracker, so that comes before.
@@ -152,9 +169,10 @@ class Pipeline:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._poller.register(process.sentinel, zmq.POLLIN)
-        address = step_address(self._folder, stage)
-        self._steps.append(open_socket(self._context, zmq.PUSH, address))
-        self._steps[-1].send(encode(Ready(stage)))
+        for stage in group:
+            address = step_address(self._folder, stage)
+            self._steps.append(open_socket(self._context, zmq.PUSH, address))
+            self._steps[-1].send(encode(Ready(stage)))
 
     def _await_all(self) -> None:
         limit_s = time.monotonic() + self._start_limit_s
@@ -167,9 +185,19 @@ class Pipeline:
                 if isinstance(message, Ready):
                     missing.discard(message.stage)
 
-    def _raise_dead(self) -> None:
-        for stage, process in enumerate(self._processes):
-            if process.exitcode is not None:
-                code = process.exitcode
+    def _raise_killed(self) -> None:
+        """Raise for a killed worker, if there is one: another's broken connection comes of that.
+
+        The one that is left alone may say so before the system tells of the dead.
+        """
+        limit_s = time.monotonic() + CAUSE_LIMIT_S
+        while time.monotonic() < limit_s:
+            self._raise_dead(lambda code: code < 0)
+            time.sleep(0.01)
+
+    def _raise_dead(self, is_meant: Callable[[int], bool]) -> None:
+        for process in self._processes:
+            code = process.exitcode
+            if code is not None and is_meant(code):
                 how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
-                raise WorkerError(f"stage {stage} (process {process.pid}) was {how}")
+                raise WorkerError(f"{process.name} (process {process.pid}) was {how}")

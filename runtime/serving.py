@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evenflow.types import MicroBatch, Request
+from runtime.tokens import TextOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,10 @@ class StepCost:
 class Serving:
     """One real run. Arrivals must be in order of time.
 
-    `cost` says how long emulated workers take. `max_in_flight` None: no cap; `dispatch` and
-    `concurrency` as in a simulation. The run fails when nothing is heard of a micro-batch for
-    `patience_s` seconds longer than all those in flight take.
+    `cost` says how long emulated workers take, `text_of` what others compute with.
+    `max_in_flight` None: no cap; `dispatch` and `concurrency` as in a simulation. The run fails
+    when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
+    take.
     """
 
     requests: Sequence[Request]
@@ -34,3 +36,4 @@ class Serving:
     dispatch: Literal["stage0", "eager"] = "stage0"
     concurrency: int | None = None
     patience_s: float = 30.0
+    text_of: TextOf | None = None

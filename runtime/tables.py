@@ -13,6 +13,7 @@ from evenflow.batcher import Batcher
 from evenflow.groups import Row
 from evenflow.types import MicroBatch
 from runtime.errors import WorkerError
+from runtime.tokens import TokenBook
 from runtime.wire import Growth, Piece, Step
 
 
@@ -25,10 +26,14 @@ class _Told:
 
 
 class StepWriter:
-    """The driver's end: writes micro-batches of one Batcher as steps, in the order scheduled."""
+    """The driver's end: writes micro-batches of one Batcher as steps, in the order scheduled.
 
-    def __init__(self, batcher: Batcher) -> None:
+    `book` has the token ids where workers compute with them.
+    """
+
+    def __init__(self, batcher: Batcher, book: TokenBook | None = None) -> None:
         self._batcher = batcher
+        self._book = book
         self._told: dict[int, _Told] = {}
         self._preemptions = 0
         self._ended: list[int] = []
@@ -49,15 +54,20 @@ class StepWriter:
             decodes.append(request_id)
             if len(row.pages) > self._told[request_id].pages:
                 grown.append(Growth(request_id, self._new_pages(row)))
-        return Step(
-            batch.batch_id, dropped, pieces, decodes, grown, activation_bytes, work_s, hops_s
-        )
+        tokens, draws = [], []
+        if self._book is not None:
+            tokens = self._book.inputs(batch.chunks, decodes)
+            draws = self._book.draws(batch.chunks)
+        told = batch.batch_id, dropped, pieces, decodes, grown
+        return Step(*told, activation_bytes, work_s, hops_s, tokens, draws)
 
     def ended(self, rows: list[Row]) -> None:
-        """Note rows that finished: their pages are free."""
+        """Note rows that finished or were aborted: no later step has them."""
         for row in rows:
-            del self._told[row.request.request_id]
-            self._ended.append(row.request.request_id)
+            if self._told.pop(row.request.request_id, None) is not None:
+                self._ended.append(row.request.request_id)
+            if self._book is not None:
+                self._book.ended(row.request.request_id)
 
     def _new_pages(self, row: Row) -> list[int]:
         told = self._told.setdefault(row.request.request_id, _Told(row.epoch))
@@ -98,7 +108,8 @@ class _Held:
 class PageTable:
     """A worker's end: the pages and the number of computed tokens of each row.
 
-    Raises WorkerError for a step that cannot follow on the ones before: a message was lost.
+    A step numbered 0 is the first of another Batcher, which begins with no rows. Raises WorkerError
+    for a step that cannot follow on the ones before: a message was lost.
     """
 
     def __init__(self, page_tokens: int, total_pages: int) -> None:
@@ -112,6 +123,9 @@ class PageTable:
 
     def apply(self, step: Step) -> list[RowStep]:
         """Take over a step's differences; return its rows, pieces of prompts first."""
+        if step.batch_id == 0:
+            self._rows.clear()
+            self._owners.clear()
         for request_id in step.dropped:
             for page in self._rows.pop(request_id, _Held()).pages:
                 del self._owners[page]

@@ -31,12 +31,24 @@ class Growth(NamedTuple):
     new_pages: list[int]
 
 
+class Draw(NamedTuple):
+    """How a request draws its tokens: the fields of `runtime.sample.Sampling`."""
+
+    request_id: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+
 class Step(NamedTuple):
     """A micro-batch as every stage hears of it, when it is scheduled.
 
     `decodes` are request ids. `dropped` rows gave their pages back since the last step (they ended
     or were preempted); that comes before any new page. `activation_bytes` cross each hop. Emulated
     workers compute for `work_s` seconds by stage, and hop k to stage k + 1 is busy for `hops_s[k]`.
+    `tokens` are the input ids, of pieces and decodes in this order; only stage 0 is told. `draws`
+    are those of last pieces, where they are not greedy. Both are empty for emulated workers.
     """
 
     batch_id: int
@@ -47,14 +59,20 @@ class Step(NamedTuple):
     activation_bytes: int
     work_s: list[float]
     hops_s: list[float]
+    tokens: list[int]
+    draws: list[Draw]
 
 
 class Activation(NamedTuple):
-    """What a stage hands to the next: `times` are (available, start, end) of the stages so far."""
+    """What a stage hands to the next: `times` are (available, start, end) of the stages so far.
+
+    The data are found by `key`, where they do not come by themselves.
+    """
 
     batch_id: int
     times: list[float]
     num_bytes: int
+    key: str
 
 
 class Free(NamedTuple):
@@ -110,9 +128,12 @@ def decode(data: bytes) -> Message:
         if not fits:
             raise ValueError(f"fields of {kind.__name__} of the wrong number or type")
         if kind is Step:
-            batch_id, dropped, pieces, decodes, grown, *rest = values
-            pieces = [Piece(*piece) for piece in pieces]
-            return Step(batch_id, dropped, pieces, decodes, [Growth(*g) for g in grown], *rest)
+            step = Step(*values)
+            return step._replace(
+                pieces=[Piece(*piece) for piece in step.pieces],
+                grown=[Growth(*growth) for growth in step.grown],
+                draws=[Draw(*draw) for draw in step.draws],
+            )
         message: Message = kind(*values)
         return message
     except (ValueError, TypeError, IndexError) as error:

@@ -11,16 +11,20 @@ import queue
 import shutil
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from typing import Any, NamedTuple, Protocol
 
 import zmq
 
+from evenflow.errors import UsageError
 from runtime.errors import WorkerError
 from runtime.wire import Activation, Failed, Free, Message, Ready, Returned, Step, decode, encode
 
 LOOK_S = 0.25
-"""How often a worker with nothing to do looks whether its driver is still there."""
+"""How often a worker with nothing to do looks whether it shall end."""
 
 SEND_LIMIT_S = 10.0
 
@@ -39,7 +43,6 @@ class Place:
     page_tokens: int
     total_pages: int
     folder: str
-    driver_pid: int
 
     @property
     def is_last(self) -> bool:
@@ -49,7 +52,8 @@ class Place:
 class Executed(NamedTuple):
     """When a micro-batch's input was there, when it was computed, and what came of it.
 
-    `num_bytes` go to the next stage; `tokens` come out of the last one.
+    `num_bytes` go to the next stage, which finds them by `key` where it must be told; `tokens`
+    come out of the last one.
     """
 
     available_s: float
@@ -57,17 +61,20 @@ class Executed(NamedTuple):
     end_s: float
     num_bytes: int
     tokens: list[int]
+    key: str = ""
 
 
 class Worker(Protocol):
-    """What computes in a stage. Micro-batches come in order, to each of the two methods.
+    """What computes in a stage. Micro-batches come in order, to each of the methods.
 
-    `prepare` makes the inputs of a step; it runs in another thread, while an earlier micro-batch
-    computes. `execute` computes it; stage 0 has no activation. `received_s` is when the stage had
-    all it needs.
+    `prepare` makes the inputs of a step, `fetch` returns when what comes with an activation is
+    here; both run in another thread, while an earlier micro-batch computes. `execute` computes it;
+    stage 0 has no activation. `received_s` is when the stage had all it needs.
     """
 
     def prepare(self, step: Step) -> Any: ...
+
+    def fetch(self, activation: Activation) -> None: ...
 
     def execute(
         self, prepared: Any, activation: Activation | None, received_s: float
@@ -152,6 +159,8 @@ class _Intake(threading.Thread):
         for socket in self._sockets:
             poller.register(socket, zmq.POLLIN)
         silent = len(self._sockets)
+        early: deque[Activation] = deque()  # whose steps are not here yet: sockets know no order
+        ahead = 0  # steps whose activations are not here yet
         while not self._ends.is_set():
             for socket, _ in poller.poll(int(LOOK_S * 1000)):
                 received_s = time.monotonic()
@@ -159,17 +168,19 @@ class _Intake(threading.Thread):
                 if isinstance(message, Step):
                     step = message.batch_id, self._worker.prepare(message), received_s
                     self.prepared.put(step)
+                    ahead += 1
                 elif isinstance(message, Activation):
-                    self.activations.put((message, received_s))
+                    early.append(message)
                 elif isinstance(message, Ready):
                     silent -= 1
                     if not silent:
                         self.connected.set()
                 else:
                     return
-            if os.getppid() != self._place.driver_pid:
-                shutil.rmtree(self._place.folder, ignore_errors=True)
-                os._exit(1)
+                while early and ahead:
+                    ahead -= 1
+                    self._worker.fetch(early[0])
+                    self.activations.put((early.popleft(), time.monotonic()))
 
 
 class _Outlet:
@@ -193,9 +204,9 @@ class _Outlet:
         if self._place.is_last:
             self.tell(Returned(batch_id, times, done.tokens))
             return
-        self._next.send(encode(Activation(batch_id, times, done.num_bytes)))
         if not self._place.stage:
-            self.tell(Free(batch_id))
+            self.tell(Free(batch_id))  # first: the next micro-batch waits for it
+        self._next.send(encode(Activation(batch_id, times, done.num_bytes, done.key)))
 
     def close(self) -> None:
         self._driver.close(linger=1000)
@@ -203,8 +214,39 @@ class _Outlet:
             self._next.close()
 
 
+def run_process(stages: Sequence[tuple[Place, Settings]]) -> None:
+    """Be these stages until the driver says stop or is gone. The entry point of a process."""
+    _end_without_driver(stages[0][0].folder)
+    run_stages(stages)
+    os._exit(0)  # all is closed; to take torch apart would take a second
+
+
+def run_stages(stages: Sequence[tuple[Place, Settings]]) -> None:
+    """Be these stages, a thread each, until the driver says stop."""
+    threads = [threading.Thread(target=run_worker, args=stage, daemon=True) for stage in stages[1:]]
+    for thread in threads:
+        thread.start()
+    run_worker(*stages[0])
+    for thread in threads:
+        thread.join()
+
+
+def _end_without_driver(folder: str) -> None:
+    """Watch the driver from a thread; nothing that a stage waits for outlives it."""
+    driver = parent_process()
+
+    def watch() -> None:
+        assert driver is not None
+        driver.join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    if driver is not None:
+        threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
 def run_worker(place: Place, settings: Settings) -> None:
-    """Be a stage until the driver says stop or is gone. The entry point of a worker process."""
+    """Be a stage until the driver says stop."""
     context = Context()
     outlet = _Outlet(context, place)
     try:
@@ -220,7 +262,8 @@ def run_worker(place: Place, settings: Settings) -> None:
         if intake.failure is not None:
             raise intake.failure
     except Exception as error:
-        outlet.tell(Failed(place.stage, f"{type(error).__name__}: {error}"))
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        outlet.tell(Failed(place.stage, f"{kind}{error}"))
     finally:
         outlet.close()
         context.term()

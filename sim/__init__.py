@@ -11,6 +11,7 @@ from sim.disaggregated import Disaggregated, PooledWorld
 from sim.driver import Driver
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
+from sim.timed import Timing, simulate_timed
 from sim.transfers import TransferLink
 from sim.world import RUNTIMES, Link, RuntimeOverheads, World
 
@@ -20,10 +21,12 @@ __all__ = [
     "PooledWorld",
     "Router",
     "RuntimeOverheads",
+    "Timing",
     "TransferLink",
     "World",
     "simulate",
     "simulate_replicas",
+    "simulate_timed",
 ]
 
 

@@ -32,7 +32,7 @@ class Driver:
     def __init__(
         self,
         world: World,
-        pipeline: type[Tandem] | type[StageProcesses],
+        pipeline: Callable[..., Tandem | StageProcesses],
         on_done: Callable[[int], None] | None = None,
         batcher: Callable[..., Batcher] = Batcher,
         clock: Clock | None = None,
@@ -48,7 +48,7 @@ class Driver:
         self._turns = deque(self.engines)
         self._travelling: deque[tuple[Batcher, MicroBatch]] = deque()  # first sent, first back
         self._pipeline = pipeline(self._clock, world, self._recorder, self.changed, self._returned)
-        self._queues_ahead = pipeline.queues_ahead
+        self._queues_ahead = self._pipeline.queues_ahead
         self._ask = Signal(self._clock, self._settle_later)
         self._ask_queued = False
         self._last_wait = ""

@@ -8,7 +8,7 @@ specification; both give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from evenflow.result import Recorder
 from evenflow.types import MicroBatch
@@ -57,7 +57,8 @@ class Tandem:
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
-        times = self._cross(batch)
+        work = batch if batch.charged is None else batch.charged
+        times = self._cross(batch, self._costs.times(work))
         self._recorder.batch(batch, times)
         self._clock.at(times[-1], self._returned)
 
@@ -71,20 +72,19 @@ class Tandem:
         self._call_queued = False
         self._on_change(now_s)
 
-    def _cross(self, batch: MicroBatch) -> list[float]:
+    def _cross(self, batch: MicroBatch, stage_seconds: Sequence[float]) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""
         overheads, hops, prepares = self._overheads, self._hops, self._prepares
         free = self._stage_free_s
         overlapped = overheads.overlapped
         scheduled_s = batch.scheduled_s
         at = scheduled_s
-        work = batch if batch.charged is None else batch.charged
         if overheads.schedule_s:
             at = max(self._driver_free_s, scheduled_s) + overheads.schedule_s
             self._driver_free_s = at
         last = len(free) - 1
         times: list[float] = []
-        for stage, seconds in enumerate(self._costs.times(work)):
+        for stage, seconds in enumerate(stage_seconds):
             start = at if at > free[stage] else free[stage]
             if prepares:
                 prepare_s = overheads.prepare_s + overheads.prepare_share * seconds

@@ -32,6 +32,8 @@ class Failing:
             raise ValueError("cannot prepare")
         return step.batch_id
 
+    def fetch(self, activation: Activation) -> None: ...
+
     def execute(self, prepared: int, activation: Activation | None, received_s: float) -> Executed:
         raise ValueError("cannot execute")
 

@@ -228,7 +228,7 @@ def test_an_early_stop_ends_a_request_and_frees_its_pages() -> None:
     assert decision_of(batch).decodes == (1,)  # type: ignore[union-attr]
     serving.complete(batch, 2.0)
     serving.pool.check_integrity([])
-    assert serving.expected_output_tokens() == 0
+    assert View(serving).expected_output_tokens == 0
 
 
 def test_a_view_does_not_show_the_true_output_length() -> None:

@@ -6,29 +6,62 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
 from evenflow.costs.profile_file import read_profile
+from experiments import gpu_report, gpu_runtime
 from experiments.gpu_report import main
+from experiments.gpu_runtime import POLICIES
 from tests.test_profile_measure import CONFIG
+from tests.torch_pipeline import threads_for_processes
 
 
 def test_the_report_measures_checks_and_compares_tokens(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    threads_for_processes(monkeypatch)
+    monkeypatch.setattr(gpu_runtime, "MODES", ("one_process",))  # the one that threads can do
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
     options = ["--device", "cpu", "--minutes", "0.001", "--batches", "4", "--max-tokens", "16"]
     models = ["--models", str(tmp_path / "tiny.json")]
-    assert main([*options, *models, "--max-rows", "2", "--out", str(tmp_path / "out")]) == 0
+    served = ["--requests", "6", "--context", "64", "--layers", "2", "--runs", "1"]
+    stages = ["--stages", "1", "2"]
+    out = ["--max-rows", "2", "--out", str(tmp_path / "out")]
+    assert main([*options, *models, *served, *stages, *out]) == 0
     found = json.loads((tmp_path / "out" / "report.json").read_text())
     (model,) = found["models"].values()
     assert len(read_profile(tmp_path / "out" / model["profile"]).points) == model["points"]
     assert model["errors"][-1]["operator"] == "stage"
+    assert model["silicon"]["left_out"].startswith("no tables of ")
     assert found["tokens_equal"]
     assert "stage " in capsys.readouterr().out
+    check_served(found["runtime"])
+    assert (tmp_path / "out" / "validation.md").read_text().count("## 2 stages") == 3
+
+
+def check_served(found: dict[str, Any]) -> None:
+    ways = [(1, "one_process"), (2, "one_process")]
+    assert [(row["stages"], row["mode"]) for row in found["tokens"]] == ways
+    assert all(row["equal"] for row in found["tokens"])
+    *served, refused = found["modes"]
+    assert [(row["stages"], row["mode"]) for row in served] == ways
+    assert all(row["failure"] is None and row["requests_per_s"] > 0 for row in served)
+    assert refused["refused"].endswith("nccl is for GPUs; gloo, ipc or one_process is right")
+    assert [row["scheduler"] for row in found["validation"]] == [*POLICIES, *POLICIES]
+    assert all(row["requests"] == 6 for row in found["validation"])
+
+
+def test_what_serving_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_runtime, "NEEDED", {"zmq": "pyzmq", "not_there": "some-package"})
+    found = gpu_report._serve(tmp_path, "Llama-3.1-8B", "no.csv", gpu_runtime.Scale("cpu"))
+    assert found["left_out"].startswith("needs some-package: bring them as wheels")
+    assert "serving and validation are left out" in capsys.readouterr().out
 
 
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

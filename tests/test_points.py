@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from evenflow.config import configured
 from evenflow.errors import UsageError
 from evenflow.yaml_file import Document
-from experiments.points import HEADER, Point, Store, run_points, simulate_point
+from experiments.executors import executor_of
+from experiments.points import HEADER, Point, Record, Store, run_points, simulate_point
 from experiments.runs import Outcome
 
 RUN: dict[str, Any] = {
@@ -88,3 +91,69 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with pytest.raises(UsageError, match=path.name):
         store.get(record.key)
+
+
+def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> None:
+    points = [point("workload.trace=missing.csv"), point()]
+    told: list[Record] = []
+    with ThreadPoolExecutor(1) as executor:
+        run_points(points, Store(tmp_path), executor, on_failure=told.append)
+        run_points(points, Store(tmp_path), executor, on_failure=told.append)
+        assert [record.key for record in told] == [points[0].key]
+        run_points(points, Store(tmp_path), executor, on_failure=told.append, retry=True)
+    assert [record.key for record in told] == [points[0].key] * 2
+
+
+def killed(outcome: Outcome) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return outcome.summary
+
+
+def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    points = [point(), Point(point().config, Path(), killed), point("workload.seed=1")]
+    with pytest.raises(UsageError, match="a worker died"), executor_of("process", 1) as executor:
+        run_points(points, Store(tmp_path), executor)
+    assert Store(tmp_path).get(points[0].key) == simulate_point(points[0])
+    assert Store(tmp_path).get(points[1].key) is None
+
+
+def pair(outcome: Outcome) -> dict[str, Any]:
+    return {"pair": (1, outcome.summary["completed"])}
+
+
+def test_a_record_is_the_same_before_and_after_it_is_stored(tmp_path: Path) -> None:
+    store, asked = Store(tmp_path), Point(point().config, Path(), pair)
+    with ThreadPoolExecutor(1) as executor:
+        (fresh,) = run_points([asked], store, executor)
+    assert store.get(asked.key) == fresh
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("threads", "should be process, dask or dask:ADDRESS"),
+        ("process:4", "should be process, dask or dask:ADDRESS"),
+        ("dask:nonsense://x", "no Dask scheduler answers there"),
+    ],
+)
+def test_an_executor_that_there_is_not(name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told), executor_of(name):
+        pass
+
+
+def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 5.0)
+    own = {"processes": False, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with distributed.LocalCluster(n_workers=1, **own) as cluster:
+        name = f"dask:{cluster.scheduler_address}"
+        with executor_of(name) as executor:
+            assert run_points([point()], Store(tmp_path), executor) == [simulate_point(point())]
+        monkeypatch.setattr("experiments.executors.code_digest", lambda: repr(object()))
+        with pytest.raises(UsageError, match="runs another version"), executor_of(name):
+            pass
+    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 0.3)
+    with distributed.LocalCluster(n_workers=0, **own) as cluster:
+        name = f"dask:{cluster.scheduler_address}"
+        with pytest.raises(UsageError, match="has no workers"), executor_of(name):
+            pass

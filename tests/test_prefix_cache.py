@@ -17,6 +17,7 @@ from evenflow.prefix_cache import PrefixCache
 from evenflow.replay import decision_of
 from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
+from evenflow.view import View
 from sim import World, simulate
 from tests.command_line import RUN, evenflow
 from traces import load_trace, make_requests, with_conversations
@@ -96,12 +97,12 @@ def test_a_policy_sees_what_is_left() -> None:
     serving = batcher()
     serve(serving, asking(0, 80, 1, 2, 3))
     serving.add(asking(1, 89, 1, 2, 4))
-    (prompt,) = serving.waiting_prompts()
+    (prompt,) = View(serving).waiting
     assert (prompt.tokens, prompt.computed, prompt.remaining, prompt.pages) == (89, 64, 25, 0)
     assert serving.waiting_tokens == 25
     serving.next(0.0)
     serving.add(asking(2, 89, 1, 2, 5))
-    (prompt,) = serving.waiting_prompts()
+    (prompt,) = View(serving).waiting
     assert (prompt.remaining, prompt.pages) == (25, 4)
 
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from evenflow.config import RunConfig
+from experiments.sweep_config import SweepConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,9 +43,13 @@ def examples(document: str) -> list[Example]:
 
 
 def check_yaml(text: str) -> None:
-    """A whole configuration, or some of its keys laid over the one of the demo."""
+    """A sweep; or a whole configuration, or some of its keys laid over the one of the demo."""
+    given = yaml.safe_load(text)
+    if "parameters" in given:
+        SweepConfig.model_validate(given)
+        return
     demo = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text(encoding="utf-8"))
-    RunConfig.model_validate({**demo, **yaml.safe_load(text)})
+    RunConfig.model_validate({**demo, **given})
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

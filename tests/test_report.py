@@ -15,7 +15,7 @@ from synthetic_run import synthetic_run
 from evenflow.bubbles import CAUSES, attribute
 from evenflow.errors import UsageError
 from evenflow.metrics import summarize
-from experiments.readme_figure import draw_readme_figure
+from experiments.draw_comparison import draw_comparison
 from experiments.report import Run, render, write_report
 from experiments.report_data import (
     binned,
@@ -241,9 +241,9 @@ def test_block_colours_run_from_decode_to_prefill() -> None:
     assert (blend(0.0), blend(1.0)) == (DECODE, PREFILL)
 
 
-def test_the_readme_figure_is_a_png_with_equal_bytes(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_the_comparison_is_a_figure_with_equal_bytes(runs: dict[str, Run], tmp_path: Path) -> None:
     for name in ("first.png", "second.png"):
-        draw_readme_figure(runs, tmp_path / name)
+        draw_comparison(runs).savefig(tmp_path / name, metadata={"Software": None})
     image = (tmp_path / "first.png").read_bytes()
     assert image.startswith(b"\x89PNG")
     assert image == (tmp_path / "second.png").read_bytes()

@@ -19,6 +19,7 @@ import pytest
 from tests.command_line import evenflow, write_inputs
 
 COMMAND = "from experiments.cli import main\nif __name__ == '__main__': main()\n"
+VALIDATION_FILES = {"validation.json", "validation.md", "validation.png", "validation.svg"}
 SLOW = "workers={kind: emulated, faults: [{stage: 1, slow_factor: 20}]}"
 FILES = {
     "summary.json",
@@ -46,11 +47,11 @@ def run(tmp_path: Path, sockets: Path) -> Path:
     return tmp_path / "RUN.yaml"
 
 
-def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start a command as a terminal does, in a process group of its own; return while it serves."""
+def spawn(run: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command as a terminal does, in a process group of its own."""
     script = run.parent / "command.py"
     script.write_text(COMMAND)
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, str(script), "run", str(run), *arguments],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
         start_new_session=True,
@@ -58,10 +59,16 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command; return while it serves."""
+    process = spawn(run, *arguments)
     limit_s = time.monotonic() + 20
     while time.monotonic() < limit_s:
         journals = list(run.parent.glob("out/.partial-*/decisions.jsonl.gz"))
-        if journals and len(group(process)) == 4:  # the command, two stages, multiprocessing's own
+        bound = list(Path(tempfile.gettempdir()).glob("evenflow-*/hop-1"))  # by the last stage
+        if journals and bound and len(group(process)) == 4:  # with multiprocessing's own
             time.sleep(0.7)
             return process
         time.sleep(0.05)
@@ -81,8 +88,8 @@ def group(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-def gone(process: subprocess.Popen[str]) -> bool:
-    limit_s = time.monotonic() + 5
+def gone(process: subprocess.Popen[str], patience_s: float = 5) -> bool:
+    limit_s = time.monotonic() + patience_s
     while group(process) and time.monotonic() < limit_s:
         time.sleep(0.05)
     return not group(process)
@@ -162,7 +169,9 @@ def test_a_worker_that_dies_is_one_line_and_status_1(run: Path, sockets: Path) -
     assert errors.endswith("was killed by signal 9; 2 of 20 requests are done and saved\n")
     assert len((out / "requests.csv").read_text().splitlines()) == 3
     assert evenflow("replay", str(out))[0] == 0
-    status, _, errors = evenflow("validate", str(run), "--runs", "1", "--set", faults)
+    status, _, errors = evenflow(
+        "validate", str(run), "--runs", "1", "--calibrate", "0", "--set", faults
+    )
     assert status == 2
     assert errors.startswith("error: run 1 of 1 did not finish: stage 1 (process ")
 
@@ -170,7 +179,7 @@ def test_a_worker_that_dies_is_one_line_and_status_1(run: Path, sockets: Path) -
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("workers=torch", "workers: torch is not available yet; emulated is right"),
+        ("workers=torch", 'workers.kind: torch needs the key "model"'),
         ("workers=tpu", 'workers.kind: unknown "tpu"; known: emulated, torch'),
         ("workers.faults=[{stage: 2, slow_factor: 2}]", "stage 2 is none of the 2, 0 to 1"),
         ("workers.faults=[{stage: 0, slow_factor: 0}]", "should be greater than 0.0, not 0"),
@@ -216,25 +225,42 @@ def test_a_folder_that_holds_no_run_is_one_line(tmp_path: Path) -> None:
         assert len(errors.splitlines()) == 1
 
 
-def test_validate_reports_both_layers(run: Path, sockets: Path) -> None:
+def test_validate_reports_three_layers(run: Path, sockets: Path) -> None:
     out = run.parent / "out"
-    status, text, errors = evenflow(
-        "validate",
-        str(run),
-        "--runs",
-        "2",
-        "--out",
-        str(out),
-        "--set",
-        "workload.requests=5",
-        "--set",
-        "runtime={schedule_s: 0.0003}",
-    )
+    arguments = ("--runs", "2", "--calibrate", "3", "--out", str(out))
+    settings = ("workload.requests=5", "runtime={schedule_s: 0.0003}")
+    changes = [word for setting in settings for word in ("--set", setting)]
+    status, text, errors = evenflow("validate", str(run), *arguments, *changes)
     assert status == 0, errors
-    assert "2 runs of 5 requests, and simulated" in text
+    assert "End to end, sarathi, 2 runs of 5 requests" in text
+    assert "calibrated on 3 other requests (seed 1" in text
+    assert {path.name for path in out.iterdir()} == VALIDATION_FILES
     found = json.loads((out / "validation.json").read_text())
     line = found["end_to_end"]["mean_e2el_ms"]
     assert line["least"] <= line["measured"] <= line["most"]
     assert line["error"] == pytest.approx(line["simulated"] / line["measured"] - 1)
-    assert set(found["structure"]) >= {"mean_e2el_ms", "median_request_e2el", "same_micro_batches"}
+    assert line["simulated"] != line["calibrated"]
+    for layer in found["structure"]:
+        assert layer["same_micro_batches"] == 1
+        assert abs(layer["metrics"]["mean_e2el_ms"]) < 0.01
+    assert [set(stage) >= {"median", "p95", "p95_repeat"} for stage in found["costs"]] == [True] * 2
     assert found["overheads"]["schedule_ms"] > 0
+    shares = found["bubbles"]["measured"]
+    idle = found["end_to_end"]["bubble_share"]["measured"]
+    assert sum(shares.values()) == pytest.approx(idle, abs=0.01)
+    assert not list(sockets.iterdir())
+
+
+def test_validate_takes_one_scheduler_after_the_other(run: Path, sockets: Path) -> None:
+    out = run.parent / "out"
+    arguments = ("--schedulers", "vllm,sarathi", "--runs", "1", "--calibrate", "0")
+    settings = ("--set", "workload.requests=3", "--out", str(out))
+    status, text, errors = evenflow("validate", str(run), *arguments, *settings)
+    assert status == 0, errors
+    assert "not calibrated" in text
+    assert {path.name for path in out.iterdir()} == {"vllm", "sarathi", "validation.md"}
+    assert {path.name for path in (out / "vllm").iterdir()} == VALIDATION_FILES - {"validation.md"}
+    assert "calibrated" not in json.loads((out / "vllm" / "validation.json").read_text())["bubbles"]
+    table = (out / "validation.md").read_text()
+    assert table.index("| vllm, simulated |") < table.index("| sarathi, structure, worst run |")
+    assert table.index("### vllm") < table.index("### sarathi")

@@ -140,6 +140,26 @@ def sent(journal: list[Any]) -> list[Any]:
     return [entry for entry in journal if getattr(entry, "decision", None) is not None]
 
 
+def test_an_eager_policy_is_asked_as_often_as_in_the_simulation() -> None:
+    """An adaptive reserve changes with every question: stage 0 that is free again is none."""
+    costs = AffineCost(4 * TICK_S, TICK_S / 16, 3)
+    lengths = [(15, 4), (79, 19), (86, 12), (93, 13), (81, 2), (32, 1)]
+    params = {"max_prefill": 64, "use_ut": False, "reserve": "adaptive"}
+    world = World(
+        [Request(i, 0.0, *pair) for i, pair in enumerate(lengths)],
+        lambda: create("token_throttling", params, max_model_len=MAX_MODEL_LEN),
+        costs,
+        depth=3,
+        total_pages=16,
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=3,
+        dispatch="eager",
+    )
+    real, _ = drive(world)
+    expected = driver.Driver(world, Tandem).run()
+    np.testing.assert_array_equal(real.result().completion_s, expected.completion_s)
+
+
 def small(**more: Any) -> World:
     costs = AffineCost(0.01, 0.0, 2)
     plain = World(

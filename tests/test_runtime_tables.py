@@ -1,4 +1,4 @@
-"""Page tables: what the workers make of the differences is what the Batcher holds."""
+"""Page tables and token ids: what the workers are told is what the Batcher holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
 from evenflow.groups import Row
-from evenflow.types import MicroBatch
+from evenflow.types import MicroBatch, Request
 from runtime.errors import WorkerError
 from runtime.tables import PageTable, RowStep, StepWriter
+from runtime.tokens import Text, TokenBook
 from runtime.wire import Growth, Piece, Step, decode, encode
 from sim.driver import Driver
 from sim.tandem import Tandem
@@ -21,26 +22,48 @@ from sim.world import World
 from tests.worlds import worlds
 
 
+def token_at(request_id: int, position: int) -> int:
+    return 1000 * request_id + position
+
+
+def text_of(request: Request) -> Text:
+    return Text([token_at(request.request_id, at) for at in range(request.prompt_tokens)])
+
+
 class Told(Batcher):
-    """A Batcher whose micro-batches are told to a worker's table and compared with it."""
+    """A Batcher whose micro-batches are told to a worker's table and compared with it.
+
+    The token that follows the first so many of a request is known beforehand.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.writer = StepWriter(self)
+        self.book = TokenBook(text_of)
+        self.writer = StepWriter(self, self.book)
         self.table = PageTable(self.pool.page_tokens, self.pool.total_pages)
+        self.sampled: dict[int, list[tuple[int, int]]] = {}
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
         if batch is not None:
             step = decode(encode(self.writer.step(batch, 0, [], [])))
             assert isinstance(step, Step)
-            assert self.table.apply(step) == rows_of(batch)
+            rows = self.table.apply(step)
+            assert rows == rows_of(batch)
             assert len(self.table) <= len(self.live)
+            spans = [(row.request_id, range(row.start, row.stop)) for row in rows]
+            assert step.tokens == [token_at(number, at) for number, span in spans for at in span]
+            ends = [(row.request_id, row.stop) for row in rows if row.sample]
+            self.sampled[batch.batch_id] = ends
         return batch
 
     def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
+        ends = self.sampled.pop(batch.batch_id)
+        ids = [number for number, _ in ends]
+        assert not self.book.sampled(ids, [token_at(*end) for end in ends])
         finished = super().complete(batch, now_s, stopped)
         self.writer.ended(finished)
+        assert len(self.book) <= len(self.live)
         return finished
 
 
@@ -64,7 +87,7 @@ def test_workers_hold_what_the_batcher_holds(world: World) -> None:
 
 
 def step(**parts: Any) -> Step:
-    plain = Step(0, [], [], [], [], 0, [], [])
+    plain = Step(0, [], [], [], [], 0, [], [], [], [])
     return plain._replace(**parts)
 
 
@@ -86,12 +109,18 @@ def test_a_lost_message_is_noticed(second: Step, message: str) -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     table.apply(BEGUN)
     with pytest.raises(WorkerError, match=message):
-        table.apply(second)
+        table.apply(second._replace(batch_id=1))
+
+
+def test_another_batcher_begins_with_no_rows() -> None:
+    table = PageTable(page_tokens=16, total_pages=4)
+    for _ in range(2):
+        assert table.apply(BEGUN) == [RowStep(1, [0, 1], 0, 20, True)]
 
 
 def test_dropped_pages_may_be_given_away_in_the_same_step() -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     table.apply(BEGUN)
-    rows = table.apply(step(dropped=[1], pieces=[Piece(2, 0, 5, False, [1])]))
+    rows = table.apply(step(batch_id=1, dropped=[1], pieces=[Piece(2, 0, 5, False, [1])]))
     assert rows == [RowStep(2, [1], 0, 5, False)]
     assert len(table) == 1

@@ -12,6 +12,7 @@ from runtime.errors import WorkerError
 from runtime.wire import (
     KINDS,
     Activation,
+    Draw,
     Failed,
     Free,
     Growth,
@@ -39,8 +40,10 @@ messages = st.one_of(
         counts,
         seconds,
         seconds,
+        ids,
+        st.lists(st.builds(Draw, counts, st.floats(0, 9), counts, st.floats(0, 1), counts)),
     ),
-    st.builds(Activation, counts, seconds, counts),
+    st.builds(Activation, counts, seconds, counts, st.text()),
     st.builds(Free, counts),
     st.builds(Returned, counts, seconds, ids),
     st.builds(Ready, counts),
@@ -56,7 +59,7 @@ def test_a_message_comes_out_as_it_went_in(message: Message) -> None:
 
 def test_a_decode_that_goes_on_costs_its_id() -> None:
     decodes = list(range(1000, 1256))
-    size = len(encode(Step(7, [], [], decodes, [], 1 << 20, [0.02] * 4, [0.0] * 3)))
+    size = len(encode(Step(7, [], [], decodes, [], 1 << 20, [0.02] * 4, [0.0] * 3, [], [])))
     assert size < 6 * len(decodes)
 
 
@@ -71,7 +74,8 @@ def test_a_decode_that_goes_on_costs_its_id() -> None:
         b'[2, "seven"]',
         b"[2, 1, 1]",
         b"\xff\xfe",
-        b"[0,1,[],[[1]],[],[],0,[],[]]",
+        b"[0,1,[],[[1]],[],[],0,[],[],[],[]]",
+        b"[0,1,[],[],[],[],0,[],[],[],[[1]]]",
         pickle.dumps(Free(1)),
     ],
 )

@@ -10,6 +10,7 @@ from evenflow.batcher import Batcher
 from evenflow.kv import PagePool
 from evenflow.schedulers.td_pipe import TDPipe
 from evenflow.types import Request
+from evenflow.view import View
 from tests.td_pipe_parts import batcher_of, offline, send, td_pipe
 
 
@@ -151,4 +152,4 @@ def test_the_public_code_leaves_prefill_at_90_percent() -> None:
 def test_the_lengths_of_running_decodes() -> None:
     batcher = deciding(TDPipe(request_finish_ratio=1.0), [90, 90, 90, 90], predicted=70)
     # The first two have returned with their second token; the others are in flight for theirs.
-    assert list(batcher.decode_lengths()) == [(17, 2, 70)] * 2 + [(16, 1, 70)] * 2
+    assert list(View(batcher).decode_lengths) == [(17, 2, 70)] * 2 + [(16, 1, 70)] * 2

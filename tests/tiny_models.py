@@ -14,8 +14,9 @@ from evenflow.kv import PagePool  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
 from runtime.inputs import RowWork, batch_inputs  # noqa: E402
 from runtime.load import load_stage, read_model  # noqa: E402
-from runtime.model import Stage, cut  # noqa: E402
+from runtime.model import Stage  # noqa: E402
 from runtime.sample import GREEDY, sample  # noqa: E402
+from runtime.torch_settings import cut  # noqa: E402
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
 
@@ -53,7 +54,7 @@ def save_checkpoint(folder: Path, family: str, **changes: Any) -> Any:
 def load_stages(folder: Path, stages: int, device: str = "cpu") -> list[Stage]:
     """Load a checkpoint as so many stages."""
     spec, _ = read_model(folder)
-    spans = cut(spec, split_layers(spec.num_layers, stages))
+    spans = cut(split_layers(spec.num_layers, stages))
     return [load_stage(folder, start, stop, device=device) for start, stop in spans]
 
 

@@ -20,7 +20,7 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.types import Request
 from traces.streams import random_stream
 from traces.synthetic import sample_trace
-from traces.trace import Floats, Trace
+from traces.trace import SKIPPED, Floats, Trace
 
 
 class Arrivals(Protocol):
@@ -198,7 +198,7 @@ def make_requests(
     if n > len(trace):
         if trace.seed is None:
             raise UsageError(f"{n} requests asked of trace {trace.name}, which has {len(trace)}")
-        trace = sample_trace(trace.name, n, trace.seed)
+        trace = sample_trace(trace.name, n, trace.seed, trace.dropped.get(SKIPPED, 0))
     times_s = arrivals.times(n, random_stream(seed, "arrivals"), trace.arrival_s)
     columns = (times_s, trace.prompt_tokens, trace.output_tokens)
     rows = zip(*(column[:n].tolist() for column in columns), strict=True)

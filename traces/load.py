@@ -19,7 +19,7 @@ from traces.row import Row
 from traces.sharegpt import load_tokenizer
 from traces.source import Source, fingerprint, open_trace
 from traces.synthetic import SAMPLE_NAMES, sample_trace
-from traces.trace import FILTERS, Floats, Ints, LengthFilter, Trace
+from traces.trace import FILTERS, SKIPPED, Floats, Ints, LengthFilter, Trace
 
 
 def load_trace(
@@ -27,6 +27,7 @@ def load_trace(
     *,
     format: str | None = None,
     limit: int | None = None,
+    skip: int = 0,
     tokenizer: str | Path | None = None,
     filter: str | None = None,
     seed: int = 0,
@@ -35,19 +36,22 @@ def load_trace(
     """Load a trace file, or draw a bundled sample.
 
     `limit` requests are kept and the rest of the file is not read; a sample is drawn with as many
-    (by default as its source has) from `seed`. `format` is a name in FORMATS (None: seen from the
-    file), `filter` one in FILTERS, `tokenizer` the path of a tokenizer.json for traces that hold
-    text, `keep_text` keeps that text. Raises UsageError naming the file, the line and what would be
-    right.
+    (by default as its source has) from `seed`. The first `skip` requests are left out, in the order
+    of the file and counted as dropped; time then starts at the first one kept. `format` is a name
+    in FORMATS (None: seen from the file), `filter` one in FILTERS, `tokenizer` the path of a
+    tokenizer.json for traces that hold text, `keep_text` keeps that text. Raises UsageError naming
+    the file, the line and what would be right.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"{limit} requests of a trace; expected at least 1")
+    if skip < 0:
+        raise UsageError(f"{skip} requests of a trace to skip; expected 0 or more")
     if filter is not None and filter not in FILTERS:
         raise UsageError(f'trace filter "{filter}" is unknown; {instead_of(filter, FILTERS)}')
     if str(path_or_name) in SAMPLE_NAMES:
         if format is not None or filter is not None:
             raise UsageError(f"{path_or_name} is a sample; it takes no format and no filter")
-        return sample_trace(str(path_or_name), limit, seed)
+        return sample_trace(str(path_or_name), limit, seed, skip)
     path = Path(path_or_name)
     if not path.exists():
         known = instead_of(path_or_name, SAMPLE_NAMES)
@@ -55,7 +59,8 @@ def load_trace(
     count_tokens = None if tokenizer is None else load_tokenizer(tokenizer)
     with open_trace(path) as stream:
         source = Source(path, stream, count_tokens)
-        return read_trace(source, format, limit, FILTERS[filter] if filter else None, keep_text)
+        bounds = FILTERS[filter] if filter else None
+        return read_trace(source, format, limit, bounds, keep_text=keep_text, skip=skip)
 
 
 def read_trace(
@@ -64,11 +69,13 @@ def read_trace(
     limit: int | None,
     bounds: LengthFilter | None,
     keep_text: bool = False,
+    *,
+    skip: int = 0,
 ) -> Trace:
-    """Read up to `limit` requests that pass `bounds` from an open file."""
+    """Read up to `limit` requests that pass `bounds` from an open file, after `skip` such."""
     name = find_format(source, format_name)
     reader = FORMATS[name]
-    columns = Columns(reader.ticks_per_s, reader.block_tokens, keep_text)
+    columns = Columns(reader.ticks_per_s, reader.block_tokens, keep_text, skip)
     for row in reader.rows(source):
         columns.add(row, bounds)
         if limit is not None and len(columns.prompt_tokens) >= limit:
@@ -101,6 +108,7 @@ class Columns:
     ticks_per_s: int
     block_tokens: int = 0
     keep_text: bool = False
+    skip: int = 0
     first_tick: int | float | None = None
     rows_read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -118,6 +126,8 @@ class Columns:
             dropped = f"no {'output' if prompt else 'prompt'} tokens"
         if not dropped and bounds is not None:
             dropped = bounds.reason(prompt, output)
+        if not dropped and self.dropped[SKIPPED] < self.skip:
+            dropped = SKIPPED
         if dropped:
             self.dropped[dropped] += 1
             return

@@ -18,7 +18,7 @@ import numpy as np
 
 from evenflow.errors import UsageError, instead_of
 from traces.streams import random_stream
-from traces.trace import Floats, Ints, Trace
+from traces.trace import SKIPPED, Floats, Ints, Trace
 
 SAMPLE_NAMES = (
     "arxiv-sample",
@@ -64,24 +64,26 @@ def sample_table(name: str) -> SampleTable:
     return SampleTable(facts, percent, columns, hashlib.sha256(text.encode()).hexdigest())
 
 
-def sample_trace(name: str, n: int | None = None, seed: int = 0) -> Trace:
+def sample_trace(name: str, n: int | None = None, seed: int = 0, skip: int = 0) -> Trace:
     """Draw `n` requests of a bundled sample (by default as many as its source has).
 
     The same (name, n, seed) gives the same trace, and a longer draw begins with the shorter one.
+    The first `skip` of a draw of `skip` + n are left out; time starts at the first one kept.
     """
     table = sample_table(name)
-    n = int(table.facts["rows"]) if n is None else n
-    prompt_tokens, output_tokens = draw_lengths(table, n, seed)
+    total = skip + (int(table.facts["rows"]) if n is None else n)
+    prompt_tokens, output_tokens = draw_lengths(table, total, seed)
+    arrival_s = draw_arrivals(table, total, seed) if "gap_s" in table.quantiles else None
     return Trace(
         name=name,
         format="sample",
-        arrival_s=draw_arrivals(table, n, seed) if "gap_s" in table.quantiles else None,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        dropped={},
+        arrival_s=None if arrival_s is None else arrival_s[skip:] - arrival_s[skip],
+        prompt_tokens=prompt_tokens[skip:],
+        output_tokens=output_tokens[skip:],
+        dropped={SKIPPED: skip} if skip else {},
         sha256=table.sha256,
         path=None,
-        rows_read=n,
+        rows_read=total,
         seed=seed,
     )
 

@@ -17,6 +17,9 @@ from evenflow.types import Prefix
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+SKIPPED = "skipped as asked"
+"""Why the first requests of a trace are dropped where whoever loads it skips some."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:

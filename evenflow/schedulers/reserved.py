@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from evenflow.kv import PagePool
 from evenflow.schedulers.fcfs import at_least, row_cap
+from evenflow.types import SearchSpace
 
 
 class Reserving:
     """Reserves pages for `max_model_len` tokens a request, so that nothing is ever preempted."""
+
+    search_space: ClassVar[SearchSpace] = {
+        "max_num_seqs": {"low": 4, "high": 512, "log": True, "integer": True}
+    }
 
     def __init__(
         self,

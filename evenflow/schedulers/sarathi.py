@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
-from evenflow.types import Plan
+from evenflow.types import Plan, SearchSpace
 from evenflow.view import View
 
 Mode = Literal["hybrid", "chunked_only", "hybrid_only"]
@@ -24,6 +24,12 @@ class Sarathi:
     alternate; `hybrid_only` mixes, but prompts stay whole. `token_budget: auto` is the largest
     budget whose iteration meets `tbt_slo_s` seconds between tokens by the cost model (section 4.3).
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "token_budget": {"low": 128, "high": 8192, "log": True, "integer": True},
+        "max_num_seqs": {"low": 16, "high": 1024, "log": True, "integer": True},
+        "watermark": {"low": 0.0, "high": 0.1},
+    }
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from evenflow.schedulers.fcfs import Room, at_least, row_cap
 from evenflow.schedulers.phases import (
@@ -15,7 +15,7 @@ from evenflow.schedulers.phases import (
     stealing_share,
     temporal_intensity,
 )
-from evenflow.types import Order, Plan
+from evenflow.types import Order, Plan, SearchSpace
 from evenflow.view import Prompt, View
 
 FUTURE_POINTS = {
@@ -50,6 +50,9 @@ class TDPipe:
     """
 
     uncapped = True
+    search_space: ClassVar[SearchSpace] = {
+        "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True}
+    }
 
     def __init__(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
-from evenflow.types import Plan, Prefill, Victim
+from evenflow.types import Plan, Prefill, SearchSpace, Victim
 from evenflow.view import View
 
 VICTIMS: dict[str, Victim] = {"latest": "last_returned", "most_pages": "most_pages"}
@@ -67,6 +67,14 @@ class TokenThrottling:
     """
 
     pipelined_chunks = True
+    search_space: ClassVar[SearchSpace] = {
+        "iterations": {"low": 1, "high": 32, "log": True, "integer": True},
+        "max_prefill": {"low": 256, "high": 8192, "log": True, "integer": True},
+        "min_prefill": {"low": 8, "high": 512, "log": True, "integer": True},
+        "kv_thresh": {"low": 0.0, "high": 0.3},
+        "victim": ["latest", "most_pages"],
+        "reserve": ["threshold", "adaptive"],
+    }
 
     def __init__(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from evenflow.kv import PagePool
 from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
-from evenflow.types import Plan
+from evenflow.types import Plan, SearchSpace
 from evenflow.view import View
 
 
@@ -15,6 +17,12 @@ class VLLM:
     allocated as needed; when none is free the latest-arrived ready request is preempted and
     recomputed. There is no balancing: the first call after several returns takes all ready decodes.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True},
+        "max_num_seqs": {"low": 16, "high": 1024, "log": True, "integer": True},
+        "watermark": {"low": 0.0, "high": 0.1},
+    }
 
     def __init__(
         self,

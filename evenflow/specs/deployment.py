@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenflow.errors import UsageError
+from evenflow.errors import DoesNotFitError, UsageError
 from evenflow.specs.checks import require_counts, require_positive
 from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.model import ModelSpec
@@ -25,7 +25,9 @@ def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...
     if isinstance(stages, int):
         require_counts("deployment", stages=stages)
         if stages > num_layers:
-            raise UsageError(f"stages: {stages} stages for {num_layers} layers; use fewer stages")
+            raise DoesNotFitError(
+                f"stages: {stages} stages for {num_layers} layers; use fewer stages"
+            )
         each, left_over = divmod(num_layers, stages)
         first_extra = stages - 1 - left_over
         return tuple(each + (first_extra <= stage < stages - 1) for stage in range(stages))
@@ -150,7 +152,7 @@ class Deployment:
     def kv_pages(self) -> int:
         """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.
 
-        UsageError with the numbers when a stage has no room for a single page.
+        DoesNotFitError with the numbers when a stage has no room for a single page.
         """
         return min(self._pages_of(stage) for stage in range(self.depth))
 
@@ -160,7 +162,7 @@ class Deployment:
         free = usable - weights - activations
         pages = int(free // (self.page_tokens * self.kv_bytes_per_token(stage)))
         if pages < 1:
-            raise UsageError(
+            raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
                 f"{weights / GIB:.1f} GiB for weights and {activations / GIB:.1f} for activations "
                 f"and has {usable / GIB:.1f} ({self.memory_utilization:g} of an {self.gpu.name}'s "

@@ -12,6 +12,7 @@ from evenflow.batcher import Batcher
 from evenflow.bubbles import attribute
 from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.result import RunResult
+from evenflow.view import View
 from sim.driver import Driver
 from sim.tandem import Tandem
 from sim.world import World
@@ -44,7 +45,7 @@ def test_requests_tokens_and_pages_are_conserved(world: World) -> None:
         assert not engine.live
         assert (engine.running, engine.running_decodes, engine.ready.rows) == (0, 0, 0)
         assert (engine.waiting_tokens, len(engine.in_flight)) == (0, 0)
-        assert engine.expected_output_tokens() == 0
+        assert View(engine).expected_output_tokens == 0
         assert engine.kv_tokens == 0
 
 

@@ -1,6 +1,6 @@
-"""Draw the README's picture of a comparison: tokens per micro-batch, and where stage time goes.
+"""Draw a comparison: tokens per micro-batch, and where stage time goes.
 
-`python -m experiments.readme_figure` draws it again, from the runs of `make demo`.
+`python -m experiments.draw_comparison` draws the README's again, from the runs of `make demo`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from matplotlib.patches import Patch
 
 from evenflow.bubbles import CAUSES
 from evenflow.config import load_config
-from experiments.build import load_workload
 from experiments.compare import parse_schedulers
 from experiments.report_data import Run, shares, steady
 from experiments.report_style import BUSY, CAUSE_COLOURS, DECODE, PREFILL
 from experiments.report_words import cause_label
-from experiments.runs import Job, run_job, with_bubbles
+from experiments.runs import run_all_of
 
 SHOWN_BATCHES = 250
 
 
-def draw_readme_figure(runs: Mapping[str, Run], path: str | Path) -> None:
-    """Write a PNG with a row a run: tokens of consecutive micro-batches, and shares of time."""
+def draw_comparison(runs: Mapping[str, Run]) -> Figure:
+    """Return a row a run: tokens of consecutive micro-batches, and shares of stage time."""
     figure = Figure(figsize=(10, 1.0 + 1.35 * len(runs)), dpi=150, layout="constrained")
     grid = figure.subplots(len(runs), 2, width_ratios=[2.6, 1], squeeze=False)
     for row, (name, run) in enumerate(runs.items()):
@@ -41,7 +40,7 @@ def draw_readme_figure(runs: Mapping[str, Run], path: str | Path) -> None:
     figure.legend(
         handles=_key(runs), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
-    figure.savefig(path, metadata={"Software": None})
+    return figure
 
 
 def _draw_tokens(axes: Axes, name: str, run: Run) -> None:
@@ -83,14 +82,9 @@ def main() -> None:
     """Draw the comparison of `make demo` into docs/figures."""
     root = Path(__file__).parent.parent
     config = load_config(root / "examples" / "quickstart.yaml")
-    workload = load_workload(config, root)
-    contenders = parse_schedulers("token_throttling,sarathi,vllm", config)
-    runs = {
-        name: run
-        for label, contender in contenders.items()
-        for name, run in with_bubbles(run_job(Job(contender, workload, root)), label).items()
-    }
-    draw_readme_figure(runs, root / "docs" / "figures" / "quickstart.png")
+    runs = run_all_of(parse_schedulers("token_throttling,sarathi,vllm", config), root)
+    path = root / "docs" / "figures" / "quickstart.png"
+    draw_comparison(runs).savefig(path, metadata={"Software": None})
 
 
 if __name__ == "__main__":

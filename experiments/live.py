@@ -1,0 +1,216 @@
+"""A server of the real runtime: HTTP in a thread of its own, the driver in the main thread.
+
+Knows how a configuration becomes a server, and the order in which it starts and ends.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenflow.batcher import Batcher
+from evenflow.config import RunConfig
+from evenflow.errors import UsageError
+from evenflow.specs.model import model
+from experiments.build import find
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from runtime.driver import Driver
+    from runtime.pipeline import Pipeline
+    from runtime.server import Service
+    from runtime.serving import Serving
+
+START_LIMIT_S = 10.0
+DRAIN_LIMIT_S = 5.0
+"""How long clients that have all their tokens may take to read them."""
+
+FAILED_S = 1.0
+"""How long a server that has failed still says so before it is gone."""
+
+STOPPING = "the server is stopping"
+
+WORKLOAD = "clients"
+"""What stands for the trace in the provenance of a served run."""
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address; UsageError if it cannot be had."""
+    for module in ("fastapi", "uvicorn"):
+        if find_spec(module) is None:
+            raise UsageError(f"a server needs {module}: pip install 'evenflow[server]'")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"--host {host}: {error.strerror}") from None
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        raise UsageError(f"--port {port} on {host}: {error.strerror}") from None
+    return bound
+
+
+class LiveServer:
+    """Serves a configuration's model on a bound socket.
+
+    `open`, `drain` (at Ctrl-C), `ended` and `close` are called in this order.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        beside: Path,
+        bound: socket.socket,
+        *,
+        tokenizer: Path | None = None,
+        max_queue: int | None = None,
+    ) -> None:
+        from runtime.front import LiveFront
+        from runtime.server_answers import Answers
+        from runtime.server_text import codec_of
+
+        path = None if config.model is None else Path(find(config.model, beside))
+        folder = path if path is not None and path.is_dir() else None
+        vocab_size = None if path is None else model(str(path)).vocab_size
+        self.front = LiveFront()
+        self.answers = Answers(self.front, codec_of(folder, tokenizer, vocab_size), max_queue)
+        self.model = config.model or "evenflow"
+        self.on_open: Callable[[], None] = lambda: None
+        self._bound = bound
+        self._failure: str | None = None
+        self._failed_s = 0.0
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        host, port = self._bound.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def open(
+        self,
+        serving: Serving,
+        batcher: Batcher,
+        pipeline: Pipeline,
+        on_token: Callable[[int, int], None] | None,
+    ) -> Driver:
+        """Let clients in; return the driver that serves them once it runs.
+
+        `on_token` hears of their tokens too.
+        """
+        from runtime.driver import Driver
+        from runtime.server import Service
+
+        answers = self.answers
+        if serving.text_of is not None:
+            serving = replace(serving, text_of=answers.text_of)
+
+        def heard(request_id: int, token: int) -> bool:
+            if on_token is not None:
+                on_token(request_id, token)
+            return answers.token(request_id, token)
+
+        driver = Driver(
+            serving,
+            batcher,
+            pipeline,
+            front=self.front,
+            on_added=answers.added,
+            on_token=heard,
+        )
+        answers.origin_s = driver.origin_s
+        pipeline.watch(self.front.fileno())
+        self._start(
+            Service(
+                self.model,
+                batcher.max_model_len,
+                answers,
+                failure=lambda: self._failure,
+                gauges=lambda: _gauges(batcher),
+            )
+        )
+        self.on_open()
+        return driver
+
+    def _start(self, service: Service) -> None:
+        import uvicorn
+
+        from runtime.server import make_app
+
+        options = uvicorn.Config(
+            make_app(service),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(DRAIN_LIMIT_S),
+        )
+        server = self._server = uvicorn.Server(options)
+        self._thread = threading.Thread(target=self._serve, args=(server,), daemon=True)
+        self._thread.start()
+        limit_s = time.monotonic() + START_LIMIT_S
+        while not server.started:
+            if time.monotonic() > limit_s or not self._thread.is_alive():
+                raise UsageError("the HTTP server does not start")
+            time.sleep(0.01)
+
+    def drain(self) -> None:
+        """Send new clients away; those that are here are served."""
+        from runtime.server_answers import ServiceError
+
+        self._failure = STOPPING
+        self.answers.close(ServiceError(STOPPING, 503))
+        self.front.close()
+
+    def ended(self, driver: Driver, failure: str | None) -> None:
+        """Tell clients that are still here that nothing more comes, and why."""
+        from runtime.server_answers import ServiceError
+
+        self._failure, self._failed_s = failure or STOPPING, time.monotonic()
+        driver.abandon(self._failure)
+        self.answers.fail(ServiceError(self._failure, 503))
+        if failure is None:
+            self._failed_s -= FAILED_S
+
+    def close(self) -> None:
+        """End the HTTP server; after an error, its clients have not heard of the end yet."""
+        from runtime.server_answers import ServiceError
+
+        self.answers.fail(ServiceError(self._failure or STOPPING, 503))
+        if self._thread is not None and self._server is not None:
+            time.sleep(max(0.0, self._failed_s + FAILED_S - time.monotonic()))
+            self._server.should_exit = True
+            self._thread.join(DRAIN_LIMIT_S + 1)
+        self.front.release()
+
+    def _serve(self, server: uvicorn.Server) -> None:
+        try:
+            server.run(sockets=[self._bound])
+        finally:
+            self.front.close()  # nobody could be answered any more
+
+
+def _gauges(batcher: Batcher) -> Mapping[str, float]:
+    """Return a Batcher's counters; read from another thread, each is right at a moment of its
+    own."""
+    pool = batcher.pool
+    return {
+        "vllm:num_requests_running": batcher.running,
+        "vllm:num_requests_waiting": len(batcher.waiting),
+        "vllm:kv_cache_usage_perc": 1 - pool.free_pages / pool.total_pages,
+        "vllm:num_preemptions_total": batcher.preemptions,
+        "evenflow:kv_pages_free": pool.free_pages,
+        "evenflow:kv_pages_total": pool.total_pages,
+    }

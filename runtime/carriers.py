@@ -1,0 +1,164 @@
+"""How the hidden states of a micro-batch get from one stage to the next.
+
+Knows tensors and their order; no model, no messages but a key. `give` runs in the thread that
+computes, `expect` and `fetch` in the one that prepares, `take` again in the first.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import tempfile
+from base64 import b64decode, b64encode
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+
+from runtime.worker import Place
+
+
+class Carrier(Protocol):
+    """Carries hidden states [tokens, hidden], in the order of the micro-batches.
+
+    `expect` hears how many tokens come next, as soon as that is known. `fetch` returns when they
+    are here; `key` is what `give` returned for them on the stage before. `take` hands them out.
+    """
+
+    def expect(self, num_tokens: int) -> None: ...
+
+    def fetch(self, key: str) -> None: ...
+
+    def take(self) -> Tensor: ...
+
+    def give(self, hidden: Tensor) -> str: ...
+
+
+class Lane:
+    """Where one thread computes or copies: a stream of a GPU, or the CPU as it is.
+
+    What was issued in its `with` block is done at the end of the block.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+
+class Sent:
+    """Torch's send and receive between processes, both non-blocking.
+
+    With `gloo` the data cross the host's memory, whatever the device; with `nccl` each stage needs
+    a GPU of its own. Receives are posted as soon as a micro-batch is announced, so that its data
+    move while an earlier one computes.
+    """
+
+    def __init__(
+        self, place: Place, backend: str, like: Tensor, hidden_size: int, limit_s: float
+    ) -> None:
+        meet(place, backend, limit_s)
+        self._stage = place.stage
+        self._like = like
+        self._hidden_size = hidden_size
+        self._crosses = torch.device("cpu") if backend == "gloo" else like.device
+        self._due: deque[tuple[Tensor, Any]] = deque()
+        self._here: deque[Tensor] = deque()
+        self._sending: tuple[Tensor, Any] | None = None
+
+    def expect(self, num_tokens: int) -> None:
+        shape = (num_tokens, self._hidden_size)
+        buffer = torch.empty(shape, dtype=self._like.dtype, device=self._crosses)
+        self._due.append((buffer, distributed.irecv(buffer, src=self._stage - 1)))
+
+    def fetch(self, key: str) -> None:
+        buffer, receiving = self._due.popleft()
+        receiving.wait()
+        self._here.append(buffer.to(self._like.device))
+
+    def take(self) -> Tensor:
+        return self._here.popleft()
+
+    def give(self, hidden: Tensor) -> str:
+        if self._sending is not None:
+            self._sending[1].wait()  # long gone: the next stage expects it since it was announced
+        hidden = hidden.to(self._crosses)
+        self._sending = hidden, distributed.isend(hidden, dst=self._stage + 1)
+        return ""
+
+
+def meet(place: Place, backend: str, limit_s: float) -> None:
+    """Connect the processes of all stages, over the loopback interface alone.
+
+    They find each other by a file in the run's folder. Raises when one is missing after `limit_s`.
+    """
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback[0]
+    distributed.init_process_group(
+        backend,
+        store=distributed.FileStore(f"{place.folder}/meeting", place.depth),
+        rank=place.stage,
+        world_size=place.depth,
+        timeout=timedelta(seconds=limit_s),
+    )
+
+
+class Shared:
+    """Memory that two processes share: CUDA IPC on a GPU, shared memory on a CPU.
+
+    Torch counts the references of both sides and frees the memory after the last.
+    """
+
+    def __init__(self, place: Place, device: torch.device) -> None:
+        tempfile.tempdir = place.folder  # where CPU tensors are handed over, and the driver cleans
+        self._device = device
+        self._here: deque[Tensor] = deque()
+
+    def expect(self, num_tokens: int) -> None:
+        """Nothing to do: the key says all."""
+
+    def fetch(self, key: str) -> None:
+        # NOTE: a pickle, as in multiprocessing itself: from a sibling, over a private socket.
+        shared: Tensor = pickle.loads(b64decode(key))
+        self._here.append(shared.to(self._device))
+
+    def take(self) -> Tensor:
+        return self._here.popleft()
+
+    def give(self, hidden: Tensor) -> str:
+        return b64encode(ForkingPickler.dumps(hidden)).decode()
+
+
+class Handed:
+    """Stages of one process: the tensor itself goes into the next one's mailbox."""
+
+    def __init__(self, place: Place, mailboxes: tuple[deque[Tensor], ...], device: torch.device):
+        self._from = mailboxes[place.stage - 1] if place.stage else deque[Tensor]()
+        self._to = deque[Tensor]() if place.is_last else mailboxes[place.stage]
+        self._device = device
+
+    def expect(self, num_tokens: int) -> None:
+        """Nothing to do: it is there before the message is."""
+
+    def fetch(self, key: str) -> None:
+        """Nothing to do: it is here already."""
+
+    def take(self) -> Tensor:
+        return self._from.popleft().to(self._device)
+
+    def give(self, hidden: Tensor) -> str:
+        self._to.append(hidden)
+        return ""

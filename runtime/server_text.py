@@ -1,0 +1,185 @@
+"""Tokens to text and back, for clients: with a tokenizer.json, or as numbers where there is none.
+
+Knows no requests. Text of a token may come with a later one: a character can take several tokens,
+and what may be the beginning of a stop string is held back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from evenflow.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+UNFINISHED = "\ufffd"
+"""What a decoder writes for bytes that are no character yet."""
+
+
+class TextStream(Protocol):
+    """The text of one output, as its tokens come."""
+
+    def push(self, token: int) -> str:
+        """Return the text that is certain with this token."""
+
+    def rest(self) -> str:
+        """Return what is left when no more tokens come."""
+
+
+class Codec(Protocol):
+    """Both ways between text and tokens. `end_ids` end an output and are no text.
+
+    The model knows token ids below `vocab_size` (None: any).
+    """
+
+    end_ids: frozenset[int]
+    vocab_size: int | None
+
+    def encode(self, text: str) -> list[int] | None:
+        """Return the tokens of a prompt; None: there is no tokenizer."""
+
+    def stream(self) -> TextStream: ...
+
+
+class Numbers:
+    """Writes a token as its number and a space, so that a client can read back what it got."""
+
+    def __init__(
+        self, end_ids: frozenset[int] = frozenset(), vocab_size: int | None = None
+    ) -> None:
+        self.end_ids = end_ids
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int] | None:
+        return None
+
+    def stream(self) -> TextStream:
+        return _NumberStream()
+
+
+class _NumberStream:
+    def push(self, token: int) -> str:
+        return f"{token} "
+
+    def rest(self) -> str:
+        return ""
+
+
+class Tokenized:
+    """Encodes and decodes with a tokenizer.json; UsageError if the file is none."""
+
+    def __init__(
+        self,
+        path: Path,
+        end_ids: frozenset[int] = frozenset(),
+        vocab_size: int | None = None,
+    ) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            hint = "pip install 'evenflow[server]'"
+            raise UsageError(f"{path}: text needs tokenizers: {hint}") from None
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file; a tokenizer.json is right")
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # its Rust side raises nothing narrower
+            raise UsageError(f"{path}: not a tokenizer.json: {error}") from None
+        self.end_ids = end_ids
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int] | None:
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def stream(self) -> TextStream:
+        return _TokenizedStream(self._tokenizer)
+
+
+class _TokenizedStream:
+    """Decodes the tokens since the last certain text again, with those before it as context.
+
+    A decoder may treat the first token of a text differently, so the context stays in front.
+    NOTE: the library's own DecodeStream raises on bytes that are no text, as random weights write.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._context = 0  # tokens in front whose text is out
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._new_text()
+        if not text or text.endswith(UNFINISHED):
+            return ""
+        del self._ids[: self._context]
+        self._context = len(self._ids)
+        return text
+
+    def rest(self) -> str:
+        return self._new_text()
+
+    def _new_text(self) -> str:
+        known = self._tokenizer.decode(self._ids[: self._context])
+        whole: str = self._tokenizer.decode(self._ids)
+        return whole[len(known) :]
+
+
+class StopStrings:
+    """Cuts a text where the first of some strings begins; holds back what may become one."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+        self._kept = max(map(len, strings), default=1) - 1
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Return the text that is certain, and whether it ends here."""
+        self._held += text
+        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
+        if found:
+            out, self._held = self._held[: min(found)], ""
+            return out, True
+        certain = max(len(self._held) - self._kept, 0)
+        out, self._held = self._held[:certain], self._held[certain:]
+        return out, False
+
+    def rest(self) -> str:
+        """Return what was held back: no more text comes."""
+        out, self._held = self._held, ""
+        return out
+
+
+def codec_of(folder: Path | None, tokenizer: Path | None, vocab_size: int | None) -> Codec:
+    """Return how the model in `folder` reads and writes: by `tokenizer`, or by its own file.
+
+    Without either, as numbers. UsageError names a file that cannot be used.
+    """
+    end_ids = frozenset[int]() if folder is None else _end_ids(folder)
+    if tokenizer is None and folder is not None and (folder / TOKENIZER_FILE).is_file():
+        tokenizer = folder / TOKENIZER_FILE
+    if tokenizer is None:
+        return Numbers(end_ids, vocab_size)
+    return Tokenized(tokenizer, end_ids, vocab_size)
+
+
+def _end_ids(folder: Path) -> frozenset[int]:
+    """Return the end-of-sequence tokens that a Hugging Face folder names."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            values: Any = json.loads(path.read_text(encoding="utf-8"))
+            given = values.get("eos_token_id")
+        except (AttributeError, OSError, ValueError) as error:
+            raise UsageError(f"{path}: cannot read it: {error}") from None
+        if given is not None:
+            return frozenset(given if isinstance(given, list) else [given])
+    return frozenset()

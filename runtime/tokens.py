@@ -1,0 +1,111 @@
+"""The token ids of the requests being served, on the driver's side: prompts, and what was sampled.
+
+Knows ids and how each request draws its next one; no pages, no sockets, no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evenflow.types import Chunk, Request
+from runtime.wire import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The ids of a request's prompt, and how its tokens are drawn; without `draw`, greedily.
+
+    A token of `stop_ids` ends the request before its limit.
+    """
+
+    prompt_ids: Sequence[int]
+    draw: Draw | None = None
+    stop_ids: frozenset[int] = frozenset()
+
+
+TextOf = Callable[[Request], Text]
+"""Returns what a request says. Asked once, when its first piece is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTexts:
+    """Made-up prompts for requests of which only the length is known.
+
+    Ids below `vocabulary` follow from `seed` and the request's id alone. `sampling` is
+    (temperature, top_k, top_p); what is drawn follows from `sampling_seed` and the request's id.
+    Nothing ends a request early, so that it has the length that its trace gives.
+    """
+
+    vocabulary: int
+    seed: int
+    sampling: tuple[float, int, float] = (0.0, 0, 1.0)
+    sampling_seed: int = 0
+
+    def __call__(self, request: Request) -> Text:
+        """Return the text of a request."""
+        rng = np.random.default_rng((self.seed, request.request_id))
+        ids = rng.integers(self.vocabulary, size=request.prompt_tokens).tolist()
+        if not self.sampling[0]:
+            return Text(ids)
+        return Text(ids, Draw(request.request_id, *self.sampling, self._seed_of(request)))
+
+    def _seed_of(self, request: Request) -> int:
+        sequence = np.random.SeedSequence((self.sampling_seed, request.request_id))
+        return int(sequence.generate_state(1)[0])
+
+
+@dataclass(slots=True)
+class _Known:
+    text: Text
+    ids: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.text.prompt_ids)
+
+
+class TokenBook:
+    """All ids of the live requests. What was sampled before a preemption is prompt afterwards."""
+
+    def __init__(self, text_of: TextOf) -> None:
+        self._text_of = text_of
+        self._known: dict[int, _Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def inputs(self, chunks: Sequence[Chunk], decodes: Sequence[int]) -> list[int]:
+        """Return what stage 0 computes: the ids of each chunk, then each decode's last one."""
+        ids: list[int] = []
+        for chunk in chunks:
+            ids += self._of(chunk.row.request).ids[chunk.start : chunk.stop]
+        ids += [self._known[request_id].ids[-1] for request_id in decodes]
+        return ids
+
+    def draws(self, chunks: Sequence[Chunk]) -> list[Draw]:
+        """Return how the requests draw whose prompts end in these chunks, greedy ones left out."""
+        texts = (self._of(chunk.row.request).text for chunk in chunks if chunk.last)
+        return [text.draw for text in texts if text.draw is not None]
+
+    def sampled(self, request_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Note a token each; return the requests that it ends. Unknown ones have left."""
+        stopped = []
+        for request_id, token in zip(request_ids, tokens, strict=True):
+            known = self._known.get(request_id)
+            if known is not None:
+                known.ids.append(token)
+                if token in known.text.stop_ids:
+                    stopped.append(request_id)
+        return stopped
+
+    def ended(self, request_id: int) -> None:
+        """Forget a request, if it is known."""
+        self._known.pop(request_id, None)
+
+    def _of(self, request: Request) -> _Known:
+        known = self._known.get(request.request_id)
+        if known is None:
+            known = self._known[request.request_id] = _Known(self._text_of(request))
+        return known

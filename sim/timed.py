@@ -1,0 +1,102 @@
+"""A pipeline whose every micro-batch is given its own times, the driver's and the messages' too.
+
+So the rules of the pipeline can be checked on their own, with times that a real run measured, or
+times be drawn at random. Knows no measurement and no distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import add
+from typing import NamedTuple
+
+from evenflow.result import Recorder, RunResult
+from evenflow.types import MicroBatch
+from sim.clock import Clock
+from sim.driver import Driver
+from sim.tandem import Tandem
+from sim.world import Link, RuntimeOverheads, World
+
+GRID_PER_S = 2.0**30
+
+
+class Timing(NamedTuple):
+    """What a micro-batch takes, in seconds.
+
+    `schedule_s`: from the decision, or when stage 0 has the one before, until stage 0 has it.
+    `prepare_s`: on each stage, until it computes what is there and could start. `stages_s`: on each
+    stage. `hops_s`: each hop, beyond what the world's link is busy for its bytes. `freed_s`,
+    `returned_s`: from the end of stage 0, and of the last one, until the driver hears of it.
+    """
+
+    schedule_s: float
+    prepare_s: Sequence[float]
+    stages_s: Sequence[float]
+    hops_s: Sequence[float]
+    freed_s: float
+    returned_s: float
+
+
+def on_grid(time_s: float) -> float:
+    """Return the nearest multiple of 2^-30 s.
+
+    Sums and differences of such times are exact, so what the driver heard at one time stays at one
+    time, however it is computed.
+    """
+    return round(time_s * GRID_PER_S) / GRID_PER_S
+
+
+class TimedPipeline(Tandem):
+    """The recurrence with the times that `timing` gives; the world's costs and latencies are
+    unused."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        world: World,
+        recorder: Recorder,
+        on_change: Callable[[float], None],
+        on_return: Callable[[float], None],
+        *,
+        timing: Callable[[MicroBatch], Timing],
+    ) -> None:
+        super().__init__(clock, world, recorder, on_change, on_return)
+        self._timing = timing
+        self._busy_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
+        self._heard_free_s = 0.0
+        self._heard_back_s = 0.0
+
+    def can_take(self, now_s: float) -> bool:
+        """Say whether the driver may send a micro-batch now."""
+        return self._eager or self._heard_free_s <= now_s
+
+    def submit(self, batch: MicroBatch) -> None:
+        """Send a micro-batch to stage 0."""
+        timing = self._timing(batch)
+        self._overheads = RuntimeOverheads(schedule_s=timing.schedule_s)
+        self._hops = tuple(map(Link, self._busy_s, timing.hops_s))
+        times = self._cross(batch, list(map(add, timing.prepare_s, timing.stages_s)))
+        times[1::3] = map(add, times[1::3], timing.prepare_s)
+        self._recorder.batch(batch, times)
+        # Messages do not overtake each other.
+        self._heard_back_s = max(self._heard_back_s, on_grid(times[-1] + timing.returned_s))
+        self._heard_free_s = self._heard_back_s
+        if len(timing.stages_s) > 1:
+            self._heard_free_s = on_grid(times[2] + timing.freed_s)
+        self._clock.at(self._heard_back_s, self._returned)
+
+    def call_when_free(self) -> None:
+        """Call `on_change` when the driver hears that stage 0 is free, on a single stage never."""
+        if not self._call_queued and len(self._stage_free_s) > 1:
+            self._call_queued = True
+            self._clock.at(self._heard_free_s, self._stage0_free)
+
+
+def simulate_timed(world: World, timing: Callable[[MicroBatch], Timing]) -> RunResult:
+    """Simulate a world whose micro-batches take what `timing` says; see Timing.
+
+    It is asked once for each micro-batch, in the order in which they are sent. Raises as `simulate`
+    does, and ValueError for a shared link.
+    """
+    return Driver(world, partial(TimedPipeline, timing=timing)).run()

@@ -1,0 +1,122 @@
+"""A server in a process of its own, for tests, and what it should answer."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+openai = pytest.importorskip("openai", reason="needs openai: pip install 'evenflow[test]'")
+httpx = pytest.importorskip("httpx")
+
+from runtime.emulated import emulated_token  # noqa: E402
+from tests.test_runtime_cli import COMMAND, gone  # noqa: E402
+
+RUN = """\
+stages: 2
+costs: {kind: affine, base_s: 0.002, per_token_s: 2e-5}
+kv: {pages: 400}
+max_model_len: 1000
+scheduler: {name: sarathi, token_budget: 128}
+"""
+START_S = 60.0
+
+
+class Server:
+    """A server process, and what it says."""
+
+    def __init__(self, folder: Path, run: str, arguments: Sequence[str]) -> None:
+        self.out = folder / "out"
+        (folder / "RUN.yaml").write_text(run)
+        (folder / "command.py").write_text(COMMAND)
+        command = [sys.executable, folder / "command.py", "serve", folder / "RUN.yaml"]
+        self.process = subprocess.Popen(
+            [*command, "--port", "0", "--out", self.out, *arguments],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        limit = threading.Timer(START_S, self.process.kill)
+        limit.start()
+        line = self.process.stdout.readline()
+        limit.cancel()
+        found = re.search(r"serving (\S+) on (http://127\.0\.0\.1:\d+)/v1", line)
+        assert found, line or self.process.communicate(timeout=5)
+        self.model, self.url = found[1], found[2]
+        self.http = httpx.Client(base_url=self.url, timeout=10)
+
+    def client(self) -> Any:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+    def complete(self, **body: Any) -> Any:
+        return self.http.post("/v1/completions", json=body)
+
+    def metrics(self) -> dict[str, float]:
+        pattern = r"^(\S+)\{model_name=\"[^\"]*\"(?:,finished_reason=\"(\w+)\")?\} (\S+)$"
+        found = re.findall(pattern, self.http.get("/metrics").text, re.MULTILINE)
+        return {name + reason: float(value) for name, reason, value in found}
+
+    def ends(self, limit_s: float = 10.0) -> tuple[int, str]:
+        """Wait for the end; return the exit status and what went to stderr."""
+        self.http.close()
+        _, errors = self.process.communicate(timeout=limit_s)
+        assert gone(self.process)
+        return self.process.returncode, errors
+
+    def interrupted(self) -> tuple[int, str]:
+        """Press Ctrl-C and wait for the end."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.ends()
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "summary.json").read_text())
+        return found
+
+    def statuses(self) -> list[str]:
+        rows = csv.DictReader((self.out / "requests.csv").read_text().splitlines())
+        return [row["status"] for row in rows]
+
+
+@contextmanager
+def serving(*arguments: str, run: str = RUN) -> Iterator[Server]:
+    """Start a server; it must leave no socket behind, and be gone if it should be."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        sockets = Path(folder) / "s"
+        sockets.mkdir()
+        os.environ["TMPDIR"], before = str(sockets), os.environ.get("TMPDIR")
+        try:
+            server = Server(Path(folder), run, arguments)
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before
+        try:
+            yield server
+            assert not list(sockets.iterdir())
+        finally:
+            if server.process.poll() is None:
+                os.killpg(server.process.pid, signal.SIGKILL)
+                server.process.communicate(timeout=5)
+            server.http.close()
+
+
+def expected_tokens(completion_id: str, prompt_tokens: int, count: int, choice: int = 0) -> str:
+    request_id = int(completion_id.removeprefix("cmpl-")) + choice
+    positions = range(prompt_tokens, prompt_tokens + count)
+    return "".join(f"{emulated_token(request_id, position)} " for position in positions)

@@ -1,0 +1,40 @@
+"""A small sweep, written to files, for the tests of sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.sweep_config import Sweep, load_sweep
+
+RUN: dict[str, Any] = {
+    "stages": 2,
+    "costs": {"kind": "affine", "base_s": 0.01, "per_token_s": 1e-5},
+    "kv": {"pages": 1000},
+    "max_in_flight": 2,
+    "scheduler": {"name": "sarathi", "token_budget": 128},
+    "workload": {
+        "trace": "azure-conv-sample",
+        "requests": 6,
+        "arrivals": {"kind": "poisson", "rate": 5.0},
+    },
+}
+GRID: dict[str, Any] = {
+    "run": RUN,
+    "parameters": {"scheduler.token_budget": [64, 128], "max_in_flight": [1, 2, "unlimited"]},
+    "replications": 2,
+}
+
+
+def write(folder: Path, name: str = "SWEEP.yaml", **changes: Any) -> Path:
+    """Write GRID with some keys changed, and return its path."""
+    path = folder / name
+    path.write_text(yaml.safe_dump({**GRID, **changes}, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def sweep(folder: Path, *overrides: str, **changes: Any) -> Sweep:
+    """Return GRID, with some keys changed, as it is read from a file."""
+    return load_sweep(write(folder, **changes), overrides)

@@ -1,0 +1,242 @@
+"""The capacity of small deployments, against closed forms; its files; every kind of bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenflow.config import RunConfig, configured
+from evenflow.errors import UsageError
+from evenflow.types import Request
+from evenflow.yaml_file import Document
+from experiments.build import load_workload
+from experiments.capacity import Capacity, Question, at_rate, capacity_of, own_rate
+from experiments.capacity_report import facts, sentences
+from experiments.points import Store
+from experiments.prices import dollars_per_hour, load_prices
+from experiments.slo import parse_slo
+from tests.command_line import evenflow, write_inputs
+from tests.test_points import RUN
+
+QUEUE = {
+    **RUN,
+    "stages": 1,
+    "costs": {"kind": "affine", "base_s": 0.1, "per_token_s": 0.0},
+    "scheduler": {"name": "sarathi", "max_num_seqs": 1},
+    "workload": {"trace": "ones.csv", "arrivals": {"kind": "poisson", "rate": 3.0}},
+}
+"""One server, 0.1 s a request: each is one prompt token and one output token (M/D/1)."""
+
+
+def queue(folder: Path, *overrides: str, requests: int) -> RunConfig:
+    rows = "0,1,1\n" * requests
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+    (folder / "ones.csv").write_text(header + rows)
+    return configured(Document("a.yaml", QUEUE, {}), overrides)
+
+
+def capacity(folder: Path, config: RunConfig, *slo: str, **more: Any) -> Capacity:
+    question = Question(config, tuple(parse_slo(slo)), folder, **more)
+    with ThreadPoolExecutor(1) as executor:
+        return capacity_of(question, Store(folder / "points"), executor, curve=(0.5, 2.0))
+
+
+def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
+    # M/D/1: mean wait = u s / (2 (1 - u)); a mean of s is reached at a utilisation u of 2/3.
+    config = queue(tmp_path, requests=1500)
+    found = capacity(tmp_path, config, "mean_queue_ms=100", replications=4, tolerance=0.04)
+    assert found.status == "found"
+    assert found.rate is not None
+    assert found.rate.n == 4
+    assert found.rate.half_width < 0.1 * 20 / 3
+    assert abs(found.rate.mean - 20 / 3) < found.rate.half_width + 0.04 * 20 / 3
+    for below, above in found.at_knee():
+        assert not below.failed
+        assert above.failed == ("mean_queue_ms",)
+        assert above.rate <= 1.04 * below.rate
+    attained = {each.rate: each.values["attainment"] for each in found.measured}
+    assert attained[found.curve[0]] > attained[found.curve[1]]
+    again = facts(found)
+    assert again["limited_by"] == {"mean_queue_ms": 4}
+    assert "95 %" in sentences(found, again)[0]
+
+
+def lengths(requests: list[Request]) -> list[tuple[int, int]]:
+    return [(request.prompt_tokens, request.output_tokens) for request in requests]
+
+
+def test_all_rates_see_the_same_requests_and_the_same_draws(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n1,6,7\n5,8,9\n7,3,3\n"
+    )
+    kinds = (
+        ("azure-conv-sample", "{kind: poisson, rate: 2}"),
+        ("azure-conv-sample", "{kind: gamma, rate: 2, burstiness: 0.3}"),
+        ("trace.csv", "{kind: replay, scale: 2}"),
+    )
+    for trace, arrivals in kinds:
+        keys = (f"workload.trace={trace}", "workload.requests=4", f"workload.arrivals={arrivals}")
+        config = configured(Document("a.yaml", RUN, {}), keys)
+        plain = load_workload(config, tmp_path).requests
+        start = own_rate(config.workload.arrivals, plain)
+        for rate in (start, 3 * start):
+            requests = load_workload(at_rate(config, rate, start, 0), tmp_path).requests
+            times_s = [request.arrival_s * rate / start for request in requests]
+            assert times_s == pytest.approx([request.arrival_s for request in plain])
+            assert lengths(requests) == lengths(plain)
+
+
+def test_a_limit_below_the_service_time_is_never_kept(tmp_path: Path) -> None:
+    found = capacity(tmp_path, queue(tmp_path, requests=200), "mean_ttft_ms=90")
+    assert (found.status, found.rate) == ("never", None)
+    told = facts(found)
+    assert told["capacity_requests_per_s"] is None
+    assert "no rate keeps the SLO" in sentences(found, told)[0]
+
+
+def test_a_limit_that_no_rate_touches_needs_more_requests(tmp_path: Path) -> None:
+    found = capacity(tmp_path, queue(tmp_path, requests=50), "p99_tpot_ms=1")
+    assert (found.status, found.rate) == ("too_short", None)
+
+
+def test_a_short_run_is_told(tmp_path: Path) -> None:
+    found = capacity(tmp_path, queue(tmp_path, requests=40), "p99_ttft_ms=1500")
+    assert found.status == "found"
+    assert any("run length matters" in line for line in sentences(found, facts(found)))
+
+
+def test_the_same_question_is_answered_from_the_store(tmp_path: Path) -> None:
+    config = queue(tmp_path, requests=300)
+    first = capacity(tmp_path, config, "mean_queue_ms=100")
+    (tmp_path / "ones.csv").touch()
+    count = len(list((tmp_path / "points").glob("*/*.json")))
+    assert capacity(tmp_path, config, "mean_queue_ms=100") == first
+    assert len(list((tmp_path / "points").glob("*/*.json"))) == count
+
+
+def test_the_price_of_a_capacity(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text("L20: 0.5\nH100: 4\n")
+    prices = load_prices(tmp_path / "prices.yaml")
+    keys = ("gpu=L20", "stages=4", "tensor_parallel=2", "replicas={count: 3}")
+    config = configured(Document("a.yaml", RUN, {}), keys)
+    assert dollars_per_hour(config, prices) == 4 * 2 * 3 * 0.5
+    keys = ("gpu=L20", "stages=4", "scheduler={name: distserve, prefill: {gpu: H100, stages: 1}}")
+    assert dollars_per_hour(configured(Document("a.yaml", RUN, {}), keys), prices) == 4 + 1.5
+    found = capacity(tmp_path, queue(tmp_path, requests=300), "mean_queue_ms=100")
+    assert found.rate is not None
+    cost = facts(found, 6.0)["per_dollar"]
+    assert cost["requests_per_dollar"] == pytest.approx(600 * found.rate.mean)
+    assert cost["dollars_per_million_tokens"] == pytest.approx(
+        6.0 / (3600 * found.rate.mean * 2 / 1e6)
+    )
+
+
+def test_the_command_writes_its_answer(tmp_path: Path) -> None:
+    queue(tmp_path, requests=300)
+    (tmp_path / "RUN.yaml").write_text(json.dumps(QUEUE))
+    (tmp_path / "prices.yaml").write_text("L20: 0.5\n")
+    arguments = ["capacity", str(tmp_path / "RUN.yaml"), "--slo", "mean_queue_ms=100"]
+    arguments += ["--set", "gpu=L20", "--per-dollar", str(tmp_path / "prices.yaml")]
+    arguments += ["--tolerance", "0.2", "--out", str(tmp_path / "out")]
+    status, output, errors = evenflow(*arguments)
+    assert (status, errors) == (0, "")
+    assert "capacity: " in output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"capacity.json", "capacity.png", "capacity.svg", "rates.csv", "store"}
+    told = json.loads((tmp_path / "out" / "capacity.json").read_text())
+    assert told["status"] == "found"
+    assert told["per_dollar"]["dollars_per_hour"] == 0.5
+    with open(tmp_path / "out" / "rates.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    [capacity_rate] = told["rates"]
+    missed = {float(row["rate"]): row["misses"] for row in rows}
+    assert missed[capacity_rate] == ""
+    assert missed[told["fails_at"][0]] == "mean_queue_ms"
+    assert {row["failed"] for row in rows} == {"0"}
+    files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv")
+    before = [(tmp_path / "out" / name).read_bytes() for name in files]
+    assert evenflow(*arguments)[0] == 0
+    assert [(tmp_path / "out" / name).read_bytes() for name in files] == before
+
+
+def test_the_command_says_that_no_rate_will_do(tmp_path: Path) -> None:
+    queue(tmp_path, requests=60)
+    (tmp_path / "RUN.yaml").write_text(json.dumps(QUEUE))
+    arguments = ["capacity", str(tmp_path / "RUN.yaml"), "--slo", "mean_ttft_ms=90"]
+    status, output, errors = evenflow(*arguments, "--out", str(tmp_path / "out"))
+    assert (status, errors) == (0, "")
+    assert output.startswith("no rate keeps the SLO: at ")
+    told = json.loads((tmp_path / "out" / "capacity.json").read_text())
+    assert (told["status"], told["capacity_requests_per_s"]) == ("never", None)
+    assert (tmp_path / "out" / "capacity.png").stat().st_size > 0
+
+
+BAD = [
+    (["--slo", "p99_itl=200"], 'did you mean "p99_itl_ms"'),
+    (["--slo", "p99_itl_ms=0"], "should be METRIC=LIMIT"),
+    (["--slo", "output_throughput=10"], "grows with the rate"),
+    (["--slo", "attainment=0.9"], "needs limits of requests"),
+    ([], "no limit is given"),
+    (["--max-median-queue-s", "-2"], "above 0"),
+    (["--slo", "p99_itl_ms=200", "--tolerance", "0"], "--tolerance 0"),
+    (["--slo", "p99_itl_ms=200", "--replications", "0"], "--replications 0"),
+    (["--slo", "p99_itl_ms=200", "--replications", "2"], "--replications 2: all would be alike"),
+    (["--slo", "p99_itl_ms=200", "--executor", "cloud"], "--executor cloud"),
+    (["--slo", "p99_itl_ms=200", "--set", "scheduler=sarahti"], "unknown scheduler"),
+    (["--slo", "p99_itl_ms=200", "--set", "workload.trace=none.csv"], "none.csv"),
+    (["--slo", "p99_itl_ms=200", "--set", "workload.trace=empty.csv"], "empty.csv"),
+    (["--slo", "p99_itl_ms=200", "--set", "workload.requests=1"], "give more requests"),
+    (["--slo", "p99_itl_ms=200", "--set", "workload.arrivals=offline"], "has no rate"),
+    (["--slo", "p99_itl_ms=200", "--set", "kv.pages=1"], "none of its requests can be served"),
+    (["--slo", "p99_itl_ms=200", "--per-dollar", "none.yaml"], "no such file"),
+    (["--slo", "p99_itl_ms=200", "--per-dollar", "empty.csv"], "the file is empty"),
+    (["--slo", "p99_itl_ms=200", "--per-dollar", "prices.yaml"], "names no gpu"),
+    (
+        ["--slo", "p99_itl_ms=200", "--per-dollar", "prices.yaml", "--set", "gpu=L20"],
+        "price of L20 is missing",
+    ),
+    (["--slo", "p99_itl_ms=200", "--per-dollar", "free.yaml"], "free.yaml:2: H100"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), BAD)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    write_inputs(tmp_path)
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "prices.yaml").write_text("H100: 4\n")
+    (tmp_path / "free.yaml").write_text("L20: 1\nH100: 0\n")
+    monkeypatch.chdir(tmp_path)
+    status, output, errors = evenflow("capacity", "RUN.yaml", *arguments, "--out", "out")
+    assert (status, output, errors.count("\n")) == (2, "", 1)
+    assert told in errors
+    assert not Path("out").exists()
+
+
+def test_too_few_requests_are_a_mistake_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    status, output, errors = evenflow("capacity", "RUN.yaml", "--slo", "p99_itl_ms=900")
+    assert (status, output, errors.count("\n")) == (2, "", 1)
+    assert "too few to find a capacity" in errors
+    assert not Path("out/RUN-capacity/capacity.json").exists()
+
+
+def test_rates_of_requests(tmp_path: Path) -> None:
+    config = queue(tmp_path, requests=10)
+    requests = load_workload(config, tmp_path).requests
+    assert own_rate(config.workload.arrivals, requests) == 3.0
+    with pytest.raises(UsageError, match="arrive at once"):
+        own_rate(
+            configured(Document("a", QUEUE, {}), ["workload.arrivals=replay"]).workload.arrivals,
+            [replace(request, arrival_s=0.0) for request in requests],
+        )

@@ -1,0 +1,192 @@
+"""`evenflow serve` as a process of its own, driven by OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime.emulated import emulated_token
+from tests.command_line import evenflow
+from tests.serving import Server, expected_tokens, httpx, openai, serving
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server for many tests; ended by Ctrl-C once, it has written down all they did."""
+    with serving() as found:
+        yield found
+        status, errors = found.interrupted()
+        assert status == 0, errors
+        real = found.summary()["real_run"]
+        assert (real["failure"], real["unfinished"]) == (None, 0)
+        assert real["free_pages"] == real["total_pages"] == 400
+        assert real["aborted"] == found.statuses().count("aborted") > 0
+        assert evenflow("replay", str(found.out))[0] == 0
+
+
+async def stream(
+    client: Any, index: int, max_tokens: int, leave_after: int | None = None
+) -> tuple[str, int, str, Any, Any]:
+    """Stream one request; return its id, prompt length, text, finish reason and usage."""
+    prompt = [7] * (5 + 11 * index % 90)
+    answer = await client.completions.create(
+        model="evenflow",
+        prompt=prompt,
+        max_tokens=max_tokens,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, reason, counts, chunks = "", None, None, 0
+    async for chunk in answer:
+        chunks += 1
+        if chunk.choices:
+            text += chunk.choices[0].text
+            reason = chunk.choices[0].finish_reason or reason
+        counts = chunk.usage or counts
+        if chunks == leave_after:
+            await answer.close()
+            break
+    return chunk.id, len(prompt), text, reason, counts
+
+
+async def stream_all(server: Server, max_tokens: int, leave_after: int | None = None) -> list[Any]:
+    """Stream 32 requests at once; every other one leaves."""
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20
+    ) as client:
+        leaves = [leave_after if index % 2 else None for index in range(32)]
+        calls = (stream(client, i, max_tokens + i, leave) for i, leave in enumerate(leaves))
+        return await asyncio.gather(*calls)
+
+
+def test_32_clients_at_once_each_get_their_own_tokens(server: Server) -> None:
+    answers = asyncio.run(stream_all(server, 10))
+    assert len({answer[0] for answer in answers}) == 32
+    for index, (number, prompt, text, reason, counts) in enumerate(answers):
+        assert text == expected_tokens(number, prompt, 10 + index)
+        assert reason == "length"
+        assert (counts.prompt_tokens, counts.completion_tokens) == (prompt, 10 + index)
+
+
+def test_half_of_the_clients_leave_and_all_pages_are_free(server: Server) -> None:
+    before = server.metrics()
+    answers = asyncio.run(stream_all(server, 40, leave_after=3))
+    for index, (number, prompt, text, reason, _) in enumerate(answers):
+        stayed = not index % 2
+        assert text == expected_tokens(number, prompt, 40 + index if stayed else 3)
+        assert reason == ("length" if stayed else None)
+    after = drained(server)
+    gone = "vllm:request_success_totalabort"
+    assert after[gone] - before[gone] == 16
+    assert after["evenflow:kv_pages_free"] == after["evenflow:kv_pages_total"] == 400
+    assert after["vllm:kv_cache_usage_perc"] == 0
+
+
+def drained(server: Server) -> dict[str, float]:
+    limit_s = time.monotonic() + 5
+    while time.monotonic() < limit_s:
+        now = server.metrics()
+        if not now["vllm:num_requests_running"] + now["vllm:num_requests_waiting"]:
+            return now
+        time.sleep(0.02)
+    raise AssertionError(now)
+
+
+def test_a_client_that_does_not_stream_and_leaves_is_aborted_too(server: Server) -> None:
+    gone = "vllm:request_success_totalabort"
+    before = server.metrics()[gone]
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{server.url}/v1/completions", json={"prompt": [1], "max_tokens": 900}, timeout=0.3
+        )
+    limit_s = time.monotonic() + 3
+    while server.metrics()[gone] == before and time.monotonic() < limit_s:
+        time.sleep(0.02)
+    assert server.metrics()[gone] == before + 1
+    assert drained(server)["evenflow:kv_pages_free"] == 400
+
+
+def test_several_prompts_in_one_call(server: Server) -> None:
+    answer = server.client().completions.create(
+        model="evenflow", prompt=[[1, 2, 3], [4], [5, 6]], max_tokens=4, temperature=0
+    )
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.prompt_tokens == 6
+    for index, choice in enumerate(answer.choices):
+        assert choice.index == index
+        assert choice.text == expected_tokens(
+            answer.id, 3 - 2 * (index > 0) + (index > 1), 4, index
+        )
+
+
+def test_a_stop_string_ends_a_request_before_its_limit(server: Server) -> None:
+    client = server.client()
+    first = client.completions.create(model="evenflow", prompt=[1], max_tokens=1)
+    following = int(first.id.removeprefix("cmpl-")) + 1
+    third = emulated_token(following, 3)
+    answer = client.completions.create(
+        model="evenflow", prompt=[1], max_tokens=500, stop=[f" {third} ", "x"]
+    )
+    assert answer.id == f"cmpl-{following}"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].text == expected_tokens(answer.id, 1, 2).rstrip()
+    assert answer.usage.completion_tokens == 3
+
+
+def test_models_and_health(server: Server) -> None:
+    (entry,) = server.client().models.list().data
+    assert (entry.id, entry.object, entry.max_model_len) == ("evenflow", "model", 1000)
+    assert server.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": "text"}, "prompt: text needs a tokenizer.json"),
+        ({"prompt": [1], "n": 2}, "n: only 1 is supported"),
+        ({"prompt": [1], "logprobs": 3}, "logprobs: it is not supported"),
+        ({"prompt": [1], "echo": True}, "echo: only False is supported"),
+        ({"prompt": [1], "presence_penalty": 0.5}, "presence_penalty: only 0 is supported"),
+        ({"prompt": [1], "guided_json": "{}"}, "guided_json: is not supported"),
+        (
+            {"prompt": [1], "max_tokens": 0},
+            "max_tokens: Input should be greater than or equal",
+        ),
+        ({"prompt": [1], "temperature": -1}, "temperature: Input should be greater than or equal"),
+        ({"prompt": [1], "top_p": 0}, "top_p: Input should be greater than 0"),
+        ({"prompt": [1], "stop": ["a", ""]}, "stop: up to four strings, none of them empty"),
+        ({"prompt": [1], "stream_options": {}}, "stream_options: only with stream: true"),
+        ({"prompt": []}, "prompt: is empty"),
+        ({"prompt": [[1], []]}, "prompt: is empty"),
+        ({"prompt": [1, -1]}, "prompt: a string, a list of token ids, or a list of such prompts"),
+        ({"prompt": {"a": 1}}, "prompt: a string, a list of token ids, or a list of such prompts"),
+        ({}, "prompt: Field required"),
+        ({"prompt": [1] * 900, "max_tokens": 101}, "1001 tokens exceed max_model_len 1000"),
+        ({"prompt": [[1], [1] * 999], "max_tokens": 9}, "1008 tokens exceed max_model_len"),
+        ({"prompt": [1] * 999, "max_tokens": 9, "stream": True}, "1008 tokens exceed"),
+    ],
+)
+def test_what_cannot_be_served_is_a_400(server: Server, body: dict[str, Any], message: str) -> None:
+    answer = server.complete(**body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_openai_s_client_raises_what_it_should(server: Server) -> None:
+    client = server.client()
+    with pytest.raises(openai.NotFoundError, match="no gpt-4; the model here is evenflow"):
+        client.completions.create(model="gpt-4", prompt=[1])
+    with pytest.raises(openai.BadRequestError, match="exceed max_model_len 1000") as error:
+        client.completions.create(model="evenflow", prompt=[1], max_tokens=5000)
+    assert error.value.code == "context_length_exceeded"
+    head = {"content-type": "application/json"}
+    answer = server.http.post("/v1/completions", content="{", headers=head)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("the body is no JSON: Expecting")
+    assert server.http.get("/v1/chat/completions").json()["error"]["message"].endswith("Not Found")

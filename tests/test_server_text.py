@@ -1,0 +1,117 @@
+"""Text of tokens as they come: numbers, characters of several tokens, stop strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenflow.errors import UsageError
+from runtime.server_text import Codec, Numbers, StopStrings, Tokenized, codec_of
+
+PARTS = st.lists(st.text("ab", max_size=3), max_size=12)
+STRINGS = st.lists(st.text("ab", min_size=1, max_size=3), max_size=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: Any) -> Path:
+    """A byte-level tokenizer of 256 tokens and one special one, as a file."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
+    words = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    found = tokenizers.Tokenizer(tokenizers.models.BPE({w: i for i, w in enumerate(words)}, []))
+    found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = tokenizers.decoders.ByteLevel()
+    found.add_special_tokens(["<end>"])
+    path: Path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    found.save(str(path))
+    return path
+
+
+def text_of(codec: Codec, tokens: Sequence[int]) -> list[str]:
+    stream = codec.stream()
+    return [*(stream.push(token) for token in tokens), stream.rest()]
+
+
+def test_without_a_tokenizer_a_token_is_its_number() -> None:
+    assert text_of(Numbers(), [3, 14, 0]) == ["3 ", "14 ", "0 ", ""]
+    assert Numbers().encode("three") is None
+
+
+def test_a_character_comes_with_its_last_token(tokenizer: Path) -> None:
+    codec = Tokenized(tokenizer)
+    ids = codec.encode("é🙂!")
+    assert ids is not None
+    assert text_of(codec, ids) == ["", "é", "", "", "", "🙂", "!", ""]
+    assert text_of(codec, ids[:3]) == ["", "é", "", "\ufffd"], "what never gets complete is shown"
+    assert text_of(codec, [*ids[-1:], 256]) == ["!", "", ""], "special tokens are no text"
+
+
+@given(text=st.text(max_size=30))
+def test_the_pieces_are_the_text(tokenizer: Path, text: str) -> None:
+    codec = Tokenized(tokenizer)
+    ids = codec.encode(text)
+    assert ids is not None
+    assert "".join(text_of(codec, ids)) == text
+
+
+@given(ids=st.lists(st.integers(0, 255), max_size=30))
+def test_random_bytes_are_no_error(tokenizer: Path, ids: list[int]) -> None:
+    text_of(Tokenized(tokenizer), ids)
+
+
+@given(PARTS, STRINGS)
+def test_stop_strings_cut_where_the_first_of_them_begins(
+    parts: list[str], strings: list[str]
+) -> None:
+    stop, out, ended, whole = StopStrings(strings), "", False, ""
+    expected = "".join(parts)
+    for part in parts:
+        text, ended = stop.push(part)
+        out, whole = out + text, whole + part
+        begins = [whole.find(string) for string in strings if string in whole]
+        assert ended == bool(begins), "it ends as soon as one is complete"
+        if ended:
+            expected = whole[: min(begins)]
+            break
+    assert out + ("" if ended else stop.rest()) == expected
+
+
+def test_what_may_become_a_stop_string_is_held_back() -> None:
+    stop = StopStrings(["END"])
+    assert [stop.push(part) for part in ("on E", "N", "or EN", "D!")] == [
+        ("on", False),
+        (" ", False),
+        ("ENor ", False),
+        ("", True),
+    ]
+    plain = StopStrings([])
+    assert plain.push("all of it") == ("all of it", False)
+
+
+def test_a_folder_s_own_files_say_how_it_reads_and_where_it_ends(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 5}))
+    assert (codec_of(tmp_path, None, 9).end_ids, codec_of(tmp_path, None, 9).vocab_size) == ({5}, 9)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    codec = codec_of(tmp_path, None, None)
+    assert (codec.end_ids, codec.encode("a")) == ({5, 6}, Tokenized(tokenizer).encode("a"))
+    assert isinstance(codec_of(None, None, None), Numbers)
+    assert codec_of(None, tokenizer, None).encode("a") is not None
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.json: no such file"):
+        codec_of(None, tmp_path / "none.json", None)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UsageError, match=r"tokenizer\.json: not a tokenizer\.json: EOF"):
+        codec_of(tmp_path, None, None)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"config\.json: cannot read it"):
+        codec_of(tmp_path, None, None)

@@ -1,0 +1,285 @@
+"""Which points a sweep has, what comes of them, and which are best."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenflow.errors import UsageError
+from experiments.points import Record, Store
+from experiments.sweep import (
+    Findings,
+    Simulator,
+    Trial,
+    expected_points,
+    known_assignments,
+    points_of,
+    run_shard,
+    run_sweep,
+)
+from experiments.sweep_check import check
+from experiments.sweep_config import Range, Sweep, load_sweep
+from experiments.sweep_effects import main_effects, sensitivity
+from experiments.sweep_ranking import pareto_front, ranked, relative
+from experiments.sweep_space import assignments, default_assignment
+from experiments.sweep_tables import point_columns, summary_columns, write_tables
+from tests.sweeps import GRID, RUN, sweep
+
+
+def simulated(asked: Sweep, folder: Path, store: str = "store") -> Findings:
+    with ThreadPoolExecutor(1) as executor:
+        return run_sweep(asked, Simulator(Store(folder / store), executor))
+
+
+def test_a_grid_is_every_combination_and_the_last_parameter_varies_fastest(tmp_path: Path) -> None:
+    found = known_assignments(sweep(tmp_path))
+    assert [tuple(each.values()) for each in found] == [
+        (64, 1), (64, 2), (64, "unlimited"), (128, 1), (128, 2), (128, "unlimited"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given_range", "expected"),
+    [
+        ({"low": 0, "high": 1, "steps": 3}, [0, 0.5, 1]),
+        ({"low": 1, "high": 1000, "log": True, "steps": 4}, [1, 10, 100, 1000]),
+        ({"low": 1, "high": 3, "integer": True, "steps": 9}, [1, 2, 3]),
+        ({"low": 0.5, "high": 9, "steps": 1}, [0.5]),
+    ],
+)
+def test_the_grid_of_a_range(given_range: dict[str, Any], expected: list[float]) -> None:
+    assert Range(**given_range).grid() == expected
+
+
+def test_the_default_is_what_the_run_or_its_policy_says(tmp_path: Path) -> None:
+    swept = {"scheduler.token_budget": [64], "scheduler.watermark": [0.5], "max_in_flight": [1]}
+    asked = sweep(tmp_path, parameters=swept)
+    assert default_assignment(asked) == {
+        "scheduler.token_budget": 128, "scheduler.watermark": 0.01, "max_in_flight": 2,
+    }  # fmt: skip
+    assert known_assignments(asked)[0] == default_assignment(asked)
+    named = sweep(tmp_path, parameters={"scheduler": ["vllm", RUN["scheduler"]]})
+    assert default_assignment(named) == {"scheduler": RUN["scheduler"]}
+    assert len(known_assignments(named)) == 2
+    lacking = {key: value for key, value in RUN.items() if key != "stages"}
+    assert default_assignment(sweep(tmp_path, run=lacking, parameters={"stages": [1]})) is None
+
+
+def test_one_at_a_time_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    asked = sweep(tmp_path, method="one_at_a_time")
+    found = [tuple(each.values()) for each in known_assignments(asked)]
+    assert found == [(128, 2), (64, 2), (128, 1), (128, "unlimited")]
+
+
+def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_path: Path) -> None:
+    space = {"scheduler.token_budget": {"low": 32, "high": 512, "log": True, "integer": True}}
+
+    def drawn(seed: int, **more: Any) -> list[Any]:
+        method = {"kind": "random", "points": 20, "seed": seed}
+        asked = sweep(tmp_path, method=method, parameters={**space, **more})
+        return [each["scheduler.token_budget"] for each in assignments(asked.config, None)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert len(set(drawn(1))) == len(drawn(1)) > 10
+    assert all(32 <= value <= 512 and isinstance(value, int) for value in drawn(1))
+    both = drawn(1, max_in_flight={"low": 1, "high": 1e6, "integer": True})
+    assert list(dict.fromkeys(both)) == drawn(1)
+
+
+def test_all_points_of_a_replication_see_the_same_requests(tmp_path: Path) -> None:
+    asked = sweep(tmp_path)
+    points = points_of(asked, known_assignments(asked))
+    assert [point.config.workload.seed for point in points] == [0] * 6 + [1] * 6
+    assert len({point.key for point in points}) == expected_points(asked) == 12
+
+
+def test_replications_may_be_windows_of_the_trace(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+        + "".join(f"{i},{10 + i},5\n" for i in range(9)),
+        encoding="utf-8",
+    )
+    run = {**RUN, "workload": {"trace": "trace.csv", "requests": 3, "skip": 1}}
+    asked = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
+    check(asked)
+    found = point_columns(simulated(asked, tmp_path))
+    assert (found["seed"], found["skip"]) == ([0, 1] * 2, [1, 4] * 2)
+    assert found["total_input_tokens"] == [11 + 12 + 13, 14 + 15 + 16] * 2
+    del run["workload"]["requests"]
+    endless = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
+    with pytest.raises(UsageError, match=r"replicate: windows needs .*workload\.requests"):
+        check(endless)
+
+
+def test_the_run_as_it_is_does_not_weigh_in_an_effect(tmp_path: Path) -> None:
+    found = simulated(sweep(tmp_path, parameters={"scheduler.token_budget": [64, 96]}), tmp_path)
+    assert (found.default, found.default_is_extra) == (0, True)
+    assert main_effects(found, "mean_e2el_ms")[0].values == [64, 96]
+    assert sensitivity(found)[0].values == [64, 96, 128]
+
+
+def test_findings_and_tables(tmp_path: Path) -> None:
+    found = simulated(sweep(tmp_path), tmp_path)
+    assert len(found.trials) == 6
+    columns = point_columns(found)
+    assert columns["replication"] == [0, 1] * 6
+    assert columns["seed"] == [0, 1] * 6
+    assert set(columns["status"]) == {"completed"}
+    summary = summary_columns(found)
+    best = summary["place"].index(1)
+    assert best == ranked(found)[0]
+    assert summary["mean_e2el_ms"][best] == min(summary["mean_e2el_ms"])
+    assert summary["mean_e2el_ms"][0] == pytest.approx(sum(columns["mean_e2el_ms"][:2]) / 2)
+    assert (found.default, found.default_is_extra) == (4, False)
+    assert summary["mean_e2el_ms_vs_default"][4] == 0
+    write_tables(tmp_path, found)
+    with open(tmp_path / "points.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["mean_e2el_ms"]) for row in rows] == columns["mean_e2el_ms"]
+    assert rows[2]["max_in_flight"] == "2"
+
+
+def test_points_that_fail_are_rows_too(tmp_path: Path) -> None:
+    asked = sweep(tmp_path, parameters={"scheduler.token_budget": [0, 128]})
+    found = simulated(asked, tmp_path)
+    columns = point_columns(found)
+    assert columns["status"] == ["failed", "failed", "completed", "completed"]
+    assert "token_budget" in columns["error"][0]
+    assert columns["mean_e2el_ms"][0] == ""
+    assert summary_columns(found)["failed_replications"] == [2, 0]
+    assert ranked(found) == [1]
+    assert main_effects(found, "mean_e2el_ms")[0].values == [128]
+
+
+def test_a_limit_decides_which_points_count(tmp_path: Path) -> None:
+    free = simulated(sweep(tmp_path), tmp_path)
+    slowest = max(range(6), key=lambda index: free.trials[index].mean("mean_e2el_ms"))
+    limit = free.trials[slowest].mean("mean_e2el_ms")
+    limits = {"mean_e2el_ms": {"at_least": limit}}
+    assert ranked(simulated(sweep(tmp_path, limits=limits), tmp_path)) == [slowest]
+
+
+TREND = {"kind": "optuna", "trials": 12, "batch": 4, "seed": 3}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_a_search_proposes_the_same_again(tmp_path: Path, sampler: str) -> None:
+    pytest.importorskip("optuna")
+    asked = sweep(
+        tmp_path,
+        parameters={
+            "scheduler.token_budget": {"low": 16, "high": 512, "log": True, "integer": True},
+            "max_in_flight": [1, 2, 3],
+            "dispatch": ["stage0", "eager"],
+        },
+        method={**TREND, "sampler": sampler},
+        objectives=[
+            {"metric": "mean_ttft_ms"},
+            {"metric": "output_throughput", "goal": "maximize"},
+        ],
+        limits={"mean_tpot_ms": {"at_most": 1000}},
+        replications=1,
+    )
+    first = simulated(asked, tmp_path)
+    again = simulated(asked, tmp_path)
+    afresh = simulated(asked, tmp_path, "other store")
+    assert point_columns(first) == point_columns(again) == point_columns(afresh)
+    assert 6 < len(first.trials) <= 13
+
+
+def test_a_search_goes_on_from_a_part_of_its_results(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    space = {"scheduler.token_budget": {"low": 16, "high": 512, "integer": True}}
+    asked = sweep(tmp_path, parameters=space, method=TREND)
+    whole = simulated(asked, tmp_path)
+    kept = Store(tmp_path / "part")
+    for trial in whole.trials[:5]:
+        kept.put(trial.records[0])
+    assert point_columns(simulated(asked, tmp_path, "part")) == point_columns(whole)
+
+
+def test_shards_put_together_leave_nothing_to_do(tmp_path: Path) -> None:
+    asked = sweep(tmp_path)
+    with ThreadPoolExecutor(1) as executor:
+        merged = Simulator(Store(tmp_path / "store"), executor)
+        shards = [run_shard(asked, merged, index, 5) for index in range(5)]
+    assert [len(shard) for shard in shards] == [3, 3, 2, 2, 2]
+    closed = ThreadPoolExecutor(1)
+    closed.shutdown()  # so that a run would be an error
+    assert len(run_sweep(asked, Simulator(Store(tmp_path / "store"), closed)).trials) == 6
+
+
+COSTS = st.lists(st.tuples(*[st.integers(0, 5).map(float)] * 3), min_size=1, max_size=25)
+
+
+@given(COSTS)
+def test_the_pareto_front_is_what_its_definition_says(costs: list[tuple[float, ...]]) -> None:
+    def dominated(point: Sequence[float]) -> bool:
+        return any(
+            all(a <= b for a, b in zip(other, point, strict=True)) and tuple(other) != tuple(point)
+            for other in costs
+        )
+
+    assert pareto_front(costs) == [not dominated(point) for point in costs]
+
+
+def made_up(tmp_path: Path, **metrics: list[float]) -> Findings:
+    """Findings of a sweep of token_budget 64 and 128 with these numbers, a point after another."""
+    asked = sweep(tmp_path, parameters={"scheduler.token_budget": [64, 128]})
+    trials = []
+    for index, budget in enumerate([64, 128]):
+        columns = {name: values[2 * index : 2 * index + 2] for name, values in metrics.items()}
+        records = [
+            Record(f"{index}{r}", {name: column[r] for name, column in columns.items()})
+            for r in range(2)
+        ]
+        trials.append(Trial({"scheduler.token_budget": budget}, tuple(records)))
+    return Findings(asked, trials, 1)
+
+
+def test_sensitivity_is_relative_to_the_default_within_a_replication(tmp_path: Path) -> None:
+    found = made_up(tmp_path, mean_ttft_ms=[10, 100, 20, 200], mean_e2el_ms=[3, 4, 3, 2])
+    (panel,) = sensitivity(found)
+    assert (panel.parameter, panel.values, panel.default) == (
+        "scheduler.token_budget",
+        [64, 128],
+        1,
+    )
+    ttft = next(series for series in panel.series if series.metric == "mean_ttft_ms")
+    assert (ttft.mean, ttft.half_width) == ([0.5, 1.0], [0.0, 0.0])
+    assert relative(found.trials[0], found.trials[1], "mean_e2el_ms").mean == 1.5
+
+
+def test_a_main_effect_averages_over_the_other_parameters(tmp_path: Path) -> None:
+    found = simulated(sweep(tmp_path), tmp_path)
+    budgets, in_flight = main_effects(found, "mean_e2el_ms")
+    assert budgets.values == [64, 128]
+    assert in_flight.values == [1, 2, "unlimited"]
+    expected = math.fsum(trial.mean("mean_e2el_ms") for trial in found.trials[:3]) / 3
+    assert budgets.series[0].mean[0] == pytest.approx(expected)
+
+
+def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "RUN.yaml").write_text(json.dumps(RUN), encoding="utf-8")
+    asked = sweep(tmp_path, "run.workload.requests=5", run="RUN.yaml")
+    assert asked.run_config({}).workload.requests == 5
+    assert asked.run_config({"max_in_flight": 1}).max_in_flight == 1
+    assert GRID["run"]["workload"]["requests"] == 6
+    with pytest.raises(UsageError, match=r"run\.workload\.requests=0"):
+        sweep(tmp_path, "run.workload.requests=0", run="RUN.yaml").run_config({})
+
+
+def test_the_example_is_right_and_holds_the_default() -> None:
+    asked = load_sweep(Path(__file__).parent.parent / "examples/sweep/azure.yaml")
+    check(asked)
+    assert expected_points(asked) == 48 * 3
+    assert default_assignment(asked) in known_assignments(asked)

@@ -1,0 +1,191 @@
+"""What is wrong with a sweep is one line that names the place, before anything is simulated."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.points import HEADER, Store
+from experiments.sweep_check import check
+from experiments.sweep_config import load_sweep
+from tests.command_line import evenflow
+from tests.sweeps import RUN, write
+
+BUDGET = "scheduler.token_budget"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder of its own, whose imports end with the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def refusal(*arguments: str) -> str:
+    """Return the error line of a sweep that must be refused, having simulated nothing."""
+    before = set(Path().rglob("*"))
+    status, output, errors = evenflow("sweep", "SWEEP.yaml", "--out", "out", *arguments)
+    assert status == 2, output + errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert "Traceback" not in output + errors
+    after = {path for path in Path().rglob("*") if "__pycache__" not in str(path)}
+    assert after - {Path("out"), Path("out/store"), Path("out/store", HEADER)} <= before
+    return errors.removeprefix("error: ").rstrip()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"paramters": {}}, 'unknown key "paramters"; did you mean "parameters"?'),
+        ({"parameters": {}}, "parameters: should be not empty, not {}"),
+        (
+            {"parameters": {BUDGET: []}},
+            f"{BUDGET}: should be at least one value, each once, not []",
+        ),
+        ({"parameters": {BUDGET: [64, 64]}}, "should be at least one value, each once"),
+        ({"parameters": {BUDGET: 64}}, "should be a list of values, or {low, high}, not 64"),
+        ({"parameters": {BUDGET: {"low": 1, "hihg": 2}}}, 'unknown key "parameters.scheduler.tok'),
+        ({"parameters": {BUDGET: {"low": 9, "high": 2}}}, "a range whose low is below its high"),
+        (
+            {"parameters": {BUDGET: {"low": 0, "high": 2, "log": True}}},
+            "a range above 0 where log is true",
+        ),
+        (
+            {"parameters": {BUDGET: {"low": 1, "high": 2}}},
+            'method: grid needs the key "parameters.',
+        ),
+        ({"method": "gird"}, 'method.kind: unknown "gird"; did you mean "grid"?'),
+        ({"method": {"kind": "random"}}, 'the key "method.points" is missing'),
+        ({"method": {"kind": "optuna", "trials": 0}}, "method.trials: should be at least 1, not 0"),
+        ({"objectives": []}, "objectives: should be not empty, not []"),
+        ({"objectives": [{"metric": "x", "goal": "less"}]}, "goal: should be 'minimize' or 'maxim"),
+        ({"limits": {"p99_itl_ms": {}}}, "limits.p99_itl_ms: should be at_most or at_least"),
+        ({"replications": -1}, "replications: should be at least 1, not -1"),
+        ({"run": {}}, "run: should be a RUN.yaml, or its keys"),
+        ({"run": "nowhere.yaml"}, "SWEEP.yaml:1: run: nowhere.yaml: no such file"),
+    ],
+)
+def test_the_file_itself(folder: Path, changes: dict[str, Any], told: str) -> None:
+    write(folder, **changes)
+    line = refusal()
+    assert line.startswith("SWEEP.yaml:")
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"parameters": {"schedular.x": [1]}}, 'SWEEP.yaml:20: unknown key "schedular"; did you'),
+        ({"parameters": {"stages.x": [1]}}, 'SWEEP.yaml:20: "stages" has no keys of its own'),
+        ({"parameters": {"max_in_flight": [2, 0]}}, "SWEEP.yaml:20: max_in_flight: should be null"),
+        (
+            {"parameters": {"max_in_flight": {"low": -1, "high": 4, "integer": True, "steps": 2}}},
+            "SWEEP.yaml:20: max_in_flight: should be null",
+        ),
+        (
+            {"parameters": {"scheduler.token_budgte": [64]}},
+            "has no parameter 'token_budgte' (did you",
+        ),
+        ({"parameters": {BUDGET: [128, 0]}}, f"SWEEP.yaml:20: {BUDGET}: scheduler sarathi: "),
+        (
+            {"parameters": {"workload.trace": ["missing.csv"]}},
+            "neither a file nor a bundled sample",
+        ),
+        ({"parameters": {"scheduler": ["sarathi", "sarathy"]}}, "unknown scheduler 'sarathy'"),
+        (
+            {"objectives": [{"metric": "mean_e2e_ms"}]},
+            'unknown metric "mean_e2e_ms"; did you mean "',
+        ),
+        (
+            {"limits": {"p98_itl_ms": {"at_most": 1}}},
+            'unknown metric "p98_itl_ms"; did you mean "p9',
+        ),
+        ({"run": {**RUN, "stagse": 2}}, 'unknown key "stagse"; did you mean "stages"?'),
+        (
+            {"run": {**RUN, "workload": {"trace": "azure-conv-sample", "requests": 0}}},
+            "workload.requests: should be at least 1, not 0",
+        ),
+        (
+            {"method": "one_at_a_time", "run": {**RUN, "stages": None}},
+            "has to say what every param",
+        ),
+    ],
+)
+def test_what_no_run_accepts(folder: Path, changes: dict[str, Any], told: str) -> None:
+    write(folder, **changes)
+    assert told in refusal()
+
+
+def test_replications_that_would_be_alike(folder: Path) -> None:
+    rows = "".join(f"{i},10,5\n" for i in range(9))
+    head = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+    (folder / "trace.csv").write_text(head + rows, encoding="utf-8")
+    write(folder, run={**RUN, "workload": {"trace": "trace.csv"}})
+    assert "replications: all would be alike" in refusal()
+    check(load_sweep(folder / "SWEEP.yaml", ["replications=1"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(None, "SWEEP.yaml: no such file"), ("", "it should hold run, parameters")]
+)
+def test_no_file_or_an_empty_one(folder: Path, text: str | None, told: str) -> None:
+    if text is not None:
+        (folder / "SWEEP.yaml").write_text(text, encoding="utf-8")
+    assert told in refusal()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--shard", "3/2"], "--shard 3/2: should be I/N"),
+        (["--shard", "half"], "--shard half: should be I/N"),
+        (["--executor", "slurm"], "--executor slurm: should be process, dask or dask:ADDRESS"),
+        (
+            ["--set", "run.workload.requests=0"],
+            "--set run.workload.requests=0: workload.requests: ",
+        ),
+        (["--set", "replications=0"], "--set replications=0: replications: should be at least 1"),
+    ],
+)
+def test_the_options(folder: Path, arguments: list[str], told: str) -> None:
+    write(folder)
+    assert told in refusal(*arguments)
+
+
+def test_a_search_has_no_shards(folder: Path) -> None:
+    write(folder, method={"kind": "optuna", "trials": 4})
+    assert "the points of a search follow from its results" in refusal("--shard", "1/2")
+
+
+def test_a_dask_scheduler_that_does_not_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 0.3)
+    write(folder)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # no one listens there, and no one else can
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        told = refusal("--executor", f"dask:{address}")
+    assert told.startswith(f"--executor dask:{address}: no Dask scheduler answers there")
+
+
+def test_a_folder_of_another_version(folder: Path) -> None:
+    write(folder)
+    Store(folder / "out/store")
+    path = folder / "out/store" / HEADER
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"code_sha256": "other"}))
+    assert "holds results of another version of evenflow" in refusal()
+
+
+def test_a_folder_that_cannot_be_written(folder: Path) -> None:
+    write(folder)
+    (folder / "out").write_text("a file is in the way", encoding="utf-8")
+    assert "cannot write there" in refusal()

@@ -1,0 +1,168 @@
+"""The command `sweep` as a user sees it: files, other executors, death and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.points import HEADER
+from tests.command_line import evenflow
+from tests.sweeps import RUN, write
+
+ROOT = Path(__file__).parent.parent
+TABLES = ("points.csv", "summary.csv", "main_effects.svg", "sensitivity.png")
+
+SLOW = """\
+import time
+from evenflow.schedulers.sarathi import Sarathi
+
+
+class Slow(Sarathi):
+    def __init__(self, *, token_budget: int = 128) -> None:
+        time.sleep(0.05)
+        super().__init__(token_budget=token_budget)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder of its own, whose imports end with the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def sweep(out: str, *more: str) -> tuple[str, str]:
+    """Return the output and the errors of a sweep that works."""
+    status, output, errors = evenflow("sweep", "SWEEP.yaml", "--workers", "1", "--out", out, *more)
+    assert status == 0, output + errors
+    return output, errors
+
+
+def contents(out: str) -> dict[str, bytes]:
+    return {name: (Path(out) / name).read_bytes() for name in TABLES}
+
+
+def records(out: str) -> dict[Path, tuple[int, int]]:
+    """Return when each record was written, and as which file."""
+    paths = (path for path in Path(out, "store").rglob("*.json") if path.name != HEADER)
+    return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
+
+
+def test_every_executor_writes_the_same_bytes(folder: Path) -> None:
+    pytest.importorskip("distributed")
+    write(folder)
+    output, errors = sweep("process")
+    assert errors == ""
+    assert output.splitlines()[-1] == "process/report.html"
+    sweep("dask", "--executor", "dask")
+    assert contents("process") == contents("dask")
+    assert (folder / "process/report.html").read_bytes() == (
+        folder / "dask/report.html"
+    ).read_bytes()
+    facts = [json.loads(Path(out, "sweep.json").read_text()) for out in ("process", "dask")]
+    assert [each.pop("wall_clock")["executor"] for each in facts] == ["process", "dask"]
+    assert facts[0] == facts[1]
+
+
+def running(folder: Path) -> Iterator[int]:
+    """Yield the processes that work in a folder."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and (entry / "cwd").resolve(strict=True) == folder:
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
+def test_a_killed_sweep_goes_on_and_repeats_nothing(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW, encoding="utf-8")
+    slow = {**RUN, "scheduler": "slow:Slow"}
+    write(folder, run=slow)
+    sweep("whole")
+    command = [sys.executable, "-m", "experiments.cli", "sweep", "SWEEP.yaml", "--out", "killed"]
+    started = subprocess.Popen(
+        [*command, "--workers", "1"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while len(records("killed")) < 3 and started.poll() is None:
+        time.sleep(0.01)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    others = set(running(folder)) - {os.getpid()}
+    deadline = time.monotonic() + 20
+    while others & set(running(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not others & set(running(folder))
+    before = records("killed")
+    assert 3 <= len(before) < len(records("whole"))
+    sweep("killed")
+    after = records("killed")
+    assert len(after) == len(records("whole")) == 12
+    assert {path: after[path] for path in before} == before
+    assert contents("killed") == contents("whole")
+
+
+def test_fresh_simulates_everything_again(folder: Path) -> None:
+    write(folder, replications=1, parameters={"scheduler.token_budget": [64, 128]})
+    sweep("out")
+    before = records("out")
+    sweep("out", "--fresh")
+    assert set(records("out")) == set(before)
+    assert not set(records("out").values()) & set(before.values())
+
+
+def test_failed_points_are_told_and_counted(folder: Path) -> None:
+    tight = {**RUN, "model": "Qwen2.5-32B", "gpu": "L20", "kv": {"pages": "auto"}}
+    write(folder, run=tight, parameters={"stages": [1, 4]}, replications=1)
+    _, errors = sweep("out")
+    assert errors.startswith(
+        "1 of 3 points failed, the first of them point 1: Qwen2.5-32B does not"
+    )
+    assert errors.count("\n") == 1
+    assert "does not fit" in (folder / "out/points.csv").read_text()
+
+
+def test_shards_of_several_machines_are_put_together(folder: Path) -> None:
+    write(folder, replications=1)
+    output, _ = sweep("first", "--shard", "1/2")
+    assert "shard 1/2 is done" in output
+    assert not (folder / "first/points.csv").exists()
+    sweep("second", "--shard", "2/2")
+    assert len(records("first")) == len(records("second")) == 3
+    for path in records("second"):
+        target = folder / "first" / path.relative_to("second")
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    before = records("first")
+    sweep("first")
+    assert records("first") == before
+
+
+def test_a_search_for_two_goals_draws_its_front(folder: Path) -> None:
+    pytest.importorskip("optuna")
+    write(
+        folder,
+        parameters={"scheduler.token_budget": {"low": 16, "high": 512, "integer": True}},
+        method={"kind": "optuna", "trials": 6, "sampler": "nsga2", "batch": 3},
+        objectives=[
+            {"metric": "mean_ttft_ms"},
+            {"metric": "output_throughput", "goal": "maximize"},
+        ],
+    )
+    output, errors = sweep("out")
+    assert errors == ""
+    assert "on the Pareto front" in output
+    assert {"pareto_front.png", "pareto_front.svg"} <= set(os.listdir("out"))
+    assert json.loads((folder / "out/sweep.json").read_text())["pareto_front"]

@@ -1,0 +1,193 @@
+"""What goes wrong with torch workers: they or their driver die, weights are damaged, too big."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
+
+from evenflow.errors import UsageError
+from runtime.driver import Driver
+from runtime.errors import WorkerError
+from runtime.pipeline import Pipeline
+from runtime.torch_settings import torch_settings
+from runtime.worker import Place
+from tests.command_line import evenflow, write_inputs
+from tests.test_runtime_cli import gone, group, spawn
+from tests.tiny_models import save_checkpoint
+from tests.torch_pipeline import batcher_of, pipeline_of, serving_of, settings_of
+
+LIMIT_S = 10.0
+TORCH = """\
+model: model
+stages: 2
+costs: {kind: affine, base_s: 0.005, per_token_s: 2e-5}
+kv: {pages: 200}
+workers: torch
+scheduler: {name: sarathi, token_budget: 64}
+workload: {trace: trace.csv, arrivals: replay}
+"""
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+        assert not active_children()
+        assert not list(Path(folder).glob("evenflow-*"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, sockets: Path) -> Path:
+    write_inputs(tmp_path)
+    (tmp_path / "RUN.yaml").write_text(TORCH)
+    save_checkpoint(tmp_path / "model", "llama")
+    return tmp_path / "RUN.yaml"
+
+
+def kill(workers: Pipeline) -> None:
+    os.kill(workers.process_ids[1], signal.SIGKILL)
+
+
+def stop_and_kill(workers: Pipeline) -> None:
+    """Let stage 0 send to a stage that takes nothing and then dies."""
+    os.kill(workers.process_ids[1], signal.SIGSTOP)
+    time.sleep(0.2)
+    kill(workers)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "ipc"])
+def test_a_worker_that_is_killed_is_named_and_the_rest_is_saved(
+    transport: str, tmp_path: Path, sockets: Path
+) -> None:
+    save_checkpoint(tmp_path, "llama")
+    for break_it in (kill,) if transport == "ipc" else (kill, stop_and_kill):
+        driver, seconds, error = broken_run(tmp_path, transport, break_it)
+        assert "stage 1 (process " in error
+        assert error.endswith("was killed by signal 9")
+        assert seconds < LIMIT_S
+        assert 0 < driver.num_done < 10
+        assert driver.result().status == ["completed"] * driver.num_done
+
+
+def broken_run(
+    folder: Path, transport: str, break_it: Callable[[Pipeline], None]
+) -> tuple[Driver, float, str]:
+    """Serve until two requests are done, break it; return what it took until the error, and it."""
+    broken_s: list[float] = []
+
+    def on_done(count: int) -> None:
+        if count >= 2 and not broken_s:
+            broken_s.append(time.monotonic())
+            break_it(workers)
+
+    with pipeline_of(settings_of(folder, 2, transport=transport)) as workers:
+        batcher = batcher_of("sarathi", 2, {"token_budget": 12})
+        driver = Driver(serving_of(2), batcher, workers, on_done=on_done)
+        with pytest.raises(WorkerError) as caught:
+            driver.run()
+    return driver, time.monotonic() - broken_s[0], str(caught.value)
+
+
+@pytest.mark.parametrize("when", ["torch is loaded", "it serves"])
+def test_workers_outlive_no_driver(when: str, run: Path, sockets: Path) -> None:
+    process = spawn(run, "--out", str(run.parent / "out"), "--set", "workload.arrivals.scale=0.1")
+    limit_s = time.monotonic() + 60
+    pattern = "evenflow-*" if when == "torch is loaded" else "evenflow-*/meeting"
+    while not (list(sockets.glob(pattern)) and len(group(process)) == 4):
+        assert time.monotonic() < limit_s, "the run does not start"
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    assert gone(process, LIMIT_S)
+
+
+def test_a_damaged_file_is_one_line_of_the_command(run: Path) -> None:
+    weights = run.parent / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    out = run.parent / "out"
+    setting = "workers={kind: torch, transport: one_process}"
+    status, _, errors = evenflow("run", str(run), "--out", str(out), "--set", setting)
+    assert status == 2
+    assert errors.startswith("error: the workers do not start: stage ")
+    assert "model.safetensors: truncated or not a safetensors file" in errors
+    assert len(errors.splitlines()) == 1
+    assert not out.exists()
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def another_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+
+
+def too_many_layers(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (no_weights, r"no model\.safetensors"),
+        (truncated, r"model\.safetensors: truncated or not a safetensors file"),
+        (another_shape, r'mlp\.gate_proj\.weight" is \[48, 32\]; config\.json asks for \[64, 32\]'),
+        (too_many_layers, r'"model\.layers\.2\.\S+" has no place in its config\.json'),
+    ],
+)
+def test_weights_that_do_not_belong_are_refused(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "llama")
+    damage(tmp_path)
+    layers = json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"]
+    (settings,) = torch_settings(str(tmp_path), [(0, layers)])
+    with pytest.raises(UsageError, match=message):
+        settings.make(Place(0, 1, 4, 8, str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("kv.pages=1000000000", "of KV pages, "),
+        ("model=Llama-3.1-8B", "model: Llama-3.1-8B is no folder with weights; such a folder, or"),
+        ("workers={kind: torch, threads: 4096}", "workers.threads: 4096, and there are "),
+        ("workers={kind: torch, transport: nccl}", "nccl is for GPUs; gloo, ipc or one_process is"),
+        ("workers={kind: torch, transport: sm_partition}", "sm_partition is for GPUs; gloo, ipc"),
+        ("workers={kind: torch, device: cuda}", "torch finds no CUDA device here; cpu is right"),
+        ("workers={kind: torch, dtype: int8}", "workers.dtype: "),
+        ("workers={kind: torch, sampling: {top_p: 0}}", "workers.sampling.top_p: "),
+        ("tensor_parallel=2", "tensor_parallel: can only be simulated; for a real run, 1 is right"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(setting: str, message: str, run: Path) -> None:
+    import torch
+
+    if "cuda" in setting and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    began_s = time.monotonic()
+    status, _, errors = evenflow("run", str(run), "--set", setting)
+    assert status == 2
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+    assert time.monotonic() - began_s < LIMIT_S

@@ -1,0 +1,129 @@
+"""Tokens of torch pipelines: those of transformers' `generate`, whatever the policy does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
+
+from evenflow.replay import Entry, replay
+from evenflow.types import Request
+from runtime.tokens import RandomTexts, Text
+from tests.tiny_models import save_checkpoint
+from tests.torch_pipeline import (
+    REQUESTS,
+    TEXTS,
+    VOCABULARY,
+    batcher_of,
+    generated,
+    pipeline_of,
+    serve,
+    serving_of,
+    settings_of,
+    threads_for_processes,
+)
+
+POLICIES: list[tuple[str, dict[str, Any]]] = [
+    ("static", {"max_num_seqs": 4}),
+    ("orca", {"max_num_seqs": 4}),
+    ("vllm", {}),
+    ("sarathi", {"token_budget": 12}),
+    ("token_throttling", {"max_prefill": 16, "min_prefill": 4}),
+    ("td_pipe", {"max_num_batched_tokens": 64}),
+]
+"""Each with limits so small that prompts are cut, queues form and pages run out."""
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = save_checkpoint(folder, request.param)
+    return folder, generated(model)
+
+
+@pytest.mark.parametrize(("name", "params"), POLICIES, ids=[name for name, _ in POLICIES])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_greedy_tokens_are_those_of_transformers(
+    stages: int,
+    name: str,
+    params: dict[str, Any],
+    checkpoint: tuple[Path, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads_for_processes(monkeypatch)
+    folder, expected = checkpoint
+    batcher = batcher_of(name, stages, params)
+    with pipeline_of(settings_of(folder, stages, transport="one_process")) as pipeline:
+        tokens = serve(pipeline, serving_of(stages), batcher)
+    assert tokens == expected
+    batcher.pool.check_integrity([])
+    if name not in ("static", "orca"):  # they reserve all pages beforehand
+        assert batcher.preemptions
+
+
+@pytest.fixture
+def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Any]:
+    threads_for_processes(monkeypatch)
+    return tmp_path, generated(save_checkpoint(tmp_path, "llama"))
+
+
+def test_what_a_request_draws_does_not_depend_on_its_company(llama: tuple[Path, Any]) -> None:
+    folder, greedy = llama
+    texts = RandomTexts(VOCABULARY, 0, (1.0, 50, 0.95), sampling_seed=3)
+    found = []
+    for stages, (name, params) in ((1, POLICIES[2]), (2, POLICIES[3]), (2, POLICIES[5])):
+        settings = settings_of(folder, stages, transport="one_process")
+        with pipeline_of(settings) as pipeline:
+            served = serving_of(stages, text_of=texts)
+            found.append(serve(pipeline, served, batcher_of(name, stages, params)))
+    assert found[0] == found[1] == found[2]
+    assert sum(found[0][i] != greedy[i] for i in greedy) >= 8
+    with pipeline_of(settings_of(folder, 1, transport="one_process")) as pipeline:
+        other = serving_of(1, text_of=RandomTexts(VOCABULARY, 0, (1.0, 50, 0.95), sampling_seed=4))
+        assert serve(pipeline, other, batcher_of("vllm", 1)) != found[0]
+
+
+def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]) -> None:
+    folder, greedy = llama
+    ends = {request.request_id: greedy[request.request_id][2:3] for request in REQUESTS[3:]}
+
+    def text_of(request: Request) -> Text:
+        stop_ids = frozenset(ends.get(request.request_id, []))
+        return Text(TEXTS(request).prompt_ids, stop_ids=stop_ids)
+
+    batcher = batcher_of("sarathi", 2, {"token_budget": 12})
+    with pipeline_of(settings_of(folder, 2, transport="one_process")) as pipeline:
+        tokens = serve(pipeline, serving_of(2, text_of=text_of), batcher)
+    for number, full in greedy.items():
+        stop = ends.get(number)
+        assert tokens[number] == (full[: full.index(stop[0]) + 1] if stop else full)
+    assert any(len(tokens[number]) < len(full) for number, full in greedy.items())
+    batcher.pool.check_integrity([])
+    assert batcher.pool.free_pages == batcher.pool.total_pages
+
+
+@pytest.mark.parametrize(
+    ("transport", "stages", "policies"),
+    [
+        ("gloo", 2, POLICIES),
+        ("gloo", 3, POLICIES[3:4]),
+        ("ipc", 2, POLICIES[3:4]),
+        ("one_process", 2, POLICIES[3:4]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str | int) else "",
+)
+def test_real_processes_serve_one_policy_after_the_other(
+    transport: str, stages: int, policies: Any, tmp_path: Path
+) -> None:
+    """The scheduler is the simulation's, and replaying the record gives the same decisions."""
+    expected = generated(save_checkpoint(tmp_path, "qwen2"))
+    with pipeline_of(settings_of(tmp_path, stages, transport=transport)) as pipeline:
+        for name, params in policies:
+            journal: list[Entry] = []
+            batcher = batcher_of(name, stages, params, journal.append)
+            assert serve(pipeline, serving_of(stages), batcher) == expected
+            assert replay(journal, batcher_of(name, stages, params)) is None

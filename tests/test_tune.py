@@ -1,0 +1,275 @@
+"""Tuning: the space is right, the search finds what is planted, unseen data is unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenflow.bubbles import CAUSES
+from evenflow.config import configured
+from evenflow.errors import UsageError
+from evenflow.schedulers import POLICIES, create, parameters, policy
+from evenflow.schedulers.sarathi import Sarathi
+from evenflow.yaml_file import Document
+from experiments.build import load_workload
+from experiments.points import Record, Store
+from experiments.slo import parse_slo
+from experiments.sweep import Simulator, Trial
+from experiments.sweep_config import Range
+from experiments.tune import Candidate, Part, Search, Tried, Tuning, evaluate, run_search
+from experiments.tune_check import (
+    FRESH,
+    LATER,
+    TUNED,
+    Check,
+    run_bubbles,
+    run_checks,
+    unseen_parts,
+)
+from experiments.tune_layouts import AS_GIVEN, layouts, shifted
+from experiments.tune_prepare import GLLM, Wish, prepare, space_of
+from experiments.tune_report import sentences
+from experiments.tune_simplify import Worth, simplified
+from tests.test_points import RUN
+
+POISSON = {
+    **RUN,
+    "workload": {
+        "trace": "azure-conv-sample",
+        "requests": 40,
+        "arrivals": {"kind": "poisson", "rate": 20.0},
+    },
+}
+MODEL = {
+    **POISSON,
+    "model": "Qwen2.5-14B",
+    "gpu": "L20",
+    "stages": 4,
+    "link": {"bandwidth_gb_s": 20.0},
+    "costs": "roofline",
+    "kv": {"pages": "auto"},
+}
+
+
+class Planted(Sarathi):
+    """The default holds too few rows; to refuse half of the requests serves the others better."""
+
+    search_space = {  # noqa: RUF012  (as a user writes it)
+        "max_num_seqs": {"low": 1, "high": 64, "log": True, "integer": True},
+        "refusing": [False, True],
+    }
+
+    def __init__(self, *, max_num_seqs: int = 2, refusing: bool = False, idle: float = 0.0) -> None:
+        super().__init__(token_budget=4096, max_num_seqs=max_num_seqs)
+        self.refusing = refusing
+
+    def refuse(self, prompt_tokens: int, output_tokens: int, pool: Any) -> str | None:
+        return "odd" if self.refusing and prompt_tokens % 2 else None
+
+
+PLANTED = f"{__name__}:Planted"
+
+
+def tuning(run: dict[str, Any], slo: tuple[str, ...], **wish: Any) -> Tuning:
+    conditions = tuple(parse_slo(slo))
+    return prepare(Document("a.yaml", run, {}), Path(), Wish(conditions, **wish))
+
+
+def simulated(folder: Path, workers: int, work: Callable[[Simulator], Any]) -> Any:
+    with ThreadPoolExecutor(workers) as executor:
+        return work(Simulator(Store(folder), executor))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_ends_of_every_search_space_are_accepted(name: str) -> None:
+    space = space_of(name)
+    assert space
+    assert set(space) <= set(parameters(policy(name)))
+    for key, parameter in space.items():
+        ends = (parameter.low, parameter.high) if isinstance(parameter, Range) else parameter
+        for value in ends:
+            facts = {"prefill_s": lambda tokens: 0.0, "decode_s": lambda rows, context: 0.0}
+            given = parameter.at(value == ends[1]) if isinstance(parameter, Range) else value
+            create(name, {key: given}, max_model_len=4096, **facts)
+
+
+def test_the_search_finds_what_is_planted_and_refuses_to_cheat(tmp_path: Path) -> None:
+    run = {**POISSON, "scheduler": PLANTED}
+    asked = tuning(
+        run, ("p99_tpot_ms=1e6",), objective="mean_e2el_ms", trials=24, schedulers=[PLANTED]
+    )
+    found: Search = simulated(tmp_path / "a", 1, lambda s: run_search(asked, s))
+    best = found.winner.candidate.params
+    assert best["max_num_seqs"] >= 10
+    assert not best["refusing"]
+    mean = "mean_e2el_ms"
+    assert found.winner.trial.mean(mean) < 0.5 * found.default.trial.mean(mean)
+    cheats = [each for each in found.tried if each.candidate.params.get("refusing")]
+    assert cheats
+    assert all(each.trial.mean("failed") > 0 for each in cheats)
+    # The same with another executor and a store that has nothing yet.
+    assert simulated(tmp_path / "b", 2, lambda s: run_search(asked, s)) == found
+
+
+def test_what_was_found_is_checked_on_unseen_data_and_explained(tmp_path: Path) -> None:
+    run = {**POISSON, "scheduler": PLANTED}
+    asked = tuning(
+        run, ("p99_tpot_ms=1e6",), objective="mean_e2el_ms", trials=8, schedulers=[PLANTED]
+    )
+
+    def work(simulator: Simulator) -> tuple[Search, list[Check], Any]:
+        found = run_search(asked, simulator)
+        checks = run_checks(found, 3, simulator)
+        return found, checks, run_bubbles(found, checks, simulator)
+
+    found, checks, bubbles = simulated(tmp_path, 1, work)
+    assert [check.name for check in checks] == [FRESH, LATER]
+    for check in checks:
+        assert set(check.trials) == {TUNED, "as given", GLLM}
+        assert not {part for part in check.parts if part in asked.train}
+        assert check.survives("mean_e2el_ms", "as given")
+    assert set(bubbles) == {TUNED, "as given"}
+    assert bubbles[TUNED]["computing"] > 0
+    said = "\n".join(sentences(found, checks, bubbles))
+    assert "fresh seeds, against as given: the gain survives: mean_e2el_ms -" in said
+    assert "share of the GPU time, against the run as it is: " in said
+
+
+def check_of(tuned: list[float], other: list[float], metric: str) -> Check:
+    def trial(values: list[float]) -> Trial:
+        return Trial({}, tuple(Record("", {metric: value}) for value in values))
+
+    parts = tuple(Part(seed, 0) for seed in range(len(tuned)))
+    return Check(FRESH, parts, {TUNED: trial(tuned), "as given": trial(other)})
+
+
+def test_a_gain_survives_beyond_its_interval_only() -> None:
+    clear = check_of([11.0, 21.1, 31.2, 41.0], [10.0, 20.0, 30.0, 40.0], "request_goodput")
+    assert clear.survives("request_goodput", "as given")
+    unclear = check_of([12.0, 19.0, 33.0, 39.0], [10.0, 20.0, 30.0, 40.0], "request_goodput")
+    assert unclear.gain("request_goodput", "as given").mean > 0
+    assert not unclear.survives("request_goodput", "as given")
+    worse = check_of([11.0, 21.1, 31.2, 41.0], [10.0, 20.0, 30.0, 40.0], "mean_ttft_ms")
+    assert not worse.survives("mean_ttft_ms", "as given")
+
+
+def test_a_gain_that_does_not_survive_is_told_plainly(tmp_path: Path) -> None:
+    run = {**POISSON, "scheduler": PLANTED}
+    asked = tuning(
+        run, ("p99_tpot_ms=1e6",), objective="mean_e2el_ms", trials=4, schedulers=[PLANTED]
+    )
+    found: Search = simulated(tmp_path, 1, lambda s: run_search(asked, s))
+    assert found.winner is not found.default
+
+    def trial(values: list[float]) -> Trial:
+        records = [Record("", {"mean_e2el_ms": value, "p99_tpot_ms": 2e6}) for value in values]
+        return Trial({}, tuple(records))
+
+    other = trial([10.0, 20.0, 30.0, 40.0])
+    trials = {TUNED: trial([8.0, 21.0, 27.0, 41.0]), "as given": other, GLLM: other}
+    check = Check(FRESH, tuple(Part(seed, 0) for seed in range(4)), trials)
+    bubbles = {
+        name: {"computing": 1.0, **dict.fromkeys(CAUSES, 0.0)} for name in (TUNED, "as given")
+    }
+    said = "\n".join(sentences(found, [check], bubbles))
+    assert "fresh seeds, against as given: THE GAIN DOES NOT SURVIVE: mean_e2el_ms -0.75 ±" in said
+    assert "the SLO is missed: p99_tpot_ms is 2e+06 on average" in said
+
+
+def test_unseen_parts_begin_after_the_search(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{10 + i},3\n" for i in range(100))
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+
+    def parts(**workload: Any) -> dict[str, tuple[Part, ...]]:
+        run = {**RUN, "workload": {"trace": str(trace), "seed": 7, **workload}}
+        return unseen_parts(tuning(run, ("p99_tpot_ms=1e6",), trials=1), 4)
+
+    poisson = {"kind": "poisson", "rate": 1.0}
+    seeds = [9, 10, 11, 12]  # 7 and 8 were searched on
+    found = parts(requests=30, skip=5, arrivals=poisson)
+    assert found[FRESH] == tuple(Part(seed, 5) for seed in seeds)
+    assert found[LATER] == (Part(9, 35), Part(10, 65), Part(11, 35), Part(12, 65))
+    assert parts(requests=30, arrivals="replay") == {LATER: (Part(8, 30), Part(9, 60))}
+    assert parts(requests=80, arrivals="replay") == {}
+    assert parts(arrivals="replay") == {LATER: (Part(8, 50),)}
+    sample = {"trace": "azure-conv-sample", "requests": 10, "seed": 0, "arrivals": "offline"}
+    run = {**RUN, "workload": sample}
+    later = unseen_parts(tuning(run, ("p99_tpot_ms=1e6",), trials=1), 2)[LATER]
+    assert later == (Part(2, 10), Part(3, 20))
+
+
+def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
+    document = Document("a.yaml", {**MODEL, "model": "Qwen2.5-32B"}, {})
+    config = configured(document)
+    workload = load_workload(config, Path())
+    found = {each.label: each for each in layouts(document, config, workload, Path(), 8)}
+    assert {each.parallel for each in found.values()} == {"8 x 1", "4 x 2", "2 x 4", "1 x 8"}
+    for each in found.values():
+        assert each.reason or sum(each.layers) == 64
+    one = layouts(document, config, workload, Path(), 1)
+    assert [each.label for each in one] == ["1 x 1, even"]
+    assert "does not fit" in one[0].reason
+    own = layouts(document, config, workload, Path(), None)
+    assert own[0].label == "4 x 1, as given"
+    assert len({each.layers for each in own}) == len(own) > 3
+    moved = {each.layers for each in own}
+    assert (17, 17, 16, 14) in moved
+    assert (15, 16, 16, 17) in moved
+
+
+def test_on_other_gpus_the_run_as_it_is_gets_the_first_layout_that_fits() -> None:
+    asked = tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=2)
+    assert asked.default == "as given, on 2 x 1, even"
+    assert tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=4).default == "as given"
+
+
+def test_shifts_keep_the_layers() -> None:
+    assert shifted((5, 5, 5, 5), 2) == (6, 6, 5, 3)
+    assert shifted((5, 5, 5, 5), -4) == (3, 4, 4, 9)
+
+
+def test_a_deployment_without_a_model_keeps_its_layout() -> None:
+    asked = tuning(POISSON, ("p99_tpot_ms=1e6",))
+    assert [each.label for each in asked.layouts] == ["as given, as given"]
+    with pytest.raises(UsageError, match="--gpus 4: the run's costs do not follow"):
+        tuning(POISSON, ("p99_tpot_ms=1e6",), gpus=4)
+    with pytest.raises(UsageError, match=r"--gpus 4: the run's kv\.pages is a number"):
+        tuning({**MODEL, "kv": {"pages": 500}}, ("p99_tpot_ms=1e6",), gpus=4)
+    with pytest.raises(UsageError, match="--gpus 1: no layout fits: 1 x 1"):
+        tuning({**MODEL, "model": "Qwen2.5-32B"}, ("p99_tpot_ms=1e6",), gpus=1)
+
+
+def test_a_search_space_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Planted, "search_space", {"max_num_seqs": {"low": 5, "high": 1}})
+    with pytest.raises(UsageError, match="search_space: max_num_seqs: should be a range whose low"):
+        space_of(PLANTED)
+
+
+def test_settings_worth_nothing_go_back_to_the_default(tmp_path: Path) -> None:
+    run = {**POISSON, "scheduler": PLANTED}
+    asked = tuning(
+        run, ("p99_tpot_ms=1e6",), objective="mean_e2el_ms", trials=1, schedulers=[PLANTED]
+    )
+
+    def work(simulator: Simulator) -> tuple[Search, tuple[Worth, ...]]:
+        found = run_search(asked, simulator)
+        candidate = Candidate(
+            PLANTED, {"max_num_seqs": 64, "refusing": False, "idle": 0.5}, AS_GIVEN
+        )
+        [trial] = evaluate(asked, [candidate], asked.train, simulator)
+        return simplified(replace(found, winner=Tried("trial 0", candidate, trial)), simulator)
+
+    found, worth = simulated(tmp_path, 1, work)
+    assert found.winner.candidate.params == {"max_num_seqs": 64}
+    assert [each.setting for each in worth] == ["max_num_seqs", "idle"]  # the rest is the default
+    seats, idle = worth
+    assert (seats.value, seats.default, seats.kept) == ("64", "2", True)
+    assert seats.objective_without > 2 * seats.objective
+    assert (idle.value, idle.default, idle.kept) == ("0.5", "0.0", False)
+    assert idle.objective_without == idle.objective == found.winner.trial.mean("mean_e2el_ms")

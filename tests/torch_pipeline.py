@@ -1,0 +1,153 @@
+"""Torch pipelines for tests: stages as threads of this process, and the requests they serve."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime.pipeline
+from evenflow.batcher import Batcher
+from evenflow.costs import AffineCost, estimates
+from evenflow.kv import PagePool
+from evenflow.replay import Entry, RecordingBatcher
+from evenflow.schedulers import create
+from evenflow.specs.deployment import split_layers
+from evenflow.types import MicroBatch, Request
+from runtime.driver import Driver
+from runtime.pipeline import Pipeline
+from runtime.serving import Serving, StepCost
+from runtime.tokens import RandomTexts, TextOf
+from runtime.torch_settings import TorchSettings, cut, torch_settings
+from runtime.worker import run_stages
+from tests.tiny_models import PAGE_TOKENS, SHAPE
+
+LAYERS, VOCABULARY = SHAPE["num_hidden_layers"], SHAPE["vocab_size"]
+PAGES = 24
+MAX_MODEL_LEN = PAGES * PAGE_TOKENS
+TEXTS = RandomTexts(VOCABULARY, seed=0)
+REQUESTS = [
+    Request(i, 0.005 * (i // 3), 5 + 13 * i % 31, 1 + 7 * i % 17, predicted_output_tokens=1)
+    for i in range(10)
+]
+"""More than the pages hold at once, and said to be shorter, so some are preempted."""
+
+
+class ThreadProcess:
+    """What the pipeline needs of a process, as a thread: torch is here already."""
+
+    def __init__(self, target: Any, args: Any, name: str, daemon: bool) -> None:
+        assert target.__name__ == "run_process"
+        self.name, self.pid, self.exitcode = name, 0, None
+        self.sentinel, self._alive = os.pipe()
+        self._stages = args[0]
+        self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
+
+    def _run(self) -> None:
+        run_stages(self._stages)
+        os.close(self._alive)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "a stage does not end"
+        if timeout is None:
+            os.close(self.sentinel)
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+
+class Threads:
+    """Stands for multiprocessing, as far as a pipeline uses it."""
+
+    Process = ThreadProcess
+
+    @staticmethod
+    def get_context(method: str) -> type[Threads]:
+        return Threads
+
+
+def threads_for_processes(patch: pytest.MonkeyPatch) -> None:
+    """Let pipelines start threads."""
+    patch.setattr(runtime.pipeline, "multiprocessing", Threads)
+
+
+def settings_of(folder: Path, stages: int, **more: Any) -> list[TorchSettings]:
+    """Return the settings of a checkpoint's stages, on no core in particular."""
+    spans = cut(split_layers(LAYERS, stages))
+    return torch_settings(str(folder), spans, **({"threads": 1} | more))
+
+
+def pipeline_of(settings: Sequence[TorchSettings], **more: Any) -> Pipeline:
+    """Return a pipeline of these stages with PAGES pages."""
+    together = settings[0].transport == "one_process"
+    return Pipeline(settings, PAGE_TOKENS, PAGES, together=together, **more)
+
+
+def batcher_of(
+    name: str,
+    stages: int,
+    params: dict[str, Any] | None = None,
+    record: Callable[[Entry], None] | None = None,
+) -> Batcher:
+    """Return a Batcher over PAGES pages, with a policy made as a simulation makes it."""
+    costs = AffineCost(0.001, 1e-5, stages)
+    policy = create(name, params or {}, max_model_len=MAX_MODEL_LEN, **estimates(costs))
+    kind: Any = Batcher if record is None else RecordingBatcher
+    return kind(  # type: ignore[no-any-return]
+        policy,
+        PagePool(PAGES, PAGE_TOKENS),
+        depth=stages,
+        max_in_flight=stages,
+        max_model_len=MAX_MODEL_LEN,
+        **({} if record is None else {"record": record}),
+    )
+
+
+def serving_of(
+    stages: int, requests: Sequence[Request] = REQUESTS, text_of: TextOf = TEXTS, **more: Any
+) -> Serving:
+    """Return what a driver serves: `requests`, with made-up prompts."""
+
+    def cost(batch: MicroBatch) -> StepCost:
+        return StepCost([0.0] * stages, [0.0] * (stages - 1), 0)
+
+    return Serving(requests, cost, stages, stages, text_of=text_of, **more)
+
+
+def serve(pipeline: Pipeline, serving: Serving, batcher: Batcher) -> dict[int, list[int]]:
+    """Serve to the end; return the tokens of each request."""
+    tokens: dict[int, list[int]] = defaultdict(list)
+    driver = Driver(
+        serving, batcher, pipeline, on_token=lambda number, token: tokens[number].append(token)
+    )
+    driver.run()
+    assert driver.result().status == ["completed"] * len(serving.requests)
+    return tokens
+
+
+def generated(model: Any, requests: Sequence[Request] = REQUESTS) -> dict[int, list[int]]:
+    """Return what transformers' `generate` continues each prompt with, greedily, past any end."""
+    import torch
+
+    model.generation_config.eos_token_id = None
+    found = {}
+    for request in requests:
+        prompt = torch.tensor([list(TEXTS(request).prompt_ids)])
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=request.output_tokens,
+            pad_token_id=0,
+        )
+        found[request.request_id] = out[0, request.prompt_tokens :].tolist()
+    return found

@@ -32,12 +32,16 @@ def make(study: Study) -> Drawing:
         for prompt, chunk in product(numbers["prompt_tokens"], dict.fromkeys(sizes))
     )
     table["ratio"] = table.chunked_ms / table.whole_ms
+    claims = _claims(table, tiles) if study.plan.run.data["model"] == "Yi-34B" else {}
+    return Drawing(_draw(table, numbers["chunk_tokens"], tiles), table, claims=claims)
+
+
+def _claims(table: pd.DataFrame, tiles: dict[str, int]) -> dict[str, float]:
     times = table.pivot(index="prompt_tokens", columns="chunk_tokens", values="chunked_ms")
     tile_ratio = times[tiles["one_more"]] / times[tiles["chunk"]]
-    claims = {"sarathi-tile": float(tile_ratio.max())}
-    if 512 in numbers["chunk_tokens"]:
-        claims["sarathi-chunk-overhead"] = float(table[table.chunk_tokens == 512].ratio.max())
-    return Drawing(_draw(table, numbers["chunk_tokens"], tiles), table, claims=claims)
+    in_512 = table[table.chunk_tokens == 512].ratio
+    found = {"sarathi-tile": float(tile_ratio.max())}
+    return found | ({"sarathi-chunk-overhead": float(in_512.max())} if len(in_512) else {})
 
 
 def _chunked_s(seconds: Seconds, prompt_tokens: int, chunk_tokens: int) -> float:

@@ -26,7 +26,8 @@ def make(study: Study) -> Drawing:
     at = table[
         (table.decode_batch == reference["batch"]) & (table.decode_context == reference["context"])
     ]
-    claims = {"sarathi-coalescing": float(at.full_ratio.max())}
+    papers = at[at.deployment.isin(study.numbers["deployments"])]
+    claims = {"sarathi-coalescing": float(papers.full_ratio.max())} if len(papers) else {}
     return Drawing(_draw(at, study), table, claims=claims)
 
 

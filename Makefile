@@ -24,7 +24,7 @@ test: .venv-test/installed
 gpu-report: DEVICE ?= cuda
 gpu-report: PYTHON ?= python3
 gpu-report:
-	$(PYTHON) -m experiments.gpu_report --device $(DEVICE) --out gpu-report
+	$(PYTHON) -m experiments.gpu.report --device $(DEVICE) --out gpu-report
 
 bench: .venv-test/installed
 	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done

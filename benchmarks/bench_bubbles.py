@@ -11,7 +11,7 @@ import numpy as np
 
 from evenflow.bubbles import attribute
 from evenflow.result import RunResult
-from experiments.draw_bubbles import tandem
+from experiments.report.draw_bubbles import tandem
 
 DEPTH, REQUEST_BATCHES = 4, 38  # micro-batches for each request, as on the Azure conversation trace
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from evenflow.config import RunConfig
 from experiments.build import load_workload
-from experiments.real import serve
+from experiments.real.run import serve
 from experiments.runs import Job
 
 REQUESTS, ROWS = 5000, 256

@@ -16,15 +16,15 @@ import typer
 
 import evenflow
 from evenflow.errors import UsageError
-from experiments.capacity_cli import capacity_command
-from experiments.figures_cli import figures_command
-from experiments.profile_import_cli import import_command
-from experiments.profile_measure_cli import check_command, measure_command
-from experiments.real_cli import replay_command, run_command
-from experiments.serve_cli import serve_command
-from experiments.sweep_cli import sweep_command
-from experiments.tune_cli import tune_command
-from experiments.validate_cli import validate_command
+from experiments.capacity.cli import capacity_command
+from experiments.figures.cli import figures_command
+from experiments.profiles.importers_cli import import_command
+from experiments.profiles.measure_cli import check_command, measure_command
+from experiments.real.cli import replay_command, run_command
+from experiments.real.live_cli import serve_command
+from experiments.sweep.cli import sweep_command
+from experiments.tune.cli import tune_command
+from experiments.validation.cli import validate_command
 
 P = ParamSpec("P")
 
@@ -147,7 +147,7 @@ def simulate(
             details = with_bubbles(outcome, label)
             write_details(scratch, list(details.values()))
         if report:
-            from experiments.report import write_report
+            from experiments.report.write import write_report
 
             path = scratch / "report.html"
             write_report(path, details, run.name, outcome.result.provenance)

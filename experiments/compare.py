@@ -25,7 +25,7 @@ from experiments.runs import Job, run_job, with_bubbles, write_details, write_re
 if TYPE_CHECKING:
     from ctypes import Array, c_long
 
-    from experiments.report_data import Run
+    from experiments.report.data import Run
 
 POLL_S = 0.1
 
@@ -173,6 +173,6 @@ def _run_one(index: int, label: str, job: Job, folder: Path, save: Save) -> Cont
 
 def report(path: Path, runs: Mapping[str, Run], title: str) -> None:
     """Write one page about all runs."""
-    from experiments.report import write_report
+    from experiments.report.write import write_report
 
     write_report(path, runs, title, {name: run.result.provenance for name, run in runs.items()})

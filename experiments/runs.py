@@ -23,7 +23,7 @@ from sim import simulate_replicas
 from sim.counterfactual import counterfactuals
 
 if TYPE_CHECKING:
-    from experiments.report_data import Run
+    from experiments.report.data import Run
 
 
 STEADY_WINDOW = ("steady_start_s", "steady_stop_s")
@@ -111,7 +111,7 @@ def with_bubbles(outcome: Outcome, label: str) -> dict[str, Run]:
     One pipeline is called `label`; replicas have a number besides.
     """
     from evenflow.bubbles import attribute
-    from experiments.report_data import Run
+    from experiments.report.data import Run
 
     result, summary = outcome.result, outcome.summary
     if len(outcome.replicas) == 1:
@@ -142,7 +142,7 @@ def write_details(folder: Path, runs: Sequence[Run]) -> None:
 
 
 def _write_details(folder: Path, run: Run) -> None:
-    from experiments.timeline import write_timeline
+    from experiments.report.timeline import write_timeline
 
     outputs.write_batches(folder / "batches.csv", run.result)
     outputs.write_stages(folder / "stages.csv", run.result)

@@ -10,7 +10,7 @@ import pytest
 
 from evenflow.bubbles import CAUSES, Bubbles, attribute
 from evenflow.result import WAIT_REASONS, RunResult
-from experiments.draw_bubbles import FIGURES, TITLES, draw, scenarios, tandem
+from experiments.report.draw_bubbles import FIGURES, TITLES, draw, scenarios, tandem
 
 Piece = tuple[int, float, float, str, int]
 

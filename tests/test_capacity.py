@@ -16,10 +16,10 @@ from evenflow.errors import UsageError
 from evenflow.types import Request
 from evenflow.yaml_file import Document
 from experiments.build import load_workload
-from experiments.capacity import Capacity, Question, at_rate, capacity_of, own_rate
-from experiments.capacity_report import facts, sentences
+from experiments.capacity.find import Capacity, Question, at_rate, capacity_of, own_rate
+from experiments.capacity.prices import dollars_per_hour, load_prices
+from experiments.capacity.report import facts, sentences
 from experiments.points import Store
-from experiments.prices import dollars_per_hour, load_prices
 from experiments.slo import parse_slo
 from tests.command_line import evenflow, write_inputs
 from tests.test_points import RUN

@@ -14,7 +14,7 @@ from evenflow.metrics import summarize
 from evenflow.result import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Handover, Request
-from experiments.draw_pools import LINK, pool, scenario
+from experiments.report.draw_pools import LINK, pool, scenario
 from sim import PooledWorld, TransferLink, simulate
 
 

@@ -13,9 +13,10 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
 from evenflow.costs.profile_file import read_profile
-from experiments import gpu_report, gpu_runtime
-from experiments.gpu_report import main
-from experiments.gpu_runtime import POLICIES
+from experiments.gpu import report as gpu_report
+from experiments.gpu import runtime as gpu_runtime
+from experiments.gpu.report import main
+from experiments.gpu.runtime import POLICIES
 from tests.test_profile_measure import CONFIG
 from tests.torch_pipeline import threads_for_processes
 
@@ -72,7 +73,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_bare_machine_has_what_the_report_imports() -> None:
-    statement = "import experiments.gpu_report, runtime.timed, sys; print(*sys.modules)"
+    statement = "import experiments.gpu.report, runtime.timed, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", statement], capture_output=True, text=True, check=True
     )

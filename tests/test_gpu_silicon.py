@@ -8,7 +8,7 @@ import pytest
 
 from evenflow.costs.profile_file import write_profile
 from evenflow.specs.model import model
-from experiments.gpu_silicon import CHUNKS, DECODES, TOKENS, compare
+from experiments.gpu.silicon import CHUNKS, DECODES, TOKENS, compare
 from tests.profiles import points, prefill_s, profile
 
 NAME = "Llama-3.1-8B"

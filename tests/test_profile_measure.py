@@ -14,8 +14,8 @@ from evenflow.costs.profile import profile_cost  # noqa: E402
 from evenflow.costs.profile_file import OPERATORS, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import ModelSpec  # noqa: E402
-from experiments import profile_measure  # noqa: E402
-from experiments.profile_measure import (  # noqa: E402
+from experiments.profiles import measure as profile_measure  # noqa: E402
+from experiments.profiles.measure import (  # noqa: E402
     Settings,
     check_profile,
     errors_table,

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from evenflow.config import RunConfig
-from experiments.sweep_config import SweepConfig
+from experiments.sweep.config import SweepConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -15,9 +15,7 @@ from synthetic_run import synthetic_run
 from evenflow.bubbles import CAUSES, attribute
 from evenflow.errors import UsageError
 from evenflow.metrics import summarize
-from experiments.draw_comparison import draw_comparison
-from experiments.report import Run, render, write_report
-from experiments.report_data import (
+from experiments.report.data import (
     binned,
     chunks_of,
     cumulative,
@@ -26,8 +24,10 @@ from experiments.report_data import (
     steady,
     used_share,
 )
-from experiments.report_style import CAUSE_COLOURS, DECODE, PREFILL, blend
-from experiments.report_words import CAUSE_WORDS, number, table, verdict
+from experiments.report.draw_comparison import draw_comparison
+from experiments.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
+from experiments.report.words import CAUSE_WORDS, number, table, verdict
+from experiments.report.write import Run, render, write_report
 
 SUMMARY = {
     "output_throughput": 400.0,

@@ -22,8 +22,8 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import ModelSpec, model
-from experiments.silicon_errors import GPUS as NAMES
-from experiments.silicon_errors import (
+from experiments.profiles.silicon_errors import GPUS as NAMES
+from experiments.profiles.silicon_errors import (
     disagreement,
     peak_of,
     product_errors,
@@ -220,7 +220,7 @@ def test_published_decode_steps_without_tuning() -> None:
 @pytest.mark.usefixtures("package")
 def test_the_bundled_efficiencies_are_the_fits() -> None:
     pytest.importorskip("scipy", reason="fitting needs scipy: install evenflow[fit]")
-    from experiments.calibrate_silicon import CHECKED_ON, bundled, errors, fit
+    from experiments.profiles.calibrate_silicon import CHECKED_ON, bundled, errors, fit
 
     for name in ("A100-80G", "H200"):
         spec = gpu(name)

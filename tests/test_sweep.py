@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
 from experiments.points import Record, Store
-from experiments.sweep import (
+from experiments.sweep.check import check
+from experiments.sweep.config import Range, Sweep, load_sweep
+from experiments.sweep.effects import main_effects, sensitivity
+from experiments.sweep.ranking import pareto_front, ranked, relative
+from experiments.sweep.run import (
     Findings,
     Simulator,
     Trial,
@@ -26,12 +30,8 @@ from experiments.sweep import (
     run_shard,
     run_sweep,
 )
-from experiments.sweep_check import check
-from experiments.sweep_config import Range, Sweep, load_sweep
-from experiments.sweep_effects import main_effects, sensitivity
-from experiments.sweep_ranking import pareto_front, ranked, relative
-from experiments.sweep_space import assignments, default_assignment
-from experiments.sweep_tables import point_columns, summary_columns, write_tables
+from experiments.sweep.space import assignments, default_assignment
+from experiments.sweep.tables import point_columns, summary_columns, write_tables
 from tests.sweeps import GRID, RUN, sweep
 
 

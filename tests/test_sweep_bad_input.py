@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from experiments.points import HEADER, Store
-from experiments.sweep_check import check
-from experiments.sweep_config import load_sweep
+from experiments.sweep.check import check
+from experiments.sweep.config import load_sweep
 from tests.command_line import evenflow
 from tests.sweeps import RUN, write
 

@@ -15,7 +15,7 @@ import pytest
 from synthetic_run import synthetic_run
 
 from evenflow.bubbles import CAUSES, attribute
-from experiments.timeline import PIPELINE, REQUESTS, write_timeline
+from experiments.report.timeline import PIPELINE, REQUESTS, write_timeline
 
 Event = dict[str, Any]
 DEPTH = 3

@@ -14,7 +14,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'"
 from evenflow.config import load_config
 from evenflow.types import Request
 from experiments.build import build
-from experiments.real import batcher_of, servable
+from experiments.real.run import batcher_of, servable
 from sim import driver
 from sim.tandem import Tandem
 from tests.command_line import evenflow, write_inputs

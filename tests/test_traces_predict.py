@@ -93,6 +93,14 @@ def test_noisy_names_the_right_class_as_often_as_asked(accuracy: float) -> None:
     assert accuracy == 1 or (predicted != other).any()
 
 
+def test_a_noisy_total_is_near_the_true_one() -> None:
+    outputs = sample_trace("sharegpt-sample", 20_000).output_tokens
+    predicted = make_predictor({"kind": "noisy", "accuracy": 0.0}).predict(outputs, outputs, None)
+    assert predicted.sum() / outputs.sum() == pytest.approx(1, abs=0.1)
+    alike = np.full(50, 7)
+    assert (make_predictor("noisy").predict(alike, alike, None) == 7).all(), "no other class"
+
+
 def test_requests_are_filled_in_and_otherwise_unchanged() -> None:
     requests = [Request(7, 1.5, 30, 9), Request(8, 2.5, 40, 11)]
     filled = with_predictions(requests, make_predictor("oracle"))

@@ -19,10 +19,9 @@ from evenflow.yaml_file import Document
 from experiments.build import load_workload
 from experiments.points import Record, Store
 from experiments.slo import parse_slo
-from experiments.sweep import Simulator, Trial
-from experiments.sweep_config import Range
-from experiments.tune import Candidate, Part, Search, Tried, Tuning, evaluate, run_search
-from experiments.tune_check import (
+from experiments.sweep.config import Range
+from experiments.sweep.run import Simulator, Trial
+from experiments.tune.check import (
     FRESH,
     LATER,
     TUNED,
@@ -31,10 +30,11 @@ from experiments.tune_check import (
     run_checks,
     unseen_parts,
 )
-from experiments.tune_layouts import AS_GIVEN, layouts, shifted
-from experiments.tune_prepare import GLLM, Wish, prepare, space_of
-from experiments.tune_report import sentences
-from experiments.tune_simplify import Worth, simplified
+from experiments.tune.layouts import AS_GIVEN, layouts, shifted
+from experiments.tune.prepare import GLLM, Wish, prepare, space_of
+from experiments.tune.report import sentences
+from experiments.tune.search import Candidate, Part, Search, Tried, Tuning, evaluate, run_search
+from experiments.tune.simplify import Worth, simplified
 from tests.test_points import RUN
 
 POISSON = {

@@ -19,10 +19,9 @@ from evenflow.replay import Asked, RecordingBatcher
 from evenflow.result import RunResult
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
-from experiments.draw_validation import draw_validation
-from experiments.measured_times import AROUND, Recorded, Times, drawn, measured_times
-from experiments.real import batcher_of
-from experiments.validate_layers import (
+from experiments.real.run import batcher_of
+from experiments.validation.figure import draw_validation
+from experiments.validation.layers import (
     METRICS,
     bubble_shares,
     compared,
@@ -35,6 +34,7 @@ from experiments.validate_layers import (
     structure_of,
     summary_of,
 )
+from experiments.validation.measured_times import AROUND, Recorded, Times, drawn, measured_times
 from runtime.driver import Driver
 from runtime.serving import Serving, StepCost
 from runtime.wire import Free, Message, Returned, Step
@@ -107,7 +107,7 @@ class NoisyPipeline:
 
 
 def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any, list[Any]]:
-    """Return a run of the real driver, as `experiments.real.serve` does, and its journal."""
+    """Return a run of the real driver, as `experiments.real.run.serve` does, and its journal."""
     pipeline: Any = NoisyPipeline(world, seed, late_s)
     batcher = batcher_of(world, RecordingBatcher)
     assert isinstance(batcher, RecordingBatcher)

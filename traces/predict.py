@@ -52,9 +52,11 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
-    """Names the right class of the run's outputs with probability `accuracy`, else any other.
+    """Names the right class of the run's outputs with probability `accuracy`, else another.
 
-    The prediction is the mean output of the class named; all is drawn with `seed`.
+    The wrong classes come in proportion to their shares of the outputs, so that the class of the
+    few longest is not named too often. The prediction is the mean output of the class named; all is
+    drawn with `seed`.
     """
 
     accuracy: float = 0.52
@@ -69,10 +71,19 @@ class Noisy:
     def predict(self, _prompt: Ints, output_tokens: Ints, _texts: Sequence[str] | None) -> Ints:
         rng = random_stream(self.seed, "predictor")
         classes = LengthClasses.of(output_tokens)
-        right = rng.random(len(output_tokens)) < self.accuracy
-        others = rng.integers(1, NUM_CLASSES, len(output_tokens))
-        named = (classes.class_of(output_tokens) + np.where(right, 0, others)) % NUM_CLASSES
-        return classes.tokens(named)
+        true = classes.class_of(output_tokens)
+        right = rng.random(len(true)) < self.accuracy
+        return classes.tokens(np.where(right, true, _another_class(true, rng)))
+
+
+def _another_class(true: Ints, rng: np.random.Generator) -> Ints:
+    """Draw for each request a class that is not its own, by its share; its own if all are alike."""
+    odds = np.tile(np.bincount(true, minlength=NUM_CLASSES), (NUM_CLASSES, 1))
+    np.fill_diagonal(odds, 0)
+    bounds = odds.cumsum(axis=1)[true]
+    drawn = rng.random(len(true)) * bounds[:, -1]
+    found: Ints = (drawn[:, None] >= bounds).sum(axis=1)
+    return np.where(found < NUM_CLASSES, found, true)
 
 
 @dataclass(frozen=True, slots=True)

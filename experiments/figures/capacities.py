@@ -11,8 +11,7 @@ import pandas as pd
 
 from evenflow.config import RunConfig
 from evenflow.errors import UsageError
-from experiments.build import build
-from experiments.capacity import Capacity, Question, capacity_of
+from experiments.capacity.find import Capacity, Question, capacity_of, prove
 from experiments.figures.study import Study
 from experiments.slo import Condition
 
@@ -69,12 +68,18 @@ def _search(study: Study, config: RunConfig, slo: tuple[Condition, ...]) -> list
     beside, tolerance = study.plan.beside, float(study.numbers["tolerance"])
     question = Question(seeded, slo, beside, tolerance, len(study.seeds))
     try:
-        deployment = build(seeded, [], beside).deployment
-        tell = study.progress(0)
-        answer = capacity_of(question, study.store, study.executor, curve=(), on_done=tell)
+        proof = prove(question)
+        answer = capacity_of(
+            question,
+            study.store,
+            study.executor,
+            curve=(),
+            proof=proof,
+            on_done=study.progress(0),
+        )
     except UsageError as error:
         return [{"seed": seed, "error": str(error)} for seed in study.seeds]
-    shared = {"kv_pages": deployment["kv_pages"], "error": None}
+    shared = {"kv_pages": proof.provenance["deployment"]["kv_pages"], "error": None}
     return [
         {"seed": seed, **row, **shared}
         for seed, row in zip(study.seeds, _rows(answer), strict=True)

@@ -54,6 +54,11 @@ def load_claims() -> list[Claim]:
     return [Claim(**entry) for entry in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))]
 
 
+def published_value(claim_id: str) -> Any:
+    """Return the paper's value of a claim, for a figure that draws it beside ours."""
+    return next(claim.value for claim in load_claims() if claim.id == claim_id)
+
+
 def load_misses() -> dict[str, str]:
     """Return, by claim, the sentence that says why ours is apart from the paper's."""
     return dict(yaml.safe_load(MISSES.read_text(encoding="utf-8")) or {})

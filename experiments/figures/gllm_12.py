@@ -15,7 +15,6 @@ WHOLE, STEADY = "total_token_throughput", "steady_total_token_throughput"
 
 def make(study: Study) -> Drawing:
     """Run every system, model and number of GPUs with all requests at once."""
-    counts = [n for n in range(1, study.gpus + 1) if n & (n - 1) == 0]
     cases = {
         (model, label, count): study.config(
             {"model": model, "workload": {"requests": study.numbers["requests"]}},
@@ -23,7 +22,7 @@ def make(study: Study) -> Drawing:
         )
         for model in study.numbers["models"]
         for label in study.plan.keys.systems
-        for count in counts
+        for count in study.gpu_counts
     }
     table = study.run(cases, ("model", "system", "gpus"))
     shown = ("model", "system", "gpus", "seed", WHOLE, STEADY, "kv_pages", "error")

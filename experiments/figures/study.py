@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 
 from evenflow.config import RunConfig, configured
 from evenflow.errors import UsageError
+from evenflow.schedulers import POOLED, policy
 from evenflow.yaml_file import SHORT_FORMS, Document
 from experiments.figures.schema import Plan
 from experiments.points import Point, Store, run_points
@@ -79,6 +81,11 @@ class Study:
         """Return the keys of one of the figure's systems, as they are published or given."""
         given = self.plan.keys.systems[label]
         return _published(given) if isinstance(given, str) else given
+
+    @property
+    def gpu_counts(self) -> list[int]:
+        """1, 2, 4 ... up to the number of GPUs that the figure's run has."""
+        return [count for count in range(1, self.gpus + 1) if count & (count - 1) == 0]
 
     def system(self, label: str, gpus: int | None = None) -> Keys:
         """Return the keys of one of the figure's systems, on so many GPUs (default: `gpus`).
@@ -170,8 +177,18 @@ class Study:
 
 
 def _words(config: RunConfig) -> str:
-    params = (f"{key} {value}" for key, value in config.scheduler.params.items())
-    return " ".join((config.scheduler.name, *params))
+    """Return a policy with its parameters, and its cap on running requests, given or not."""
+    params = config.scheduler.params
+    if (cap := _default_cap(config.scheduler.name)) is not None:
+        params = {"max_num_seqs": cap} | params
+    return " ".join((config.scheduler.name, *(f"{key} {value}" for key, value in params.items())))
+
+
+def _default_cap(name: str) -> int | None:
+    if name in POOLED:
+        return None
+    cap = inspect.signature(policy(name)).parameters.get("max_num_seqs")
+    return None if cap is None else cap.default
 
 
 def layered(under: Keys, over: Keys) -> dict[str, Any]:

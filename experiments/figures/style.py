@@ -24,6 +24,8 @@ _LOOKS = {
     "vLLM, at most 128": ("#d9730d", "s"),
     "Sarathi-Serve, budget 512": ("#8a4fb0", "D"),
     "Sarathi-Serve, budget 2048": ("#c4a1da", "o"),
+    "static": ("#b59a3a", "P"),
+    "DistServe": ("#0b5fa5", "X"),
     "TD-Pipe": ("#0b5fa5", "o"),
     "TP+SB": ("#3f8f3f", "^"),
     "TP+HB": ("#8fbf5f", "v"),
@@ -63,3 +65,31 @@ def grid_lines(figure_axes: Iterable[Axes]) -> None:
         axes.grid(color="0.9", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
+
+
+def bars(
+    axes: Axes, table: pd.DataFrame, group: str, label: str, y: str, *, steady: str | None = None
+) -> None:
+    """Draw a group of bars for each value of column `group`, in it one for each of `label`.
+
+    A bar is the mean over the seeds, with a whisker from least to most; one whose runs all failed
+    has the word OOM in its place. A ring is the mean of column `steady`.
+    """
+    groups, labels = list(dict.fromkeys(table[group])), list(dict.fromkeys(table[label]))
+    width = 0.8 / len(labels)
+    for index, name in enumerate(labels):
+        found = table[table[label] == name].groupby(group, sort=False)
+        own = found[y].agg(["mean", "min", "max"]).reindex(groups)
+        place = [number - 0.4 + (index + 0.5) * width for number in range(len(groups))]
+        reach = [own["mean"] - own["min"], own["max"] - own["mean"]]
+        color = COLORS.get(str(name), f"C{index}")
+        axes.bar(place, own["mean"].fillna(0), 0.92 * width, label=str(name), color=color)
+        axes.errorbar(place, own["mean"], reach, fmt="none", color="0.2", capsize=2, linewidth=0.9)
+        if steady is not None:
+            rings = found[steady].mean().reindex(groups)
+            axes.plot(place, rings, "o", mfc="white", mec=color, markersize=4)
+        for x, missing in zip(place, own["mean"].isna(), strict=True):
+            if missing:
+                axes.text(x, 0, " OOM", rotation=90, ha="center", va="bottom", fontsize=7)
+    axes.set_xticks(range(len(groups)), [str(value) for value in groups])
+    axes.set_ylim(0, None)

@@ -10,7 +10,7 @@ import pytest
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
-from experiments.calibrate_l20 import (
+from experiments.profiles.calibrate_l20 import (
     FILES,
     Efficiencies,
     Profile,
@@ -21,7 +21,7 @@ from experiments.calibrate_l20 import (
     read_profile,
     report,
 )
-from experiments.published_facts import published_facts
+from experiments.profiles.published_facts import published_facts
 
 pytest.importorskip("scipy", reason="fitting needs scipy: install evenflow[fit]")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evenflow.bubbles import CAUSES, Bubbles, attribute
 from evenflow.result import WAIT_REASONS, RunResult
-from experiments.draw_bubbles import tandem
+from experiments.report.draw_bubbles import tandem
 
 UNEVEN = {"uneven_prefill", "prefill_decode", "uneven_decode", "uneven_stages"}
 

@@ -1,0 +1,1 @@
+"""Capacity: the largest rate that a deployment serves within its limits."""

@@ -1,0 +1,1 @@
+"""Profiles and fits: measured costs, where they come from and how far off they are."""

@@ -1,0 +1,135 @@
+"""Fit the roofline's three efficiencies on measured operators of real GPUs, and say how far off.
+
+`python -m experiments.profiles.calibrate_silicon` prints a line per GPU: the efficiencies that
+`gpu.py` carries, fitted on some models and checked on others. Needs the extras `silicon` and `fit`.
+Knows the tables only through `evenflow.costs.silicon`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenflow.costs import RooflineCost, StageCost, Work, decode_work, prefill_work
+from evenflow.costs.silicon import GPUS, silicon_cost, silicon_source
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.gpu import GpuSpec, gpu
+from evenflow.specs.model import model
+
+FITTED_ON = ("Llama-3.1-8B", "Qwen2.5-14B", "Llama-3.1-70B")
+CHECKED_ON = ("Mistral-7B", "Qwen2.5-32B", "Llama2-13B")
+
+WORKS: tuple[Work, ...] = (
+    *(
+        decode_work(rows, rows * context)
+        for rows in (1, 4, 16, 64, 128, 256)
+        for context in (128, 512, 1024, 2048)
+        if rows * context <= 256 * 1024
+    ),
+    *(
+        prefill_work(tokens, context)
+        for tokens in (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+        for context in (0, 2048)
+    ),
+)
+"""Micro-batches that engines send: decode steps and prompt chunks, with and without context."""
+
+Floats = NDArray[np.float64]
+
+
+class Efficiencies(NamedTuple):
+    """What a fit yields: shares of the two peaks, seconds per layer that neither explains."""
+
+    compute: float
+    bandwidth: float
+    per_layer_overhead_s: float
+
+
+class Errors(NamedTuple):
+    """Absolute relative errors of the roofline against the measured operators."""
+
+    mean: float
+    p95: float
+
+
+def deployments(spec: GpuSpec, names: Sequence[str]) -> list[Deployment]:
+    """Return each model whole on one GPU of unlimited memory."""
+    return [Deployment(model(name), spec, (model(name).num_layers,)) for name in names]
+
+
+def measured(spec: GpuSpec, names: Sequence[str], framework: str = "vllm") -> Floats:
+    """Return the seconds of WORKS for each model by the measured operators."""
+    costs = [
+        silicon_cost(each, silicon_source(each, framework)) for each in deployments(spec, names)
+    ]
+    return np.concatenate([_seconds(cost) for cost in costs])
+
+
+def predicted(spec: GpuSpec, names: Sequence[str], efficiencies: Efficiencies) -> Floats:
+    """Return the seconds of WORKS for each model by the roofline."""
+    changed = replace(
+        spec,
+        compute_efficiency=efficiencies.compute,
+        bandwidth_efficiency=efficiencies.bandwidth,
+        per_layer_overhead_s=efficiencies.per_layer_overhead_s,
+    )
+    return np.concatenate([_seconds(RooflineCost(each)) for each in deployments(changed, names)])
+
+
+def fit(spec: GpuSpec, framework: str = "vllm") -> Efficiencies:
+    """Return the efficiencies with the least absolute relative error (soft, so that few points
+    far off decide little).
+    """
+    from scipy.optimize import least_squares
+
+    target = measured(spec, FITTED_ON, framework)
+
+    def off(values: Floats) -> Floats:
+        candidate = Efficiencies(values[0], values[1], values[2] * 1e-4)
+        return np.log(predicted(spec, FITTED_ON, candidate) / target)
+
+    best = least_squares(
+        off, (0.7, 0.8, 0.5), bounds=((0.1, 0.1, 0), (1.5, 1.5, 100)), loss="soft_l1", f_scale=0.05
+    )
+    return Efficiencies(float(best.x[0]), float(best.x[1]), float(best.x[2]) * 1e-4)
+
+
+def errors(spec: GpuSpec, names: Sequence[str], efficiencies: Efficiencies) -> Errors:
+    """Return how far the roofline is from the measured operators on models of these names."""
+    off = np.abs(predicted(spec, names, efficiencies) / measured(spec, names) - 1)
+    return Errors(float(off.mean()), float(np.percentile(off, 95)))
+
+
+def bundled(spec: GpuSpec) -> Efficiencies:
+    """Return the efficiencies that the GPU table carries."""
+    return Efficiencies(
+        spec.compute_efficiency, spec.bandwidth_efficiency, spec.per_layer_overhead_s
+    )
+
+
+def _seconds(cost: StageCost) -> Floats:
+    return np.array([cost(0, work) for work in WORKS])
+
+
+def main() -> None:
+    """Print the fits and their errors on models they have not seen."""
+    print("| GPU | compute | bandwidth | overhead per layer | mean error | P95 | before |")
+    print("|---|---|---|---|---|---|---|")
+    for name in GPUS:
+        spec = gpu(name)
+        found = fit(spec)
+        off, before = errors(spec, CHECKED_ON, found), errors(spec, CHECKED_ON, bundled(spec))
+        print(
+            f"| {name} | {found.compute:.3f} | {found.bandwidth:.3f} "
+            f"| {found.per_layer_overhead_s * 1e6:.1f} us | {off.mean:.1%} | {off.p95:.1%} "
+            f"| {before.mean:.1%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The commands `evenflow profile --device ... --out ...` and `evenflow profile check`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenflow.errors import UsageError
+
+
+def measure_command(
+    context: typer.Context,
+    *,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="PATH", help="A config.json, or a name in the table."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The profile to write.")
+    ] = None,
+    minutes: Annotated[float, typer.Option("--minutes", help="Time to take; picks the grid.")] = 5,
+    threads: Annotated[int, typer.Option("--threads", help="CPU threads of a stage.")] = 1,
+    layers: Annotated[int, typer.Option("--layers", help="Layers of the measured stage.")] = 4,
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", help="Measure one shard of so many.")
+    ] = 1,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=2)] = None,
+    max_rows: Annotated[int | None, typer.Option("--max-rows", min=1)] = None,
+    max_context: Annotated[int | None, typer.Option("--max-context", min=2)] = None,
+) -> None:
+    """Measure this machine's device for a model's layer shapes and write a profile."""
+    if context.invoked_subcommand is not None:
+        return
+    if model is None or out is None:
+        raise UsageError("profile: give --model PATH (a config.json) and --out FILE")
+    from experiments.profiles.measure import Settings, measure_profile
+
+    settings = Settings(
+        device, minutes, threads, layers, tensor_parallel, max_tokens, max_rows, max_context
+    )
+    profile = measure_profile(model, out, settings, show_measuring if sys.stderr.isatty() else None)
+    typer.echo(f"{profile.header.device}: {profile.header.grid}; {len(profile.points)} points")
+    typer.echo(out)
+
+
+def check_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile of this machine.")],
+    *,
+    batches: Annotated[int, typer.Option("--batches", min=2, help="Random micro-batches.")] = 100,
+    repeats: Annotated[int, typer.Option("--repeats", min=2, help="Runs of each.")] = 15,
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the stage.")] = 4,
+    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", min=1)] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 1,
+) -> None:
+    """Measure random micro-batches off the grid; print and record how far predictions are off."""
+    from experiments.profiles.measure import check_profile, errors_table, record_errors
+
+    rows = check_profile(
+        file,
+        batches=batches,
+        repeats=repeats,
+        layers=layers,
+        tensor_parallel=tensor_parallel,
+        seed=seed,
+        progress=show_measuring if sys.stderr.isatty() else None,
+    )
+    record_errors(file, rows)
+    typer.echo(errors_table(rows))
+
+
+def show_measuring(done: float, left_s: float) -> None:
+    """Rewrite one line of the terminal: how much is done, and how long the rest takes."""
+    end = "\n" if done >= 1 else ""
+    typer.echo(f"\rmeasuring: {done:4.0%}, {left_s:5.0f} s left {end}", nl=False, err=True)

@@ -1,0 +1,1 @@
+"""Real runs: a trace or clients served by the runtime's processes."""

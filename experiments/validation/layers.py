@@ -1,0 +1,243 @@
+"""The layers of a validation, each a pure function of what was measured and what was simulated.
+
+Structure: the simulator with a run's own times, against that run. Costs: seconds of a micro-batch
+on a stage. End to end: what a user sees. Runs nothing in real time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from evenflow.batcher import Batcher
+from evenflow.bubbles import CAUSES, attribute
+from evenflow.costs import StageCost
+from evenflow.errors import PolicyError
+from evenflow.metrics import request_metrics, summarize
+from evenflow.replay import Entry, replay
+from evenflow.result import Floats, RunResult
+from evenflow.types import MicroBatch
+from experiments.real.run import batcher_of
+from experiments.validation.measured_times import Recorded, Times, as_admitted
+from sim import World, simulate_timed
+
+NAMES = ("ttft", "tpot", "itl", "e2el")
+METRICS = (
+    *(f"{value}_{name}_ms" for name in NAMES for value in ("mean", "p50", "p90", "p99")),
+    "output_throughput",
+    "total_token_throughput",
+    "duration",
+    "busy_share",
+    "bubble_share",
+)
+"""What is compared, by its key in summary.json; `bubble_share` is what is not busy."""
+
+PARTS = ("ttft", "tpot", "e2el")
+"""What a single request has one of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A run again, from its own times. `parted_at`: the first micro-batch with another decision."""
+
+    again: RunResult
+    parted_at: int | None
+
+
+def summary_of(result: RunResult) -> dict[str, Any]:
+    """Return the summary of a run, with the share of its stages' time that is idle."""
+    summary = summarize(result)
+    return summary | {"bubble_share": 1 - summary["busy_share"]}
+
+
+# -- structure ------------------------------------------------------------------------------------
+
+
+def structure_of(world: World, result: RunResult, times: Times) -> Structure:
+    """Simulate a run again from what it measured; latencies count from the requests' own times."""
+    recorded = Recorded(result, times, world.costs)
+    again = simulate_timed(as_admitted(world, times), recorded)
+    if world.concurrency is None:
+        again = replace(again, arrival_s=result.arrival_s)
+    return Structure(again, recorded.parted_at)
+
+
+def structure_errors(result: RunResult, structure: Structure) -> dict[str, Any]:
+    """Return how far a run simulated from its own times is from it.
+
+    `metrics` has relative errors, `requests` the distribution over requests of the absolute
+    relative errors of each latency. `same_micro_batches` is the share of micro-batches that hold as
+    many tokens at the same position in both.
+    """
+    return {
+        "metrics": metric_errors(result, structure.again),
+        "requests": request_errors(result, structure.again),
+        "same_micro_batches": same_batches(result, structure.again),
+        "parted_at": structure.parted_at,
+        "micro_batches": len(result.scheduled_s),
+    }
+
+
+def metric_errors(real: RunResult, simulated: RunResult) -> dict[str, float]:
+    """Return the relative error of each of METRICS that is not 0 in the real run."""
+    ours, theirs = summary_of(real), summary_of(simulated)
+    return {key: theirs[key] / ours[key] - 1 for key in METRICS if ours[key]}
+
+
+def request_errors(one: RunResult, other: RunResult) -> dict[str, dict[str, float]]:
+    """Return the distribution of |other / one - 1| over requests, for each latency."""
+    ours, theirs = request_metrics(one), request_metrics(other)
+    found = {}
+    for name in PARTS:
+        first, second = getattr(ours, f"{name}_s"), getattr(theirs, f"{name}_s")
+        defined = np.isfinite(first) & np.isfinite(second) & (first > 0)
+        found[name] = spread_of(np.abs(second[defined] / first[defined] - 1))
+    return found
+
+
+def spread_of(errors: Floats) -> dict[str, float]:
+    """Return the median, P95 and most of absolute errors; nothing of none."""
+    if not len(errors):
+        return {}
+    median, p95 = np.percentile(errors, [50, 95])
+    return {"median": float(median), "p95": float(p95), "most": float(errors.max())}
+
+
+def same_batches(one: RunResult, other: RunResult) -> float:
+    """Return the share of micro-batches that hold the same numbers of tokens in both."""
+    counts = len(one.scheduled_s), len(other.scheduled_s)
+    count = min(counts)
+    same = (one.prefill_tokens[:count] == other.prefill_tokens[:count]) & (
+        one.decode_tokens[:count] == other.decode_tokens[:count]
+    )
+    return float(same.sum()) / max(*counts, 1)
+
+
+# -- costs ----------------------------------------------------------------------------------------
+
+
+class PricingBatcher(Batcher):
+    """A Batcher that notes what each micro-batch should take on each stage."""
+
+    def __init__(self, *args: Any, costs: StageCost, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._costs = costs
+        self.expected_s: list[list[float]] = []
+
+    def next(self, now_s: float) -> MicroBatch | None:
+        batch = super().next(now_s)
+        if batch is not None:
+            self.expected_s.append(list(self._costs.times(batch.charged or batch)))
+        return batch
+
+
+def expected_seconds(world: World, journal: Iterable[Entry]) -> Floats:
+    """Return what the costs say of each micro-batch of a recorded run, [m, depth] in seconds.
+
+    Raises PolicyError when the journal, replayed, does not give the decisions that it records.
+    """
+    batcher = batcher_of(world, lambda *a, **o: PricingBatcher(*a, **o, costs=world.costs))
+    assert isinstance(batcher, PricingBatcher)
+    difference = replay(journal, batcher)
+    if difference is not None:
+        raise PolicyError(f"a recorded run does not replay: {difference}")
+    return np.array(batcher.expected_s).reshape(-1, world.depth)
+
+
+def cost_errors(
+    results: Sequence[RunResult], expected_s: Sequence[Floats]
+) -> list[dict[str, float]]:
+    """Return for each stage how far the costs are from what micro-batches took.
+
+    Absolute relative errors (`median`, `p95`) and the relative error of the sum (`bias`), over all
+    runs; beside them the machine's own spread (`median_repeat`, `p95_repeat`): how far the times of
+    micro-batches of as many prefill and decode tokens are from the median of their like.
+    """
+    measured_s = np.concatenate([result.end_s - result.start_s for result in results])
+    expected = np.concatenate(expected_s)
+    tokens = np.concatenate(
+        [np.column_stack([each.prefill_tokens, each.decode_tokens]) for each in results]
+    )
+    found = []
+    for stage in range(measured_s.shape[1]):
+        errors = np.abs(expected[:, stage] / measured_s[:, stage] - 1)
+        repeats = repeat_errors(tokens, measured_s[:, stage])
+        some = {"median": 0.0, "p95": 0.0}
+        apart, own = some | spread_of(errors), some | spread_of(repeats)
+        found.append(
+            {
+                "median": apart["median"],
+                "p95": apart["p95"],
+                "bias": float(expected[:, stage].sum() / measured_s[:, stage].sum() - 1),
+                "median_repeat": own["median"],
+                "p95_repeat": own["p95"],
+                "repeated": len(repeats),
+            }
+        )
+    return found
+
+
+def repeat_errors(shapes: np.ndarray, measured_s: Floats) -> Floats:
+    """Return |measured / median of its shape - 1| of whatever has at least one like it."""
+    _, group, sizes = np.unique(shapes, axis=0, return_inverse=True, return_counts=True)
+    group = group.ravel()
+    order = np.argsort(group, kind="stable")
+    parts = np.split(measured_s[order], np.cumsum(sizes)[:-1])
+    apart = [np.abs(part / np.median(part) - 1) for part in parts if len(part) > 1]
+    return np.concatenate(apart) if apart else np.zeros(0)
+
+
+# -- end to end -----------------------------------------------------------------------------------
+
+
+def compared(
+    key: str,
+    measured: Sequence[Mapping[str, Any]],
+    predicted: Mapping[str, Any],
+    calibrated: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, float | None]:
+    """Return one metric: the runs' mean, least and most, the simulator's, and its error.
+
+    `error` is relative to the mean of the runs, and so is `spread`, from least to most; None where
+    the mean is 0. `calibrated` is the mean of several simulations, `calibrated_spread` theirs.
+    """
+    values = np.array([summary[key] for summary in measured], dtype=float)
+    mean = float(values.mean())
+
+    def relative(value: float) -> float | None:
+        return value / mean if mean else None
+
+    def error(value: float) -> float | None:
+        return value / mean - 1 if mean else None
+
+    found = {
+        "measured": mean,
+        "least": float(values.min()),
+        "most": float(values.max()),
+        "spread": relative(float(np.ptp(values))),
+        "simulated": float(predicted[key]),
+        "error": error(float(predicted[key])),
+    }
+    if not calibrated:
+        return found
+    drawn = np.array([summary[key] for summary in calibrated], dtype=float)
+    return found | {
+        "calibrated": float(drawn.mean()),
+        "calibrated_error": error(float(drawn.mean())),
+        "calibrated_spread": relative(float(np.ptp(drawn))),
+    }
+
+
+def bubble_shares(results: Sequence[RunResult]) -> dict[str, float]:
+    """Return the mean share of all stages' time that is idle for each cause."""
+    shares = []
+    for result in results:
+        bubbles = attribute(result)
+        total_s = bubbles.busy_s + bubbles.idle_s
+        shares.append(
+            [seconds / total_s if total_s else 0.0 for seconds in bubbles.totals().values()]
+        )
+    return dict(zip(CAUSES, np.mean(shares, axis=0).tolist(), strict=True))

@@ -71,7 +71,7 @@ HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (None, 'trace "trace.csv" is neither a file nor a bundled sample; known: arxiv-sample'),
+        (None, 'trace "trace.csv" is neither a file nor a bundled sample; known: arxiv-16k-sample'),
         ("", "trace trace.csv"),
         (HEAD, "trace trace.csv: no rows"),
         ("when,what\n1,2\n", "trace trace.csv"),

@@ -30,6 +30,9 @@ def ks_to_table(values: np.ndarray, percent: np.ndarray, quantiles: np.ndarray) 
     return float(max((percent / 100 - upto).max(), (below - percent / 100).max()))
 
 
+ARXIVS = ("arxiv-16k-sample", "arxiv-sample")
+
+
 @pytest.mark.parametrize("name", SAMPLE_NAMES)
 def test_tables_are_quantile_functions_with_their_source(name: str) -> None:
     table = sample_table(name)
@@ -61,6 +64,12 @@ def test_the_gllm_sharegpt_sample_has_the_means_of_the_figure() -> None:
     assert trace.output_tokens.mean() == pytest.approx(127.2, rel=0.02)
     assert (trace.prompt_tokens.min(), trace.prompt_tokens.max()) == (4, 1024)
     assert (trace.output_tokens.min(), trace.output_tokens.max()) == (4, 512)
+
+
+def test_the_16k_sample_is_the_4k_one_below_4096_and_has_the_published_median() -> None:
+    long, short = (sample_trace(name, 40_000).prompt_tokens for name in ARXIVS)
+    assert np.median(long) == pytest.approx(7059, rel=0.02)
+    assert np.median(long[long < 4096]) == pytest.approx(np.median(short), rel=0.02)
 
 
 def test_the_arrivals_of_azure_conv() -> None:

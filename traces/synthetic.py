@@ -22,6 +22,7 @@ from traces.trace import SKIPPED, Floats, Ints, Trace
 
 SAMPLE_NAMES = (
     "arxiv-sample",
+    "arxiv-16k-sample",
     "azure-code-sample",
     "azure-conv-sample",
     "gllm-sharegpt-sample",

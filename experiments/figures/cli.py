@@ -75,7 +75,8 @@ def figures_command(
 
 def table_of(drawing: Drawing) -> str:
     """Return the numbers of a figure as text, long words cut, no row twice."""
-    table = drawing.table[list(drawing.shown)].drop_duplicates()
+    table = drawing.table if drawing.shown is None else drawing.table[list(drawing.shown)]
+    table = table.drop_duplicates()
     return str(
         table.to_string(
             index=False, na_rep="-", max_colwidth=40, float_format="{:.5g}".format, max_rows=200

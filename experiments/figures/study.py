@@ -29,13 +29,13 @@ class Drawing:
     """What a figure's module makes.
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
-    columns `shown`; `claims` has our value for each published claim the figure answers, by the
-    claim's id and in the shape of its value.
+    columns `shown` (None: all); `claims` has our value for each published claim the figure answers,
+    by the claim's id and in the shape of its value.
     """
 
     figure: Figure
     table: pd.DataFrame
-    shown: Sequence[str]
+    shown: Sequence[str] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Study:
         self._on_progress = on_progress or (lambda done, asked: None)
         self._done = 0
         self._asked = 0
-        self._tables: list[pd.DataFrame] = []
+        self._kv_pages: set[int] = set()
         self._schedulers: set[str] = set()
 
     @property
@@ -77,6 +77,11 @@ class Study:
         depth = stages if isinstance(stages, int) else len(stages)
         return depth * int(self.plan.run.data.get("tensor_parallel", 1))
 
+    def keys_of(self, label: str) -> Keys:
+        """Return the keys of one of the figure's systems, as they are published or given."""
+        given = self.plan.keys.systems[label]
+        return _published(given) if isinstance(given, str) else given
+
     @property
     def gpu_counts(self) -> list[int]:
         """1, 2, 4 ... up to the number of GPUs that the figure's run has."""
@@ -87,8 +92,7 @@ class Study:
 
         A system on tensor parallelism gets one stage of all GPUs, any other as many stages.
         """
-        given = self.plan.keys.systems[label]
-        keys = _published(given) if isinstance(given, str) else dict(given)
+        keys = dict(self.keys_of(label))
         count = self.gpus if gpus is None else gpus
         if keys.get("stages") == 1 and "tensor_parallel" in keys:
             return keys | {"tensor_parallel": count}
@@ -118,42 +122,56 @@ class Study:
         rows: list[dict[str, Any]] = []
         points = []
         for key, config in cases.items():
-            self._schedulers.add(_words(config))
             for seed in self.seeds:
                 workload = config.workload.model_copy(update={"seed": seed})
                 seeded = config.model_copy(update={"workload": workload})
                 points.append(Point(seeded, self.plan.beside, measure, tuple(more.items())))
                 rows.append({**dict(zip(names, key, strict=True)), "seed": seed})
-        self._asked += len(points)
-        before = self._done
-
-        def tell(count: int) -> None:
-            self._done = before + count
-            self._on_progress(self._done, self._asked)
-
+        tell = self.progress(len(points))
         records = run_points(points, self.store, self.executor, tell)
         if records and all(record.error for record in records):
             raise UsageError(f"no run succeeded, the first because: {records[0].error}")
         table = pd.DataFrame(
             [{**row, **r.values, "error": r.error} for row, r in zip(rows, records, strict=True)]
         )
-        self._tables.append(table)
+        self.note(list(cases.values()), table)
         return table
+
+    def progress(self, asked: int) -> Callable[[int], None]:
+        """Announce points to come; return what to call with the number of them that are done.
+
+        A search, which does not know how many it will need, announces none.
+        """
+        self._asked += asked
+        told = 0
+
+        def tell(count: int) -> None:
+            nonlocal told
+            self._done += count - told
+            told = count
+            self._asked = max(self._asked, self._done)
+            self._on_progress(self._done, self._asked)
+
+        return tell
+
+    def note(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> None:
+        """Keep what the footnote says of runs: their policies, and the column `kv_pages`."""
+        self._schedulers |= {_words(config) for config in configs}
+        if "kv_pages" in table:
+            self._kv_pages |= {int(pages) for pages in table["kv_pages"].dropna()}
 
     def facts(self) -> dict[str, Any]:
         """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs."""
         run, numbers = self.plan.run.data, self.numbers
-        pages = [t["kv_pages"].dropna() for t in self._tables if "kv_pages" in t]
-        found = pd.concat(pages) if pages else pd.Series(dtype=float)
         return {
             "model": run.get("model"),
             "gpu": run.get("gpu"),
             "costs": run.get("costs", "roofline"),
             "schedulers": sorted(self._schedulers),
             **{key: value for key, value in numbers.items() if key != "seeds"},
-            "seeds": self.seeds,
-            "kv_pages": sorted({int(pages) for pages in found}),
-            "runs": self._asked,
+            "seeds": self.seeds if self._asked else None,
+            "kv_pages": sorted(self._kv_pages),
+            "runs": self._asked or None,
             "quick": self.plan.quick,
         }
 

@@ -18,6 +18,17 @@ _LOOKS = {
     "w/ CK": ("#7a7a7a", "X"),
     "Sarathi-Serve": ("#8a4fb0", "D"),
     "Orca": ("#7a7a7a", "v"),
+    "vLLM TP8": ("#3f8f3f", "^"),
+    "vLLM TP4-PP2": ("#d9730d", "s"),
+    "Sarathi-Serve TP4-PP2": ("#8a4fb0", "D"),
+    "hybrid_only": ("#d9730d", "s"),
+    "chunked_only": ("#3f8f3f", "^"),
+    "both": ("#8a4fb0", "D"),
+    "vLLM, at most 32": ("#f2c48d", "v"),
+    "vLLM, at most 64": ("#e89a45", "^"),
+    "vLLM, at most 128": ("#d9730d", "s"),
+    "Sarathi-Serve, budget 512": ("#8a4fb0", "D"),
+    "Sarathi-Serve, budget 2048": ("#c4a1da", "o"),
     "static": ("#b59a3a", "P"),
     "DistServe": ("#0b5fa5", "X"),
     "TD-Pipe": ("#0b5fa5", "o"),
@@ -28,6 +39,14 @@ _LOOKS = {
 }
 COLORS = {label: color for label, (color, _) in _LOOKS.items()}
 PARTS = {"prefill": "#E69F00", "decode": "#56B4E9"}
+PART_COLORS = {
+    "linear": "#0b5fa5",
+    "attention": "#d9730d",
+    "all_reduce": "#3f8f3f",
+    "other": "0.65",
+    "link_and_cpu": "#b02a37",
+}
+"""Parts of an iteration."""
 MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 
 

@@ -1,0 +1,114 @@
+"""Seconds of single micro-batches on a figure's deployment: no arrivals, no scheduler.
+
+Knows what a run is built from, and the roofline's formulas for the parts of an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from evenflow.costs import RooflineCost, Work, decode_work, formulas, prefill_work
+from evenflow.errors import UsageError
+from experiments.build import build
+from experiments.figures.study import Keys, Study, layered
+from sim import PooledWorld, World
+
+Seconds = Callable[[Work], float]
+
+REFERENCE = decode_work(32, 32 * 4096)
+"""Sarathi-Serve's reference iteration (Table 3): 32 decodes with 4096 tokens of context each."""
+
+_UNUSED = {"scheduler": "sarathi", "workload": {"trace": "sharegpt-sample"}}
+
+
+class Parts(NamedTuple):
+    """Seconds of an iteration, all stages together: linear operators of the layers, attention,
+    all-reduces, and the rest (norms, activations, overhead, embedding, LM head)."""
+
+    linear: float
+    attention: float
+    all_reduce: float
+    other: float
+
+
+def world_of(study: Study, *layers: Keys) -> World:
+    """Return the world that the figure's run with `layers` over it describes, without requests.
+
+    A run that names no policy and no trace will do.
+    """
+    whole = layered(_UNUSED, study.plan.run.data)
+    world = build(study.config(whole, *layers), [], study.plan.beside).world
+    if isinstance(world, PooledWorld):
+        raise UsageError("scheduler: a figure of single iterations has no pools")
+    return world
+
+
+def roofline_of(study: Study, *layers: Keys) -> RooflineCost:
+    """Return the costs of the figure's run; UsageError unless they are a roofline's."""
+    costs = world_of(study, *layers).costs
+    if not isinstance(costs, RooflineCost):
+        raise UsageError("costs: this figure takes iterations apart, which needs kind: roofline")
+    return costs
+
+
+def iteration(world: World) -> Seconds:
+    """Return the seconds from when stage 0 takes a micro-batch until the last stage has done it.
+
+    Stages and links one after the other, and the CPU work that the runtime does not hide.
+    """
+
+    def seconds(work: Work) -> float:
+        tokens = work.prefill_tokens + work.decode_tokens
+        stages_s = world.costs.times(work)
+        links_s = sum(hop.latency_s + hop.per_token_s * tokens for hop in world.hops)
+        cpu = world.overheads
+        prepare_s = world.depth * cpu.prepare_s + cpu.prepare_share * sum(stages_s)
+        return cpu.schedule_s + (0.0 if cpu.overlapped else prepare_s) + sum(stages_s) + links_s
+
+    return seconds
+
+
+def parts_of(cost: RooflineCost, work: Work) -> Parts:
+    """Return an iteration's seconds by part; they add up to `sum(cost.times(work))`."""
+    deployment = cost.deployment
+    model, ranks = deployment.model, deployment.tensor_parallel
+    rates = formulas.Rates.of(deployment.gpu)
+    attention = formulas.AttentionRates.of(model, ranks, rates)
+    tokens = work.prefill_tokens + work.decode_tokens
+    linear_s = sum(
+        formulas.linear_s(tokens, shape, model.dtype_bytes, cost.tile_tokens, rates)
+        for shape in model.linear_shapes(ranks)
+    )
+    attention_s = sum(attention.prefill_s(chunk.start, chunk.stop) for chunk in work.chunks)
+    if work.decode_tokens:
+        attention_s += attention.decode_s(work.decode_tokens, work.decode_context)
+    layers = model.num_layers
+    known = (layers * linear_s, layers * attention_s, layers * cost.all_reduce_s(tokens))
+    return Parts(*known, other=sum(cost.times(work)) - sum(known))
+
+
+def prompts(count: int, tokens: int) -> Work:
+    """Return the work of `count` whole prompts of `tokens` tokens in one micro-batch."""
+    one = prefill_work(tokens)
+    return Work(one.chunks * count, count * tokens, 0, 0, count)
+
+
+def joined(decodes: Work, prompt: Work) -> Work:
+    """Return decodes and prompt chunks in one micro-batch."""
+    return Work(
+        (*decodes.chunks, *prompt.chunks),
+        decodes.prefill_tokens + prompt.prefill_tokens,
+        decodes.decode_tokens + prompt.decode_tokens,
+        decodes.decode_context + prompt.decode_context,
+        decodes.sampled_rows + prompt.sampled_rows,
+    )
+
+
+def in_chunks(tokens: int, chunk_tokens: int) -> list[Work]:
+    """Return a prompt cut into chunks; the last one is what is left."""
+    starts = range(0, tokens, chunk_tokens)
+    return [
+        prefill_work(min(chunk_tokens, tokens - start), start, last=start + chunk_tokens >= tokens)
+        for start in starts
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -100,19 +100,33 @@ def _brief(value: object) -> str:
     return json.dumps(value).replace('"', "") if isinstance(value, dict | list) else str(value)
 
 
-def claims_of(folder: Path) -> list[Answer]:
-    """Compare every published claim with what the figures in `folder` found."""
-    ours: dict[str, Any] = {}
-    for name in names():
-        path = folder / f"{name}.json"
-        if path.exists():
-            ours |= json.loads(path.read_text(encoding="utf-8"))["claims"]
-    return [answer for claim in load_claims() for answer in answers(claim, ours.get(claim.id))]
+def _made(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what is told of each figure in `folder`, by name."""
+    paths = {name: folder / f"{name}.json" for name in names()}
+    return {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name, path in paths.items()
+        if path.exists()
+    }
+
+
+def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each figure whose claims are not those of its full, published set-up."""
+    found = []
+    for name, about in made.items():
+        facts = about["facts"]
+        told = ["a coarse pass"] if facts["quick"] else []
+        told += [f"--set {assignment}" for assignment in facts["set"]]
+        if told and about["claims"]:
+            found.append(f"{name}: {', '.join(told)}")
+    return found
 
 
 def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values."""
-    found = claims_of(folder)
+    made = _made(folder)
+    ours = {key: value for about in made.values() for key, value in about["claims"].items()}
+    found = [answer for claim in load_claims() for answer in answers(claim, ours.get(claim.id))]
     with staged(folder) as scratch:
         table = pd.DataFrame(
             {
@@ -129,7 +143,8 @@ def write_claims(folder: Path) -> list[Answer]:
             for answer in found
         )
         table.to_csv(scratch / "claims.csv", index=False)
-        (scratch / "claims.md").write_text(markdown(found), encoding="utf-8")
+        text = markdown(found) + "".join(f"\n{each}\n" for each in _reservations(made))
+        (scratch / "claims.md").write_text(text, encoding="utf-8")
     return found
 
 

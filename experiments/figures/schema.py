@@ -37,13 +37,14 @@ class FigureKeys(Keys):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A figure to make: its name, its keys with the user's overrides, and its run as a document."""
+    """A figure to make: its name, its keys with the user's `overrides`, its run as a document."""
 
     name: str
     keys: FigureKeys
     run: yaml_file.Document
     beside: Path
     quick: bool = False
+    overrides: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -90,4 +91,4 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     )
     places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
     run = yaml_file.Document(str(path), keys.run, places)
-    return Plan(path.stem.replace("_", "-"), keys, run, path.parent, quick)
+    return Plan(path.stem.replace("_", "-"), keys, run, path.parent, quick, overrides)

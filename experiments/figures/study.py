@@ -173,6 +173,7 @@ class Study:
             "kv_pages": sorted(self._kv_pages),
             "runs": self._asked or None,
             "quick": self.plan.quick,
+            "set": list(self.plan.overrides),
         }
 
 

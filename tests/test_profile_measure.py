@@ -106,7 +106,7 @@ def test_an_interrupted_profile_goes_on(
     assert kept > 0
     told: list[float] = []
     measure_profile(config, out, settings, lambda done, left_s: told.append(done))
-    assert len(told) < calls
+    assert told[0] > 3 * (told[1] - told[0]), "it starts with what was kept, not with nothing"
     assert read_profile(out).points
 
 

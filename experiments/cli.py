@@ -6,7 +6,6 @@ Those imports are inside the commands, so that `--help` and errors come at once.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +22,7 @@ from experiments.profiles.measure_cli import check_command, measure_command
 from experiments.real.cli import replay_command, run_command
 from experiments.real.live_cli import serve_command
 from experiments.sweep.cli import sweep_command
+from experiments.traces_cli import convert_command, fit_command, info_command, predict_command
 from experiments.tune.cli import tune_command
 from experiments.validation.cli import validate_command
 
@@ -57,11 +57,6 @@ Set = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
 SaveOption = Annotated[
     Save, typer.Option("--save", help="summary.json only; with requests.csv; or everything.")
-]
-TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A trace, or a sample's name.")]
-Format = Annotated[str | None, typer.Option("--format", help="The format; default: detected.")]
-Tokenizer = Annotated[
-    Path | None, typer.Option("--tokenizer", help="A tokenizer.json, for traces of text.")
 ]
 
 
@@ -222,64 +217,10 @@ def list_schedulers() -> None:
     typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
 
 
-@traces_app.command("info")
-@one_line_errors
-def trace_info(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
-    """Print what a trace is like, as JSON."""
-    from traces import info, load_trace
-
-    _print_json(info(load_trace(file, format=format_, tokenizer=tokenizer)))
-
-
-@traces_app.command("fit")
-@one_line_errors
-def trace_fit(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
-    """Print quantiles and the best distributions of lengths and gaps, as JSON."""
-    from traces import fit, load_trace
-
-    _print_json(fit(load_trace(file, format=format_, tokenizer=tokenizer)))
-
-
-@traces_app.command("convert")
-@one_line_errors
-def trace_convert(
-    file: TraceFile,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The csv to write.")],
-    to: Annotated[str, typer.Option("--to", help="The format to write.")] = "vidur",
-    format_: Format = None,
-    tokenizer: Tokenizer = None,
-) -> None:
-    """Write a trace in another format."""
-    from traces import convert, load_trace
-
-    trace = load_trace(file, format=format_, tokenizer=tokenizer)
-    typer.echo(convert(trace, out, to))
-    for reason, count in trace.dropped.items():
-        typer.echo(f"dropped: {count} rows: {reason}", err=True)
-
-
-@traces_app.command("predict")
-@one_line_errors
-def trace_predict(
-    file: TraceFile,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="MODEL", help="Store the predictor here (JSON).")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Shuffles the rows.")] = 0,
-    format_: Format = None,
-    tokenizer: Tokenizer = None,
-) -> None:
-    """Train a predictor of output lengths on a trace; print how good it is, as JSON."""
-    from traces import load_trace, train
-    from traces.classifier import save_classifier
-
-    trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
-    classifier, report = train(trace, seed)
-    if out is not None:
-        save_classifier(classifier, out)
-    _print_json(report)
-
-
+traces_app.command("info")(one_line_errors(info_command))
+traces_app.command("fit")(one_line_errors(fit_command))
+traces_app.command("convert")(one_line_errors(convert_command))
+traces_app.command("predict")(one_line_errors(predict_command))
 app.command("capacity")(one_line_errors(capacity_command))
 app.command("tune")(one_line_errors(tune_command))
 app.command("run")(one_line_errors(run_command))
@@ -291,10 +232,6 @@ app.command("sweep")(one_line_errors(sweep_command))
 profile_app.command("import")(one_line_errors(import_command))
 profile_app.callback(invoke_without_command=True)(one_line_errors(measure_command))
 profile_app.command("check")(one_line_errors(check_command))
-
-
-def _print_json(data: object) -> None:
-    typer.echo(json.dumps(data, indent=2))
 
 
 def main() -> None:

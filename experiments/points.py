@@ -97,16 +97,14 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        header = {"schema_version": SCHEMA_VERSION, "code_sha256": code_digest()}
+        same = {"schema_version": SCHEMA_VERSION, "code_sha256": code_digest()}
         told = {"evenflow_version": evenflow.__version__, "git_commit": checkout_commit()}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / HEADER).exists():
-                self._write(folder / HEADER, header | told)
-        except OSError as error:
-            raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
+        self._header = same | told
+        if not (folder / HEADER).exists():
+            _require_writable(folder)
+            return
         found = _read_json(folder / HEADER)
-        if {key: found.get(key) for key in header} != header:
+        if {key: found.get(key) for key in same} != same:
             raise UsageError(
                 f"{folder}: holds results of another version of evenflow "
                 f"({found.get('evenflow_version')}, commit {found.get('git_commit')}); "
@@ -124,8 +122,13 @@ class Store:
     def put(self, record: Record) -> None:
         """Keep a record."""
         path = self._path(record.key)
-        path.parent.mkdir(exist_ok=True)
-        self._write(path, {"key": record.key, "values": record.values, "error": record.error})
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not (self._folder / HEADER).exists():
+                self._write(self._folder / HEADER, self._header)
+            self._write(path, {"key": record.key, "values": record.values, "error": record.error})
+        except OSError as error:
+            raise UsageError(f"{self._folder}: cannot write there: {error.strerror}") from None
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"
@@ -271,6 +274,13 @@ class _Wanted:
 def _loaded(wanted: _Wanted) -> Workload:
     _, keep_text, beside = wanted.key
     return load_workload(wanted.config, beside, keep_text=keep_text)
+
+
+def _require_writable(folder: Path) -> None:
+    """Raise a UsageError where a folder cannot be made; it is made with the first record."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise UsageError(f"{folder}: cannot write there; choose another folder")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

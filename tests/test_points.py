@@ -75,7 +75,7 @@ def test_a_measure_is_kept_instead_of_the_summary() -> None:
 
 
 def test_results_of_other_code_are_refused(tmp_path: Path) -> None:
-    Store(tmp_path)
+    Store(tmp_path).put(Record("00", {}))
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | {"code_sha256": "other"}))
     with pytest.raises(UsageError, match="another version"):
@@ -172,3 +172,11 @@ def test_an_input_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
 
     with Meddler(1) as executor, pytest.raises(UsageError, match="changed while"):
         run_points([point(f"workload.trace={trace}", beside=tmp_path)], store, executor)
+
+
+def test_a_store_that_keeps_nothing_leaves_nothing(tmp_path: Path) -> None:
+    Store(tmp_path / "store")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match="cannot write there"):
+        Store(tmp_path / "file" / "store")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.points import HEADER, Store
+from experiments.points import HEADER, Record, Store
 from experiments.sweep.check import check
 from experiments.sweep.config import load_sweep
 from tests.command_line import evenflow
@@ -179,7 +179,7 @@ def test_a_dask_scheduler_that_does_not_answer(
 
 def test_a_folder_of_another_version(folder: Path) -> None:
     write(folder)
-    Store(folder / "out/store")
+    Store(folder / "out/store").put(Record("00", {}))
     path = folder / "out/store" / HEADER
     path.write_text(json.dumps(json.loads(path.read_text()) | {"code_sha256": "other"}))
     assert "holds results of another version of evenflow" in refusal()

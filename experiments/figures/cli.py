@@ -67,8 +67,9 @@ def figures_command(
             typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
             if names:
                 typer.echo(table_of(drawing))
-    _print_claims(write_claims(out))
-    typer.echo(out / "claims.md")
+    if len(failures) < len(plans):
+        _print_claims(write_claims(out))
+        typer.echo(out / "claims.md")
     if failures:
         raise UsageError(f"{len(failures)} of {len(plans)} figures failed: {', '.join(failures)}")
 

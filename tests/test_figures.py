@@ -69,7 +69,7 @@ def claim(kind: Any, value: Any) -> Claim:
         ("ratio", 2.0, 0.9, "wrong"),
         ("ratio", [1.0, 2.0, 4.0], [1.0, 1.9, 2.0], "right order"),
         ("ratio", [1.0, 2.0, 4.0], [1.0, 1.9], "not run"),
-        ("ratio", "<= 0.02", 0.01, "exact"),
+        ("ratio", "<= 0.02", 0.01, "holds"),
         ("ratio", "<= 0.02", 0.024, "within 25 %"),
         ("ratio", "<= 0.02", 0.2, "wrong"),
         ("absolute", 10.0, 14.0, "wrong"),

@@ -13,9 +13,10 @@ import yaml
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"
 
-Verdict = Literal["exact", "within 10 %", "within 25 %", "right order", "wrong", "not run"]
+Verdict = Literal["exact", "holds", "within 10 %", "within 25 %", "right order", "wrong", "not run"]
 VERDICTS: tuple[Verdict, ...] = (
     "exact",
+    "holds",
     "within 10 %",
     "within 25 %",
     "right order",
@@ -120,7 +121,7 @@ def _leaf(claim: Claim, part: str, paper: Any, ours: Any, same_order: bool = Fal
 
 def _of_bound(ratio: float) -> Verdict:
     if ratio <= 1:
-        return "exact"
+        return "holds"
     return _by_distance(ratio) or "wrong"
 
 

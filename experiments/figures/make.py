@@ -155,7 +155,7 @@ def markdown(found: Sequence[Answer]) -> str:
     lines = [head, "|---|---|---|---|---|---|---|\n"]
     for group in by_claim(found):
         claim, verdict = group[0].claim, worst(group)
-        why = misses.get(claim.id, "") if verdict not in ("exact", "within 10 %") else ""
+        why = misses.get(claim.id, "") if verdict not in ("exact", "holds", "within 10 %") else ""
         cells = (
             f"{claim.id} ({claim.paper} {claim.where})",
             claim.quantity,

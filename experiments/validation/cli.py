@@ -58,13 +58,16 @@ def validate_command(
         lined_up = line_up(parse_schedulers(schedulers, job.config), job.beside)
         contenders = {each.folder: each.job for each in lined_up}
     found = []
-    with staged(folder) as scratch:
-        for name, each in contenders.items():
+    for name, each in contenders.items():
+        with staged(folder if schedulers is None else folder / name) as scratch:
             validation = validate(each, runs, calibrate, _watched)
-            _write(scratch if schedulers is None else scratch / name, validation, run.name)
-            print_validation(validation.found)
             found.append(validation.found)
-        (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
+            _write(scratch, validation, run.name)
+            (scratch / "validation.md").write_text(markdown(found[-1:]), encoding="utf-8")
+        print_validation(validation.found)
+    if schedulers is not None:
+        with staged(folder) as scratch:
+            (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
     typer.echo(folder / "validation.md")
 
 

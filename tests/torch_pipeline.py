@@ -28,12 +28,11 @@ from runtime.worker import run_stages
 from tests.tiny_models import PAGE_TOKENS, SHAPE
 
 LAYERS, VOCABULARY = SHAPE["num_hidden_layers"], SHAPE["vocab_size"]
-PAGES = 24
+PAGES = 18
 MAX_MODEL_LEN = PAGES * PAGE_TOKENS
 TEXTS = RandomTexts(VOCABULARY, seed=0)
 REQUESTS = [
-    Request(i, 0.005 * (i // 3), 5 + 13 * i % 31, 1 + 7 * i % 17, predicted_output_tokens=1)
-    for i in range(10)
+    Request(i, 0.0, 5 + 13 * i % 31, 1 + 7 * i % 17, predicted_output_tokens=1) for i in range(10)
 ]
 """More than the pages hold at once, and said to be shorter, so some are preempted."""
 

@@ -63,7 +63,8 @@ def validate_command(
             validation = validate(each, runs, calibrate, _watched)
             found.append(validation.found)
             _write(scratch, validation, run.name)
-            (scratch / "validation.md").write_text(markdown(found[-1:]), encoding="utf-8")
+            if schedulers is None:
+                (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
         print_validation(validation.found)
     if schedulers is not None:
         with staged(folder) as scratch:

@@ -37,6 +37,9 @@ STOP_LIMIT_S = 2.0
 CAUSE_LIMIT_S = 0.5
 """How long a worker that was killed may be found after another one failed without it."""
 
+LAST_WORDS_LIMIT_S = 2.0
+"""How long after a worker ended by itself its reason may still be on the way."""
+
 
 class Pipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
@@ -114,19 +117,14 @@ class Pipeline:
         What came before a worker failed is returned first; only then the failure is raised.
         """
         events = self._poller.poll(int(timeout_s * 1000))
-        messages: list[Message] = []
-        while self._results.poll(0):
-            message = decode(self._results.recv())
-            if isinstance(message, Failed):
-                failure = f"stage {message.stage} failed: {message.reason}"
-                self._failure = self._failure or failure  # later ones come of the first
-            else:
-                messages.append(message)
+        messages = self._take_in(0)
+        if events and not messages and self._failure is None:
+            messages = self._take_last_words()
         if not messages and self._failure is not None:
             self._raise_killed()
             raise WorkerError(self._failure)
         if events and not messages:
-            self._raise_dead(lambda code: True)
+            self._raise_ended(lambda code: True)
         return messages
 
     def watch(self, descriptor: int) -> None:
@@ -185,6 +183,24 @@ class Pipeline:
                 if isinstance(message, Ready):
                     missing.discard(message.stage)
 
+    def _take_in(self, timeout_s: float) -> list[Message]:
+        """Return what has come, once something has; take note of the first failure."""
+        messages: list[Message] = []
+        self._results.poll(int(timeout_s * 1000))
+        while self._results.poll(0):
+            message = decode(self._results.recv())
+            if isinstance(message, Failed):
+                failure = f"stage {message.stage} failed: {message.reason}"
+                self._failure = self._failure or failure  # later ones come of the first
+            else:
+                messages.append(message)
+        return messages
+
+    def _take_last_words(self) -> list[Message]:
+        """Wait for what a worker said before it ended by itself, if one did: it may come later."""
+        ended = self._ended(lambda code: code >= 0)
+        return self._take_in(LAST_WORDS_LIMIT_S) if ended else []
+
     def _raise_killed(self) -> None:
         """Raise for a killed worker, if there is one: another's broken connection comes of that.
 
@@ -192,12 +208,15 @@ class Pipeline:
         """
         limit_s = time.monotonic() + CAUSE_LIMIT_S
         while time.monotonic() < limit_s:
-            self._raise_dead(lambda code: code < 0)
+            self._raise_ended(lambda code: code < 0)
             time.sleep(0.01)
 
-    def _raise_dead(self, is_meant: Callable[[int], bool]) -> None:
-        for process in self._processes:
-            code = process.exitcode
-            if code is not None and is_meant(code):
-                how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
-                raise WorkerError(f"{process.name} (process {process.pid}) was {how}")
+    def _raise_ended(self, is_meant: Callable[[int], bool]) -> None:
+        for process in self._ended(is_meant):
+            code = process.exitcode or 0
+            how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            raise WorkerError(f"{process.name} (process {process.pid}) was {how}")
+
+    def _ended(self, is_meant: Callable[[int], bool]) -> list[BaseProcess]:
+        codes = [(process, process.exitcode) for process in self._processes]
+        return [process for process, code in codes if code is not None and is_meant(code)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -44,3 +45,19 @@ class Stuck:
 
     def make(self, place: Place) -> Any:
         time.sleep(3600)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Settings of a worker whose process ends, as if all were well, at its first micro-batch."""
+
+    def make(self, place: Place) -> Leaving:
+        return self
+
+    def prepare(self, step: Step) -> int:
+        os._exit(0)
+
+    def fetch(self, activation: Activation) -> None: ...
+
+    def execute(self, prepared: int, activation: Activation | None, received_s: float) -> Executed:
+        raise NotImplementedError

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import active_children
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
 import sim
 from evenflow.batcher import Batcher
@@ -27,8 +30,9 @@ from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_unti
 from runtime.errors import WorkerError
 from runtime.pipeline import Pipeline
 from runtime.serving import Serving, StepCost
-from runtime.worker import Settings
-from tests.failing_workers import Failing, NeverMade, Stuck
+from runtime.wire import Failed, encode
+from runtime.worker import Settings, driver_address, open_socket
+from tests.failing_workers import Failing, Leaving, NeverMade, Stuck
 
 PAGES, DEPTH = 24, 4
 COSTS = AffineCost(0.002, 1e-6, DEPTH)
@@ -169,6 +173,31 @@ def test_a_worker_that_fails_says_why(where: str) -> None:
     with pytest.raises(WorkerError, match=f"stage 1 failed: ValueError: cannot {where}"):  # noqa: SIM117
         with pipeline((1, Failing(where))) as workers:
             Driver(serving(), batcher("sarathi"), workers).run()
+
+
+def test_a_worker_that_leaves_without_a_word_is_an_error() -> None:
+    with pytest.raises(WorkerError, match=r"stage 1 .* ended with status 0"):  # noqa: SIM117
+        with pipeline((1, Leaving())) as workers:
+            Driver(serving(), batcher("sarathi"), workers).run()
+
+
+def test_what_a_worker_said_may_come_after_its_end() -> None:
+    with pipeline((1, Leaving())) as workers, zmq.Context() as context:
+        late = threading.Thread(target=say_late, args=(context,))
+        late.start()
+        with pytest.raises(WorkerError, match="stage 1 failed: it had a reason"):
+            Driver(serving(), batcher("sarathi"), workers).run()
+        late.join()
+
+
+def say_late(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Be stage 1's last words, on their way for longer than its process lives."""
+    folder = next(Path(tempfile.gettempdir()).iterdir())
+    socket = open_socket(context, zmq.PUSH, driver_address(str(folder)))
+    wait([child.sentinel for child in active_children() if child.name == "stage 1"], 10)
+    time.sleep(0.3)
+    socket.send(encode(Failed(1, "it had a reason")))
+    socket.close(linger=1000)
 
 
 @pytest.mark.parametrize(

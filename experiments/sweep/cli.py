@@ -129,8 +129,9 @@ def _write(
             write_report(scratch / "report.html", findings, title, source)
         else:
             typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
-        clock = wall_clock(time.perf_counter() - started) | told
-        write_json(scratch / "sweep.json", source | {"wall_clock": clock})
+        write_json(scratch / "sweep.json", source)
+        clock = wall_clock(time.perf_counter() - started)
+        write_json(scratch / "wall_clock.json", clock | told)
 
 
 def _tell(findings: Findings) -> None:

@@ -95,6 +95,7 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     summary = {
         **outcome.summary,
+        "request_goodput": outcome.summary.get("request_goodput"),  # null where nothing is limited
         **(more or {}),
         "provenance": outcome.result.provenance,
     }

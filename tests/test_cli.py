@@ -244,3 +244,20 @@ def test_goodput_counts_requests_within_all_limits() -> None:
     assert 0 < good < 20
     assert lax["request_goodput"] == lax["request_throughput"]
     assert strict["request_goodput"] == pytest.approx(good / float(str(strict["duration"])))
+
+
+def test_the_summary_has_every_key_of_vllm() -> None:
+    done("simulate", "RUN.yaml", "--save", "summary", "--out", "run")
+    counts = ("duration", "completed", "failed", "total_input_tokens", "total_output_tokens")
+    rates = ("request_throughput", "output_throughput", "total_token_throughput")
+    peaks = ("max_output_tokens_per_s", "max_concurrent_requests")
+    latencies = {
+        f"{statistic}_{name}_ms"
+        for statistic in ("mean", "median", "std", "p50", "p90", "p99")
+        for name in ("ttft", "tpot", "itl", "e2el")
+    }
+    found = summary("run")
+    assert {*counts, *rates, *peaks, *latencies} <= {
+        key for key, value in found.items() if isinstance(value, int | float)
+    }
+    assert found["request_goodput"] is None  # no limits are given

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from evenflow import yaml_file
 from evenflow.config_costs import Costs, NameOrLink, NodesConfig, RooflineCosts, shape
 from evenflow.config_engine import ReplicasConfig, SpeculativeConfig
-from evenflow.config_errors import first_error
+from evenflow.config_errors import mistakes
 from evenflow.config_fields import (
     Count,
     Keys,
@@ -189,4 +189,4 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
     try:
         return RunConfig.model_validate(document.data)
     except ValidationError as error:
-        raise UsageError(first_error(document, error)) from None
+        raise UsageError(mistakes(document, error)) from None

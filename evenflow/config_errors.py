@@ -1,4 +1,4 @@
-"""Turn what pydantic reports about a document into the one line a person needs."""
+"""Turn what pydantic reports about a document into one line that a person can act on."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ EXPECTED = {
 """What pydantic's error types ask for, in the words of someone who writes YAML."""
 
 
-def first_error(document: Document, error: ValidationError) -> str:
-    """Return the first mistake as `place: key: what would be right`, and how many follow."""
-    details = error.errors(include_url=False)
-    lines = [_line(document, detail) for detail in details]
-    more = len(lines) - 1
-    return lines[0] + (f" (and {more} more)" if more else "")
+def mistakes(document: Document, error: ValidationError) -> str:
+    """Return each mistake as `place: key: what would be right`; several are numbered."""
+    found = [_mistake(document, detail) for detail in error.errors(include_url=False)]
+    if len(found) == 1:
+        return found[0]
+    numbered = (f"({number}) {text}" for number, text in enumerate(found, 1))
+    return f"{len(found)} mistakes: {' '.join(numbered)}"
 
 
-def _line(document: Document, detail: ErrorDetails) -> str:
+def _mistake(document: Document, detail: ErrorDetails) -> str:
     path = _path_in(document.data, detail)
     key, problem = _problem(".".join(map(str, path)), detail)
     return f"{document.place((*path, *key))}: {problem}"

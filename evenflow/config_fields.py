@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from evenflow.errors import instead_of
 
@@ -21,15 +29,35 @@ class Keys(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="strings")
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _only_known_keys(cls, data: object) -> object:
-        if isinstance(data, dict):
-            for key in data:
-                if key not in cls.model_fields:
-                    hint = instead_of(key, cls.model_fields)
-                    raise PydanticCustomError("unknown_key", "{hint}", {"key": key, "hint": hint})
-        return data
+    def _only_known_keys(cls, data: object, check: ModelWrapValidatorHandler[Self]) -> Self:
+        given = data if isinstance(data, dict) else {}
+        unknown = [key for key in given if key not in cls.model_fields]
+        if not unknown:
+            return check(data)
+        found = [_unknown(key, cls.model_fields) for key in unknown]
+        try:
+            check({key: value for key, value in given.items() if key not in unknown})
+        except ValidationError as error:
+            found += map(_again, filter(_is_not_missing, error.errors(include_url=False)))
+        raise ValidationError.from_exception_data(cls.__name__, found)
+
+
+def _unknown(key: object, known: Iterable[str]) -> InitErrorDetails:
+    context = {"key": key, "hint": instead_of(key, known)}
+    return {"type": PydanticCustomError("unknown_key", "{hint}", context), "input": key}
+
+
+def _is_not_missing(detail: ErrorDetails) -> bool:
+    """Leave out missing keys beside unknown ones: most likely they are there, and misspelt."""
+    return detail["type"] != "missing" or len(detail["loc"]) > 1
+
+
+def _again(detail: ErrorDetails) -> InitErrorDetails:
+    context = {"words": detail["msg"], **detail.get("ctx", {})}
+    kind = PydanticCustomError(detail["type"], "{words}", context)
+    return {"type": kind, "loc": detail["loc"], "input": detail["input"]}
 
 
 def expect(accepts: Callable[[Any], bool], expected: str) -> BeforeValidator:

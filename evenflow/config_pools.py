@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from evenflow.config import SchedulerConfig
 from evenflow.config_costs import Costs, shape
-from evenflow.config_errors import first_error
+from evenflow.config_errors import mistakes
 from evenflow.config_fields import Count, Keys, NonNegative, Positive, expect, is_count, short_form
 from evenflow.errors import UsageError
 from evenflow.yaml_file import Document
@@ -150,7 +150,7 @@ def system(scheduler: SchedulerConfig) -> DistServeConfig:
     try:
         found = POOLED[scheduler.name].model_validate(scheduler.params)
     except ValidationError as error:
-        raise UsageError(first_error(document, error)) from None
+        raise UsageError(mistakes(document, error)) from None
     for name, pool in found.pools().items():
         if pool.scheduler.name in POOLED:
             raise UsageError(

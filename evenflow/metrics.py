@@ -87,7 +87,7 @@ def summarize(
         "request_throughput": int(done.sum()) * per_s,
         "output_throughput": output_tokens * per_s,
         "total_token_throughput": (input_tokens + output_tokens) * per_s,
-        **_peaks(result, start_s),
+        **_peaks(result),
     }
     if goodput_ms:
         summary["request_goodput"] = float(meets(result, goodput_ms).sum() * per_s)
@@ -125,20 +125,27 @@ def _duration(result: RunResult) -> tuple[float, float]:
     return start_s, float(np.nanmax(result.completion_s)) - start_s
 
 
-def _peaks(result: RunResult, start_s: float) -> dict[str, float | int]:
-    """The most output tokens in a second, and the most requests in the system, as vLLM counts
-    them."""
-    if not len(result.scheduled_s):
+def _peaks(result: RunResult) -> dict[str, float | int]:
+    """The most output tokens, and the most requests in the system, in any one second.
+
+    As vLLM counts them: seconds begin with the first request that is completed, and a request is in
+    the system in every second that it touches.
+    """
+    done = np.isfinite(result.completion_s)
+    if not done.any():
         return {"max_output_tokens_per_s": 0, "max_concurrent_requests": 0}
-    seconds = np.floor(result.returned_s - start_s).astype(np.int64)
-    tokens = np.bincount(seconds, weights=result.sampled_rows)
-    completed = np.isfinite(result.completion_s)
-    times_s = np.concatenate([result.arrival_s[completed], result.completion_s[completed]])
-    steps = np.repeat([1, -1], completed.sum())
-    order = np.lexsort((steps, times_s))
+    start_s = result.arrival_s[done].min()
+    came, went, returned = (
+        np.floor(times_s - start_s).astype(np.int64)
+        for times_s in (result.arrival_s[done], result.completion_s[done], result.returned_s)
+    )
+    counted = returned >= 0  # before are tokens of requests that were aborted
+    tokens = np.bincount(returned[counted], weights=result.sampled_rows[counted])
+    seconds = int(went.max()) + 2
+    present = np.bincount(came, minlength=seconds) - np.bincount(went + 1, minlength=seconds)
     return {
         "max_output_tokens_per_s": float(tokens.max()),
-        "max_concurrent_requests": int(steps[order].cumsum().max(initial=0)),
+        "max_concurrent_requests": int(present.cumsum().max()),
     }
 
 

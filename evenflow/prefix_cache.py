@@ -10,9 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from evenflow.kv import PagePool
-from evenflow.types import Prefix
+
+if TYPE_CHECKING:
+    from evenflow.types import Prefix
 
 
 class CachedPage:

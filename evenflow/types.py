@@ -1,4 +1,4 @@
-"""The nouns both worlds share: request, chunk, micro-batch, plan, and the scheduler's protocol.
+"""The nouns both worlds share: request, chunk, micro-batch, view, plan, the scheduler's protocol.
 
 This module knows no policy, no clock and no cost.
 """
@@ -9,10 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from evenflow.view import View
+
 if TYPE_CHECKING:
     from evenflow.costs.base import Work
     from evenflow.groups import DecodeGroup, Row
-    from evenflow.view import View
+
+__all__ = [
+    "Chunk",
+    "Handover",
+    "MicroBatch",
+    "Order",
+    "Plan",
+    "Prefill",
+    "Prefix",
+    "Request",
+    "Scheduler",
+    "SearchSpace",
+    "Victim",
+    "View",
+]
 
 Order = Literal["arrival", "first_returned", "last_returned"]
 """Which ready decodes go first: by arrival, longest returned first, or most recently returned

@@ -100,6 +100,8 @@ def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -
     requests = make_requests(trace, given.arrivals.model_dump(), given.requests, given.seed)
     facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
     origin = {name: getattr(trace, name) for name in facts}
+    if trace.path is not None:
+        origin["path"] = given.trace  # as written: the same from whichever folder it was found
     return Workload(requests, origin, trace.texts)
 
 

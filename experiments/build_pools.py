@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from evenflow.config import RunConfig
 from evenflow.config_costs import AffineCosts
-from evenflow.config_errors import first_error
+from evenflow.config_errors import mistakes
 from evenflow.config_pools import DistServeConfig, MixedPoolConfig, PoolConfig, system
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
@@ -165,7 +165,7 @@ def _checked(config: RunConfig) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise UsageError(first_error(Document("its part of the run", data, {}), error)) from None
+        raise UsageError(mistakes(Document("its part of the run", data, {}), error)) from None
 
 
 def _without_requests(built: Built) -> World:

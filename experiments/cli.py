@@ -119,6 +119,7 @@ def simulate(
     from experiments.terminal import (
         print_counterfactuals,
         print_left_out,
+        print_no_report,
         print_summaries,
         progress,
     )
@@ -151,7 +152,7 @@ def simulate(
     if without:
         print_counterfactuals(as_is)
     if save is Save.all and not report:
-        typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
+        print_no_report()
     typer.echo(folder / "report.html" if report else folder)
 
 
@@ -173,15 +174,12 @@ def compare(
     from experiments.compare import line_up, parse_schedulers, report, run_all
     from experiments.outputs import staged, write_summaries
     from experiments.runs import can_report
-    from experiments.terminal import print_summaries, progress
+    from experiments.terminal import print_no_report, print_summaries, progress
 
     config = load_config(run, set_ or ())
     make_importable(Path.cwd(), run.parent)
-    if not can_report():
-        raise UsageError(
-            "compare writes a report, which needs plotly: pip install evenflow[report]"
-        )
     folder = out or Path("out") / f"{run.stem}-compare"
+    has_report = can_report()
     with staged(folder) as scratch:
         contenders = line_up(parse_schedulers(schedulers, config), run.parent)
         total = len(contenders[0].job.workload.requests)
@@ -190,9 +188,12 @@ def compare(
         summaries = {label: contest.summary for label, contest in done.items()}
         runs = {name: run for contest in done.values() for name, run in contest.runs.items()}
         write_summaries(scratch / "comparison.csv", "scheduler", summaries)
-        report(scratch / "report.html", runs, run.name)
+        if has_report:
+            report(scratch / "report.html", runs, run.name)
     print_summaries(summaries)
-    typer.echo(folder / "report.html")
+    if not has_report:
+        print_no_report()
+    typer.echo(folder / "report.html" if has_report else folder)
 
 
 @app.command("schedulers")

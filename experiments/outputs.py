@@ -66,6 +66,7 @@ RUN_FILES = (
     "validation.png",
     "validation.svg",
     "report.html",
+    "wall_clock.json",
 )
 POOL_FOLDERS = ("prefill", "mixed", "decode")
 """Where a system of pools puts the tables of each."""

@@ -90,19 +90,21 @@ def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
 def write_results(
     folder: Path, outcome: Outcome, save: outputs.Save, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Write summary.json, with `more` in it, and requests.csv unless only that is asked for."""
+    """Write summary.json, with `more` in it; and unless only that is asked for, the requests and
+    the wall clock."""
     folder.mkdir(parents=True, exist_ok=True)
     summary = {
         **outcome.summary,
+        "request_goodput": outcome.summary.get("request_goodput"),  # null where nothing is limited
         **(more or {}),
         "provenance": outcome.result.provenance,
-        "wall_clock": wall_clock(outcome.wall_s),
     }
     outputs.write_json(folder / "summary.json", summary)
     if save != "summary":
         outputs.write_requests(folder / "requests.csv", outcome.result)
         if outcome.result.transfers is not None:
             outputs.write_transfers(folder / "transfers.csv", outcome.result)
+        outputs.write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
 
 
 def with_bubbles(outcome: Outcome, label: str) -> dict[str, Run]:

@@ -43,6 +43,11 @@ def metric_words(key: str) -> str:
     return next((words for known, words, _ in ROWS if known == key), key)
 
 
+def print_no_report() -> None:
+    """Say that a folder is complete but for the report, and why."""
+    typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
+
+
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print runs side by side, a column each."""
     table = Table()

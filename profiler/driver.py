@@ -50,7 +50,7 @@ def detokenise_points(tokenizer: Path, rows: Sequence[int], repeats: int) -> lis
         from tokenizers import Tokenizer
     except ImportError:
         raise UsageError(
-            f"{tokenizer}: needs the package tokenizers; pip install evenflow[tokenizers]"
+            f"{tokenizer}: needs the package tokenizers; pip install 'evenflow[tokenizers]'"
         ) from None
     try:
         words = Tokenizer.from_file(str(tokenizer))

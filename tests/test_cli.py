@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,7 @@ EVERYTHING = {
     "bubbles.csv",
     "timeline.json.gz",
     "report.html",
+    "wall_clock.json",
 }
 
 
@@ -53,7 +56,7 @@ def summary(path: str) -> dict[str, object]:
     ("save", "files"),
     [
         ("summary", {"summary.json"}),
-        ("requests", {"summary.json", "requests.csv"}),
+        ("requests", {"summary.json", "requests.csv", "wall_clock.json"}),
         ("all", EVERYTHING),
     ],
 )
@@ -66,11 +69,24 @@ def test_the_files_of_a_run(save: str, files: set[str]) -> None:
 def test_two_runs_differ_in_the_wall_clock_only() -> None:
     for name in ("one", "two"):
         done("simulate", "RUN.yaml", "--out", name)
-    for file in EVERYTHING - {"summary.json"}:
+    for file in EVERYTHING - {"wall_clock.json"}:
         assert Path("one", file).read_bytes() == Path("two", file).read_bytes(), file
-    one, two = summary("one"), summary("two")
-    assert set(one.pop("wall_clock")) == set(two.pop("wall_clock")) == {"host", "date", "wall_s"}
-    assert json.dumps(one) == json.dumps(two)
+    clocks = [json.loads(Path(name, "wall_clock.json").read_text()) for name in ("one", "two")]
+    assert set(clocks[0]) == set(clocks[1]) == {"date", "wall_s"}
+
+
+def test_neither_the_folder_nor_the_hash_seed_changes_a_byte(folder: Path) -> None:
+    command = [sys.executable, "-P", "-m", "experiments.cli", "simulate"]
+    root = str(Path(package.__file__).parents[1])
+    for name, beside, seed in (("one", ".", "1"), ("two", "below", "2")):
+        Path(beside).mkdir(exist_ok=True)
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root}
+        paths = [str(folder / "RUN.yaml"), "--out", str(folder / name)]
+        subprocess.run(
+            [*command, *paths], cwd=beside, env=environment, check=True, capture_output=True
+        )
+    for file in EVERYTHING - {"wall_clock.json"}:
+        assert Path("one", file).read_bytes() == Path("two", file).read_bytes(), file
 
 
 def test_the_columns_and_the_provenance() -> None:
@@ -94,6 +110,7 @@ def test_the_columns_and_the_provenance() -> None:
     assert len(source["trace"]["sha256"]) == len(source["config_sha256"]) == 64
     assert source["evenflow_version"] == package.__version__
     assert source["cost_source"]["kind"] == "affine"
+    assert source["host"] == platform.node()
 
 
 def test_a_request_that_can_never_fit_is_rejected_and_listed() -> None:
@@ -142,6 +159,20 @@ def test_a_policy_from_the_current_folder() -> None:
     )
     done("simulate", "RUN.yaml", "--set", "scheduler=policy_own:OneByOne", "--out", "run")
     assert summary("run")["completed"] == 20
+
+
+@pytest.mark.parametrize("command", [("simulate",), ("compare", "--schedulers", "sarathi,vllm")])
+def test_without_plotly_all_but_the_report_is_there(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.runs.find_spec", lambda name: None)
+    status, output, errors = evenflow(command[0], "RUN.yaml", *command[1:], "--out", "run")
+    assert status == 0
+    assert errors == "no report.html: it needs plotly; pip install 'evenflow[report]'\n"
+    assert output.splitlines()[-1] == "run"
+    table = "stages.csv" if command == ("simulate",) else "comparison.csv"
+    assert Path("run", table).exists()
+    assert not Path("run/report.html").exists()
 
 
 def test_the_list_of_schedulers() -> None:
@@ -213,3 +244,20 @@ def test_goodput_counts_requests_within_all_limits() -> None:
     assert 0 < good < 20
     assert lax["request_goodput"] == lax["request_throughput"]
     assert strict["request_goodput"] == pytest.approx(good / float(str(strict["duration"])))
+
+
+def test_the_summary_has_every_key_of_vllm() -> None:
+    done("simulate", "RUN.yaml", "--save", "summary", "--out", "run")
+    counts = ("duration", "completed", "failed", "total_input_tokens", "total_output_tokens")
+    rates = ("request_throughput", "output_throughput", "total_token_throughput")
+    peaks = ("max_output_tokens_per_s", "max_concurrent_requests")
+    latencies = {
+        f"{statistic}_{name}_ms"
+        for statistic in ("mean", "median", "std", "p50", "p90", "p99")
+        for name in ("ttft", "tpot", "itl", "e2el")
+    }
+    found = summary("run")
+    assert {*counts, *rates, *peaks, *latencies} <= {
+        key for key, value in found.items() if isinstance(value, int | float)
+    }
+    assert found["request_goodput"] is None  # no limits are given

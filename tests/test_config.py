@@ -153,9 +153,29 @@ def test_refusals_of_files(run_yaml: Path, old: str, new: str, told: str) -> Non
     assert refusal(run_yaml).startswith(told)
 
 
-def test_further_mistakes_are_counted(run_yaml: Path) -> None:
-    run_yaml.write_text(RUN.replace("stages: 4", "stages: x").replace("500", "-5"))
-    assert refusal(run_yaml).endswith('not "x" (and 1 more)')
+def test_all_mistakes_are_told(run_yaml: Path) -> None:
+    run_yaml.write_text(
+        RUN.replace("stages: 4", "stages: x")
+        .replace("500", "-5")
+        .replace("runtime:", "runtme:")
+        .replace("  pages:", "  pagse:")
+    )
+    message = refusal(run_yaml)
+    assert message.startswith("4 mistakes: (1) ")
+    for place, told in (
+        (3, "stages: should be"),
+        (8, 'unknown key "kv.pagse"; did you mean "pages"?'),
+        (9, 'unknown key "runtme"; did you mean "runtime"?'),
+        (13, "workload.requests: should be at least 1, not -5"),
+    ):
+        assert f") RUN.yaml:{place}: {told}" in message
+
+
+def test_a_misspelt_key_is_not_also_missing(run_yaml: Path) -> None:
+    run_yaml.write_text(RUN.replace("stages: 4", "stagse: 4"))
+    assert refusal(run_yaml).startswith('RUN.yaml:3: unknown key "stagse"; did you mean "stages"?')
+    run_yaml.write_text(RUN.replace("stages: 4", "stagse: 4").replace("  trace:", "  trade:"))
+    assert refusal(run_yaml).startswith("2 mistakes: ")
 
 
 def test_a_file_that_is_no_text(run_yaml: Path) -> None:

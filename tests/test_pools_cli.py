@@ -45,7 +45,13 @@ def test_one_line_of_yaml_is_enough(name: str) -> None:
     assert summary["completed"] == 20
     folders = {path.name for path in Path("run").iterdir() if path.is_dir()}
     files = {path.name for path in Path("run").iterdir()} - folders
-    assert files == {"summary.json", "requests.csv", "transfers.csv", "report.html"}
+    assert files == {
+        "summary.json",
+        "requests.csv",
+        "transfers.csv",
+        "report.html",
+        "wall_clock.json",
+    }
     assert folders == {"prefill", "decode"}
     for part in folders:
         assert {path.name for path in Path("run", part).iterdir()} == POOL_FILES
@@ -92,7 +98,7 @@ def test_two_runs_have_the_same_bytes() -> None:
     for out in ("one", "two"):
         simulated(out, line, "stages=3")
     for path in sorted(Path("one").rglob("*")):
-        if path.is_file() and path.name != "summary.json":
+        if path.is_file() and path.name != "wall_clock.json":
             assert path.read_bytes() == Path("two", path.relative_to("one")).read_bytes(), path
 
 

@@ -101,7 +101,7 @@ def test_without_plotly_the_user_reads_what_to_install(
     runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(UsageError, match=r"install evenflow\[report\]"):
+    with pytest.raises(UsageError, match=r"pip install 'evenflow\[report\]'"):
         write_report(tmp_path / "page.html", runs, "No library", {})
     assert not (tmp_path / "page.html").exists()
 

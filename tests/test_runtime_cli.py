@@ -19,10 +19,17 @@ import pytest
 from tests.command_line import evenflow, write_inputs
 
 COMMAND = "from experiments.cli import main\nif __name__ == '__main__': main()\n"
-VALIDATION_FILES = {"validation.json", "validation.md", "validation.png", "validation.svg"}
+VALIDATION_FILES = {
+    "validation.json",
+    "validation.md",
+    "validation.png",
+    "validation.svg",
+    "wall_clock.json",
+}
 SLOW = "workers={kind: emulated, faults: [{stage: 1, slow_factor: 20}]}"
 FILES = {
     "summary.json",
+    "wall_clock.json",
     "requests.csv",
     "batches.csv",
     "stages.csv",

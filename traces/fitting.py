@@ -48,7 +48,7 @@ def fit_families(values: Floats) -> dict[str, Any]:
     try:
         from scipy import special
     except ImportError as error:
-        raise UsageError("fitting needs scipy; pip install evenflow[fit]") from error
+        raise UsageError("fitting needs scipy; pip install 'evenflow[fit]'") from error
     ordered, logs, mean = np.sort(values), np.log(np.sort(values)), float(values.mean())
     mu, sigma = float(logs.mean()), float(logs.std())
     k = gamma_shape(math.log(mean) - mu, special.digamma)

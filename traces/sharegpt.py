@@ -108,7 +108,7 @@ def load_tokenizer(path: str | Path) -> CountTokens:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        message = "reading text needs the package tokenizers; pip install evenflow[tokenizers]"
+        message = "reading text needs the package tokenizers; pip install 'evenflow[tokenizers]'"
         raise UsageError(message) from error
     try:
         tokenizer: Any = Tokenizer.from_file(str(file))

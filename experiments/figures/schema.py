@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from evenflow import yaml_file
-from evenflow.config_errors import first_error
+from evenflow.config_errors import mistakes
 from evenflow.config_fields import Keys
 from evenflow.errors import UsageError
 
@@ -80,7 +80,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     try:
         keys = FigureKeys.model_validate(document.data)
     except ValidationError as error:
-        raise UsageError(first_error(document, error)) from None
+        raise UsageError(mistakes(document, error)) from None
     set_here = {
         place.partition("=")[0].removeprefix("--set study.")
         for place in document.places.values()

@@ -121,12 +121,13 @@ def _write_rest(
 ) -> None:
     """Write the tables and the report of a run."""
     from experiments.runs import can_report, with_bubbles, write_details
+    from experiments.terminal import print_no_report
 
     details = with_bubbles(served.outcome, label)
     with _left_out_if_full(folder, on_loss):
         write_details(folder, list(details.values()))
     if not can_report():
-        typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
+        print_no_report()
         return
     from experiments.report.write import write_report
 

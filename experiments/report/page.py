@@ -81,7 +81,5 @@ def plotly_library() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise UsageError(
-            "the report needs plotly, which is not installed: install evenflow[report]"
-        ) from error
+        raise UsageError("the report needs plotly: pip install 'evenflow[report]'") from error
     return str(get_plotlyjs())

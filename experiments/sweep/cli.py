@@ -118,6 +118,7 @@ def _write(
     from experiments.runs import can_report
     from experiments.sweep.figures import write_figures
     from experiments.sweep.tables import facts, write_tables
+    from experiments.terminal import print_no_report
 
     with staged(folder) as scratch:
         write_tables(scratch, findings)
@@ -128,9 +129,10 @@ def _write(
 
             write_report(scratch / "report.html", findings, title, source)
         else:
-            typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
-        clock = wall_clock(time.perf_counter() - started) | told
-        write_json(scratch / "sweep.json", source | {"wall_clock": clock})
+            print_no_report()
+        write_json(scratch / "sweep.json", source)
+        clock = wall_clock(time.perf_counter() - started)
+        write_json(scratch / "wall_clock.json", clock | told)
 
 
 def _tell(findings: Findings) -> None:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from evenflow import yaml_file
 from evenflow.config import RunConfig, configured
-from evenflow.config_errors import first_error
+from evenflow.config_errors import mistakes
 from evenflow.config_fields import Count, Keys, expect, short_form
 from evenflow.errors import UsageError
 from evenflow.yaml_file import Document
@@ -239,7 +239,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     try:
         config = SweepConfig.model_validate(document.data)
     except ValidationError as error:
-        raise UsageError(first_error(document, error)) from None
+        raise UsageError(mistakes(document, error)) from None
     run, beside = _run_document(document, config.run, path.parent)
     for assignment in of_run:
         run = yaml_file.override(run, assignment, below="run.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,7 @@ def facts(findings: Findings) -> dict[str, Any]:
         "points": len(findings.trials),
         "simulations": len({record.key for record in records}),
         "failed": sum(record.error is not None for record in records),
+        "host": platform.node(),
         "default": findings.default,
         "best": ranked(findings)[:1] if len(sweep.config.objectives) == 1 else [],
         "pareto_front": ranked(findings) if len(sweep.config.objectives) > 1 else [],

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from evenflow.config import RunConfig, configured
-from evenflow.config_errors import first_error
+from evenflow.config_errors import mistakes
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, policy
 from evenflow.yaml_file import Document
@@ -146,7 +146,7 @@ def space_of(name: str) -> dict[str, Parameter]:
         return adapter.validate_python(plain)
     except ValidationError as error:
         document = Document(f"scheduler {name}: search_space", plain, {})
-        raise UsageError(first_error(document, error)) from None
+        raise UsageError(mistakes(document, error)) from None
 
 
 def _baselines(

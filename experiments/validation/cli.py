@@ -101,8 +101,8 @@ def _write(folder: Path, validation: Validation, title: str) -> None:
 
     folder.mkdir(exist_ok=True)
     found = dict(validation.found)
-    clock = wall_clock(found.pop("seconds"))
-    write_json(folder / "validation.json", found | {"wall_clock": clock})
+    write_json(folder / "wall_clock.json", wall_clock(found.pop("seconds")))
+    write_json(folder / "validation.json", found)
     draw_validation(
         validation.measured,
         validation.again,

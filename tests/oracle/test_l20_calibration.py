@@ -23,7 +23,7 @@ from experiments.profiles.calibrate_l20 import (
 )
 from experiments.profiles.published_facts import published_facts
 
-pytest.importorskip("scipy", reason="fitting needs scipy: install evenflow[fit]")
+pytest.importorskip("scipy", reason="fitting needs scipy: pip install 'evenflow[fit]'")
 
 L20 = gpu("L20")
 BUNDLED = Efficiencies(L20.compute_efficiency, L20.bandwidth_efficiency, L20.per_layer_overhead_s)

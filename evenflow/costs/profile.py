@@ -40,19 +40,20 @@ def profile_cost(
     fill: RooflineCost | None = None,
     *,
     name: str = "profile",
+    with_all_reduces: bool = True,
 ) -> TableCost:
     """Return the costs that a profile gives for a model on stages of so many layers.
 
     `fill` estimates the operators that the file lacks; without it a UsageError lists them.
     UsageError also when the file is for other layer shapes or another dtype, or has too few points.
-    `name` is the file's, for messages.
+    `name` is the file's, for messages. Without all-reduces it is what a shard computes alone.
     """
     check_fits(profile, model, name)
     check_units(profile, model, name)
     parts = _Parts(profile, model, tensor_parallel, fill, name)
     parts.check_complete()
     tables = Tables(
-        parts.whole_layer() if parts.is_total else parts.layer(),
+        parts.whole_layer() if parts.is_total else parts.layer(with_all_reduces),
         parts.attention("attention_prefill"),
         parts.attention("attention_decode"),
         parts.by_tokens("embedding"),
@@ -216,11 +217,11 @@ class _Parts:
 
         return seconds
 
-    def layer(self) -> ByTokens:
+    def layer(self, with_all_reduces: bool) -> ByTokens:
         """Return a layer without attention: its operators, and what it takes beyond them."""
         operators = self.summed(LAYER)
         beyond = self._beyond_operators(operators)
-        total = _total([*operators, self.all_reduces()])
+        total = _total([*operators, *([self.all_reduces()] if with_all_reduces else ())])
 
         def seconds(tokens: int) -> Estimate:
             estimate = total(tokens)

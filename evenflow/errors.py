@@ -23,9 +23,18 @@ class StallError(PolicyError):
 
 
 def instead_of(word: object, known: Iterable[str]) -> str:
-    """Return what to write instead of an unknown word: the nearest known one, and all of them."""
+    """Return what to write instead of an unknown word: the nearest known one, and all of them.
+
+    One that begins like the word, or that the word begins with (`H100-PCIe`: `H100`), goes first.
+    """
     names = sorted(known)
     by_lower = {name.lower(): name for name in names}
-    nearest = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.5)
+    given = str(word).lower()
+    begun = [
+        name
+        for name in by_lower
+        if min(len(name), len(given)) >= 3 and (name.startswith(given) or given.startswith(name))
+    ]
+    nearest = difflib.get_close_matches(given, begun or by_lower, n=1, cutoff=0.0 if begun else 0.5)
     hint = f'did you mean "{by_lower[nearest[0]]}"? ' if nearest else ""
     return f"{hint}known: {', '.join(names)}"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
 from evenflow.costs.curves import Curve, Surface, never_falling
-from evenflow.costs.profile import check_device, profile_cost
+from evenflow.costs.profile import check_device, check_units, profile_cost
 from evenflow.costs.profile_file import Profile, read_profile
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
@@ -192,6 +192,27 @@ def test_times_in_another_unit_are_noticed() -> None:
         found = [point("linear_qkv", tokens, seconds=seconds) for tokens in (1, 2)]
         with pytest.raises(UsageError, match="bytes a second of weights: times in another unit"):
             profile_cost(profile(found, spec=spec), spec, (32,))
+
+
+@pytest.mark.parametrize("kind", ["cuda", "other"])
+def test_milliseconds_are_told_from_seconds_on_every_gpu(kind: str) -> None:
+    spec = model("Llama-3.1-8B")
+    for name, ranks in (("L20", 1), ("H200", 1), ("H200", 2)):
+        bandwidth, flops = gpu(name).bytes_per_s, gpu(name).flops_per_s
+        inputs, outputs = spec.linear_shapes(ranks)[0]
+        for tokens in (1, 4096):
+            taken_s = inputs * outputs * max(2 / bandwidth, 2 * tokens / flops)
+            for seconds in (taken_s, 20 * taken_s):
+                check_units(qkv_profile(tokens, seconds, ranks, kind), spec, "p")
+            with pytest.raises(UsageError, match="times in another unit"):
+                check_units(qkv_profile(tokens, 1000 * taken_s, ranks, kind), spec, "p")
+    check_units(qkv_profile(1, 9e-2, 1, "cpu"), spec, "p")
+
+
+def qkv_profile(tokens: int, seconds: float, ranks: int, kind: str) -> Profile:
+    spec = model("Llama-3.1-8B")
+    found = [point("linear_qkv", tokens, seconds=seconds, ranks=ranks)]
+    return profile(found, spec=spec, device_kind=kind)
 
 
 def test_a_profile_of_another_device_is_refused() -> None:

@@ -119,7 +119,14 @@ def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -
     assert {point.size_bytes for point in profile.of("all_reduce", 2)} >= set(sizes)
     assert {point.size_bytes for point in profile.of("transfer")} >= set(sizes)
     assert not profile.of("linear_up", 1)
-    assert profile_cost(profile, spec, [2], 2).times(timed.Shape(((8, 0),)).work())[0] > 0
+    work = timed.Shape(((8, 0),)).work()
+    whole_s = profile_cost(profile, spec, [2], 2).times(work)[0]
+    alone_s = profile_cost(profile, spec, [2], 2, with_all_reduces=False).times(work)[0]
+    points = profile.of("all_reduce", 2)
+    low_s, high_s = (sorted(point.median_s for point in points)[end] for end in (0, -1))
+    assert 4 * low_s <= whole_s - alone_s <= 4 * high_s, "two layers, two all-reduces each"
+    rows = check_profile(tmp_path / "p.csv", batches=4, repeats=2, layers=2, tensor_parallel=2)
+    assert rows[-1].operator == "stage"
 
 
 def test_the_command_measures_and_checks(config: Path, tmp_path: Path) -> None:

@@ -281,6 +281,15 @@ def test_a_run_that_waits_is_disturbed() -> None:
         assert stopwatch.was_disturbed is expected
 
 
+def test_one_thread_is_not_charged_for_what_others_compute() -> None:
+    for threads, waits in ((1, False), (2, True)):
+        stopwatch = CpuStopwatch(threads)
+        stopwatch.start()
+        time.sleep(0.05)
+        stopwatch.mark("a")
+        assert (stopwatch.stop()["a"] >= 0.05) is waits
+
+
 def test_the_cpu_stopwatch_sums_by_name() -> None:
     stopwatch = CpuStopwatch()
     for _ in range(2):

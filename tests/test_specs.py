@@ -206,6 +206,8 @@ def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
+        ("H100-PCIe", 'unknown gpu "H100-PCIe"; did you mean "H100"?'),
+        ("a100", 'unknown gpu "a100"; did you mean "A100-80G"?'),
         ("A100-40GB", 'unknown gpu "A100-40GB"; did you mean "A100-40G"? known: A100-40G'),
         ({"name": "L20", "memory": 3}, 'gpu: unknown key "memory"; did you mean "memory_gb"?'),
         ({"fp16_tflops": 100}, "gpu: a key is missing; needed are fp16_tflops, memory_bandwidth"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from evenflow.costs.curves import Curve, Estimate, Surface
 from evenflow.costs.fill import ELEMENTWISE, LINEARS, RooflineFill
-from evenflow.costs.profile_file import DTYPE_BYTES, LayerShapes, Profile
+from evenflow.costs.profile_file import DTYPE_BYTES, LayerShapes, Point, Profile
 from evenflow.costs.roofline import RooflineCost
 from evenflow.costs.tables import Attention, TableCost, Tables
 from evenflow.errors import UsageError
@@ -26,8 +26,10 @@ ENDS = ("embedding", "head", "sample")
 MEMORY_BYTES_PER_S = 2e13
 """No memory is faster, caches of CPUs included."""
 
-GPU_BYTES_PER_S = 1e9
-"""No GPU reads a matrix of megabytes more slowly."""
+GPU_BYTES_PER_S = 8e9
+GPU_FLOPS_PER_S = 1e12
+"""No GPU reads a matrix of megabytes, or computes with it, more slowly: a thousandth of fast ones,
+so that milliseconds taken for seconds are told."""
 
 ByTokens = Callable[[int], Estimate]
 
@@ -40,19 +42,20 @@ def profile_cost(
     fill: RooflineCost | None = None,
     *,
     name: str = "profile",
+    with_all_reduces: bool = True,
 ) -> TableCost:
     """Return the costs that a profile gives for a model on stages of so many layers.
 
     `fill` estimates the operators that the file lacks; without it a UsageError lists them.
     UsageError also when the file is for other layer shapes or another dtype, or has too few points.
-    `name` is the file's, for messages.
+    `name` is the file's, for messages. Without all-reduces it is what a shard computes alone.
     """
     check_fits(profile, model, name)
     check_units(profile, model, name)
     parts = _Parts(profile, model, tensor_parallel, fill, name)
     parts.check_complete()
     tables = Tables(
-        parts.whole_layer() if parts.is_total else parts.layer(),
+        parts.whole_layer() if parts.is_total else parts.layer(with_all_reduces),
         parts.attention("attention_prefill"),
         parts.attention("attention_decode"),
         parts.by_tokens("embedding"),
@@ -90,26 +93,30 @@ def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
 def check_units(profile: Profile, model: ModelSpec, name: str) -> None:
     """Raise a UsageError when linear operators cannot take the seconds that a profile says.
 
-    A product reads its matrix: not faster than any memory, and on a GPU not slower than a GB/s
-    (matrices of a megabyte and more). Times in another unit are off by a factor of 1000.
+    A product reads its matrix: not faster than any memory, and with megabytes of it not slower than
+    any GPU, unless a CPU was measured. Times in another unit are off by a factor of 1000.
     """
-    parts = [
-        (operator, shape[0] * shape[1] * model.dtype_bytes)
-        for operator, shape in zip(LINEARS, model.linear_shapes(), strict=True)
-    ]
-    parts.append(("model_prefill", model.num_layers * sum(size for _, size in parts)))
-    slowest = GPU_BYTES_PER_S if profile.header.device_kind == "cuda" else 0.0
-    for operator, size_bytes in parts:
-        points = profile.of(operator)
-        if not points:
-            continue
-        seconds = points[0].median_s
-        too_slow = size_bytes > 2**20 and size_bytes < seconds * slowest
-        if size_bytes > seconds * MEMORY_BYTES_PER_S or too_slow:
-            raise UsageError(
-                f"{name}: {operator} of {points[0].tokens} tokens takes {seconds:g} s, which means "
-                f"{size_bytes / seconds:.3g} bytes a second of weights: times in another unit?"
-            )
+    for ranks in sorted({point.ranks for point in profile.points}):
+        parameters = [inputs * outputs for inputs, outputs in model.linear_shapes(ranks)]
+        whole = model.num_layers * sum(parameters)
+        for operator, count in zip((*LINEARS, "model_prefill"), (*parameters, whole), strict=True):
+            for point in profile.of(operator, ranks)[:1]:
+                _check_unit(profile, point, count, model.dtype_bytes, name)
+
+
+def _check_unit(
+    profile: Profile, point: Point, parameters: int, dtype_bytes: int, name: str
+) -> None:
+    size_bytes, seconds = parameters * dtype_bytes, point.median_s
+    flops = 2 * parameters * (point.tokens or 0)
+    slowest_s = size_bytes / GPU_BYTES_PER_S + flops / GPU_FLOPS_PER_S
+    on_cpu = profile.header.device_kind == "cpu"
+    too_slow = not on_cpu and size_bytes > 2**20 and seconds > slowest_s
+    if size_bytes > seconds * MEMORY_BYTES_PER_S or too_slow:
+        raise UsageError(
+            f"{name}: {point.operator} of {point.tokens} tokens takes {seconds:g} s, which means "
+            f"{size_bytes / seconds:.3g} bytes a second of weights: times in another unit?"
+        )
 
 
 def check_device(profile: Profile, gpu_name: str, name: str) -> None:
@@ -216,11 +223,11 @@ class _Parts:
 
         return seconds
 
-    def layer(self) -> ByTokens:
+    def layer(self, with_all_reduces: bool) -> ByTokens:
         """Return a layer without attention: its operators, and what it takes beyond them."""
         operators = self.summed(LAYER)
         beyond = self._beyond_operators(operators)
-        total = _total([*operators, self.all_reduces()])
+        total = _total([*operators, *([self.all_reduces()] if with_all_reduces else ())])
 
         def seconds(tokens: int) -> Estimate:
             estimate = total(tokens)

@@ -18,7 +18,9 @@ from evenflow.costs.curves import Curve, Estimate, Surface
 from evenflow.costs.silicon_points import (
     Peak,
     chunk_times,
+    from_memory,
     measured_kv_heads,
+    memory_bytes_per_s,
     product_times,
     prompt_times,
     step_times,
@@ -95,8 +97,9 @@ def silicon_source(
     if getattr(deployment.model, "num_experts", 0):
         raise UsageError("costs: silicon knows dense layers only; use roofline for experts")
     measured = GPUS[name]
-    tables = load_tables(measured.system, framework, version, head_dim=deployment.model.head_dim)
-    return SiliconSource(measured, tables)
+    head_dim = deployment.model.head_dim
+    tables = load_tables(measured.system, framework, version, head_dim=head_dim)
+    return SiliconSource(measured, from_memory(tables, head_dim))
 
 
 def silicon_cost(
@@ -135,10 +138,9 @@ class _Parts:
         self.peak = Peak(on.fp16_tflops * 1e12, on.memory_bandwidth_gb_s * 1e9)
         self.target = Peak(target.fp16_tflops * 1e12 * share, target.memory_bandwidth_gb_s * 1e9)
         gemm = self.tables.gemm
-        n, k = max(((n, k) for n in gemm for k in gemm[n]), key=lambda shape: shape[0] * shape[1])
-        per_byte = self.peak.bytes_per_s / self.target.bytes_per_s
         self.launch_s = gemm[min(gemm)][min(gemm[min(gemm)])][1]
-        self.per_byte_s = per_byte * gemm[n][k][1] / (2 * n * k)
+        slower = self.peak.bytes_per_s / self.target.bytes_per_s
+        self.per_byte_s = slower / memory_bytes_per_s(gemm)
 
     def product(self, shape: tuple[int, int]) -> Callable[[int], Estimate]:
         """Return a linear operator [inputs, outputs] against tokens."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple, TypeVar
 
 from evenflow.costs.curves import Surface
-from evenflow.costs.silicon_tables import Heads
+from evenflow.costs.silicon_tables import Heads, SiliconTables
 
 Key = TypeVar("Key", int, tuple[int, int])
 
@@ -28,6 +29,42 @@ class Peak(NamedTuple):
         """Return the least seconds of a 16-bit product [m, k] x [k, n]."""
         moved = 2 * (m * n + m * k + n * k)
         return max(2 * m * n * k / self.flops_per_s, moved / self.bytes_per_s)
+
+
+def memory_bytes_per_s(gemm: Mapping[int, Mapping[int, Mapping[int, float]]]) -> float:
+    """Return the bandwidth at which memory is read: the best of the largest twentieth of matrices.
+
+    At the fewest rows, where the matrix is nearly all that is moved. No cache holds those matrices.
+    """
+    columns = [(n * k, by_m) for n, by_k in gemm.items() for k, by_m in by_k.items()]
+    columns.sort(key=lambda column: -column[0])
+    largest = columns[: -(-len(columns) // 20)]
+    return max(2 * size / by_m[min(by_m)] for size, by_m in largest)
+
+
+def from_memory(tables: SiliconTables, head_dim: int) -> SiliconTables:
+    """Return products and decode steps as a model meets them: read from memory, not from a cache.
+
+    A benchmark repeats one operator, so that a large cache (96 MB on L40S) holds its matrix, or its
+    keys and values; in a model those of all other layers come between. So no operator takes less
+    than its 16-bit matrix, keys and values do at `memory_bytes_per_s`.
+    """
+    per_byte_s = 1 / memory_bytes_per_s(tables.gemm)
+    gemm = {
+        n: {
+            k: {m: max(seconds, 2 * n * k * per_byte_s) for m, seconds in by_m.items()}
+            for k, by_m in by_k.items()
+        }
+        for n, by_k in tables.gemm.items()
+    }
+    generation = {
+        (heads, kv_heads): {
+            (rows, context): max(seconds, 4 * kv_heads * head_dim * rows * context * per_byte_s)
+            for (rows, context), seconds in steps.items()
+        }
+        for (heads, kv_heads), steps in tables.generation.items()
+    }
+    return replace(tables, gemm=gemm, generation=generation)
 
 
 def product_times(

@@ -21,7 +21,7 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
-from experiments.profiles.published_facts import published_facts
+from experiments.profiles.published_facts import facts_table, published_facts
 
 FILES = {"Qwen2.5-32B": "tdpipe_L20-Qwen2.5-32B.csv", "Llama2-13B": "tdpipe_L20-Llama-13B.csv"}
 """Model -> its file of measured times."""
@@ -160,9 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     base = gpu("L20")
     profiles = [read_profile(chosen.folder / file, model(name)) for name, file in FILES.items()]
     print(report(profiles, base))
-    print("\n| fact | published | predicted | off by |\n|---|---|---|---|")
-    for fact in published_facts():
-        print(f"| {fact.name} | {fact.published:.4g} | {fact.predicted:.4g} | {fact.off:+.0%} |")
+    print(f"\n{facts_table(published_facts())}")
     chosen.figure.parent.mkdir(parents=True, exist_ok=True)
     draw(profiles, base, chosen.figure)
     print(f"\n{chosen.figure}")

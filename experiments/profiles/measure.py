@@ -137,7 +137,8 @@ def check_profile(
 ) -> list[check.Errors]:
     """Measure random micro-batches off a profile's grid and compare; the whole stage comes last.
 
-    UsageError when this machine is not the one that the profile is of.
+    Of a tensor-parallel stage one shard runs, alone: its all-reduces are not compared. UsageError
+    when this machine is not the one that the profile is of.
     """
     profile = read_profile(path)
     header = profile.header
@@ -149,7 +150,9 @@ def check_profile(
     settings = Settings(
         header.device_kind, threads=header.threads, layers=layers, tensor_parallel=tensor_parallel
     )
-    cost = profile_cost(profile, spec, [layers], name=str(path))
+    cost = profile_cost(
+        profile, spec, [layers], tensor_parallel, name=str(path), with_all_reduces=False
+    )
     rng = np.random.default_rng(seed)
     with environment.pinned(settings.device, settings.threads):
         shots = check.take(

@@ -10,6 +10,11 @@ import typer
 
 from evenflow.errors import UsageError
 
+LEGEND = """\
+error: of predictions, against the median run of each micro-batch. spread: of the machine, single
+runs against that median; halves: the median of its first runs against that of its last.
+"""
+
 
 def measure_command(
     context: typer.Context,
@@ -69,7 +74,7 @@ def check_command(
         progress=show_measuring if sys.stderr.isatty() else None,
     )
     record_errors(file, rows)
-    typer.echo(errors_table(rows))
+    typer.echo(LEGEND + errors_table(rows))
 
 
 def show_measuring(done: float, left_s: float) -> None:

@@ -1,7 +1,7 @@
 """Leave points out of the silicon tables, estimate them from the rest, and say how far off it is.
 
 `python -m experiments.profiles.silicon_errors` prints the table of docs/costs.md. Needs the extra
-`silicon`.
+`silicon`. Tables are compared as costs use them, read from memory, and as they were measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenflow.costs.silicon_points import Peak, product_times, prompt_times, step_times
+from evenflow.costs.silicon_points import (
+    Peak,
+    from_memory,
+    product_times,
+    prompt_times,
+    step_times,
+)
 from evenflow.costs.silicon_tables import Heads, SiliconTables, load_tables
 from evenflow.specs.gpu import gpu
 
@@ -19,7 +25,9 @@ GPUS = {"a100_sxm": "A100-80G", "l40s": "L40S", "h100_sxm": "H100", "h200_sxm": 
 SIDES = (256, 20_000)
 """Matrices are left out whose sides lie between these: those of layers and their shards."""
 
+EVERY_SHAPE = 10_000
 MIN_HEADS = 4
+HEAD_DIM = 128
 
 
 class Errors(NamedTuple):
@@ -118,17 +126,21 @@ def peak_of(name: str) -> Peak:
 
 def main() -> None:
     """Print the table: GPU, framework, kind of operator, errors."""
-    print("| GPU | framework | products | prompt attention | decode attention | same products |")
-    print("|---|---|---|---|---|---|")
+    kinds = ("products", "prompt attention", "decode attention", "same products")
+    print(f"| GPU | framework | {' | '.join(kinds)} | products, decodes as measured |")
+    print("|---" * (len(kinds) + 3) + "|")
     for system, name in GPUS.items():
-        tables = {each: load_tables(system, each) for each in ("vllm", "sglang", "trtllm")}
+        measured = {each: load_tables(system, each) for each in ("vllm", "sglang", "trtllm")}
+        tables = {each: from_memory(table, HEAD_DIM) for each, table in measured.items()}
+        peak = peak_of(name)
         for framework, chosen in tables.items():
-            other = tables["sglang" if framework == "vllm" else "vllm"]
             errors = (
-                product_errors(chosen, peak_of(name)),
+                product_errors(chosen, peak, EVERY_SHAPE),
                 prompt_errors(chosen),
                 step_errors(chosen),
-                disagreement(chosen, other),
+                disagreement(chosen, tables["sglang" if framework == "vllm" else "vllm"]),
+                product_errors(measured[framework], peak, EVERY_SHAPE),
+                step_errors(measured[framework]),
             )
             cells = " | ".join(f"{each.median:.1%}, {each.p95:.1%}" for each in errors)
             print(f"| {name} | {framework} {chosen.versions['gemm']} | {cells} |", flush=True)

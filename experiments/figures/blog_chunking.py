@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from evenflow.result import RunResult
 from evenflow.types import Request
 from experiments.build import build
-from experiments.figures.study import Drawing, Keys, Study
+from experiments.figures.layers import Keys
+from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
 from sim import simulate
 

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.figures.capacities import capacities, tbt_slo
-from experiments.figures.deployments import Served, served, set_by_hand
-from experiments.figures.study import Keys, Study, layered
+from experiments.figures.deployments import Served, datasets, served
+from experiments.figures.layers import Keys, layered
+from experiments.figures.study import Study
 from experiments.figures.style import COLORS, grid_lines
 
 NAMES = ("deployment", "dataset", "slo", "system")
@@ -18,24 +19,20 @@ SHOWN = (*NAMES, "seed", "capacity", "failed", "status", "enough_requests", "kv_
 
 
 def with_budget(study: Study, label: str, one: Served, slo: str) -> Keys:
-    """Return the keys of one of the figure's systems; Sarathi's policy gets the SLO's budget.
-
-    Parameters of the policy that the user has set hold in every system.
-    """
+    """Return the keys of one of the figure's systems; Sarathi's policy gets the SLO's budget."""
     budget = {"scheduler": {"name": "sarathi", "token_budget": one.budgets[slo]}}
-    by_hand = {k: v for k, v in set_by_hand(study).items() if k == "scheduler"}
-    return layered(layered(budget, study.keys_of(label)), by_hand)
+    return layered(budget, study.keys_of(label))
 
 
 def measured(study: Study) -> pd.DataFrame:
     """Search the capacity of every deployment, data set, SLO and system; a row a seed."""
-    numbers = study.numbers
+    numbers, sets = study.numbers, datasets(study)
     size = {"workload": {"requests": numbers["requests"]}}
     cases = {}
-    for one, dataset, label in product(served(study), numbers["datasets"], study.plan.keys.systems):
+    for one, dataset, label in product(served(study), sets, study.plan.keys.systems):
         for slo, limit_s in one.slo_s.items():
             system = with_budget(study, label, one, slo)
-            config = study.config(one.keys, numbers["datasets"][dataset], size, system)
+            config = study.config(one.keys, sets[dataset], size, system)
             limits = tbt_slo(limit_s, numbers["median_queue_s"])
             cases[one.label, dataset, slo, label] = (config, limits)
     return capacities(study, cases, NAMES)

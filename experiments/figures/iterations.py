@@ -11,7 +11,8 @@ from typing import NamedTuple
 from evenflow.costs import RooflineCost, Work, decode_work, formulas, prefill_work
 from evenflow.errors import UsageError
 from experiments.build import build
-from experiments.figures.study import Keys, Study, layered
+from experiments.figures.layers import Keys, layered
+from experiments.figures.study import Study
 from sim import PooledWorld, World
 
 Seconds = Callable[[Work], float]

@@ -32,7 +32,7 @@ def _decodes(study: Study) -> Iterator[dict[str, Any]]:
     """A pipeline has a batch a stage in flight: its requests get a token when theirs is through."""
     one, context = served(study)[0], int(study.numbers["decode_context"])
     for layout, system in _layouts(study).items():
-        seconds = iteration(world_of(study, one.keys, study.keys_of(system)))
+        seconds = iteration(world_of(study, one.keys, study.system(system)))
         for batch in study.numbers["decode_batches"]:
             tbt_s = seconds(decode_work(batch, batch * context))
             yield {"layout": layout, "system": system, "decode_batch": batch, "tbt_ms": 1e3 * tbt_s}
@@ -42,9 +42,13 @@ def _layouts(study: Study) -> dict[str, str]:
     """Each layout of stages and ranks, with the first of the systems that are on it."""
     found: dict[str, str] = {}
     for label in study.plan.keys.systems:
-        keys = {**study.plan.run.data, **study.keys_of(label)}
-        found.setdefault(f"TP{keys['tensor_parallel']}-PP{keys['stages']}", label)
+        found.setdefault(_layout(study, label), label)
     return found
+
+
+def _layout(study: Study, label: str) -> str:
+    keys = {**study.plan.run.data, **study.system(label)}
+    return f"TP{keys['tensor_parallel']}-PP{keys['stages']}"
 
 
 def _draw(capacity: pd.DataFrame, decodes: pd.DataFrame, study: Study) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -38,6 +38,8 @@ _LOOKS = {
     "PP+HB": ("#8a4fb0", "D"),
 }
 COLORS = {label: color for label, (color, _) in _LOOKS.items()}
+SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
+"""Colours of labels that have none of their own, or the same as another beside them."""
 PARTS = {"prefill": "#E69F00", "decode": "#56B4E9"}
 PART_COLORS = {
     "linear": "#0b5fa5",
@@ -91,10 +93,11 @@ def bars(
 ) -> None:
     """Draw a group of bars for each value of column `group`, in it one for each of `label`.
 
-    A bar is the mean over the seeds, with a whisker from least to most; one whose runs all failed
-    has the word OOM in its place. A ring is the mean of column `steady`.
+    A bar is the mean over the seeds, with a whisker from least to most; in the place of one whose
+    runs all failed is why: OOM, or that it cannot be. A ring is the mean of column `steady`.
     """
     groups, labels = list(dict.fromkeys(table[group])), list(dict.fromkeys(table[label]))
+    colors = colors_of([str(name) for name in labels])
     width = 0.8 / len(labels)
     for index, name in enumerate(labels):
         found = table[table[label] == name].groupby(group, sort=False)
@@ -104,17 +107,36 @@ def bars(
             (own["mean"] - own["min"]).clip(lower=0),
             (own["max"] - own["mean"]).clip(lower=0),
         ]
-        color = COLORS.get(str(name), f"C{index}")
+        color = colors[str(name)]
         axes.bar(place, own["mean"].fillna(0), 0.92 * width, label=str(name), color=color)
         axes.errorbar(place, own["mean"], reach, fmt="none", color="0.2", capsize=2, linewidth=0.9)
         if steady is not None:
             rings = found[steady].mean().reindex(groups)
             axes.plot(place, rings, "o", mfc="white", mec=color, markersize=4)
-        for x, missing in zip(place, own["mean"].isna(), strict=True):
+        for x, (value, missing) in zip(place, own["mean"].isna().items(), strict=True):
             if missing:
-                axes.text(x, 0, " OOM", rotation=90, ha="center", va="bottom", fontsize=7)
+                rows = table[(table[label] == name) & (table[group] == value)]
+                word = f" {_failure(rows)}"
+                axes.text(x, 0, word, rotation=90, ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(groups)), [str(value) for value in groups])
     axes.set_ylim(0, None)
+
+
+def colors_of(labels: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each label: its own, or one that no label before it has."""
+    found: dict[str, str] = {}
+    spare = iter(SPARE)
+    for index, label in enumerate(labels):
+        own = COLORS.get(label)
+        taken = own is None or own in found.values()
+        found[label] = next(spare, f"C{index % 10}") if taken else str(own)
+    return found
+
+
+def _failure(rows: pd.DataFrame) -> str:
+    """Return in a word why runs have no value."""
+    errors = rows["error"].dropna() if "error" in rows else ()
+    return "OOM" if any("does not fit" in error for error in errors) else "not possible"
 
 
 def write_on_bars(axes: Axes, words: Iterable[str]) -> None:

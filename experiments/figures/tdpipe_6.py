@@ -11,13 +11,18 @@ from matplotlib.figure import Figure
 
 from evenflow.costs import prefill_work
 from experiments.build import build
+from experiments.figures.layers import Keys
 from experiments.figures.pairs import pairs
-from experiments.figures.study import Drawing, Keys, Study
+from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
 from sim import World
 
 SHOWN = ("pair", "gpus", "tokens", "total_ms", "communication_ms", "share", "speedup")
-FREE = {"costs": {"all_reduce": {"bandwidth_gb_s": 1e12, "latency_us": 0.0}}}
+FREE = {
+    "link": {"bandwidth_gb_s": 1e12, "latency_us": 0.0},
+    "nodes": None,
+    "costs": {"all_reduce": None},
+}
 COMPUTATION, COMMUNICATION = "#8fbf5f", "#d9730d"
 
 

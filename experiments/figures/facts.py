@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ IN_THE_PICTURE = ("pairs", "metrics", "variants", "readings", "published_set_up"
 
 TITLE_CHARACTERS_PER_INCH, NOTE_CHARACTERS_PER_INCH = 10.5, 15.5
 LINE_INCHES = 0.125
-MOST_VALUES = 9
+MOST_VALUES, MOST_CHARACTERS = 9, 60
 
 
 def policy_words(config: RunConfig) -> str:
@@ -55,6 +55,14 @@ def _link(link: object) -> str:
     return " ".join(f"{value}{units[name]}" for name, value in given.items() if value is not None)
 
 
+def brief_reasons(errors: Sequence[str]) -> list[str]:
+    """Return why runs failed, each reason once and cut to a few words."""
+    found = dict.fromkeys(errors)
+    return list(
+        dict.fromkeys(textwrap.shorten(e, MOST_CHARACTERS, placeholder=" ...") for e in found)
+    )
+
+
 def annotate(figure: Figure, title: str, note: str) -> None:
     """Put a title above and a footnote below, in lines as wide as the figure; add their height."""
     across, high = figure.get_size_inches()
@@ -82,6 +90,8 @@ def footnote(facts: Mapping[str, Any], differs: str) -> str:
 
 def _brief(value: object) -> str:
     if isinstance(value, Mapping):
+        if list(value) == ["kind"]:
+            return str(value["kind"])
         if any(isinstance(each, Mapping) for each in value.values()):
             return ", ".join(map(str, value))
         return ", ".join(f"{key} {_brief(each)}" for key, each in value.items())

@@ -62,7 +62,10 @@ def _draw(capacity: pd.DataFrame, decodes: pd.DataFrame, study: Study) -> Figure
         left.plot(rows.decode_batch, rows.tbt_ms, label=layout, **look)
     context = study.numbers["decode_context"]
     left.set(title=f"decodes alone, {context} tokens of context", xlabel="batch size")
-    left.set(xscale="log", ylabel="TBT, ms", ylim=(0, None))
+    left.set_xscale("log", base=2)
+    batches = sorted(decodes.decode_batch.unique())
+    left.set_xticks(batches, [str(batch) for batch in batches])
+    left.set(ylabel="TBT, ms", ylim=(0, None))
     panel(right, capacity)
     right.set(title=str(capacity.deployment.iloc[0]), ylabel="capacity, requests/s")
     grid_lines(figure.axes)

@@ -14,7 +14,7 @@ from evenflow.config import RunConfig, configured
 from evenflow.errors import UsageError, instead_of
 from evenflow.schedulers import POOLED, parameters, policy
 from evenflow.yaml_file import Document
-from experiments.figures.facts import machine_words, policy_words
+from experiments.figures.facts import brief_reasons, machine_words, policy_words
 from experiments.figures.hosts import with_host
 from experiments.figures.layers import Keys, layered, long_form
 from experiments.figures.schema import Plan
@@ -214,14 +214,19 @@ class Study:
         if "kv_pages" in table:
             self._kv_pages |= {int(pages) for pages in table["kv_pages"].dropna()}
 
+    def _layout(self) -> dict[str, Any]:
+        """Return how the GPUs are used, or their number where that differs between systems."""
+        if self.plan.keys.systems:
+            return {"gpus": self.gpus}
+        return {key: self.plan.run.data.get(key) for key in PLACED}
+
     def facts(self) -> dict[str, Any]:
         """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs."""
         run, numbers = self.plan.run.data, self.numbers
         return {
             "model": run.get("model"),
             "gpu": run.get("gpu"),
-            "stages": run.get("stages"),
-            "tensor_parallel": run.get("tensor_parallel"),
+            **self._layout(),
             "machines": sorted(self._machines),
             "costs": run.get("costs", "roofline"),
             "schedulers": sorted(self._schedulers),
@@ -230,7 +235,7 @@ class Study:
             "kv_pages": sorted(self._kv_pages),
             "runs": self._asked or None,
             "failed_runs": len(self._failures) or None,
-            "failed_because": list(dict.fromkeys(self._failures)),
+            "failed_because": brief_reasons(self._failures),
             "quick": self.plan.quick,
             "set": list(self.plan.overrides),
             "published_set_up": self.plan.published,

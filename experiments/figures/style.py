@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
+from matplotlib.container import BarContainer, ErrorbarContainer
 
 _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
@@ -140,10 +142,16 @@ def _failure(rows: pd.DataFrame) -> str:
 
 
 def write_on_bars(axes: Axes, words: Iterable[str]) -> None:
-    """Write a word over each bar, in the order in which `bars` drew them: label by label."""
+    """Write a word over each bar and its whisker, in the order in which `bars` drew them."""
     left = iter(words)
-    for drawn in [each for each in axes.containers if isinstance(each, BarContainer)]:
-        axes.bar_label(drawn, [next(left) for _ in drawn], padding=2, fontsize=6.5)
+    for drawn, whisker in pairwise(axes.containers):
+        if not isinstance(drawn, BarContainer) or not isinstance(whisker, ErrorbarContainer):
+            continue
+        tops = np.asarray(whisker.lines[1][1].get_ydata(), float)
+        for bar, top in zip(drawn, tops, strict=True):
+            place = bar.get_x() + bar.get_width() / 2, max(bar.get_height(), np.nan_to_num(top))
+            axes.annotate(next(left), place, (0, 2), textcoords="offset points", ha="center",
+                          va="bottom", fontsize=6.5)  # fmt: skip
     axes.margins(y=0.12)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pandas as pd
@@ -84,4 +85,16 @@ def panel(axes: Axes, rows: pd.DataFrame) -> None:
         color = COLORS.get(system, "0.6")
         drawn = axes.bar(places, mean, width, yerr=reach, capsize=2, label=system, color=color)
         axes.bar_label(drawn, fmt="%.2f", fontsize=6.5)
+        for place, value, (_, group) in zip(places, mean, by_place, strict=True):
+            if math.isnan(value):
+                word = f" {_ended(group[group.system == system])}"
+                axes.text(place, 0, word, rotation=90, ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(groups)), [f"{dataset}\n{slo}" for dataset, slo in groups])
+
+
+def _ended(rows: pd.DataFrame) -> str:
+    """Return in a word or two why a search found no capacity."""
+    errors = rows.error.dropna()
+    if len(errors):
+        return "OOM" if "does not fit" in errors.iloc[0] else "not possible"
+    return str(rows.status.iloc[0]).replace("_", " ")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.figures.hosts import gpu_name
 from experiments.figures.iterations import REFERENCE, iteration, world_of
 from experiments.figures.layers import Keys, layered, without_links
 from experiments.figures.study import Study
@@ -69,7 +70,14 @@ def _name(study: Study, label: str, keys: Keys, by_hand: Keys) -> str:
     """Return a deployment's label; of other hardware, what it is made of."""
     if HARDWARE.isdisjoint(by_hand) and "model" not in by_hand:
         return label
+    model = str({**study.plan.run.data, **keys}["model"])
+    ranks_and_stages = layout_of(study, keys).split(", ")[1:]
+    return " ".join([model, *ranks_and_stages])
+
+
+def layout_of(study: Study, keys: Keys) -> str:
+    """Return the GPU of a deployment, and its ranks and stages where there are several."""
     run = {**study.plan.run.data, **keys}
     ranks, stages = run.get("tensor_parallel", 1), run.get("stages", 1)
     parts = [f"TP{ranks}"] * (ranks != 1) + [f"PP{stages}"] * (stages != 1)
-    return " ".join([str(run["model"]), "-".join(parts)]).strip()
+    return ", ".join([gpu_name(run["gpu"]), *filter(None, ["-".join(parts)])])

@@ -13,7 +13,15 @@ from evenflow.config import RunConfig
 from evenflow.schedulers import POOLED, policy
 from experiments.figures.hosts import gpu_name
 
-IN_THE_PICTURE = ("pairs", "metrics", "variants", "readings", "published_set_up")
+IN_THE_PICTURE = (
+    "pairs",
+    "metrics",
+    "deployments",
+    "datasets",
+    "variants",
+    "readings",
+    "published_set_up",
+)
 """Facts that the panels and the title show, or the data file; the footnote does without."""
 
 TITLE_CHARACTERS_PER_INCH, NOTE_CHARACTERS_PER_INCH = 10.5, 15.5
@@ -26,7 +34,9 @@ def policy_words(config: RunConfig) -> str:
     params = config.scheduler.params
     if (cap := _default_cap(config.scheduler.name)) is not None:
         params = {"max_num_seqs": cap} | params
-    return " ".join((config.scheduler.name, *(f"{key} {value}" for key, value in params.items())))
+    return " ".join(
+        (config.scheduler.name, *(f"{key} {_brief(value)}" for key, value in params.items()))
+    )
 
 
 def _default_cap(name: str) -> int | None:
@@ -38,8 +48,9 @@ def _default_cap(name: str) -> int | None:
 
 def machine_words(config: RunConfig) -> str:
     """Return a run's GPU with its links, in words."""
-    if config.gpu is None or config.link is None:
-        return "" if config.gpu is None else gpu_name(config.gpu)
+    assert config.gpu is not None  # or there is no machine
+    if config.link is None:
+        return gpu_name(config.gpu)
     words = f"{gpu_name(config.gpu)} over {_link(config.link)}"
     if config.nodes is not None:
         words += f" in machines of {config.nodes.gpus}, {_link(config.nodes.link)} between"
@@ -52,7 +63,9 @@ def _link(link: object) -> str:
         return link
     given = {name: getattr(link, name, None) for name in ("name", "bandwidth_gb_s", "latency_us")}
     units = {"name": "", "bandwidth_gb_s": " GB/s", "latency_us": " us"}
-    return " ".join(f"{value}{units[name]}" for name, value in given.items() if value is not None)
+    return " ".join(
+        f"{_brief(value)}{units[name]}" for name, value in given.items() if value is not None
+    )
 
 
 def brief_reasons(errors: Sequence[str]) -> list[str]:

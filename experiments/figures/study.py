@@ -209,7 +209,7 @@ class Study:
     def note(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> None:
         """Keep what the footnote says of runs: policies, machines, `kv_pages`, and failures."""
         self._schedulers |= {policy_words(config) for config in configs}
-        self._machines |= {machine_words(config) for config in configs}
+        self._machines |= {machine_words(config) for config in configs if config.gpu is not None}
         self._failures += table["error"].dropna().to_list()
         if "kv_pages" in table:
             self._kv_pages |= {int(pages) for pages in table["kv_pages"].dropna()}
@@ -231,7 +231,7 @@ class Study:
             "costs": run.get("costs", "roofline"),
             "schedulers": sorted(self._schedulers),
             **{key: value for key, value in numbers.items() if key != "seeds"},
-            "seeds": self.seeds if self._asked else None,
+            "seeds": self.seeds if "seeds" in numbers else None,
             "kv_pages": sorted(self._kv_pages),
             "runs": self._asked or None,
             "failed_runs": len(self._failures) or None,

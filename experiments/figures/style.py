@@ -42,6 +42,8 @@ _LOOKS = {
 COLORS = {label: color for label, (color, _) in _LOOKS.items()}
 SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
 """Colours of labels that have none of their own, or the same as another beside them."""
+SHORT = 3.0
+"""A logarithmic axis from one number to less than so many times it has a number at each tick."""
 PARTS = {"prefill": "#E69F00", "decode": "#56B4E9"}
 PART_COLORS = {
     "linear": "#0b5fa5",
@@ -156,7 +158,12 @@ def write_on_bars(axes: Axes, words: Iterable[str]) -> None:
 
 
 def decades(axes: Axes) -> None:
-    """Give axes a logarithmic y with plain numbers at 1, 2 and 5 of each decade."""
+    """Give axes a logarithmic y with plain numbers: 1, 2 and 5 of each decade, all in a short one."""
+
+    def words(value: float, _: int | None) -> str:
+        low, high = axes.get_ylim()
+        return f"{value:.2g}" if high < SHORT * low or f"{value:e}"[0] in "25" else ""
+
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    axes.yaxis.set_minor_formatter(words)

@@ -71,5 +71,6 @@ def _draw(capacity: pd.DataFrame, decodes: pd.DataFrame, study: Study) -> Figure
     grid_lines(figure.axes)
     left.legend(fontsize=8)
     right.legend(fontsize=8, loc="upper left")
-    right.set_ylim(0, 1.5 * capacity.capacity.max())
+    if capacity.capacity.max() > 0:  # else nothing was found
+        right.set_ylim(0, 1.5 * capacity.capacity.max())
     return figure

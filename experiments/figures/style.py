@@ -158,9 +158,9 @@ def write_on_bars(axes: Axes, words: Iterable[str]) -> None:
 
 
 def decades(axes: Axes) -> None:
-    """Give axes a logarithmic y with plain numbers: 1, 2 and 5 of each decade, all in a short one."""
+    """Give axes a logarithmic y with plain numbers: 1, 2 and 5 of each decade, or every tick."""
 
-    def words(value: float, _: int | None) -> str:
+    def words(value: float, _: float) -> str:
         low, high = axes.get_ylim()
         return f"{value:.2g}" if high < SHORT * low or f"{value:e}"[0] in "25" else ""
 

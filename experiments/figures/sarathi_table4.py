@@ -64,7 +64,8 @@ def _capacity(study: Study, one: Served) -> dict[str, float]:
     if not (found > 0).all():
         ends = ", ".join(dict.fromkeys(table.status))
         raise UsageError(
-            f"sarathi-table4: the search for a rate with {limits[0]} ended: {ends}; more --set study.capacity_requests may tell"
+            f"the search for a rate with {limits[0]} ended: {ends}; a larger "
+            "study.capacity_requests may tell"
         )
     return {str(dataset): float(rate) for dataset, rate in found.items()}
 

@@ -20,7 +20,8 @@ def check_like(value: Any, known: Any, assignment: str) -> None:
 
 def _like(value: Any, known: Any) -> bool:
     if known is None:
-        return value is None or (isinstance(value, list) and _all_like(value, [[1.0], 1.0]))
+        numbers = isinstance(value, list) and bool(value) and _all_like(value, [[1.0], 1.0])
+        return value is None or numbers
     if isinstance(known, bool | str):
         return type(value) is type(known)
     if isinstance(known, int | float):

@@ -90,6 +90,8 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
         if head == "study":
             document = _with_number(document, assignment, path)
         elif head == "systems":
+            if "." not in assignment.partition("=")[0]:
+                raise UsageError(f"--set {assignment}: should be systems.LABEL=NAME, or its keys")
             document = yaml_file.override(_with_its_keys(document, assignment), assignment)
         else:
             run = yaml_file.override(run, assignment)

@@ -70,6 +70,8 @@ def figures_command(
                 typer.echo(table_of(drawing))
     if len(failures) < len(plans):
         _print_claims(write_claims(out))
+        if other := [plan.name for plan in plans if not plan.published]:
+            typer.echo(f"not compared, as set by hand: {', '.join(other)}")
         typer.echo(out / "claims.md")
     if failures:
         raise UsageError(_reasons(failures, len(plans)))

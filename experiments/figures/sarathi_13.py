@@ -23,6 +23,7 @@ def make(study: Study) -> Drawing:
     """
     decodes = pd.DataFrame(_decodes(study))
     found = measured(study)
+    found["layout"] = [_layout(study, label) for label in found.system]
     table = pd.concat([found, decodes], ignore_index=True)
     shown = (*SHOWN, "decode_batch", "tbt_ms")
     return Drawing(_draw(found, decodes, study), table, shown)
@@ -44,6 +45,11 @@ def _layouts(study: Study) -> dict[str, str]:
     for label in study.plan.keys.systems:
         found.setdefault(_layout(study, label), label)
     return found
+
+
+def _words(study: Study, label: str) -> str:
+    """Return a system's label, with the layout that it has in place of the one in its label."""
+    return f"{label.rpartition(' ')[0]} {_layout(study, label).removesuffix('-PP1')}"
 
 
 def _layout(study: Study, label: str) -> str:
@@ -70,7 +76,9 @@ def _draw(capacity: pd.DataFrame, decodes: pd.DataFrame, study: Study) -> Figure
     right.set(title=str(capacity.deployment.iloc[0]), ylabel="capacity, requests/s")
     grid_lines(figure.axes)
     left.legend(fontsize=8)
-    right.legend(fontsize=8, loc="upper left")
+    handles, labels = right.get_legend_handles_labels()
+    words = [_words(study, label) for label in labels]
+    right.legend(handles, words, fontsize=8, loc="upper left")
     if capacity.capacity.max() > 0:  # else nothing was found
         right.set_ylim(0, 1.5 * capacity.capacity.max())
     return figure

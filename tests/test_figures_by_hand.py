@@ -63,7 +63,7 @@ def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
     study = study_of("sarathi_11.yaml", tmp_path, "gpu=H100")
     for one in served(study):
         config = study.config(one.keys, {"workload": {"trace": "sharegpt-sample"}}, SARATHI)
-        assert machine_words(config).startswith("H100 over 450.0 GB/s 5.0 us")
+        assert machine_words(config).startswith("H100 over 450 GB/s 5 us")
     kept = study_of("sarathi_11.yaml", tmp_path, "gpu=H100", "link=pcie-l20")
     assert kept.plan.run.data["link"] == "pcie-l20"
 

@@ -86,16 +86,16 @@ def make(
 
 
 def _drawn(module_make: Callable[[Study], Drawing], study: Study) -> Drawing:
-    """Make a figure; what goes wrong inside where numbers were set by hand is theirs."""
+    """Make a figure; what goes wrong inside after something was set by hand is told of that."""
     try:
         return module_make(study)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        given = [f"--set {each}" for each in study.plan.overrides if each.startswith("study.")]
+        given = [f"--set {each}" for each in study.plan.overrides]
         if not given:
             raise
         raise UsageError(
             f"{', '.join(given)}: no figure comes of it ({type(error).__name__}: {error}); compare "
-            f"with the numbers in {study.plan.run.name}"
+            f"with {study.plan.run.name}"
         ) from error
 
 

@@ -209,10 +209,16 @@ class Study:
     def note(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> None:
         """Keep what the footnote says of runs: policies, machines, `kv_pages`, and failures."""
         self._schedulers |= {policy_words(config) for config in configs}
-        self._machines |= {machine_words(config) for config in configs if config.gpu is not None}
+        for config in configs:
+            self.note_machine(config)
         self._failures += table["error"].dropna().to_list()
         if "kv_pages" in table:
             self._kv_pages |= {int(pages) for pages in table["kv_pages"].dropna()}
+
+    def note_machine(self, config: RunConfig) -> None:
+        """Keep the GPU and the links of a run for the footnote."""
+        if config.gpu is not None:
+            self._machines.add(machine_words(config))
 
     def _layout(self) -> dict[str, Any]:
         """Return how the GPUs are used, or their number where that differs between systems."""

@@ -44,6 +44,7 @@ def make(study: Study) -> Drawing:
 def _prefill_ms(study: Study, keys: Keys, count: int, tokens: int) -> dict[str, float]:
     """Return the time of a prompt, and what of it goes when messages between GPUs are free."""
     seconds = []
+    study.note_machine(study.config(keys, {"tensor_parallel": count, "scheduler": "vllm"}))
     for links in ({}, FREE):
         config = study.config(keys, links, {"tensor_parallel": count, "scheduler": "vllm"})
         world = build(config, [], study.plan.beside).world

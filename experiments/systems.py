@@ -7,6 +7,11 @@ the deployment's. `python -m experiments.systems` prints the table of the docume
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from evenflow.errors import UsageError, instead_of
 
 ORACLE = "request by request against an independent simulator; invariants; replay"
 INVARIANTS = "invariants and replay on random worlds"
@@ -155,6 +160,14 @@ SYSTEMS: tuple[System, ...] = (
         POOLS,
     ),
 )
+
+
+def keys_of_system(name: str) -> dict[str, Any]:
+    """Return the keys of a published system; UsageError with the known ones for another name."""
+    for system in SYSTEMS:
+        if system.name == name:
+            return dict(yaml.safe_load(system.keys))
+    raise UsageError(f"{name}: no such system; {instead_of(name, [s.name for s in SYSTEMS])}")
 
 
 def markdown() -> str:

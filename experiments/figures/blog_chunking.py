@@ -7,10 +7,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from evenflow.errors import UsageError
 from evenflow.result import RunResult
 from evenflow.types import Request
 from experiments.build import build
-from experiments.figures.study import Drawing, Keys, Study
+from experiments.figures.layers import Keys
+from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
 from sim import simulate
 
@@ -30,6 +32,8 @@ USUAL_STEPS = 100
 
 def make(study: Study) -> Drawing:
     """Simulate the prompt under each system, and in chunks of every size."""
+    if study.plan.run.data["stages"] != 1:
+        raise UsageError("stages: this figure is of one stage; give more GPUs as tensor_parallel")
     numbers = study.numbers
     labels = list(study.plan.keys.systems)
     results = {

@@ -26,11 +26,18 @@ def make(study: Study) -> Drawing:
             {"max_model_len": longest},
             {"workload": {"trace": trace, "requests": numbers["requests"]}},
         )
-        for trace, longest in numbers["traces"].items()
+        for trace, longest in _traces(study).items()
         for label in study.plan.keys.systems
     }
     table = study.run(cases, ("trace", "system"), waste)
     return Drawing(_draw(table), table, SHOWN)
+
+
+def _traces(study: Study) -> dict[str, int | None]:
+    """Return the longest request by trace; a trace that the run has itself is the only one."""
+    run = study.plan.run.data
+    own = run.get("workload", {}).get("trace")
+    return dict(study.numbers["traces"]) if own is None else {own: run.get("max_model_len")}
 
 
 def waste(outcome: Outcome) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pandas as pd
@@ -9,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.figures.capacities import capacities, tbt_slo
-from experiments.figures.deployments import Served, served, set_by_hand
-from experiments.figures.study import Keys, Study, layered
+from experiments.figures.deployments import Served, datasets, served
+from experiments.figures.layers import Keys, layered
+from experiments.figures.study import Study
 from experiments.figures.style import COLORS, grid_lines
 
 NAMES = ("deployment", "dataset", "slo", "system")
@@ -18,24 +20,20 @@ SHOWN = (*NAMES, "seed", "capacity", "failed", "status", "enough_requests", "kv_
 
 
 def with_budget(study: Study, label: str, one: Served, slo: str) -> Keys:
-    """Return the keys of one of the figure's systems; Sarathi's policy gets the SLO's budget.
-
-    Parameters of the policy that the user has set hold in every system.
-    """
+    """Return the keys of one of the figure's systems; Sarathi's policy gets the SLO's budget."""
     budget = {"scheduler": {"name": "sarathi", "token_budget": one.budgets[slo]}}
-    by_hand = {k: v for k, v in set_by_hand(study).items() if k == "scheduler"}
-    return layered(layered(budget, study.keys_of(label)), by_hand)
+    return layered(budget, study.keys_of(label))
 
 
 def measured(study: Study) -> pd.DataFrame:
     """Search the capacity of every deployment, data set, SLO and system; a row a seed."""
-    numbers = study.numbers
+    numbers, sets = study.numbers, datasets(study)
     size = {"workload": {"requests": numbers["requests"]}}
     cases = {}
-    for one, dataset, label in product(served(study), numbers["datasets"], study.plan.keys.systems):
+    for one, dataset, label in product(served(study), sets, study.plan.keys.systems):
         for slo, limit_s in one.slo_s.items():
             system = with_budget(study, label, one, slo)
-            config = study.config(one.keys, numbers["datasets"][dataset], size, system)
+            config = study.config(one.keys, sets[dataset], size, system)
             limits = tbt_slo(limit_s, numbers["median_queue_s"])
             cases[one.label, dataset, slo, label] = (config, limits)
     return capacities(study, cases, NAMES)
@@ -87,4 +85,16 @@ def panel(axes: Axes, rows: pd.DataFrame) -> None:
         color = COLORS.get(system, "0.6")
         drawn = axes.bar(places, mean, width, yerr=reach, capsize=2, label=system, color=color)
         axes.bar_label(drawn, fmt="%.2f", fontsize=6.5)
+        for place, value, (_, group) in zip(places, mean, by_place, strict=True):
+            if math.isnan(value):
+                word = f" {_ended(group[group.system == system])}"
+                axes.text(place, 0, word, rotation=90, ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(groups)), [f"{dataset}\n{slo}" for dataset, slo in groups])
+
+
+def _ended(rows: pd.DataFrame) -> str:
+    """Return in a word or two why a search found no capacity."""
+    errors = rows.error.dropna()
+    if len(errors):
+        return "OOM" if "does not fit" in errors.iloc[0] else "not possible"
+    return str(rows.status.iloc[0]).replace("_", " ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,7 +51,7 @@ def figures_command(
         for plan in plans:
             typer.echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
         return
-    failures = []
+    failures: dict[str, str] = {}
     store = Store(out / "points")
     with executor_of(executor) as pool:
         for plan in plans:
@@ -60,8 +60,9 @@ def figures_command(
                 with _progress(plan.name) as show:
                     drawing = make(plan, out, store, pool, show)
             except UsageError as error:
-                failures.append(plan.name)
-                typer.echo(f"error: {plan.name}: {' '.join(str(error).split())}", err=True)
+                failures[plan.name] = str(error)
+                if len(plans) > 1:
+                    typer.echo(f"{plan.name}: not made")
                 continue
             seconds = time.perf_counter() - started
             typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
@@ -69,9 +70,20 @@ def figures_command(
                 typer.echo(table_of(drawing))
     if len(failures) < len(plans):
         _print_claims(write_claims(out))
+        if other := [plan.name for plan in plans if not plan.published]:
+            typer.echo(f"not compared, as set by hand: {', '.join(other)}")
         typer.echo(out / "claims.md")
     if failures:
-        raise UsageError(f"{len(failures)} of {len(plans)} figures failed: {', '.join(failures)}")
+        raise UsageError(_reasons(failures, len(plans)))
+
+
+def _reasons(failures: Mapping[str, str], asked: int) -> str:
+    """Return in one line which figures failed and why, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in failures.items():
+        by_reason.setdefault(reason, []).append(name)
+    told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+    return told if asked == 1 else f"{len(failures)} of {asked} figures failed: {told}"
 
 
 def table_of(drawing: Drawing) -> str:

@@ -28,6 +28,7 @@ WORDS = {
     "kv_pages": "KV pages",
     "busy_share": "stages busy (share)",
 }
+LEGEND_INCHES = 1.5
 RUN = [*Place._fields, "variant", "seed"]
 
 
@@ -78,7 +79,7 @@ def _draw(table: pd.DataFrame, metrics: list[str]) -> Figure:
     panels = list(table.groupby(columns, sort=False))
     across = table[group].nunique() * table.system.nunique()
     letters = sum(len(str(name)) + 2 for name in table[group].unique())
-    width = max(3.2, 0.28 * across + 1, 0.085 * letters) * len(panels)
+    width = max(3.2, 0.34 * across + 0.8, 0.09 * letters) * len(panels) + LEGEND_INCHES
     height = 0.8 + 2.6 * len(metrics)
     figure = Figure(figsize=(max(7.0, width), height), layout="constrained")
     grid = figure.subplots(len(metrics), len(panels), squeeze=False)

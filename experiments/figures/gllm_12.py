@@ -13,6 +13,7 @@ from experiments.figures.study import Drawing, Study
 from experiments.figures.style import COLORS, MARKERS, grid_lines, whiskers
 
 WHOLE, STEADY = "total_token_throughput", "steady_total_token_throughput"
+KEY = "numbers: over the fewest GPUs\ndotted: steady window"
 CLAIMED = (
     ("L20 + Qwen2.5-14B", "gllm-scaling-l20-14b", (1, 2, 4)),
     ("L20 + Qwen2.5-32B", "gllm-scaling-l20-32b", (2, 4)),
@@ -51,10 +52,11 @@ def _draw(table: pd.DataFrame) -> Figure:
         axes.set(title=pair, xlabel="GPUs", ylim=(0, None))
         axes.set_xticks(sorted(table.gpus.unique()))
         if len(rows):
-            axes.legend(fontsize=7.5, loc="upper left")
+            axes.legend(fontsize=7.5, loc="upper left", title=KEY, title_fontsize=6.5)
+            axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
+        else:
+            axes.text(0.5, 0.5, "does not fit", transform=axes.transAxes, ha="center")
     grid_lines(figure.axes)
-    words = "solid: whole run; dotted: steady window; numbers: over the fewest GPUs"
-    figure.axes[-1].annotate(words, (1, 0.02), xycoords="axes fraction", ha="right", fontsize=6.5)
     figure.axes[0].set_ylabel("input + output tokens/s")
     return figure
 

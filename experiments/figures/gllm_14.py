@@ -10,8 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from evenflow.metrics import request_metrics
+from experiments.figures.layers import Keys
 from experiments.figures.loads import Place, places, rates, saturated
-from experiments.figures.study import Drawing, Keys, Study, overview
+from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import grid_lines, whiskers
 from experiments.runs import Outcome
 

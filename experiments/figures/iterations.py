@@ -11,7 +11,8 @@ from typing import NamedTuple
 from evenflow.costs import RooflineCost, Work, decode_work, formulas, prefill_work
 from evenflow.errors import UsageError
 from experiments.build import build
-from experiments.figures.study import Keys, Study, layered
+from experiments.figures.layers import Keys, layered
+from experiments.figures.study import Study
 from sim import PooledWorld, World
 
 Seconds = Callable[[Work], float]
@@ -38,7 +39,9 @@ def world_of(study: Study, *layers: Keys) -> World:
     A run that names no policy and no trace will do.
     """
     whole = layered(_UNUSED, study.plan.run.data)
-    world = build(study.config(whole, *layers), [], study.plan.beside).world
+    config = study.config(whole, *layers)
+    study.note_machine(config)
+    world = build(config, [], study.plan.beside).world
     if isinstance(world, PooledWorld):
         raise UsageError("scheduler: a figure of single iterations has no pools")
     return world

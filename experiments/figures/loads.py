@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from evenflow.config import RunConfig
+from experiments.figures.layers import Keys
 from experiments.figures.pairs import pairs
-from experiments.figures.study import Keys, Study, overview
+from experiments.figures.study import Study, overview
 
 
 class Place(NamedTuple):

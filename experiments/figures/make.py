@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
-from matplotlib.figure import Figure
 
 from evenflow.errors import UsageError, instead_of
 from experiments.figures.claims import (
@@ -24,6 +22,7 @@ from experiments.figures.claims import (
     number,
     worst,
 )
+from experiments.figures.facts import annotate, footnote
 from experiments.figures.schema import Plan, load_plan
 from experiments.figures.study import Drawing, Study
 from experiments.outputs import staged, write_json
@@ -68,36 +67,44 @@ def make(
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
     module = importlib.import_module(plan.module)
     study = Study(plan, store, executor, on_progress)
-    drawing: Drawing = module.make(study)
+    drawing: Drawing = _drawn(module.make, study)
     facts = study.facts()
+    title, source = _heading(plan, study)
     with staged(folder) as scratch, mpl.rc_context({"svg.hashsalt": plan.name}):
-        _annotate(drawing.figure, plan, facts)
+        annotate(drawing.figure, f"{title}  [{source}]", footnote(facts, plan.keys.differs))
         drawing.figure.savefig(
             scratch / f"{plan.name}.png", dpi=DOTS_PER_INCH, metadata={"Software": None}
         )
         drawing.figure.savefig(scratch / f"{plan.name}.svg", metadata={"Date": None})
         drawing.table.to_csv(scratch / f"{plan.name}.csv", index=False)
-        about = {"title": plan.keys.title, "source": plan.keys.source, "run": plan.run.data}
-        more = {"differs": plan.keys.differs, "facts": facts, "claims": dict(drawing.claims)}
+        about = {"title": title, "source": plan.keys.source, "run": plan.run.data}
+        # A verdict on a claim holds for the set-up of its paper only.
+        claims = dict(drawing.claims) if plan.published else {}
+        more = {"differs": plan.keys.differs, "facts": facts, "claims": claims}
         write_json(scratch / f"{plan.name}.json", about | more)
     return drawing
 
 
-def _annotate(figure: Figure, plan: Plan, facts: dict[str, Any]) -> None:
-    """Put the title above and what the reader has to know below."""
-    figure.suptitle(f"{plan.keys.title}  [{plan.keys.source}]", fontsize=11)
-    shown = {k: v for k, v in facts.items() if v not in (None, [], False)}
-    text = "; ".join(f"{key} {_brief(value)}" for key, value in shown.items())
-    width = int(figure.get_figwidth() * 17)
-    figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=6.5, color="0.35")
+def _drawn(module_make: Callable[[Study], Drawing], study: Study) -> Drawing:
+    """Make a figure; what goes wrong inside after something was set by hand is told of that."""
+    try:
+        return module_make(study)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        given = [f"--set {each}" for each in study.plan.overrides]
+        if not given:
+            raise
+        raise UsageError(
+            f"{', '.join(given)}: no figure comes of it ({type(error).__name__}: {error}); compare "
+            f"with {study.plan.run.name}"
+        ) from error
 
 
-def _brief(value: object) -> str:
-    if isinstance(value, dict) and len(value) > 3:
-        value = list(value)
-    elif isinstance(value, list) and len(value) > 8:
-        return f"{value[0]} .. {value[-1]} ({len(value)} values)"
-    return json.dumps(value).replace('"', "") if isinstance(value, dict | list) else str(value)
+def _heading(plan: Plan, study: Study) -> tuple[str, str]:
+    """Return title and source; of another set-up than the published one, with what was set."""
+    title = plan.keys.title.format_map({"gpus": study.gpus, **study.numbers})
+    if plan.published:
+        return title, plan.keys.source
+    return title, f"after {plan.keys.source}; set by hand: {', '.join(plan.overrides)}"
 
 
 def _made(folder: Path) -> dict[str, dict[str, Any]]:
@@ -111,13 +118,15 @@ def _made(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each figure whose claims are not those of its full, published set-up."""
+    """Return a line for each figure that is not of its full, published set-up."""
     found = []
     for name, about in made.items():
         facts = about["facts"]
         told = ["a coarse pass"] if facts["quick"] else []
         told += [f"--set {assignment}" for assignment in facts["set"]]
-        if told and about["claims"]:
+        if not facts["published_set_up"]:
+            told.append("another set-up, so that no claim is compared")
+        if told and (about["claims"] or not facts["published_set_up"]):
             found.append(f"{name}: {', '.join(told)}")
     return found
 
@@ -149,13 +158,13 @@ def write_claims(folder: Path) -> list[Answer]:
 
 
 def markdown(found: Sequence[Answer]) -> str:
-    """Return the table of claims, a row a claim, with why it misses where it does."""
+    """Return the table of claims, a row a claim, with what has to be known: why it misses, say."""
     misses = load_misses()
     head = "| claim | quantity | paper | ours | ours / paper | verdict | why |\n"
     lines = [head, "|---|---|---|---|---|---|---|\n"]
     for group in by_claim(found):
         claim, verdict = group[0].claim, worst(group)
-        why = misses.get(claim.id, "") if verdict not in ("exact", "holds", "within 10 %") else ""
+        why = misses.get(claim.id, "") if verdict != "not run" else ""
         cells = (
             f"{claim.id} ({claim.paper} {claim.where})",
             claim.quantity,

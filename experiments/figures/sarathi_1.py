@@ -90,7 +90,11 @@ def _over_time(axes: Axes, table: pd.DataFrame, study: Study) -> None:
         inside = (times_s >= 0) & (times_s <= numbers["shown_s"])
         before = tokens[times_s < 0].max(initial=0)
         axes.step(
-            times_s[inside], tokens[inside] - before, where="post", label=label, color=COLORS[label]
+            times_s[inside],
+            tokens[inside] - before,
+            where="post",
+            label=label,
+            color=COLORS.get(label, "0.3"),
         )
     axes.set(title=f"tokens generated, {numbers['shown_rate']} requests/s")
     axes.set(xlabel="time, s", ylabel="tokens since the left edge", xlim=(0, numbers["shown_s"]))

@@ -65,7 +65,9 @@ def _bars(axes: Axes, table: pd.DataFrame, chunks: Sequence[int]) -> None:
     for index, chunk in enumerate(chunks):
         ratios = table[table.chunk_tokens == chunk].ratio
         places = [place + width * (index - (len(chunks) - 1) / 2) for place in range(len(prompts))]
-        bars = axes.bar(places, ratios, width, color=COLORS[index], label=f"chunks of {chunk}")
+        bars = axes.bar(
+            places, ratios, width, color=COLORS[index % len(COLORS)], label=f"chunks of {chunk}"
+        )
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
     axes.axhline(1, color="0.4", lw=0.8)
     axes.set_xticks(range(len(prompts)), [str(tokens) for tokens in prompts])

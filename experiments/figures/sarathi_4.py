@@ -41,7 +41,7 @@ def _draw(table: pd.DataFrame, context: int) -> Figure:
         title=f"decode, {context} tokens of context each", xlabel="batch size", ylabel="time, ms"
     )
     grid_lines(figure.axes)
-    prefill.legend(fontsize=8)
+    prefill.legend(fontsize=8, title="%: linear operators", title_fontsize=8)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.figures.deployments import Served, served
+from experiments.figures.deployments import Served, layout_of, served
 from experiments.figures.iterations import REFERENCE, iteration, parts_of, roofline_of, world_of
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import PART_COLORS, grid_lines
@@ -24,6 +24,7 @@ def _row(study: Study, one: Served) -> dict[str, object]:
     return {
         "deployment": one.label,
         **{f"{name}_s": seconds for name, seconds in parts._asdict().items()},
+        "layout": layout_of(study, one.keys),
         "link_and_cpu_s": total_s - sum(parts),
         "total_s": total_s,
         "strict_slo_s": one.slo_s["strict"],
@@ -39,10 +40,11 @@ def _draw(table: pd.DataFrame) -> Figure:
         height = 1e3 * table[f"{part}_s"]
         axes.bar(table.deployment, height, 0.6, below, color=color, label=part.replace("_", " "))
         below = below + height
-    axes.scatter(
-        table.deployment, 200 * table.strict_slo_s, marker="_", s=900, color="k", label="SLO / 5"
-    )
-    axes.set(ylabel="decode iteration, ms", ylim=(0, None))
-    axes.legend(fontsize=8, loc="upper center")
+    places, limits_ms = range(len(table)), 200 * table.strict_slo_s
+    axes.hlines(limits_ms, [p - 0.3 for p in places], [p + 0.3 for p in places], color="k",
+                label="strict limit / 5")  # fmt: skip
+    axes.set_xticks(places, table.deployment + "\n" + table.layout)
+    axes.set(ylabel="decode iteration, ms", ylim=(0, 1.1 * max(limits_ms.max(), below.max())))
+    axes.legend(fontsize=8, loc="upper left")
     grid_lines(figure.axes)
     return figure

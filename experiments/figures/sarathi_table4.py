@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from evenflow.errors import UsageError
 from experiments.figures.capacities import capacities, tbt_slo
-from experiments.figures.deployments import Served, served
+from experiments.figures.deployments import Served, datasets, served
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines, whiskers
 
@@ -21,12 +21,12 @@ SHOWN = (
 
 def make(study: Study) -> Drawing:
     """Find the capacity of each data set, then run the three systems at shares of it."""
-    numbers, one = study.numbers, served(study)[0]
+    numbers, sets, one = study.numbers, datasets(study), served(study)[0]
     budget = {"scheduler": {"name": "sarathi", "token_budget": numbers["token_budget"]}}
     cases = {
         (dataset, load, round(load * capacity, 3), label): study.config(
             one.keys,
-            numbers["datasets"][dataset],
+            sets[dataset],
             {"workload": {"requests": numbers["requests"]}},
             {"workload": {"arrivals": {"rate": round(load * capacity, 3)}}},
             budget,
@@ -57,13 +57,16 @@ def _capacity(study: Study, one: Served) -> dict[str, float]:
             ),
             limits,
         )
-        for dataset, keys in numbers["datasets"].items()
+        for dataset, keys in datasets(study).items()
     }
     table = capacities(study, cases, ("dataset",))
     found = table.groupby("dataset", sort=False).capacity.mean()
     if not (found > 0).all():
         ends = ", ".join(dict.fromkeys(table.status))
-        raise UsageError(f"sarathi-table4: the search for a rate with {limits[0]} ended: {ends}")
+        raise UsageError(
+            f"the search for a rate with {limits[0]} ended: {ends}; a larger "
+            "study.capacity_requests may tell"
+        )
     return {str(dataset): float(rate) for dataset, rate in found.items()}
 
 

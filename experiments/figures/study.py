@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-import yaml
 from matplotlib.figure import Figure
 
 from evenflow.config import RunConfig, configured
-from evenflow.errors import UsageError
-from evenflow.schedulers import POOLED, policy
-from evenflow.yaml_file import SHORT_FORMS, Document
+from evenflow.errors import UsageError, instead_of
+from evenflow.schedulers import POOLED, parameters, policy
+from evenflow.yaml_file import Document
+from experiments.figures.facts import brief_reasons, machine_words, policy_words
+from experiments.figures.hosts import with_host
+from experiments.figures.layers import Keys, layered, long_form
 from experiments.figures.schema import Plan
 from experiments.points import Point, Store, run_points
 from experiments.runs import Outcome
-from experiments.systems import SYSTEMS
+from experiments.systems import keys_of_system
 
-Keys = Mapping[str, Any]
+PLACED = ("stages", "tensor_parallel")
+"""Keys of a system that follow from the number of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class Study:
         self._asked = 0
         self._kv_pages: set[int] = set()
         self._schedulers: set[str] = set()
+        self._machines: set[str] = set()
+        self._failures: list[str] = []
+        self._check_parameters()
 
     @property
     def seeds(self) -> list[int]:
@@ -74,36 +79,83 @@ class Study:
     def gpus(self) -> int:
         """How many GPUs the figure's run has."""
         stages = self.plan.run.data.get("stages", 1)
-        depth = stages if isinstance(stages, int) else len(stages)
-        return depth * int(self.plan.run.data.get("tensor_parallel", 1))
+        depth = len(stages) if isinstance(stages, list) else _count("stages", stages)
+        return depth * _count("tensor_parallel", self.plan.run.data.get("tensor_parallel", 1))
 
     def keys_of(self, label: str) -> Keys:
-        """Return the keys of one of the figure's systems, as they are published or given."""
+        """Return the keys of one of the figure's systems, as they are published or given.
+
+        What the user has set of the run holds in it too: of the policy, the parameters it has.
+        """
         given = self.plan.keys.systems[label]
-        return _published(given) if isinstance(given, str) else given
+        keys = keys_of_system(given) if isinstance(given, str) else given
+        by_hand = {k: v for k, v in self.plan.by_hand.items() if k in keys and k not in PLACED}
+        if "scheduler" in by_hand:
+            known = _parameters_of(keys)
+            ours = {k: v for k, v in by_hand["scheduler"].items() if k in known}
+            by_hand["scheduler"] = ours
+        return layered(keys, by_hand)
+
+    def _check_parameters(self) -> None:
+        """Raise a UsageError for a parameter set by hand that no system of the figure has."""
+        by_hand = self.plan.by_hand.get("scheduler")
+        if by_hand is None or not self.plan.keys.systems:
+            return
+        labels = ", ".join(self.plan.keys.systems)
+        if isinstance(by_hand, str) or "name" in by_hand:
+            raise UsageError(
+                f"--set scheduler: the figure has a policy for each of {labels}; give "
+                "--set systems.LABEL=NAME, or --set scheduler.PARAMETER=VALUE"
+            )
+        known: dict[str, set[str]] = {}
+        for given in self.plan.keys.systems.values():
+            keys = keys_of_system(given) if isinstance(given, str) else given
+            own = long_form("scheduler", keys["scheduler"])
+            for name in _parameters_of(keys):
+                known.setdefault(name, set()).update({str(own[name])} if name in own else {})
+        for name in by_hand:
+            if name not in known:
+                raise UsageError(
+                    f"--set scheduler.{name}: none of {labels} has it; {instead_of(name, known)}"
+                )
+            if len(known[name]) > 1:
+                raise UsageError(
+                    f"--set scheduler.{name}: the figure compares {', '.join(sorted(known[name]))} "
+                    f"in {labels}; give --set systems.LABEL.scheduler.{name} for one of them"
+                )
 
     @property
     def gpu_counts(self) -> list[int]:
-        """1, 2, 4 ... up to the number of GPUs that the figure's run has."""
-        return [count for count in range(1, self.gpus + 1) if count & (count - 1) == 0]
+        """1, 2, 4 ... up to the number of GPUs that the figure's run has, and that number."""
+        powers = [count for count in range(1, self.gpus) if count & (count - 1) == 0]
+        return [*powers, self.gpus]
 
     def system(self, label: str, gpus: int | None = None) -> Keys:
         """Return the keys of one of the figure's systems, on so many GPUs (default: `gpus`).
 
-        A system on tensor parallelism gets one stage of all GPUs, any other as many stages.
+        A system on tensor parallelism gets one stage of all GPUs; any other as many stages as its
+        GPUs make, each of as many ranks as the figure's run has.
         """
         keys = dict(self.keys_of(label))
         count = self.gpus if gpus is None else gpus
         if keys.get("stages") == 1 and "tensor_parallel" in keys:
             return keys | {"tensor_parallel": count}
-        return keys if "stages" in keys else {"stages": count, "tensor_parallel": 1} | keys
+        if "stages" in keys:
+            return keys
+        run = self.plan.run.data
+        ranks = min(run.get("tensor_parallel", 1), count)
+        stages = run["stages"] if count == self.gpus else max(1, count // ranks)
+        return {"stages": stages, "tensor_parallel": ranks} | keys
 
     def config(self, *layers: Keys) -> RunConfig:
-        """Return the figure's run with `layers` of keys over it; mappings merge, the last wins."""
+        """Return the figure's run with `layers` of keys over it; mappings merge, the last wins.
+
+        Links that are not given are those of the GPU's host.
+        """
         data: Keys = self.plan.run.data
         for layer in layers:
             data = layered(data, layer)
-        document = Document(self.plan.run.name, dict(data), self.plan.run.places)
+        document = Document(self.plan.run.name, dict(with_host(data)), self.plan.run.places)
         return configured(document)
 
     def run(
@@ -155,10 +207,24 @@ class Study:
         return tell
 
     def note(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> None:
-        """Keep what the footnote says of runs: their policies, and the column `kv_pages`."""
-        self._schedulers |= {_words(config) for config in configs}
+        """Keep what the footnote says of runs: policies, machines, `kv_pages`, and failures."""
+        self._schedulers |= {policy_words(config) for config in configs}
+        for config in configs:
+            self.note_machine(config)
+        self._failures += table["error"].dropna().to_list()
         if "kv_pages" in table:
             self._kv_pages |= {int(pages) for pages in table["kv_pages"].dropna()}
+
+    def note_machine(self, config: RunConfig) -> None:
+        """Keep the GPU and the links of a run for the footnote."""
+        if config.gpu is not None:
+            self._machines.add(machine_words(config))
+
+    def _layout(self) -> dict[str, Any]:
+        """Return how the GPUs are used, or their number where that differs between systems."""
+        if self.plan.keys.systems:
+            return {"gpus": self.gpus}
+        return {key: self.plan.run.data.get(key) for key in PLACED}
 
     def facts(self) -> dict[str, Any]:
         """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs."""
@@ -166,57 +232,32 @@ class Study:
         return {
             "model": run.get("model"),
             "gpu": run.get("gpu"),
+            **self._layout(),
+            "machines": sorted(self._machines),
             "costs": run.get("costs", "roofline"),
             "schedulers": sorted(self._schedulers),
             **{key: value for key, value in numbers.items() if key != "seeds"},
-            "seeds": self.seeds if self._asked else None,
+            "seeds": self.seeds if "seeds" in numbers else None,
             "kv_pages": sorted(self._kv_pages),
             "runs": self._asked or None,
+            "failed_runs": len(self._failures) or None,
+            "failed_because": brief_reasons(self._failures),
             "quick": self.plan.quick,
             "set": list(self.plan.overrides),
+            "published_set_up": self.plan.published,
         }
 
 
-def _words(config: RunConfig) -> str:
-    """Return a policy with its parameters, and its cap on running requests, given or not."""
-    params = config.scheduler.params
-    if (cap := _default_cap(config.scheduler.name)) is not None:
-        params = {"max_num_seqs": cap} | params
-    return " ".join((config.scheduler.name, *(f"{key} {value}" for key, value in params.items())))
+def _count(key: str, value: object) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise UsageError(f"{key}: should be a whole number of at least 1, not {value}")
+    return value
 
 
-def _default_cap(name: str) -> int | None:
-    if name in POOLED:
-        return None
-    cap = inspect.signature(policy(name)).parameters.get("max_num_seqs")
-    return None if cap is None else cap.default
-
-
-def layered(under: Keys, over: Keys) -> dict[str, Any]:
-    """Return `under` with the keys of `over` in place; mappings merge, if they are of one kind."""
-    merged = dict(under)
-    for key, value in over.items():
-        below, above = _long_form(key, merged.get(key)), _long_form(key, value)
-        if isinstance(below, Mapping) and isinstance(above, Mapping) and _alike(below, above):
-            merged[key] = layered(below, above)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _long_form(key: str, value: object) -> object:
-    return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and isinstance(value, str) else value
-
-
-def _alike(below: Keys, above: Keys) -> bool:
-    return all(below.get(k) == above[k] for k in SHORT_FORMS.values() if k in above)
-
-
-def _published(name: str) -> dict[str, Any]:
-    for system in SYSTEMS:
-        if system.name == name:
-            return dict(yaml.safe_load(system.keys))
-    raise UsageError(f"{name}: no such system; known: {', '.join(s.name for s in SYSTEMS)}")
+def _parameters_of(system: Keys) -> Sequence[str]:
+    """Return the parameters of a system's policy; none of one that stands for pools."""
+    name = long_form("scheduler", system.get("scheduler"))["name"]
+    return () if name in POOLED else list(parameters(policy(name)))
 
 
 def mean_over_seeds(

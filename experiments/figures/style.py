@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
+from matplotlib.container import BarContainer, ErrorbarContainer
 
 _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
@@ -38,6 +40,10 @@ _LOOKS = {
     "PP+HB": ("#8a4fb0", "D"),
 }
 COLORS = {label: color for label, (color, _) in _LOOKS.items()}
+SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
+"""Colours of labels that have none of their own, or the same as another beside them."""
+SHORT = 3.0
+"""A logarithmic axis from one number to less than so many times it has a number at each tick."""
 PARTS = {"prefill": "#E69F00", "decode": "#56B4E9"}
 PART_COLORS = {
     "linear": "#0b5fa5",
@@ -91,10 +97,11 @@ def bars(
 ) -> None:
     """Draw a group of bars for each value of column `group`, in it one for each of `label`.
 
-    A bar is the mean over the seeds, with a whisker from least to most; one whose runs all failed
-    has the word OOM in its place. A ring is the mean of column `steady`.
+    A bar is the mean over the seeds, with a whisker from least to most; in the place of one whose
+    runs all failed is why: OOM, or that it cannot be. A ring is the mean of column `steady`.
     """
     groups, labels = list(dict.fromkeys(table[group])), list(dict.fromkeys(table[label]))
+    colors = colors_of([str(name) for name in labels])
     width = 0.8 / len(labels)
     for index, name in enumerate(labels):
         found = table[table[label] == name].groupby(group, sort=False)
@@ -104,29 +111,59 @@ def bars(
             (own["mean"] - own["min"]).clip(lower=0),
             (own["max"] - own["mean"]).clip(lower=0),
         ]
-        color = COLORS.get(str(name), f"C{index}")
+        color = colors[str(name)]
         axes.bar(place, own["mean"].fillna(0), 0.92 * width, label=str(name), color=color)
         axes.errorbar(place, own["mean"], reach, fmt="none", color="0.2", capsize=2, linewidth=0.9)
         if steady is not None:
             rings = found[steady].mean().reindex(groups)
             axes.plot(place, rings, "o", mfc="white", mec=color, markersize=4)
-        for x, missing in zip(place, own["mean"].isna(), strict=True):
+        for x, (value, missing) in zip(place, own["mean"].isna().items(), strict=True):
             if missing:
-                axes.text(x, 0, " OOM", rotation=90, ha="center", va="bottom", fontsize=7)
+                rows = table[(table[label] == name) & (table[group] == value)]
+                word = f" {_failure(rows)}"
+                axes.text(x, 0, word, rotation=90, ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(groups)), [str(value) for value in groups])
     axes.set_ylim(0, None)
 
 
+def colors_of(labels: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each label: its own, or one that no label before it has."""
+    found: dict[str, str] = {}
+    spare = iter(SPARE)
+    for index, label in enumerate(labels):
+        own = COLORS.get(label)
+        taken = own is None or own in found.values()
+        found[label] = next(spare, f"C{index % 10}") if taken else str(own)
+    return found
+
+
+def _failure(rows: pd.DataFrame) -> str:
+    """Return in a word why runs have no value."""
+    errors = rows["error"].dropna() if "error" in rows else ()
+    return "OOM" if any("does not fit" in error for error in errors) else "not possible"
+
+
 def write_on_bars(axes: Axes, words: Iterable[str]) -> None:
-    """Write a word over each bar, in the order in which `bars` drew them: label by label."""
+    """Write a word over each bar and its whisker, in the order in which `bars` drew them."""
     left = iter(words)
-    for drawn in [each for each in axes.containers if isinstance(each, BarContainer)]:
-        axes.bar_label(drawn, [next(left) for _ in drawn], padding=2, fontsize=6.5)
+    for drawn, whisker in pairwise(axes.containers):
+        if not isinstance(drawn, BarContainer) or not isinstance(whisker, ErrorbarContainer):
+            continue
+        tops = np.asarray(whisker.lines[1][1].get_ydata(), float)
+        for bar, top in zip(drawn, tops, strict=True):
+            place = bar.get_x() + bar.get_width() / 2, max(bar.get_height(), np.nan_to_num(top))
+            axes.annotate(next(left), place, (0, 2), textcoords="offset points", ha="center",
+                          va="bottom", fontsize=6.5)  # fmt: skip
     axes.margins(y=0.12)
 
 
 def decades(axes: Axes) -> None:
-    """Give axes a logarithmic y with plain numbers at 1, 2 and 5 of each decade."""
+    """Give axes a logarithmic y with plain numbers: 1, 2 and 5 of each decade, or every tick."""
+
+    def words(value: float, _: float) -> str:
+        low, high = axes.get_ylim()
+        return f"{value:.2g}" if high < SHORT * low or f"{value:e}"[0] in "25" else ""
+
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    axes.yaxis.set_minor_formatter(words)

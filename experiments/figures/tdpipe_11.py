@@ -40,13 +40,14 @@ def make(study: Study) -> Drawing:
 
 def _draw(table: pd.DataFrame) -> Figure:
     names = list(dict.fromkeys(table.pair))
-    figure = Figure(figsize=(3.9 * len(names), 4.4), layout="constrained")
+    figure = Figure(figsize=(3.9 * len(names) + 1.3, 4.4), layout="constrained")
     for axes, pair in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         bars(axes, table[table.pair == pair], "gpus", "system", OUTPUT, steady=STEADY)
         axes.set(title=pair, xlabel="GPUs")
     grid_lines(figure.axes)
     figure.axes[0].set_ylabel("output tokens/s")
-    figure.axes[0].legend(fontsize=8, title="ring: steady window", title_fontsize=8)
+    key: dict[str, Any] = {"title": "ring: steady window", "title_fontsize": 8, "fontsize": 8}
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", **key)
     return figure
 
 

@@ -30,7 +30,8 @@ def make(study: Study) -> Drawing:
     """Score predictors on the requests that fit, as often as there are seeds."""
     rows = [row for seed in study.seeds for row in _scores(study, _served(study, seed), seed)]
     table = pd.DataFrame(rows)
-    return Drawing(_draw(table), table, SHOWN, _claims(study, table))
+    figure = _draw(table, study.plan.published)
+    return Drawing(figure, table, SHOWN, _claims(study, table))
 
 
 def _served(study: Study, seed: int) -> Trace:
@@ -89,7 +90,7 @@ def _rows(predictor: str, seed: int, found: Mapping[str, Any]) -> Iterator[dict[
         yield {**place, "group": group, "error": error}
 
 
-def _draw(table: pd.DataFrame) -> Figure:
+def _draw(table: pd.DataFrame, with_published: bool) -> Figure:
     figure = Figure(figsize=(7.5, 4.4), layout="constrained")
     axes = figure.subplots()
     for name, rows in table.groupby("predictor", sort=False):
@@ -101,8 +102,9 @@ def _draw(table: pd.DataFrame) -> Figure:
         axes.fill_between(
             values.index, values["min"], values["max"], color=line.get_color(), alpha=0.2
         )
-    published = [100 * error for error in published_value(CLAIM)["error256"]]
-    axes.plot([AT] * len(published), published, "kx", label=f"published, {AT} requests")
+    if with_published:
+        published = [100 * error for error in published_value(CLAIM)["error256"]]
+        axes.plot([AT] * len(published), published, "kx", label=f"published, {AT} requests")
     axes.set_xscale("log", base=2)
     axes.set_xticks(GROUP_SIZES, [str(size) for size in GROUP_SIZES])
     axes.set(xlabel="requests added up", ylabel="error of their total (%)", ylim=(0, None))

@@ -11,13 +11,18 @@ from matplotlib.figure import Figure
 
 from evenflow.costs import prefill_work
 from experiments.build import build
+from experiments.figures.layers import Keys
 from experiments.figures.pairs import pairs
-from experiments.figures.study import Drawing, Keys, Study
+from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
 from sim import World
 
 SHOWN = ("pair", "gpus", "tokens", "total_ms", "communication_ms", "share", "speedup")
-FREE = {"costs": {"all_reduce": {"bandwidth_gb_s": 1e12, "latency_us": 0.0}}}
+FREE = {
+    "link": {"bandwidth_gb_s": 1e12, "latency_us": 0.0},
+    "nodes": None,
+    "costs": {"all_reduce": None},
+}
 COMPUTATION, COMMUNICATION = "#8fbf5f", "#d9730d"
 
 
@@ -39,6 +44,7 @@ def make(study: Study) -> Drawing:
 def _prefill_ms(study: Study, keys: Keys, count: int, tokens: int) -> dict[str, float]:
     """Return the time of a prompt, and what of it goes when messages between GPUs are free."""
     seconds = []
+    study.note_machine(study.config(keys, {"tensor_parallel": count, "scheduler": "vllm"}))
     for links in ({}, FREE):
         config = study.config(keys, links, {"tensor_parallel": count, "scheduler": "vllm"})
         world = build(config, [], study.plan.beside).world

@@ -7,22 +7,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evenflow.config import RunConfig
+from evenflow.errors import UsageError
 from experiments.figures.claims import published_value
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import COLORS, MARKERS, grid_lines
 
 OUTPUT, BEST = "offline_output_throughput", "TD-Pipe"
-SCALING, RATE = "4 GPUs over 2", "output tokens/s"
+RATE = "output tokens/s"
 
 
 def make(study: Study) -> Drawing:
     """Run every system under every reading, and TD-Pipe on half of the GPUs besides."""
+    if study.gpus < 2:
+        raise UsageError("stages: this figure compares all GPUs with half of them; give at least 2")
     runs = study.run(_cases(study), ("reading", "system", "gpus"))
     table = ratios(runs, study.gpus)
     shown = ("reading", "quantity", "seed", "value")
     pair = next(iter(pairs(study)))
-    return Drawing(_draw(table, f"{study.gpus} x {pair}"), table, shown)
+    return Drawing(_draw(study, table, f"{study.gpus} x {pair}"), table, shown)
 
 
 def _cases(study: Study) -> dict[tuple[str, str, int], RunConfig]:
@@ -46,7 +49,7 @@ def ratios(runs: pd.DataFrame, gpus: int) -> pd.DataFrame:
         whole, half = (rows[rows.gpus == n].set_index("system")[OUTPUT] for n in (gpus, gpus // 2))
         own = float(whole[BEST])
         values = {f"over {label}": own / rate for label, rate in whole.drop(BEST).items()}
-        values |= {SCALING: own / float(half[BEST]), RATE: own}
+        values |= {scaling(gpus): own / float(half[BEST]), RATE: own}
         found += [
             {"reading": reading, "quantity": name, "seed": seed, "value": value}
             for name, value in values.items()
@@ -54,7 +57,12 @@ def ratios(runs: pd.DataFrame, gpus: int) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _draw(table: pd.DataFrame, title: str) -> Figure:
+def scaling(gpus: int) -> str:
+    """Return what TD-Pipe's throughput on all GPUs over that on half of them is called."""
+    return f"{gpus} GPUs over {gpus // 2}"
+
+
+def _draw(study: Study, table: pd.DataFrame, title: str) -> Figure:
     readings = list(dict.fromkeys(table.reading))
     figure = Figure(figsize=(13, 1.6 + 0.36 * len(readings)), layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=[2.4, 1, 1])
@@ -63,16 +71,19 @@ def _draw(table: pd.DataFrame, title: str) -> Figure:
         if f"over {label}" not in set(table.quantity):
             continue
         _dots(left, table, f"over {label}", readings, label)
-        value = published[label.lower().replace("+", "_")]
-        left.axvline(value, color=COLORS[label], ls="--", lw=0.9)
+        value = published.get(label.lower().replace("+", "_"))
+        if study.plan.published and value is not None:
+            left.axvline(value, color=COLORS[label], ls="--", lw=0.9)
     left.set(title=f"TD-Pipe over each system, {title}", xlabel="ratio of output tokens/s")
-    left.legend(fontsize=8, title="dashed: published, largest of all pairs", title_fontsize=8)
+    words = "dashed: published, largest of all pairs" if study.plan.published else None
+    left.legend(fontsize=8, title=words, title_fontsize=8)
     for axes, quantity, claim in (
-        (middle, SCALING, "tdpipe-superlinear"),
+        (middle, scaling(study.gpus), "tdpipe-superlinear"),
         (right, RATE, "tdpipe-l20-32b"),
     ):
         _dots(axes, table, quantity, readings, BEST)
-        axes.axvline(published_value(claim), color=COLORS[BEST], ls="--", lw=0.9)
+        if study.plan.published:
+            axes.axvline(published_value(claim), color=COLORS[BEST], ls="--", lw=0.9)
         axes.set(title="TD-Pipe", xlabel=quantity)
     left.set_yticks(range(len(readings)), readings, fontsize=8)
     left.invert_yaxis()

@@ -11,8 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.figures.layers import Keys
 from experiments.figures.pairs import pairs
-from experiments.figures.study import Keys, Study
+from experiments.figures.study import Study
 from experiments.figures.style import bars, grid_lines
 
 OUTPUT, STEADY = "offline_output_throughput", "steady_output_throughput"

@@ -42,6 +42,8 @@ class Sarathi:
         tbt_slo_s: float | None = None,
         token_budget_for: Callable[[float], int] | None = None,
     ) -> None:
+        if tbt_slo_s is not None and not tbt_slo_s > 0:
+            raise ValueError(f"tbt_slo_s must be above 0, not {tbt_slo_s}")
         if token_budget == "auto":
             if tbt_slo_s is None or token_budget_for is None:
                 raise ValueError("token_budget auto needs tbt_slo_s and a cost model")

@@ -72,7 +72,9 @@ class TDPipe:
         if variant not in FUTURE_POINTS:
             raise ValueError(f"variant must be paper or code, not {variant}")
         self.predictor = predictor
-        self.future_points = _rising(future_points or FUTURE_POINTS[variant])
+        self.future_points = _rising(
+            FUTURE_POINTS[variant] if future_points is None else future_points
+        )
         self.work_stealing = work_stealing
         self.kv_occupancy_ratio = _ratio(kv_occupancy_ratio, "kv_occupancy_ratio")
         self.request_finish_ratio = _ratio(request_finish_ratio, "request_finish_ratio")
@@ -239,7 +241,7 @@ def _next_prompt_fits(view: View) -> bool:
 
 def _rising(points: Sequence[int]) -> tuple[int, ...]:
     found = tuple(points)
-    if found[0] < 1 or any(one >= other for one, other in pairwise(found)):
+    if not found or found[0] < 1 or any(one >= other for one, other in pairwise(found)):
         raise ValueError(f"future_points must be numbers of steps in rising order, not {found}")
     return found
 

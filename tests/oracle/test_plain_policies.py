@@ -170,10 +170,10 @@ def test_virtual_engines(policy: str, seed: int) -> None:
     assert_same(simulate(split), PlainEngines(requests, setting).run())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [24, 149, 371, 455, 487, 678, 687, 803, 868, 955, 1006, 2468])
 @pytest.mark.parametrize("policy", ["sarathi", "chunked_only"])
 def test_chunks_while_pages_are_short(policy: str, seed: int) -> None:
-    """Seeds are of worlds where a prompt is partly computed when decodes run out of pages."""
+    """Seeds of worlds where a prompt is partly computed when decodes run out of pages."""
     rng = Random(seed)
     setting = paged_setting(rng, policy, [7, 8, 10, 12, 16])
     assert_agree(requests_of(rng, most=14, output=40), setting)

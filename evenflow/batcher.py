@@ -304,7 +304,8 @@ class Batcher(Rows):
             return group
         due = group.due_pages()
         while len(due) > self.pool.free_pages:
-            self.preempt(self.victim(group, plan.victims), group)
+            self.preempt(self.victim(plan.victims, group), group)
+            group = self.ready.top_up(group, plan.decodes, plan.order)
             due = group.due_pages()
         if due:
             group.grow(self.pool.allocate(len(due)), self.pool.page_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -43,6 +43,8 @@ def _words(declared: Any) -> str:
         return " or ".join(map(str, get_args(declared)))
     if get_origin(declared) in (Union, UnionType):
         return " or ".join(map(_words, get_args(declared)))
+    if get_origin(declared) is Sequence:
+        return f"a list (each {_words(get_args(declared)[0])})"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     if declared is NoneType:
         return "null"

@@ -132,6 +132,10 @@ class DecodeGroup:
     def context_of(self, row: Row) -> int:
         return row.base + self.tick
 
+    def last_token_of(self, row: Row) -> float:
+        """Return when a member got its last token."""
+        return row.last_token_s if row in self._fresh else self.last_s
+
     def lengths(self) -> Iterator[DecodeLengths]:
         """Iterate over the lengths of the members."""
         tick = self.tick

@@ -76,6 +76,14 @@ class ReadyQueue:
             taken = self._merge(taken, self._take_from(end, count - len(taken)))
         return taken
 
+    def top_up(self, group: DecodeGroup, count: int, order: str) -> DecodeGroup:
+        """Return the group with as many more members as are there and it needs to have `count`."""
+        missing = min(count - len(group), self.rows)
+        if not missing:
+            return group
+        more = self.take(missing, order)
+        return self._merge(group, more) if len(group) else more
+
     def _take_from(self, end: int, count: int) -> DecodeGroup:
         group = self._groups[end]
         if len(group) <= count:

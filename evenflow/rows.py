@@ -217,11 +217,16 @@ class Rows:
 
     # -- preemption -----------------------------------------------------------------------------
 
-    def victim(self, group: DecodeGroup, rule: Victim) -> Row:
-        """Choose among what is not in flight: the forming group, ready decodes, partials."""
+    def victim(self, rule: Victim, forming: DecodeGroup | None = None) -> Row:
+        """Choose among what is not in flight: ready decodes, those `forming`, partials by arrival.
+
+        Of rows that returned together, the last one is the last returned.
+        """
+        groups = [*self.ready.groups, forming] if forming is not None else self.ready.groups
         if rule == "last_returned":
-            return list(group.rows())[-1]
-        rows: list[Row] = [*group.rows(), *self.ready]
+            members = [(group.last_token_of(row), row) for group in groups for row in group.rows()]
+            return max(reversed(members), key=lambda member: member[0])[1]
+        rows = [row for group in groups for row in group.rows()]
         if rule == "most_pages":
             return max(rows, key=_by_pages)
         rows += [row for row in self.partials if not row.chunks_in_flight]

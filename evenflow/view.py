@@ -13,7 +13,7 @@ from evenflow.prefix_cache import pages_in_use
 if TYPE_CHECKING:
     from evenflow.batcher import Batcher
     from evenflow.groups import Row
-    from evenflow.types import Order
+    from evenflow.types import Order, Victim
 
 
 class Prompt:
@@ -178,3 +178,7 @@ class View:
     def decode_pages(self, count: int, order: Order) -> int:
         """Return how many new pages the next token of the first `count` ready decodes needs."""
         return self._batcher.ready.due_pages(count, order)
+
+    def victim(self, rule: Victim) -> int:
+        """Return which request a rule preempts next, of those that run and are not in flight."""
+        return self._batcher.victim(rule).request.request_id

@@ -67,7 +67,7 @@ def test_decodes_are_equation_4_with_the_remainder_spread(
         assert sum(budgets) == running
         assert max(budgets) - min(budgets) <= 1
     else:
-        assert budgets == [min(running, 1)] * depth
+        assert budgets == [1] * depth
 
 
 def world(requests: list[Request], depth: int, **params: object) -> World:
@@ -153,13 +153,30 @@ class FakeView:
 
 def test_the_adaptive_reserve_decays_and_preemptions_push_it_up() -> None:
     reserve, view = AdaptiveReserve(), FakeView()
-    assert reserve.pages(view) == 70  # 0.7 x 1600 / 16
-    assert reserve.pages(view) == 69  # 0.698
+
+    def pages_at_the_next_call() -> int:
+        reserve.ask(view)
+        return reserve.pages(view)
+
+    assert pages_at_the_next_call() == 70  # 0.7 x 1600 / 16
+    assert pages_at_the_next_call() == 69  # 0.698
+    assert reserve.pages(view) == 69, "looking does not move it"
     for _ in range(500):
-        reserve.pages(view)
-    assert reserve.pages(view) == 10  # the floor, 0.1
+        reserve.ask(view)
+    assert pages_at_the_next_call() == 10  # the floor, 0.1
     view.preemptions = 4
-    assert reserve.pages(view) == 30  # 0.1 + 4 x 0.05
+    assert pages_at_the_next_call() == 30  # 0.1 + 4 x 0.05
+    view.preemptions = 100
+    assert pages_at_the_next_call() == 100
+    assert pages_at_the_next_call() == 99, "what is above 1 is forgotten"
+
+
+def test_the_adaptive_reserve_decays_at_every_call() -> None:
+    """Also while nothing waits: of 64 tokens, one call prefills and 63 decode."""
+    policy = TokenThrottling(reserve="adaptive")
+    simulate(replace(world([Request(0, 0.0, 16, 64)], depth=1), make_scheduler=lambda: policy))
+    assert policy.adaptive is not None
+    assert policy.adaptive.ratio == pytest.approx(0.7 - 0.002 * 63)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ UNLIMITED = 1 << 60
 
 def at_least(value: int, minimum: int, name: str) -> int:
     """Return the value, or raise ValueError naming the parameter."""
-    if value < minimum:
+    if not value >= minimum:
         raise ValueError(f"{name} must be at least {minimum}, not {value}")
     return value
 

@@ -17,8 +17,8 @@ class Sarathi:
 
     Source: Sarathi-Serve (OSDI'24), algorithm 3; also vLLM V1 and SGLang's chunked prefill. Decodes
     are not limited by the budget. Pages for the whole prompt are allocated at admission; one chunk
-    of a prompt is in flight at a time. When the decodes need more pages than are free, the
-    latest-arrived ready request is preempted and no prefill joins that micro-batch.
+    of a prompt is in flight at a time. While the decodes need more pages than are free, the
+    latest-arrived ready request is preempted, a partly computed prompt too.
 
     `mode` (table 4): `hybrid`; `chunked_only` never mixes chunks with decodes, their turns
     alternate; `hybrid_only` mixes, but prompts stay whole. `token_budget: auto` is the largest
@@ -42,6 +42,8 @@ class Sarathi:
         tbt_slo_s: float | None = None,
         token_budget_for: Callable[[float], int] | None = None,
     ) -> None:
+        if tbt_slo_s is not None and not tbt_slo_s > 0:
+            raise ValueError(f"tbt_slo_s must be above 0, not {tbt_slo_s}")
         if token_budget == "auto":
             if tbt_slo_s is None or token_budget_for is None:
                 raise ValueError("token_budget auto needs tbt_slo_s and a cost model")
@@ -54,35 +56,41 @@ class Sarathi:
             raise ValueError(f"mode must be hybrid, chunked_only or hybrid_only, not {mode}")
         self.mode = mode
         self._prefilled_last = False
+        self._makes_room = False
 
     def schedule(self, view: View) -> Plan:
+        decodes = min(view.ready_decodes, self.max_batch_rows)
         if self.mode == "chunked_only":
-            return self._take_turns(view)
-        return self._mix(view, min(view.ready_decodes, self.max_batch_rows))
+            return self._take_turns(view, decodes)
+        return self._mix(view, decodes)
 
     def _mix(self, view: View, decodes: int) -> Plan:
         needed = view.decode_pages(decodes, "arrival") if decodes else 0
-        pages = view.free_pages - needed
-        if pages < 0 or not view.waiting_tokens:
+        if needed > view.free_pages:
+            return Plan(preempt=[view.victim("latest_arrived")])  # and be asked again
+        if not view.waiting_tokens:
             return Plan(decodes=decodes)
         room = Room(
             tokens=self.token_budget - decodes,
             rows=self.max_batch_rows - decodes,
             seats=self.max_num_seqs - view.running,
-            pages=pages,
+            pages=view.free_pages - needed,
             watermark_pages=int(self.watermark * view.total_pages),
         )
         room.go_on(view.partials)
         room.admit(view, chunked=self.mode != "hybrid_only")
         return Plan(room.prefills, decodes, kv_limited=room.kv_limited)
 
-    def _take_turns(self, view: View) -> Plan:
-        decodes = min(view.ready_decodes, self.max_batch_rows)
-        if decodes and self._prefilled_last:
-            plan = Plan(decodes=decodes)
-        else:
+    def _take_turns(self, view: View, decodes: int) -> Plan:
+        plan = Plan()
+        if not (decodes and (self._prefilled_last or self._makes_room)):
             plan = self._mix(view, 0)
-            plan = plan if plan.prefills else plan._replace(decodes=decodes)
+        self._makes_room = False
+        if decodes and not plan.prefills:
+            if view.decode_pages(decodes, "arrival") > view.free_pages:
+                self._makes_room = True  # for decodes, so the freed pages are not for prompts
+                return Plan(preempt=[view.victim("latest_arrived")])
+            plan = plan._replace(decodes=decodes)
         if plan.prefills or plan.decodes:
             self._prefilled_last = bool(plan.prefills)
         return plan

@@ -22,7 +22,8 @@ FUTURE_POINTS = {
     "paper": tuple(range(32, 1025, 32)),
     "code": (5, 8, *(2**power for power in range(4, 13))),
 }
-CODE_SATURATED_ROWS = 256
+CODE_SATURATED_ROWS = 192
+CODE_PEAK_ROWS = 256
 CODE_FULL = 0.9
 
 
@@ -44,9 +45,9 @@ class TDPipe:
     Ablations: `kv_occupancy_ratio` ends prefill once that share of the pages is held;
     `work_stealing: false` leaves the batches as they were split; `request_finish_ratio` ends decode
     once that share of the requests it began with has finished. `variant: code` is the public code:
-    prefill also ends at 90 % of the pages; future points 5, 8, 16, 32, 64, ... 4096; the even split
-    takes the rows that waited longest; peak decode speed is that of 256 rows; the end of decode is
-    looked for at one batch a round.
+    prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096; the even
+    split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192 count
+    as saturated; the end of decode is looked for at one batch a round.
     """
 
     uncapped = True
@@ -71,7 +72,9 @@ class TDPipe:
         if variant not in FUTURE_POINTS:
             raise ValueError(f"variant must be paper or code, not {variant}")
         self.predictor = predictor
-        self.future_points = _rising(future_points or FUTURE_POINTS[variant])
+        self.future_points = _rising(
+            FUTURE_POINTS[variant] if future_points is None else future_points
+        )
         self.work_stealing = work_stealing
         self.kv_occupancy_ratio = _ratio(kv_occupancy_ratio, "kv_occupancy_ratio")
         self.request_finish_ratio = _ratio(request_finish_ratio, "request_finish_ratio")
@@ -87,6 +90,7 @@ class TDPipe:
         self._usage = FutureUsage(self.future_points)
         self._turn = 0  # decode batches sent in this phase
         self._started_with = 0  # requests that were live when the decode phase began
+        self._preemptions = 0  # until then
 
     def schedule(self, view: View) -> Plan:
         if not self._prefilling and self._ends_decode(view):
@@ -96,9 +100,9 @@ class TDPipe:
             room = self._admit(view)
             if room.prefills:
                 if self._is_full(self._usage, room.pages, view):
-                    self._start_decoding(view.running + len(room.prefills))
+                    self._start_decoding(view, view.running + len(room.prefills))
                 return Plan(room.prefills)
-            self._start_decoding(view.running)
+            self._start_decoding(view, view.running)
         return self._decode(view)
 
     # -- prefill --------------------------------------------------------------------------------
@@ -117,12 +121,13 @@ class TDPipe:
 
     def _is_full(self, usage: FutureUsage, free_pages: int, view: View) -> bool:
         """Say whether prefill ends with this use and these free pages."""
-        held = 1 - free_pages / view.total_pages
         if self.kv_occupancy_ratio is not None:
-            return held >= self.kv_occupancy_ratio
-        if self.variant == "code" and held >= CODE_FULL:
-            return True
-        return usage.peak() > view.total_pages * view.page_tokens
+            held_pages = view.total_pages - free_pages
+            return held_pages / view.total_pages >= self.kv_occupancy_ratio
+        capacity = view.total_pages * view.page_tokens
+        if self.variant == "code":
+            return usage.peak() >= CODE_FULL * capacity
+        return usage.peak() > capacity
 
     def _remaining_tokens(self, prompt: Prompt) -> int:
         predicted = prompt.predicted_output_tokens
@@ -138,9 +143,10 @@ class TDPipe:
 
     # -- decode ---------------------------------------------------------------------------------
 
-    def _start_decoding(self, live: int) -> None:
+    def _start_decoding(self, view: View, live: int) -> None:
         self._prefilling = False
         self._started_with = live
+        self._preemptions = view.preemptions
         self._turn = 0
 
     def _decode(self, view: View) -> Plan:
@@ -161,8 +167,9 @@ class TDPipe:
         if not self.work_stealing:
             return view.ready_group_sizes[0], "first_returned"
         share = stealing_share(view.running, view.depth, self._turn)
-        sticky = self.variant == "paper" and share <= self.max_batch_rows
-        return share, "last_returned" if sticky else "first_returned"
+        if self.variant == "code":
+            return share, "arrival"
+        return share, "last_returned" if share <= self.max_batch_rows else "first_returned"
 
     # -- from decode to prefill -----------------------------------------------------------------
 
@@ -174,7 +181,9 @@ class TDPipe:
         if self._turn < view.depth or view.in_flight >= view.depth or not _next_prompt_fits(view):
             return False
         if self.request_finish_ratio is not None:
-            return view.running <= (1 - self.request_finish_ratio) * self._started_with
+            left = view.running + view.preemptions - self._preemptions
+            finished = self._started_with - left
+            return finished / max(self._started_with, 1) >= self.request_finish_ratio
         if self.variant == "code" and self._turn % view.depth:
             return False
         return self._prefill_is_better(view)
@@ -183,6 +192,8 @@ class TDPipe:
         """Say whether a switch now would use the pipeline better than the next decode batches."""
         usage = self._usage_of(view)
         rows = max(view.running // view.depth, 1)
+        if self.variant == "code" and rows >= CODE_SATURATED_ROWS:
+            return False
         context_tokens = usage.context_tokens / max(usage.requests, 1)
         pending_s = self._pending_prefill_s(view, usage)
         if not pending_s:
@@ -195,7 +206,7 @@ class TDPipe:
     def _saturation(self) -> int:
         if not self._saturated_rows:
             in_code = self.variant == "code"
-            rows = CODE_SATURATED_ROWS if in_code else saturating_rows(self.decode_s)
+            rows = CODE_PEAK_ROWS if in_code else saturating_rows(self.decode_s)
             self._saturated_rows = rows
         return self._saturated_rows
 
@@ -230,7 +241,7 @@ def _next_prompt_fits(view: View) -> bool:
 
 def _rising(points: Sequence[int]) -> tuple[int, ...]:
     found = tuple(points)
-    if found[0] < 1 or any(one >= other for one, other in pairwise(found)):
+    if not found or found[0] < 1 or any(one >= other for one, other in pairwise(found)):
         raise ValueError(f"future_points must be numbers of steps in rising order, not {found}")
     return found
 

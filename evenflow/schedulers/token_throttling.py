@@ -44,10 +44,10 @@ def decode_budget(running_decodes: int, depth: int, turn: int) -> int:
     """Return the decodes of the next micro-batch (gLLM, equation 4): an even share of all running.
 
     `running_decodes` counts those in flight too. The remainder of the division is spread by `turn`,
-    which counts decisions.
+    which counts decisions. Fewer than `depth` go one by one, if any is ready.
     """
     if running_decodes < depth:
-        return min(running_decodes, 1)
+        return 1
     return (running_decodes + turn % depth) // depth
 
 
@@ -114,6 +114,8 @@ class TokenThrottling:
     def schedule(self, view: View) -> Plan:
         if self.coupled:
             return self._couple(view)
+        if self.adaptive is not None:
+            self.adaptive.ask(view)
         prefills = self._throttle(view) if view.waiting_tokens else []
         decodes = view.ready_decodes
         if decodes:
@@ -181,30 +183,34 @@ class TokenThrottling:
     def _couple(self, view: View) -> Plan:
         decodes = min(view.ready_decodes, self.max_batch_rows)
         needed = view.decode_pages(decodes, "first_returned") if decodes else 0
+        if needed > view.free_pages:
+            return Plan(preempt=[view.victim(self.victims)])  # and be asked again
         room = Room(
             tokens=self.max_prefill - decodes,
             rows=self.max_batch_rows - decodes,
             seats=view.num_waiting,
             pages=view.free_pages - needed,
         )
-        if room.pages >= 0:
-            room.go_on(view.partials)
-            room.admit(view, chunked=True)
-        return Plan(
-            room.prefills, decodes, "first_returned", self.victims, kv_limited=room.kv_limited
-        )
+        room.go_on(view.partials)
+        room.admit(view, chunked=True)
+        return Plan(room.prefills, decodes, "first_returned", kv_limited=room.kv_limited)
 
 
 class AdaptiveReserve:
     """Pages to keep for running decodes: a share of what they are expected to write still."""
 
     def __init__(self) -> None:
-        self._ratio = 0.7
+        self.ratio = self._next_ratio = 0.7
         self._preemptions = 0
 
-    def pages(self, view: View) -> int:
-        self._ratio += 0.05 * (view.preemptions - self._preemptions)
+    def ask(self, view: View) -> None:
+        """Move the ratio on: the policy is asked once more, after these preemptions."""
+        preempted = view.preemptions - self._preemptions
         self._preemptions = view.preemptions
-        expected_tokens = min(self._ratio, 1.0) * view.expected_output_tokens
-        self._ratio = max(self._ratio - 0.002, 0.1)
+        self.ratio = min(self._next_ratio + 0.05 * preempted, 1.0)
+        self._next_ratio = max(self.ratio - 0.002, 0.1)
+
+    def pages(self, view: View) -> int:
+        """Return the pages to keep now."""
+        expected_tokens = self.ratio * view.expected_output_tokens
         return min(int(expected_tokens / view.page_tokens), view.total_pages)

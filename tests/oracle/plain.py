@@ -247,8 +247,7 @@ class Plain:
         return parts
 
     def sarathi(self) -> list[Part]:
-        parts = self.decodes()
-        return parts if self.preempted else self.chunks(parts)
+        return self.chunks(self.decodes())
 
     def hybrid_only(self) -> list[Part]:
         """Whole prompts: the same, as long as the budget never binds."""

@@ -15,6 +15,7 @@ from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
 from tests.oracle.plain import ContextCost, Plain, Setting
+from tests.oracle.plain_engines import PlainEngines
 
 PLENTY_OF_PAGES = 20_000
 MODEL_LEN = 2_048
@@ -66,7 +67,12 @@ def poisson_requests(seed: int, count: int = 200, rate_per_s: float = 12.0) -> l
 def assert_agree(requests: list[Request], setting: Setting) -> RunResult:
     """Run both and compare all that happened; return Evenflow's result."""
     result = simulate(world_of(requests, setting))
-    plain = Plain(requests, setting).run()
+    assert_same(result, Plain(requests, setting).run())
+    return result
+
+
+def assert_same(result: RunResult, plain: Plain | PlainEngines) -> None:
+    """Compare all that happened in two runs of the same requests."""
     rows = plain.rows
     sent = np.array(plain.sent, dtype=float).reshape(-1, 4)
     assert np.array_equal(result.prefill_tokens, sent[:, 1])
@@ -81,7 +87,6 @@ def assert_agree(requests: list[Request], setting: Setting) -> RunResult:
     close(result.completion_s[done], [row.token_s[-1] for row in served])
     gaps_s = np.concatenate([np.zeros(0), *(np.diff(row.token_s) for row in served)])
     close(np.sort(np.repeat(result.gap_s, result.gap_count)), np.sort(gaps_s))
-    return result
 
 
 def close(ours: Any, theirs: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Any, ClassVar, Literal
 
 from evenflow.schedulers.fcfs import Room, at_least, row_cap
@@ -23,7 +24,7 @@ FUTURE_POINTS = {
     "code": (5, 8, *(2**power for power in range(4, 13))),
 }
 CODE_SATURATED_ROWS = 256
-CODE_FULL = 0.9
+ENOUGH_HELD = {"paper": inf, "code": 0.9}
 
 
 class TDPipe:
@@ -82,6 +83,7 @@ class TDPipe:
             raise ValueError("without request_finish_ratio it needs prefill_s and decode_s")
         self.prefill_s = prefill_s or (lambda tokens: 0.0)
         self.decode_s = decode_s or (lambda rows, context_tokens: 0.0)
+        self._enough_held = kv_occupancy_ratio or ENOUGH_HELD[variant]
         self._saturated_rows = 0
         self._prefilling = True
         self._usage = FutureUsage(self.future_points)
@@ -117,12 +119,14 @@ class TDPipe:
 
     def _is_full(self, usage: FutureUsage, free_pages: int, view: View) -> bool:
         """Say whether prefill ends with this use and these free pages."""
-        held = 1 - free_pages / view.total_pages
-        if self.kv_occupancy_ratio is not None:
-            return held >= self.kv_occupancy_ratio
-        if self.variant == "code" and held >= CODE_FULL:
+        if self._holds_enough(free_pages, view):
             return True
-        return usage.peak() > view.total_pages * view.page_tokens
+        predicted = self.kv_occupancy_ratio is None
+        return predicted and usage.peak() > view.total_pages * view.page_tokens
+
+    def _holds_enough(self, free_pages: int, view: View) -> bool:
+        """Say whether prefill ends with these free pages, whatever the use will be."""
+        return 1 - free_pages / view.total_pages >= self._enough_held
 
     def _remaining_tokens(self, prompt: Prompt) -> int:
         predicted = prompt.predicted_output_tokens
@@ -180,17 +184,27 @@ class TDPipe:
         return self._prefill_is_better(view)
 
     def _prefill_is_better(self, view: View) -> bool:
-        """Say whether a switch now would use the pipeline better than the next decode batches."""
-        usage = self._usage_of(view)
-        rows = max(view.running // view.depth, 1)
-        context_tokens = usage.context_tokens / max(usage.requests, 1)
-        pending_s = self._pending_prefill_s(view, usage)
-        if not pending_s:
+        """Say whether a switch now would use the pipeline better than the next decode batches.
+
+        How many of the pending prefills fit depends on the predicted use, which looks at every row:
+        it is asked for only if some number of them would be better.
+        """
+        pending = list(self._pending_prefills(view))
+        if not pending:
             return False
+        rows = max(view.running // view.depth, 1)
+        context_tokens = view.decode_context_tokens / max(view.running_decodes, 1)
         step_s = self.decode_s(rows, round(rows * context_tokens))
-        saturated = self._saturation()
-        spatial = spatial_intensity(rows, context_tokens, saturated, self.decode_s)
-        return spatial < temporal_intensity(pending_s, step_s, view.depth)
+        spatial = spatial_intensity(rows, context_tokens, self._saturation(), self.decode_s)
+        seconds = [self.prefill_s(sum(prompt.tokens for prompt in batch)) for batch, _ in pending]
+        better = [
+            spatial < temporal_intensity(seconds[:stop], step_s, view.depth)
+            for stop in range(1, len(seconds) + 1)
+        ]
+        if not any(better):
+            return False
+        fitting = self._fitting(pending, view)
+        return fitting > 0 and better[fitting - 1]
 
     def _saturation(self) -> int:
         if not self._saturated_rows:
@@ -199,29 +213,38 @@ class TDPipe:
             self._saturated_rows = rows
         return self._saturated_rows
 
-    def _pending_prefill_s(self, view: View, usage: FutureUsage) -> list[float]:
-        """Return the stage seconds of the prefill micro-batches that would fit, adding to `usage`.
-
-        Those that make it full do not fit, though a prefill phase sends one: else decode would end
-        as soon as it began.
-        """
-        seconds: list[float] = []
-        free, tokens, rows = view.free_pages, 0, 0
+    def _pending_prefills(self, view: View) -> Iterator[tuple[list[Prompt], int]]:
+        """Iterate over the prefill micro-batches that there are pages for, with those then free."""
+        batch: list[Prompt] = []
+        free, tokens = view.free_pages, 0
         for prompt in view.waiting:
             pages = -(-prompt.tokens // view.page_tokens)
             if pages > free:
                 break
             over = tokens + prompt.tokens > self.max_num_batched_tokens
-            if tokens and (over or rows >= self.max_batch_rows):
-                if self._is_full(usage, free, view):
-                    return seconds
-                seconds.append(self.prefill_s(tokens))
-                tokens = rows = 0
-            free, tokens, rows = free - pages, tokens + prompt.tokens, rows + 1
-            usage.add(prompt.tokens, self._remaining_tokens(prompt))
-        if tokens and not self._is_full(usage, free, view):
-            seconds.append(self.prefill_s(tokens))
-        return seconds
+            if batch and (over or len(batch) >= self.max_batch_rows):
+                if self._holds_enough(free, view):
+                    return
+                yield batch, free
+                batch, tokens = [], 0
+            batch.append(prompt)
+            free, tokens = free - pages, tokens + prompt.tokens
+        if batch and not self._holds_enough(free, view):
+            yield batch, free
+
+    def _fitting(self, pending: Sequence[tuple[list[Prompt], int]], view: View) -> int:
+        """Return how many of the pending micro-batches leave the predicted use below the pool.
+
+        One that makes it full does not fit, though a prefill phase sends it: else decode would end
+        as soon as it began.
+        """
+        usage = self._usage_of(view)
+        for index, (batch, free) in enumerate(pending):
+            for prompt in batch:
+                usage.add(prompt.tokens, self._remaining_tokens(prompt))
+            if self._is_full(usage, free, view):
+                return index
+        return len(pending)
 
 
 def _next_prompt_fits(view: View) -> bool:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from evenflow.errors import instead_of
@@ -14,6 +22,18 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _shape(value: object) -> str:
+    return "mapping" if isinstance(value, dict | BaseModel) else "name"
+
+
+Name = TypeVar("Name")
+Mapped = TypeVar("Mapped")
+NameOr = Annotated[
+    Annotated[Name, Tag("name")] | Annotated[Mapped, Tag("mapping")], Discriminator(_shape)
+]
+"""A key that takes a name or a mapping; a complaint is about the one that was given."""
 
 
 class Keys(BaseModel):

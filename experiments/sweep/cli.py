@@ -86,7 +86,8 @@ def _simulate(
     """Simulate all points, or of a part only what the store lacks."""
     from experiments.executors import executor_of
     from experiments.points import HEADER, Store
-    from experiments.sweep.run import Simulator, expected_points, run_shard, run_sweep
+    from experiments.sweep.run import expected_points, run_shard, run_sweep
+    from experiments.sweep.trials import Simulator
     from experiments.terminal import points_progress
 
     resume, retry = reuse

@@ -73,7 +73,7 @@ def _work(
     from experiments.outputs import staged
     from experiments.points import Store
     from experiments.sweep.cli import STORE
-    from experiments.sweep.run import Simulator
+    from experiments.sweep.trials import Simulator
     from experiments.terminal import points_progress
     from experiments.tune.check import run_bubbles, run_checks
     from experiments.tune.figure import draw_tuning

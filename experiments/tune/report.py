@@ -16,7 +16,7 @@ from experiments.intervals import Interval
 from experiments.outputs import write_json, write_table
 from experiments.report.words import cause_label
 from experiments.slo import Condition
-from experiments.sweep.run import Trial
+from experiments.sweep.trials import Trial
 from experiments.tune.check import TUNED, Check, rivals
 from experiments.tune.search import Rank, Search, Tuning
 from experiments.tune.simplify import Worth

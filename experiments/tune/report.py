@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from evenflow.bubbles import CAUSES
-from experiments.build import find
+from experiments.build_world import find
 from experiments.intervals import Interval
 from experiments.outputs import write_json, write_table
 from experiments.report.words import cause_label

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
-from experiments.real.cli import Out, RunFile, Set, job_of
+from experiments.options import Out, RunFile, Set
+from experiments.real.cli import job_of
 
 if TYPE_CHECKING:
     from experiments.validation.validate import Validation

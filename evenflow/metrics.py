@@ -126,7 +126,8 @@ def _duration(result: RunResult) -> tuple[float, float]:
 
 
 def _peaks(result: RunResult, start_s: float) -> dict[str, float | int]:
-    """The most output tokens in a second and requests in the system, as vLLM counts them."""
+    """The most output tokens in a second, and the most requests in the system, as vLLM counts
+    them."""
     if not len(result.scheduled_s):
         return {"max_output_tokens_per_s": 0, "max_concurrent_requests": 0}
     seconds = np.floor(result.returned_s - start_s).astype(np.int64)
@@ -154,23 +155,23 @@ def _statistics(name: str, values_s: Floats, counts: Ints | None) -> dict[str, f
     }
 
 
-def _steady(result: RunResult, start_s: float, duration_s: float) -> dict[str, float | int]:
+def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, float | int]:
     """Throughput between warm-up and drain; a prompt counts when its first token comes."""
-    if duration_s <= 0:
+    if duration <= 0:
         return {}
-    first_s, last_s = np.quantile(result.arrival_s, [0.1, 0.9])
-    if last_s - first_s < 0.1 * duration_s:
-        first_s, last_s = start_s + 0.1 * duration_s, start_s + 0.9 * duration_s
-    inside = (result.returned_s >= first_s) & (result.returned_s < last_s)
+    first, last = np.quantile(result.arrival_s, [0.1, 0.9])
+    if last - first < 0.1 * duration:
+        first, last = start_s + 0.1 * duration, start_s + 0.9 * duration
+    inside = (result.returned_s >= first) & (result.returned_s < last)
     output = int(result.sampled_rows[inside].sum())
-    prefilled = (result.first_token_s >= first_s) & (result.first_token_s < last_s)
+    prefilled = (result.first_token_s >= first) & (result.first_token_s < last)
     total = output + int(result.prompt_tokens[prefilled].sum())
-    span_s = float(last_s - first_s)
+    span = float(last - first)
     return {
-        "steady_start_s": float(first_s),
-        "steady_stop_s": float(last_s),
-        "steady_output_throughput": output / span_s,
-        "steady_total_token_throughput": total / span_s,
+        "steady_start_s": float(first),
+        "steady_stop_s": float(last),
+        "steady_output_throughput": output / span,
+        "steady_total_token_throughput": total / span,
     }
 
 
@@ -178,10 +179,10 @@ def _offline(result: RunResult, input_tokens: int, output_tokens: int) -> dict[s
     """Throughput of completed requests, from the start of the first prefill to the last token."""
     if not len(result.start_s) or not np.isfinite(result.completion_s).any():
         return {}
-    duration_s = float(np.nanmax(result.completion_s)) - float(result.start_s[0, 0])
-    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    duration = float(np.nanmax(result.completion_s)) - float(result.start_s[0, 0])
+    per_s = 1 / duration if duration > 0 else 0.0
     return {
-        "offline_duration": duration_s,
+        "offline_duration": duration,
         "offline_output_throughput": output_tokens * per_s,
         "offline_total_throughput": (input_tokens + output_tokens) * per_s,
     }

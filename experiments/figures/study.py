@@ -217,3 +217,12 @@ def _published(name: str) -> dict[str, Any]:
         if system.name == name:
             return dict(yaml.safe_load(system.keys))
     raise UsageError(f"{name}: no such system; known: {', '.join(s.name for s in SYSTEMS)}")
+
+
+def mean_over_seeds(
+    table: pd.DataFrame, names: Sequence[str], metrics: Sequence[str]
+) -> pd.DataFrame:
+    """Return mean, least and most of each metric over the seeds, indexed by `names`."""
+    return table.groupby(list(names), sort=False, dropna=False)[list(metrics)].agg(
+        ["mean", "min", "max"]
+    )

@@ -14,21 +14,20 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from evenflow import yaml_file
-from evenflow.config_costs import Costs, NameOrLink, NodesConfig, RooflineCosts, shape
+from evenflow.config_costs import Costs, NameOrLink, NodesConfig, RooflineCosts
 from evenflow.config_engine import ReplicasConfig, SpeculativeConfig
 from evenflow.config_errors import mistakes
 from evenflow.config_fields import (
     Count,
     Keys,
+    NameOr,
     NonNegative,
     Positive,
     expect,
@@ -81,13 +80,7 @@ class RunConfig(Keys):
     """
 
     model: Annotated[str, Field(min_length=1)] | None = None
-    gpu: (
-        Annotated[
-            Annotated[str, Tag("name")] | Annotated[dict[str, Any], Tag("mapping")],
-            Discriminator(shape),
-        ]
-        | None
-    ) = None
+    gpu: NameOr[str, dict[str, Any]] | None = None
     stages: Annotated[
         int | list[int],
         expect(
@@ -102,11 +95,7 @@ class RunConfig(Keys):
     nodes: NodesConfig | None = None
     costs: Costs = RooflineCosts(kind="roofline")
     kv: KvConfig = KvConfig()
-    runtime: Annotated[
-        Annotated[Literal["gllm", "vllm", "sglang", "ideal"], Tag("name")]
-        | Annotated[RuntimeConfig, Tag("mapping")],
-        Discriminator(shape),
-    ] = "ideal"
+    runtime: NameOr[Literal["gllm", "vllm", "sglang", "ideal"], RuntimeConfig] = "ideal"
     workers: Workers = EmulatedWorkers(kind="emulated")
     dispatch: Literal["stage0", "eager"] = "stage0"
     max_in_flight: Annotated[

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from evenflow.config_fields import Count, Keys, NonNegative, Positive, expect, short_form
-
-
-def shape(value: object) -> str:
-    """Tell a name from a mapping, for a key that takes either."""
-    return "mapping" if isinstance(value, dict | BaseModel) else "name"
+from evenflow.config_fields import Count, Keys, NameOr, NonNegative, Positive, expect, short_form
 
 
 class LinkConfig(Keys):
@@ -35,9 +30,7 @@ class LinkConfig(Keys):
         return self
 
 
-NameOrLink = Annotated[
-    Annotated[str, Tag("name")] | Annotated[LinkConfig, Tag("mapping")], Discriminator(shape)
-]
+NameOrLink = NameOr[str, LinkConfig]
 
 
 class NodesConfig(Keys):
@@ -79,9 +72,7 @@ class AllReduceConfig(Keys):
         return self
 
 
-NameOrAllReduce = Annotated[
-    Annotated[str, Tag("name")] | Annotated[AllReduceConfig, Tag("mapping")], Discriminator(shape)
-]
+NameOrAllReduce = NameOr[str, AllReduceConfig]
 
 
 class AffineCosts(Keys):

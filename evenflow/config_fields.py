@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     ModelWrapValidatorHandler,
+    Tag,
     ValidationError,
     model_validator,
 )
@@ -22,6 +24,18 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _shape(value: object) -> str:
+    return "mapping" if isinstance(value, dict | BaseModel) else "name"
+
+
+Name = TypeVar("Name")
+Mapped = TypeVar("Mapped")
+NameOr = Annotated[
+    Annotated[Name, Tag("name")] | Annotated[Mapped, Tag("mapping")], Discriminator(_shape)
+]
+"""A key that takes a name or a mapping; a complaint is about the one that was given."""
 
 
 class Keys(BaseModel):

@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from evenflow.config import SchedulerConfig
-from evenflow.config_costs import Costs, shape
+from evenflow.config_costs import Costs
 from evenflow.config_errors import mistakes
-from evenflow.config_fields import Count, Keys, NonNegative, Positive, expect, is_count, short_form
+from evenflow.config_fields import (
+    Count,
+    Keys,
+    NameOr,
+    NonNegative,
+    Positive,
+    expect,
+    is_count,
+    short_form,
+)
 from evenflow.errors import UsageError
 from evenflow.yaml_file import Document
 
@@ -55,13 +64,7 @@ class PoolConfig(Keys):
         ),
     ] = None
     tensor_parallel: Count | None = None
-    gpu: (
-        Annotated[
-            Annotated[str, Tag("name")] | Annotated[dict[str, Any], Tag("mapping")],
-            Discriminator(shape),
-        ]
-        | None
-    ) = None
+    gpu: NameOr[str, dict[str, Any]] | None = None
     costs: Costs | None = None
     pages: Annotated[
         int | Literal["auto"] | None,
@@ -109,13 +112,7 @@ class DistServeConfig(Keys):
 
     prefill: PrefillPoolConfig = PrefillPoolConfig()
     decode: DecodePoolConfig = DecodePoolConfig()
-    transfer_link: (
-        Annotated[
-            Annotated[str, Tag("name")] | Annotated[TransferLinkConfig, Tag("mapping")],
-            Discriminator(shape),
-        ]
-        | None
-    ) = None
+    transfer_link: NameOr[str, TransferLinkConfig] | None = None
     kv_bytes_per_token: Positive | None = None
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
 

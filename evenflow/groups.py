@@ -1,5 +1,4 @@
-"""Rows, and the groups in which they decode together. A step of a group costs O(changes), not
-O(rows).
+"""Rows, and the groups in which they decode together: a step costs O(changes), not O(rows).
 
 Rows that decode together advance together, so a group keeps one tick; what a row needs later (its
 next page, its end) waits in a bucket under the tick at which it happens. Nothing here knows a
@@ -29,10 +28,10 @@ class Row:
     must compute (the prompt, plus what was generated before a preemption) and `computed` what has
     been scheduled of it. A decoding row attends to `context` tokens. `order` numbers arrivals.
     `epoch` counts preemptions, so that a result from before one is recognised. An `aborted` row is
-    still there only while micro-batches compute with its pages. The current prefill
-    starts at `kept_tokens`: what is before is in the `chain` of cached pages (found while the row
-    waits, held from its first chunk on) or, `swapped_tokens` of it, on the host. `cached_tokens` of
-    the prompt were never computed.
+    still there only while micro-batches compute with its pages. The current prefill starts at
+    `kept_tokens`: what is before is in the `chain` of cached pages (found while the row waits, held
+    from its first chunk on) or, `swapped_tokens` of it, on the host. `cached_tokens` of the prompt
+    were never computed.
     """
 
     request: Request
@@ -145,8 +144,7 @@ class DecodeGroup:
             yield DecodeLengths(row.base + tick, generated, predicted)
 
     def join(self, row: Row, context: int, page_tokens: int) -> None:
-        """Add a row that attends to `context` tokens and got its last token at
-        `row.last_token_s`."""
+        """Add a row that attends to `context` tokens; it got the last one at `row.last_token_s`."""
         tick = self.tick
         self.members[row.request.request_id] = row
         self.context += context

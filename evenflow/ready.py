@@ -1,5 +1,4 @@
-"""Decodes that are not in flight, as the groups in which they returned. Knows no pages and no
-policy."""
+"""Decodes that are not in flight, as the groups in which they returned. Knows no policy."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class ReadyQueue:
             self._groups.remove(group)
 
     def due_pages(self, count: int, order: str) -> int:
-        """Return how many of the first `count` members in `order` need a page for their next
-        token."""
+        """Return how many of the first `count` members need a page for their next token."""
         if count >= self.rows:
             return sum(len(group.due_pages()) for group in self._groups)
         return sum(

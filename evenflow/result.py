@@ -127,9 +127,8 @@ class Recorder:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._batches = array(
-            "d"
-        )  # BATCH_FIELDS a micro-batch, then (available, start, end) a stage
+        # A micro-batch's BATCH_FIELDS numbers, then (available, start, end) of each stage.
+        self._batches = array("d")
         self._finished: list[Row] = []
         self._aborted: list[tuple[Row, str]] = []
         self._rejected: list[tuple[Request, str]] = []

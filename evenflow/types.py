@@ -31,8 +31,7 @@ __all__ = [
 ]
 
 Order = Literal["arrival", "first_returned", "last_returned"]
-"""Which ready decodes go first: by arrival, longest returned first, or most recently returned
-first."""
+"""Which ready decodes go first: by arrival, the longest returned, or the most recently returned."""
 
 Victim = Literal["latest_arrived", "last_returned", "most_pages"]
 """Which ready request is preempted when a decode needs a page and none is free."""

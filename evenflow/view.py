@@ -12,7 +12,7 @@ from evenflow.prefix_cache import pages_in_use
 
 if TYPE_CHECKING:
     from evenflow.batcher import Batcher
-    from evenflow.groups import Row
+    from evenflow.groups import DecodeGroup, Row
     from evenflow.types import Order, Victim
 
 
@@ -144,12 +144,21 @@ class View:
         return self._batcher.ready.group_sizes
 
     @property
+    def decode_context_tokens(self) -> int:
+        """Tokens that the running decodes attend to, those in flight as they were sent, summed."""
+        return sum(group.context for group in self._decode_groups())
+
+    @property
     def decode_lengths(self) -> Iterator[DecodeLengths]:
-        """The lengths of each running decode, those in flight as they were sent."""
-        batcher = self._batcher
-        sent = (each.decodes for each in batcher.in_flight.values() if each.decodes is not None)
-        for group in (*batcher.ready.groups, *sent):
+        """The lengths of each running decode, those in flight as they were sent; looks at each."""
+        for group in self._decode_groups():
             yield from group.lengths()
+
+    def _decode_groups(self) -> Iterator[DecodeGroup]:
+        yield from self._batcher.ready.groups
+        for batch in self._batcher.in_flight.values():
+            if batch.decodes is not None:
+                yield batch.decodes
 
     @property
     def in_flight(self) -> int:

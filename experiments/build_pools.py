@@ -20,14 +20,8 @@ from evenflow.errors import UsageError
 from evenflow.specs.model import model
 from evenflow.types import Request
 from evenflow.yaml_file import Document
-from experiments.build import (
-    Built,
-    build_world,
-    concurrency_of,
-    cost_source_of,
-    find,
-)
 from experiments.build_costs import link_spec
+from experiments.build_world import Built, build_world, concurrency_of, cost_source_of, find
 from sim import PooledWorld, TransferLink, World
 
 

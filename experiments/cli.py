@@ -17,6 +17,7 @@ import evenflow
 from evenflow.errors import UsageError
 from experiments.capacity.cli import capacity_command
 from experiments.figures.cli import figures_command
+from experiments.options import Out, RunFile, Set
 from experiments.profiles.importers_cli import import_command
 from experiments.profiles.measure_cli import check_command, measure_command
 from experiments.real.cli import replay_command, run_command
@@ -49,12 +50,6 @@ class Save(StrEnum):
     all = "all"
 
 
-RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
-]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
 SaveOption = Annotated[
     Save, typer.Option("--save", help="summary.json only; with requests.csv; or everything.")
 ]

@@ -24,7 +24,8 @@ from typing import Any
 import evenflow
 from evenflow.config import RunConfig
 from evenflow.errors import UsageError
-from experiments.build import Workload, find, load_workload, make_importable, reads_text
+from experiments.build import Workload, load_workload, make_importable, reads_text
+from experiments.build_world import find
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
 from experiments.runs import Job, Outcome, run_job
 

@@ -29,8 +29,7 @@ LOOK_S = 0.1
 
 
 class _Sent(NamedTuple):
-    """A micro-batch in the pipeline, the requests that get a token of it, and when it should be
-    back."""
+    """A micro-batch in the pipeline, the requests that get a token of it, the seconds it takes."""
 
     batch: MicroBatch
     sampled: list[int]

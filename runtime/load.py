@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 from runtime.model import Stage, shard
 from runtime.rope import Rope, read_rope
-from runtime.torch_settings import DTYPE_BYTES
 from runtime.weights import Checkpoint, random_weights
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}

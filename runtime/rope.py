@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from torch import Tensor
 
 from evenflow.errors import UsageError, instead_of
 
-KINDS = {"default": (), "linear": ("factor",)} | {
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
     "llama3": (
         "factor",
         "low_freq_factor",
         "high_freq_factor",
         "original_max_position_embeddings",
-    )
+    ),
 }
 """Kind of scaling -> the keys it needs."""
 

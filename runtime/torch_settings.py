@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from evenflow.errors import UsageError
+from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 from runtime.worker import Place, Worker
 
@@ -21,8 +22,6 @@ share (CUDA IPC on a GPU); or stages that are threads of one process."""
 
 ONE_GPU = "gloo, ipc or one_process"
 """The transports of several stages on one GPU."""
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)

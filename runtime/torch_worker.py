@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,11 @@ from runtime.model import Stage
 from runtime.rope import Rope
 from runtime.sample import GREEDY, Sampling, sample
 from runtime.tables import PageTable
-from runtime.torch_settings import TorchSettings
 from runtime.wire import Activation, Step
 from runtime.worker import Executed, Place
+
+if TYPE_CHECKING:
+    from runtime.torch_settings import TorchSettings
 
 
 class Prepared(NamedTuple):

@@ -22,8 +22,7 @@ class PrefixAffinity:
 
     Of several such replicas the one with the least load; and of all replicas where less than half
     of the prompt matches, so that a prefix that all requests share (a system prompt) does not send
-    them all to one. The decision rests on what was sent, not on
-    what a cache still holds.
+    them all to one.
     """
 
     def __init__(self, replicas: int) -> None:

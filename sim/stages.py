@@ -98,9 +98,9 @@ class StageProcesses:
                 yield clock.timeout(overheads.prepare_s + overheads.prepare_share * seconds)
             elif overheads.prepares and stage and travel.prepared_s[stage] > clock.now:
                 yield clock.until(travel.prepared_s[stage])
-            start = clock.now
+            start_s = clock.now
             yield clock.timeout(seconds)
-            travel.times += (start, clock.now)
+            travel.times += (start_s, clock.now)
             self._leave(stage, travel)
 
     def _leave(self, stage: int, travel: _Travel) -> None:

@@ -75,32 +75,33 @@ class Tandem:
     def _cross(self, batch: MicroBatch, stage_seconds: Sequence[float]) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""
         overheads, hops, prepares = self._overheads, self._hops, self._prepares
-        free = self._stage_free_s
+        free_s = self._stage_free_s
         overlapped = overheads.overlapped
         scheduled_s = batch.scheduled_s
-        at = scheduled_s
+        at_s = scheduled_s
         if overheads.schedule_s:
-            at = max(self._driver_free_s, scheduled_s) + overheads.schedule_s
-            self._driver_free_s = at
-        last = len(free) - 1
+            at_s = max(self._driver_free_s, scheduled_s) + overheads.schedule_s
+            self._driver_free_s = at_s
+        last = len(free_s) - 1
         times: list[float] = []
         for stage, seconds in enumerate(stage_seconds):
-            start = at if at > free[stage] else free[stage]
+            start_s = at_s if at_s > free_s[stage] else free_s[stage]
             if prepares:
                 prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
                 if not overlapped:
-                    start += prepare_s
+                    start_s += prepare_s
                 elif stage:
-                    ready = max(self._prepared_s[stage], scheduled_s) + prepare_s
-                    self._prepared_s[stage] = ready
-                    start = max(start, ready)
-            end = start + seconds
-            free[stage] = end
-            times += (at, start, end)
-            at = end
+                    ready_s = max(self._prepared_s[stage], scheduled_s) + prepare_s
+                    self._prepared_s[stage] = ready_s
+                    start_s = max(start_s, ready_s)
+            end_s = start_s + seconds
+            free_s[stage] = end_s
+            times += (at_s, start_s, end_s)
+            at_s = end_s
             if hops and stage < last:
                 link = hops[stage]
-                departed = max(end, self._link_free_s[stage]) + link.per_token_s * batch.num_tokens
-                self._link_free_s[stage] = departed
-                at = departed + link.latency_s
+                departed_s = max(end_s, self._link_free_s[stage])
+                departed_s += link.per_token_s * batch.num_tokens
+                self._link_free_s[stage] = departed_s
+                at_s = departed_s + link.latency_s
         return times

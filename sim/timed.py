@@ -48,8 +48,7 @@ def on_grid(time_s: float) -> float:
 
 
 class TimedPipeline(Tandem):
-    """The recurrence with the times that `timing` gives; the world's costs and latencies are
-    unused."""
+    """The recurrence with the times that `timing` gives, in place of the world's."""
 
     def __init__(
         self,

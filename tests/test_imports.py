@@ -1,4 +1,4 @@
-"""The import direction: evenflow <- traces, profiler <- sim, runtime <- experiments."""
+"""The import direction: evenflow <- traces, profiler <- sim, runtime <- experiments; no circles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,45 @@ def test_no_module_imports_against_the_direction(package: str) -> None:
 )
 def test_a_breach_is_found(package: str, source: str) -> None:
     assert breaches(package, source)
+
+
+def needed(node: ast.AST) -> Iterator[str]:
+    """Modules, and names in modules, that are imported anywhere when the code runs."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from needed(child)
+
+
+def require_no_circle(sources: dict[str, str]) -> None:
+    """Raise CycleError where modules, by name, import each other, in functions too."""
+
+    def modules(names: Iterable[str]) -> set[str]:
+        found = {name if name in sources else name.rpartition(".")[0] for name in names}
+        return found & sources.keys()
+
+    graph = {name: modules(needed(ast.parse(text))) - {name} for name, text in sources.items()}
+    TopologicalSorter(graph).prepare()
+
+
+def test_no_modules_import_each_other() -> None:
+    paths = [path for package in LAYERS for path in (ROOT / package).rglob("*.py")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    require_no_circle(
+        {name.removesuffix(".__init__"): text for name, text in zip(names, texts, strict=True)}
+    )
+
+
+def test_a_circle_is_found() -> None:
+    late = "def late():\n    from a import x"
+    with pytest.raises(CycleError):
+        require_no_circle({"a": "import b.c", "b.c": late})
+    require_no_circle({"a": "import b.c", "b.c": late.replace("def late()", "if TYPE_CHECKING")})
 
 
 def loaded_by(statement: str) -> set[str]:

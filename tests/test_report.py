@@ -123,10 +123,10 @@ def test_the_data_do_not_grow_with_the_run() -> None:
 def test_a_run_in_which_nothing_ran_says_so(runs: dict[str, Run]) -> None:
     result = runs["even"].result
     none = np.zeros((0, result.depth))
-    nothing = {
-        name: getattr(result, name)[:0]
-        for name in ("scheduled_s", "prefill_tokens", "decode_tokens", "sampled_rows", "free_pages")
-    }
+    of_batches = (
+        "scheduled_s", "prefill_tokens", "decode_tokens", "sampled_rows", "free_pages", "kv_tokens"
+    )  # fmt: skip
+    nothing = {name: getattr(result, name)[:0] for name in of_batches}
     never = np.full(len(result.request_id), np.nan)
     empty = replace(
         result, available_s=none, start_s=none, end_s=none, first_token_s=never,

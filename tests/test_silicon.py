@@ -250,7 +250,8 @@ def test_published_decode_steps_without_tuning() -> None:
 @pytest.mark.usefixtures("package")
 def test_the_bundled_efficiencies_are_the_fits() -> None:
     pytest.importorskip("scipy", reason="fitting needs scipy: install evenflow[fit]")
-    from experiments.profiles.calibrate_silicon import CHECKED_ON, bundled, errors, fit
+    from experiments.profiles.calibrate_silicon import CHECKED_ON, errors, fit
+    from experiments.profiles.efficiencies import bundled
 
     for name in ("A100-80G", "H200"):
         spec = gpu(name)

@@ -20,18 +20,10 @@ from experiments.sweep.check import check
 from experiments.sweep.config import Range, Sweep, load_sweep
 from experiments.sweep.effects import main_effects, sensitivity
 from experiments.sweep.ranking import pareto_front, ranked, relative
-from experiments.sweep.run import (
-    Findings,
-    Simulator,
-    Trial,
-    expected_points,
-    known_assignments,
-    points_of,
-    run_shard,
-    run_sweep,
-)
+from experiments.sweep.run import Findings, expected_points, known_assignments, run_shard, run_sweep
 from experiments.sweep.space import assignments, default_assignment
 from experiments.sweep.tables import point_columns, summary_columns, write_tables
+from experiments.sweep.trials import Simulator, Trial, points_of
 from tests.sweeps import GRID, RUN, sweep
 
 

@@ -91,26 +91,37 @@ def test_the_public_code_looks_for_the_end_of_decode_once_a_round() -> None:
         assert letters(batcher, 1) == answer
 
 
-def test_pending_prefills_are_those_that_the_predictions_leave_room_for() -> None:
+def saturates_at_4(rows: int, context_tokens: int) -> float:
+    return max(1.0, 0.35 * rows)
+
+
+@pytest.mark.parametrize(
+    ("pages", "decode_s", "answer"),
+    [
+        (20, flat, "D"),  # none fits
+        (40, flat, "P"),  # one fits, which is better than a nearly empty pipeline
+        (
+            40,
+            saturates_at_4,
+            "D",
+        ),  # 2 * 1.4 / 4 > 1 - 9 / 21; with the second it would be < 22 / 31
+        (1000, saturates_at_4, "P"),  # all fit: 0.7 < 1 - 9 / 36
+    ],
+)
+def test_pending_prefills_are_those_that_the_predictions_leave_room_for(
+    pages: int, decode_s: Any, answer: str
+) -> None:
     # Four that live to point 64 with 18 or 19 + 64 tokens, and 80 more for each that arrives: 640
-    # tokens hold three of those, and micro-batches of two prompts only one.
-    for pages, expected in ((40, [32]), (1000, [32, 32, 16])):
-        asked: list[int] = []
-
-        def prefill_s(tokens: int, asked: list[int] = asked) -> float:
-            asked.append(tokens)
-            return 1.0
-
-        policy = TDPipe(
-            future_points=[32, 64],
-            max_num_batched_tokens=32,
-            decode_s=flat,
-            prefill_s=prefill_s,
-        )
-        batcher = deciding(policy, [90] * 4, pages=pages)
-        arrive(batcher, 5)
-        assert letters(batcher, 1) == "P"
-        assert asked == expected
+    # tokens hold three of those, and micro-batches of two prompts only one; 320 hold none.
+    policy = TDPipe(
+        future_points=[32, 64],
+        max_num_batched_tokens=32,
+        decode_s=decode_s,
+        prefill_s=lambda tokens: 10.0 if tokens == 32 else 5.0,
+    )
+    batcher = deciding(policy, [90] * 4, pages=pages)
+    arrive(batcher, 5)
+    assert letters(batcher, 1) == answer
 
 
 @pytest.mark.parametrize(("predicted", "prefills"), [(96, 4), (110, 2)])
@@ -229,4 +240,6 @@ def test_from_192_rows_a_batch_the_public_code_counts_as_saturated(live: int, an
 def test_the_lengths_of_running_decodes() -> None:
     batcher = deciding(TDPipe(request_finish_ratio=1.0), [90, 90, 90, 90], predicted=70)
     # The first two have returned with their second token; the others are in flight for theirs.
-    assert list(View(batcher).decode_lengths) == [(17, 2, 70)] * 2 + [(16, 1, 70)] * 2
+    view = View(batcher)
+    assert list(view.decode_lengths) == [(17, 2, 70)] * 2 + [(16, 1, 70)] * 2
+    assert view.decode_context_tokens == 2 * 17 + 2 * 16

@@ -20,7 +20,7 @@ from experiments.build import load_workload
 from experiments.points import Record, Store
 from experiments.slo import parse_slo
 from experiments.sweep.config import Range
-from experiments.sweep.run import Simulator, Trial
+from experiments.sweep.trials import Simulator, Trial
 from experiments.tune.check import (
     FRESH,
     LATER,

@@ -1,11 +1,8 @@
-"""The layers of a validation on runs whose times are known: a real driver on a virtual clock."""
+"""Structure and times of runs that are known: a real driver on a virtual clock."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,121 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost, estimates
-from evenflow.errors import PolicyError
-from evenflow.replay import Asked, RecordingBatcher
 from evenflow.result import RunResult
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
-from experiments.real.run import batcher_of
-from experiments.validation.figure import draw_validation
 from experiments.validation.layers import (
     METRICS,
-    bubble_shares,
-    compared,
-    cost_errors,
-    expected_seconds,
-    repeat_errors,
-    request_errors,
     same_batches,
     structure_errors,
     structure_of,
     summary_of,
 )
 from experiments.validation.measured_times import AROUND, Recorded, Times, drawn, measured_times
-from runtime.driver import Driver
-from runtime.serving import Serving, StepCost
-from runtime.wire import Free, Message, Returned, Step
 from sim import Link, World, simulate, simulate_timed
+from tests.noisy_run import WORLD, serve_noisily
 from tests.worlds import MAX_MODEL_LEN, POLICIES
-
-WORLD = World(
-    [Request(i, 0.013 * i, 30 + 11 * i % 80, 1 + 7 * i % 40) for i in range(60)],
-    lambda: create("sarathi", {"token_budget": 64}),
-    AffineCost(0.01, 1e-5, 3),
-    depth=3,
-    total_pages=400,
-    max_model_len=500,
-    max_in_flight=3,
-)
-JITTER_S = 0.0004
-
-
-class NoisyPipeline:
-    """A pipeline on a virtual clock: every stage and every message takes a random time more.
-
-    Stages start `late_s` after they could.
-    """
-
-    def __init__(self, world: World, seed: int, late_s: float) -> None:
-        self._late_s = late_s
-        self._rng = np.random.default_rng(seed)
-        self._hops = world.hops
-        self.now_s = 0.125  # the clock of a machine does not begin with the run
-        self.free_s = [0.0] * world.depth
-        self.link_free_s = [0.0] * world.depth
-        self.heard_s = [0.0, 0.0]
-        self.coming: deque[tuple[float, Message]] = deque()
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def noise_s(self) -> float:
-        return float(self._rng.exponential(JITTER_S))
-
-    def send(self, step: Step) -> None:
-        self.now_s += self.noise_s()  # what the driver computes
-        at_s, times = self.now_s + self.noise_s(), []
-        tokens = [0] * (sum(piece.last for piece in step.pieces) + len(step.decodes))
-        for stage, work_s in enumerate(step.work_s):
-            start_s = max(at_s, self.free_s[stage]) + self._late_s
-            self.free_s[stage] = start_s + work_s + self.noise_s()
-            times += [at_s, start_s, self.free_s[stage]]
-            if stage < len(self._hops):
-                sent_s = max(self.free_s[stage], self.link_free_s[stage]) + step.hops_s[stage]
-                self.link_free_s[stage] = sent_s
-            at_s = max(self.free_s[stage], self.link_free_s[stage]) + self.noise_s()
-        if len(step.work_s) > 1:
-            self._tell(0, times[2], Free(step.batch_id))
-        self._tell(1, times[-1], Returned(step.batch_id, times, tokens))
-
-    def _tell(self, sender: int, at_s: float, message: Message) -> None:
-        self.heard_s[sender] = max(self.heard_s[sender], at_s + self.noise_s())
-        self.coming.append((self.heard_s[sender], message))
-        self.coming = deque(sorted(self.coming, key=lambda entry: entry[0]))
-
-    def receive(self, timeout_s: float) -> list[Message]:
-        until_s = self.now_s + timeout_s
-        next_s = min([until_s, *(at_s for at_s, _ in self.coming)])
-        self.now_s = max(self.now_s + 1e-7, next_s)  # time passes, whatever is asked
-        messages = []
-        while self.coming and self.coming[0][0] <= self.now_s:
-            messages.append(self.coming.popleft()[1])
-        return messages
-
-
-def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any, list[Any]]:
-    """Return a run of the real driver, as `experiments.real.run.serve` does, and its journal."""
-    pipeline: Any = NoisyPipeline(world, seed, late_s)
-    batcher = batcher_of(world, RecordingBatcher)
-    assert isinstance(batcher, RecordingBatcher)
-
-    def cost(batch: MicroBatch) -> StepCost:
-        busy_s = [hop.per_token_s * batch.num_tokens for hop in world.hops]
-        hops_s = busy_s or [0.0] * (world.depth - 1)
-        return StepCost(world.costs.times(batch.charged or batch), hops_s, 0)
-
-    serving = Serving(
-        world.requests,
-        cost,
-        world.depth,
-        world.max_in_flight,
-        world.dispatch,
-        world.concurrency,
-    )
-    driver = Driver(serving, batcher, pipeline, clock=pipeline.clock)
-    driver.run()
-    outcome = SimpleNamespace(result=driver.result())
-    return SimpleNamespace(outcome=outcome, heard=driver.heard), batcher.journal
 
 
 @st.composite
@@ -296,70 +192,3 @@ def test_with_no_times_around_the_stages_a_timed_world_is_the_world() -> None:
     again = simulate_timed(WORLD, drawn(nothing, WORLD.costs, seed=0))
     assert again.completion_s == pytest.approx(result.completion_s, abs=1e-8)
     assert same_batches(again, result) == 1
-
-
-def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
-    served, journal = serve_noisily(WORLD)
-    result = served.outcome.result
-    expected_s = expected_seconds(WORLD, journal)
-    tokens = result.prefill_tokens + result.decode_tokens
-    assert expected_s == pytest.approx(np.repeat(0.01 + 1e-5 * tokens[:, None], 3, axis=1))
-    lines = cost_errors([result], [expected_s])
-    late = np.abs(expected_s / (result.end_s - result.start_s) - 1)
-    for stage, line in enumerate(lines):
-        assert line["median"] == pytest.approx(np.median(late[:, stage]))
-        assert line["p95"] == pytest.approx(np.percentile(late[:, stage], 95))
-        assert line["bias"] < 0
-        assert 0 < line["median_repeat"] < line["p95_repeat"]
-    asked = next(index for index, entry in enumerate(journal) if isinstance(entry, Asked))
-    changed = [*journal[:asked], journal[asked]._replace(decision=None), *journal[asked + 1 :]]
-    with pytest.raises(PolicyError, match="a recorded run does not replay"):
-        expected_seconds(WORLD, changed)
-
-
-def test_only_what_has_its_like_repeats() -> None:
-    shapes = np.array([[1, 2], [3, 4], [1, 2], [5, 6], [1, 2]])
-    errors = repeat_errors(shapes, np.array([1.0, 9.0, 2.0, 8.0, 3.0]))
-    assert sorted(errors) == pytest.approx([0.0, 0.5, 0.5])
-    assert len(repeat_errors(shapes[:2], np.array([1.0, 9.0]))) == 0
-
-
-def test_one_metric_of_several_runs() -> None:
-    runs = [{"duration": 9.0}, {"duration": 11.0}]
-    line = compared("duration", runs, {"duration": 9.5}, [{"duration": 10.0}, {"duration": 10.2}])
-    assert line == {
-        "measured": 10.0,
-        "least": 9.0,
-        "most": 11.0,
-        "spread": 0.2,
-        "simulated": 9.5,
-        "error": pytest.approx(-0.05),
-        "calibrated": pytest.approx(10.1),
-        "calibrated_error": pytest.approx(0.01),
-        "calibrated_spread": pytest.approx(0.02),
-    }
-    nothing = compared("mean_tpot_ms", [{"mean_tpot_ms": 0.0}], {"mean_tpot_ms": 0.0})
-    assert (nothing["error"], nothing["spread"]) == (None, None)
-    assert "calibrated" not in nothing
-
-
-def test_bubbles_add_up_to_what_is_not_busy() -> None:
-    result = simulate(WORLD)
-    shares = bubble_shares([result, result])
-    assert sum(shares.values()) == pytest.approx(summary_of(result)["bubble_share"])
-
-
-def test_errors_of_requests() -> None:
-    result = simulate(WORLD)
-    later = replace(
-        result, completion_s=result.completion_s + 0.1 * (result.completion_s - result.arrival_s)
-    )
-    found = request_errors(result, later)
-    assert found["e2el"] == pytest.approx({"median": 0.1, "p95": 0.1, "most": 0.1})
-    assert found["ttft"] == {"median": 0, "p95": 0, "most": 0}
-
-
-def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    result = simulate(WORLD)
-    draw_validation(result, result, simulate(replace(WORLD, link=Link(0, 0.001))), "t", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"validation.png", "validation.svg"}

@@ -49,8 +49,8 @@ def elementwise_s(tokens: int, model: ModelSpec, tensor_parallel: int, rates: Ra
     residual (read two, write two), 2 x (heads + KV heads) x head size for the rotary embedding
     (read, write) and as many for the norms of queries and keys, if there are any, 2 or 3 x MLP
     columns for the activation (read up and gate, write), 4 x KV heads x head size for the KV write
-    (read, write). Known error: small kernels reach less than the
-    bandwidth of large ones; what is missing is in the per-layer overhead.
+    (read, write). Known error: small kernels reach less than the bandwidth of large ones; what is
+    missing is in the per-layer overhead.
     """
     heads = model.num_heads / tensor_parallel
     kv_heads = model.local_kv_heads(tensor_parallel)

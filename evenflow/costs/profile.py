@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 
 from evenflow.costs.curves import Curve, Estimate, Surface
 from evenflow.costs.fill import ELEMENTWISE, LINEARS, RooflineFill
-from evenflow.costs.profile_file import DTYPE_BYTES, LayerShapes, Point, Profile
+from evenflow.costs.profile_file import LayerShapes, Point, Profile
 from evenflow.costs.roofline import RooflineCost
 from evenflow.costs.tables import Attention, TableCost, Tables
 from evenflow.errors import UsageError
+from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 
 LAYER = (*LINEARS, *ELEMENTWISE)

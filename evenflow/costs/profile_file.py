@@ -16,6 +16,7 @@ from typing import Any
 
 from evenflow.costs.profile_points import COLUMNS, OPERATORS, Point, read_points
 from evenflow.errors import UsageError, instead_of
+from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
 ]
 
 VERSION = 1
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 DEVICE_KINDS = ("cpu", "cuda", "other")
 
 

@@ -23,12 +23,10 @@ class FutureUsage:
     and falls when a request ends. Known error: pages that are not full count as their tokens only.
     """
 
-    __slots__ = ("_context", "_ending", "context_tokens", "points", "requests")
+    __slots__ = ("_context", "_ending", "points")
 
     def __init__(self, points: Sequence[int]) -> None:
         self.points = points
-        self.requests = 0
-        self.context_tokens = 0
         # Requests and their tokens by how many points they reach, so that adding costs O(1).
         self._ending = [0] * (len(points) + 1)
         self._context = [0] * (len(points) + 1)
@@ -38,8 +36,6 @@ class FutureUsage:
         reached = bisect_right(self.points, remaining_tokens)
         self._ending[reached] += 1
         self._context[reached] += context_tokens
-        self.requests += 1
-        self.context_tokens += context_tokens
 
     def at_points(self) -> list[int]:
         """Return the KV tokens in use at each point."""

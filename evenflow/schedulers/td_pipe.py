@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -189,19 +189,29 @@ class TDPipe:
         return self._prefill_is_better(view)
 
     def _prefill_is_better(self, view: View) -> bool:
-        """Say whether a switch now would use the pipeline better than the next decode batches."""
-        usage = self._usage_of(view)
+        """Say whether a switch now would use the pipeline better than the next decode batches.
+
+        How many of the pending prefills fit depends on the predicted use, which looks at every row:
+        it is asked for only if some number of them would be better.
+        """
         rows = max(view.running // view.depth, 1)
         if self.variant == "code" and rows >= CODE_SATURATED_ROWS:
             return False
-        context_tokens = usage.context_tokens / max(usage.requests, 1)
-        pending_s = self._pending_prefill_s(view, usage)
-        if not pending_s:
+        pending = list(self._pending_prefills(view))
+        if not pending:
             return False
+        context_tokens = view.decode_context_tokens / max(view.running_decodes, 1)
         step_s = self.decode_s(rows, round(rows * context_tokens))
-        saturated = self._saturation()
-        spatial = spatial_intensity(rows, context_tokens, saturated, self.decode_s)
-        return spatial < temporal_intensity(pending_s, step_s, view.depth)
+        spatial = spatial_intensity(rows, context_tokens, self._saturation(), self.decode_s)
+        seconds = [self.prefill_s(sum(prompt.tokens for prompt in batch)) for batch, _ in pending]
+        better = [
+            spatial < temporal_intensity(seconds[:stop], step_s, view.depth)
+            for stop in range(1, len(seconds) + 1)
+        ]
+        if not any(better):
+            return False
+        fitting = self._fitting(pending, view)
+        return fitting > 0 and better[fitting - 1]
 
     def _saturation(self) -> int:
         if not self._saturated_rows:
@@ -210,29 +220,36 @@ class TDPipe:
             self._saturated_rows = rows
         return self._saturated_rows
 
-    def _pending_prefill_s(self, view: View, usage: FutureUsage) -> list[float]:
-        """Return the stage seconds of the prefill micro-batches that would fit, adding to `usage`.
-
-        Those that make it full do not fit, though a prefill phase sends one: else decode would end
-        as soon as it began.
-        """
-        seconds: list[float] = []
-        free, tokens, rows = view.free_pages, 0, 0
+    def _pending_prefills(self, view: View) -> Iterator[tuple[list[Prompt], int]]:
+        """Iterate over the prefill micro-batches that there are pages for, with those then free."""
+        batch: list[Prompt] = []
+        free, tokens = view.free_pages, 0
         for prompt in view.waiting:
             pages = -(-prompt.tokens // view.page_tokens)
             if pages > free:
                 break
             over = tokens + prompt.tokens > self.max_num_batched_tokens
-            if tokens and (over or rows >= self.max_batch_rows):
-                if self._is_full(usage, free, view):
-                    return seconds
-                seconds.append(self.prefill_s(tokens))
-                tokens = rows = 0
-            free, tokens, rows = free - pages, tokens + prompt.tokens, rows + 1
-            usage.add(prompt.tokens, self._remaining_tokens(prompt))
-        if tokens and not self._is_full(usage, free, view):
-            seconds.append(self.prefill_s(tokens))
-        return seconds
+            if batch and (over or len(batch) >= self.max_batch_rows):
+                yield batch, free
+                batch, tokens = [], 0
+            batch.append(prompt)
+            free, tokens = free - pages, tokens + prompt.tokens
+        if batch:
+            yield batch, free
+
+    def _fitting(self, pending: Sequence[tuple[list[Prompt], int]], view: View) -> int:
+        """Return how many of the pending micro-batches leave the predicted use below the pool.
+
+        One that makes it full does not fit, though a prefill phase sends it: else decode would end
+        as soon as it began.
+        """
+        usage = self._usage_of(view)
+        for index, (batch, free) in enumerate(pending):
+            for prompt in batch:
+                usage.add(prompt.tokens, self._remaining_tokens(prompt))
+            if self._is_full(usage, free, view):
+                return index
+        return len(pending)
 
 
 def _next_prompt_fits(view: View) -> bool:

@@ -26,7 +26,7 @@ FAMILIES = {
 }
 """`model_type` in the file -> family; the last two are Falcon's first spelling."""
 
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class _Config:

@@ -7,27 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from experiments.options import Executor, MedianQueue, Out, RunFile, Set, Slo
+
 if TYPE_CHECKING:
     from experiments.capacity.find import Proof, Question
 
-SloOption = Annotated[
-    list[str] | None,
-    typer.Option("--slo", metavar="METRIC=LIMIT", help="A limit; may be given repeatedly."),
-]
-QueueOption = Annotated[
-    float | None,
-    typer.Option("--max-median-queue-s", help="Limit the median scheduling delay (seconds)."),
-]
-ExecutorOption = Annotated[
-    str, typer.Option("--executor", metavar="NAME", help="process, dask or dask:ADDRESS.")
-]
-
 
 def capacity_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")],
+    run: RunFile,
     *,
-    slo: SloOption = None,
-    max_median_queue_s: QueueOption = None,
+    slo: Slo = None,
+    max_median_queue_s: MedianQueue = None,
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="How exactly, as a share of the rate.")
     ] = 0.02,
@@ -38,14 +28,9 @@ def capacity_command(
         Path | None,
         typer.Option("--per-dollar", metavar="PRICES.yaml", help="GPU name: dollars per hour."),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key; repeatable."),
-    ] = None,
-    executor: ExecutorOption = "process",
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")
-    ] = None,
+    set_: Set = None,
+    executor: Executor = "process",
+    out: Out = None,
 ) -> None:
     """Find the largest request rate that keeps limits on latency."""
     from evenflow.config import load_config

@@ -10,7 +10,8 @@ from evenflow.metrics import summarize
 from evenflow.specs.gpu import link
 from evenflow.specs.model import model
 from evenflow.types import Request
-from experiments.build import build, find
+from experiments.build import build
+from experiments.build_world import find
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines, whiskers
 from sim import simulate

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
+from experiments.options import Executor
 
 if TYPE_CHECKING:
     from experiments.figures.claims import Answer
@@ -36,9 +37,7 @@ def figures_command(
             "--set", metavar="KEY=VALUE", help="A key of the run, study.KEY or systems.LABEL."
         ),
     ] = None,
-    executor: Annotated[
-        str, typer.Option("--executor", help="process, dask or dask:ADDRESS.")
-    ] = "process",
+    executor: Executor = "process",
     list_: Annotated[bool, typer.Option("--list", help="Only list the figures.")] = False,
 ) -> None:
     """Make the papers' figures, and the table that compares their claims with ours."""

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.build import find
+from experiments.build_world import find
 from experiments.figures.loads import traces
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.build import find
+from experiments.build_world import find
 from experiments.figures.claims import published_value
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evenflow.costs import RooflineCost, prefill_work
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
+from experiments.profiles.efficiencies import (
+    Efficiencies,
+    Errors,
+    Floats,
+    errors_of,
+    least_squares_fit,
+)
 from experiments.profiles.published_facts import facts_table, published_facts
 
 FILES = {"Qwen2.5-32B": "tdpipe_L20-Qwen2.5-32B.csv", "Llama2-13B": "tdpipe_L20-Llama-13B.csv"}
 """Model -> its file of measured times."""
-
-Floats = NDArray[np.float64]
 
 
 class Profile(NamedTuple):
@@ -35,22 +38,6 @@ class Profile(NamedTuple):
     model: ModelSpec
     tokens: list[int]
     seconds: Floats
-
-
-class Efficiencies(NamedTuple):
-    """What a fit yields: shares of the two peaks, seconds per layer that neither explains."""
-
-    compute: float
-    bandwidth: float
-    per_layer_overhead_s: float
-
-
-class Errors(NamedTuple):
-    """Absolute relative errors of predicted against measured times, as shares of the measured."""
-
-    mean: float
-    p95: float
-    worst: float
 
 
 def read_profile(path: Path, spec: ModelSpec) -> Profile:
@@ -64,13 +51,8 @@ def read_profile(path: Path, spec: ModelSpec) -> Profile:
 
 def predict(profile: Profile, base: GpuSpec, efficiencies: Efficiencies) -> Floats:
     """Return the predicted seconds for each length: all layers, embedding and head on one stage."""
-    changed = replace(
-        base,
-        compute_efficiency=efficiencies.compute,
-        bandwidth_efficiency=efficiencies.bandwidth,
-        per_layer_overhead_s=efficiencies.per_layer_overhead_s,
-    )
-    cost = RooflineCost(Deployment(profile.model, changed, (profile.model.num_layers,)))
+    layers = (profile.model.num_layers,)
+    cost = RooflineCost(Deployment(profile.model, efficiencies.on(base), layers))
     return np.array([cost(0, prefill_work(tokens)) for tokens in profile.tokens])
 
 
@@ -79,21 +61,17 @@ def fit(profiles: Sequence[Profile], base: GpuSpec) -> Efficiencies:
 
     Every length of a file counts the same, so lengths over one tile (128 tokens) decide.
     """
-    from scipy.optimize import least_squares
 
-    def relative_errors(values: Floats) -> Floats:
-        candidate = Efficiencies(values[0], values[1], values[2] * 1e-4)
+    def relative_errors(candidate: Efficiencies) -> Floats:
         parts = [predict(each, base, candidate) / each.seconds - 1 for each in profiles]
         return np.concatenate(parts)
 
-    best = least_squares(relative_errors, (0.9, 0.9, 1.0), bounds=((0.1, 0.1, 0), (1.5, 1.5, 100)))
-    return Efficiencies(float(best.x[0]), float(best.x[1]), float(best.x[2]) * 1e-4)
+    return least_squares_fit(relative_errors, (0.9, 0.9, 1.0))
 
 
 def errors(profile: Profile, base: GpuSpec, efficiencies: Efficiencies) -> Errors:
     """Return how far the prediction is from a profile."""
-    off = np.abs(predict(profile, base, efficiencies) / profile.seconds - 1)
-    return Errors(float(off.mean()), float(np.percentile(off, 95)), float(off.max()))
+    return errors_of(predict(profile, base, efficiencies), profile.seconds)
 
 
 def report(profiles: Sequence[Profile], base: GpuSpec) -> str:

@@ -8,17 +8,22 @@ Knows the tables only through `evenflow.costs.silicon`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evenflow.costs import RooflineCost, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.silicon import GPUS, silicon_cost, silicon_source
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import model
+from experiments.profiles.efficiencies import (
+    Efficiencies,
+    Errors,
+    Floats,
+    bundled,
+    errors_of,
+    soft_fit,
+)
 
 FITTED_ON = ("Llama-3.1-8B", "Qwen2.5-14B", "Llama-3.1-70B")
 CHECKED_ON = ("Mistral-7B", "Qwen2.5-32B", "Llama2-13B")
@@ -38,23 +43,6 @@ WORKS: tuple[Work, ...] = (
 )
 """Micro-batches that engines send: decode steps and prompt chunks, with and without context."""
 
-Floats = NDArray[np.float64]
-
-
-class Efficiencies(NamedTuple):
-    """What a fit yields: shares of the two peaks, seconds per layer that neither explains."""
-
-    compute: float
-    bandwidth: float
-    per_layer_overhead_s: float
-
-
-class Errors(NamedTuple):
-    """Absolute relative errors of the roofline against the measured operators."""
-
-    mean: float
-    p95: float
-
 
 def deployments(spec: GpuSpec, names: Sequence[str]) -> list[Deployment]:
     """Return each model whole on one GPU of unlimited memory."""
@@ -71,44 +59,20 @@ def measured(spec: GpuSpec, names: Sequence[str], framework: str = "vllm") -> Fl
 
 def predicted(spec: GpuSpec, names: Sequence[str], efficiencies: Efficiencies) -> Floats:
     """Return the seconds of WORKS for each model by the roofline."""
-    changed = replace(
-        spec,
-        compute_efficiency=efficiencies.compute,
-        bandwidth_efficiency=efficiencies.bandwidth,
-        per_layer_overhead_s=efficiencies.per_layer_overhead_s,
+    return np.concatenate(
+        [_seconds(RooflineCost(each)) for each in deployments(efficiencies.on(spec), names)]
     )
-    return np.concatenate([_seconds(RooflineCost(each)) for each in deployments(changed, names)])
 
 
 def fit(spec: GpuSpec, framework: str = "vllm") -> Efficiencies:
-    """Return the efficiencies with the least absolute relative error (soft, so that few points
-    far off decide little).
-    """
-    from scipy.optimize import least_squares
-
+    """Return the efficiencies of least relative error on FITTED_ON, soft."""
     target = measured(spec, FITTED_ON, framework)
-
-    def off(values: Floats) -> Floats:
-        candidate = Efficiencies(values[0], values[1], values[2] * 1e-4)
-        return np.log(predicted(spec, FITTED_ON, candidate) / target)
-
-    best = least_squares(
-        off, (0.7, 0.8, 0.5), bounds=((0.1, 0.1, 0), (1.5, 1.5, 100)), loss="soft_l1", f_scale=0.05
-    )
-    return Efficiencies(float(best.x[0]), float(best.x[1]), float(best.x[2]) * 1e-4)
+    return soft_fit(lambda candidate: predicted(spec, FITTED_ON, candidate), target)
 
 
 def errors(spec: GpuSpec, names: Sequence[str], efficiencies: Efficiencies) -> Errors:
     """Return how far the roofline is from the measured operators on models of these names."""
-    off = np.abs(predicted(spec, names, efficiencies) / measured(spec, names) - 1)
-    return Errors(float(off.mean()), float(np.percentile(off, 95)))
-
-
-def bundled(spec: GpuSpec) -> Efficiencies:
-    """Return the efficiencies that the GPU table carries."""
-    return Efficiencies(
-        spec.compute_efficiency, spec.bandwidth_efficiency, spec.per_layer_overhead_s
-    )
+    return errors_of(predicted(spec, names, efficiencies), measured(spec, names))
 
 
 def _seconds(cost: StageCost) -> Floats:

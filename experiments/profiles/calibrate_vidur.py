@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evenflow.costs.formulas import Rates, linear_s
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
-from experiments.profiles.calibrate_silicon import Efficiencies, Errors, bundled
+from experiments.profiles.efficiencies import (
+    Efficiencies,
+    Errors,
+    Floats,
+    bundled,
+    errors_of,
+    soft_fit,
+)
 from experiments.profiles.importers import import_files
 
 LINEARS = ("linear_qkv", "linear_o", "linear_up", "linear_down")
 TILE_TOKENS = 128
-
-Floats = NDArray[np.float64]
 
 
 class Layers(NamedTuple):
@@ -73,22 +77,12 @@ def predicted(layers: Layers, base: GpuSpec, efficiencies: Efficiencies) -> Floa
 
 def fit(layers: Layers, base: GpuSpec) -> Efficiencies:
     """Return the efficiencies of least relative error, soft, as `calibrate_silicon` does."""
-    from scipy.optimize import least_squares
-
-    def off(values: Floats) -> Floats:
-        candidate = Efficiencies(values[0], values[1], values[2] * 1e-4)
-        return np.log(predicted(layers, base, candidate) / layers.seconds)
-
-    best = least_squares(
-        off, (0.7, 0.8, 0.5), bounds=((0.1, 0.1, 0), (1.5, 1.5, 100)), loss="soft_l1", f_scale=0.05
-    )
-    return Efficiencies(float(best.x[0]), float(best.x[1]), float(best.x[2]) * 1e-4)
+    return soft_fit(lambda candidate: predicted(layers, base, candidate), layers.seconds)
 
 
 def errors(layers: Layers, base: GpuSpec, efficiencies: Efficiencies) -> Errors:
     """Return how far the roofline is from the published times."""
-    off = np.abs(predicted(layers, base, efficiencies) / layers.seconds - 1)
-    return Errors(float(off.mean()), float(np.percentile(off, 95)))
+    return errors_of(predicted(layers, base, efficiencies), layers.seconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
+from experiments.options import Out, RunFile, Set
 
 if TYPE_CHECKING:
     from experiments.real.live import LiveServer
     from experiments.real.run import Served
     from experiments.runs import Job
-
-RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
-]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
 
 
 def run_command(run: RunFile, set_: Set = None, out: Out = None) -> None:

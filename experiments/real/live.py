@@ -18,7 +18,7 @@ from evenflow.batcher import Batcher
 from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
-from experiments.build import find
+from experiments.build_world import find
 
 if TYPE_CHECKING:
     import uvicorn

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.real.cli import Out, RunFile, Set, serve_into
+from experiments.options import Out, RunFile, Set
+from experiments.real.cli import serve_into
 
 if TYPE_CHECKING:
     from experiments.runs import Job

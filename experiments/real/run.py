@@ -28,7 +28,8 @@ from evenflow.replay import Entry, RecordingBatcher, replay
 from evenflow.result import RunResult
 from evenflow.schedulers import POOLED
 from evenflow.types import MicroBatch
-from experiments.build import Built, build, make_importable
+from experiments.build import build, make_importable
+from experiments.build_world import Built
 from experiments.provenance import provenance
 from experiments.real import journal as journal_file
 from experiments.real.workers import Crew, crew_of

@@ -17,7 +17,7 @@ from evenflow.config_workers import EmulatedWorkers, TorchWorkers
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
-from experiments.build import Built, find
+from experiments.build_world import Built, find
 from profiler.environment import device_name, driver_version
 from sim.world import World
 

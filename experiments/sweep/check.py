@@ -17,8 +17,9 @@ from experiments.build import build
 from experiments.points import Point, workload_of
 from experiments.runs import Job, run_job
 from experiments.sweep.config import Assignment, Optuna, Sweep
-from experiments.sweep.run import known_assignments, points_of
+from experiments.sweep.run import known_assignments
 from experiments.sweep.space import distinct, values_of
+from experiments.sweep.trials import points_of
 
 TRIED = 32
 """How many points with one value are tried, at most, for one that accepts it."""

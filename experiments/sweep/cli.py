@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
+from experiments.options import Executor, Out
 
 if TYPE_CHECKING:
     from experiments.sweep.config import Sweep
@@ -22,9 +23,7 @@ STORE = "store"
 def sweep_command(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What to vary, in which run.")],
     *,
-    executor: Annotated[
-        str, typer.Option("--executor", help="process, dask, or dask:ADDRESS of a scheduler.")
-    ] = "process",
+    executor: Executor = "process",
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Use what is in DIR already, or remove it.")
     ] = True,
@@ -41,9 +40,7 @@ def sweep_command(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Simulate a grid or a search over any keys of a run, several times each, and compare."""
     from experiments.build import make_importable
@@ -86,7 +83,8 @@ def _simulate(
     """Simulate all points, or of a part only what the store lacks."""
     from experiments.executors import executor_of
     from experiments.points import HEADER, Store
-    from experiments.sweep.run import Simulator, expected_points, run_shard, run_sweep
+    from experiments.sweep.run import expected_points, run_shard, run_sweep
+    from experiments.sweep.trials import Simulator
     from experiments.terminal import points_progress
 
     resume, retry = reuse

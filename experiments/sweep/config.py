@@ -20,7 +20,7 @@ from evenflow.config_errors import mistakes
 from evenflow.config_fields import Count, Keys, expect, short_form
 from evenflow.errors import UsageError
 from evenflow.yaml_file import Document
-from experiments.build import find
+from experiments.build_world import find
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0)]

@@ -12,9 +12,10 @@ from typing import Any
 
 from experiments.intervals import interval
 from experiments.sweep.ranking import relative
-from experiments.sweep.run import Findings, Trial
+from experiments.sweep.run import Findings
 from experiments.sweep.space import identity
 from experiments.sweep.tables import cell
+from experiments.sweep.trials import Trial
 
 SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "total_token_throughput")
 """The metrics of gLLM's sensitivity figure."""

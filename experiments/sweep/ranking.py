@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from experiments.intervals import Interval, interval, paired_difference
 from experiments.sweep.config import SweepConfig
-from experiments.sweep.run import Findings, Trial
+from experiments.sweep.run import Findings
+from experiments.sweep.trials import Trial
 
 
 def eligible(config: SweepConfig, trial: Trial) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from evenflow.errors import UsageError
 from experiments.sweep.config import Assignment, Optuna, Parameter, Range, Sweep
-from experiments.sweep.run import Simulator, Trial
+from experiments.sweep.trials import Simulator, Trial
 
 
 def search(sweep: Sweep, method: Optuna, simulator: Simulator, done: int) -> list[Trial]:

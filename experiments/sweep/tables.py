@@ -15,7 +15,8 @@ from experiments.outputs import write_table
 from experiments.points import code_digest
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
 from experiments.sweep.ranking import difference, eligible, ranked
-from experiments.sweep.run import Findings, Trial, points_of
+from experiments.sweep.run import Findings
+from experiments.sweep.trials import Trial, points_of
 
 Columns = dict[str, list[Any]]
 

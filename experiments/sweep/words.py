@@ -7,7 +7,8 @@ import math
 from experiments.intervals import Interval, interval
 from experiments.sweep.effects import label
 from experiments.sweep.ranking import difference, ranked
-from experiments.sweep.run import Findings, Trial
+from experiments.sweep.run import Findings
+from experiments.sweep.trials import Trial
 from experiments.terminal import metric_words
 
 BEST = 5

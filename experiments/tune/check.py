@@ -17,7 +17,7 @@ from experiments.intervals import Interval, interval, paired_difference
 from experiments.points import Point
 from experiments.runs import Outcome
 from experiments.slo import larger_is_better
-from experiments.sweep.run import Simulator, Trial
+from experiments.sweep.trials import Simulator, Trial
 from experiments.tune.prepare import GLLM, is_sample, rows_of
 from experiments.tune.search import Candidate, Part, Search, Tried, Tuning, evaluate
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.capacity.cli import ExecutorOption, QueueOption, SloOption
+from experiments.options import Executor, MedianQueue, Out, RunFile, Set, Slo
 
 if TYPE_CHECKING:
     from experiments.tune.check import Check
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def tune_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")],
+    run: RunFile,
     *,
-    slo: SloOption = None,
-    max_median_queue_s: QueueOption = None,
+    slo: Slo = None,
+    max_median_queue_s: MedianQueue = None,
     objective: Annotated[
         str | None,
         typer.Option("--objective", metavar="METRIC", help="Default: goodput, or else E2EL."),
@@ -37,14 +37,9 @@ def tune_command(
     replications: Annotated[int, typer.Option("--replications", help="Seeds of each trial.")] = 2,
     checks: Annotated[int, typer.Option("--checks", help="Unseen parts of each kind.")] = 8,
     seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key; repeatable."),
-    ] = None,
-    executor: ExecutorOption = "process",
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")
-    ] = None,
+    set_: Set = None,
+    executor: Executor = "process",
+    out: Out = None,
 ) -> None:
     """Find the best scheduler, parameters and layout, and check them on unseen data."""
     from evenflow.yaml_file import override, read
@@ -73,7 +68,7 @@ def _work(
     from experiments.outputs import staged
     from experiments.points import Store
     from experiments.sweep.cli import STORE
-    from experiments.sweep.run import Simulator
+    from experiments.sweep.trials import Simulator
     from experiments.terminal import points_progress
     from experiments.tune.check import run_bubbles, run_checks
     from experiments.tune.figure import draw_tuning

@@ -15,7 +15,8 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model
 from evenflow.yaml_file import Document, assign
-from experiments.build import Workload, build, find
+from experiments.build import Workload, build
+from experiments.build_world import find
 
 SHIFTS = (-2, -1, 1, 2, 3)
 """Layers that the last stage gives to the others (below 0: takes from them), beside even and

@@ -14,7 +14,8 @@ from evenflow.config_errors import mistakes
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, policy
 from evenflow.yaml_file import Document
-from experiments.build import find, load_workload
+from experiments.build import load_workload
+from experiments.build_world import find
 from experiments.dry_run import dry_run, seed_matters
 from experiments.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.sweep.config import Parameter

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from evenflow.bubbles import CAUSES
-from experiments.build import find
+from experiments.build_world import find
 from experiments.intervals import Interval
 from experiments.outputs import write_json, write_table
 from experiments.report.words import cause_label
 from experiments.slo import Condition
-from experiments.sweep.run import Trial
+from experiments.sweep.trials import Trial
 from experiments.tune.check import TUNED, Check, rivals
 from experiments.tune.search import Rank, Search, Tuning
 from experiments.tune.simplify import Worth

@@ -18,8 +18,8 @@ from evenflow.yaml_file import Document, assign
 from experiments.points import Point
 from experiments.slo import Condition, larger_is_better, request_limits, service_levels
 from experiments.sweep.config import Optuna, Parameter
-from experiments.sweep.run import Simulator, Trial
 from experiments.sweep.search import proposed, study_of
+from experiments.sweep.trials import Simulator, Trial
 from experiments.tune.layouts import Layout
 
 BATCH = 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evenflow.schedulers import POOLED, parameters, policy
-from experiments.sweep.run import Simulator
+from experiments.sweep.trials import Simulator
 from experiments.tune.search import Candidate, Rank, Search, Tried, evaluate
 
 SLACK = 0.005

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
-from experiments.real.cli import Out, RunFile, Set, job_of
+from experiments.options import Out, RunFile, Set
+from experiments.real.cli import job_of
 
 if TYPE_CHECKING:
     from experiments.validation.validate import Validation
@@ -76,7 +77,7 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
     """Return the overrides that take costs from a profile; measure it if there is none."""
     from evenflow.config import load_config
     from evenflow.config_workers import TorchWorkers
-    from experiments.build import find
+    from experiments.build_world import find
     from experiments.profiles.measure import Settings, measure_profile
     from experiments.profiles.measure_cli import show_measuring
 

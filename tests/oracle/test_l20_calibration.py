@@ -12,7 +12,6 @@ from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
 from experiments.profiles.calibrate_l20 import (
     FILES,
-    Efficiencies,
     Profile,
     draw,
     errors,
@@ -21,12 +20,13 @@ from experiments.profiles.calibrate_l20 import (
     read_profile,
     report,
 )
+from experiments.profiles.efficiencies import Efficiencies, bundled
 from experiments.profiles.published_facts import published_facts
 
 pytest.importorskip("scipy", reason="fitting needs scipy: pip install 'evenflow[fit]'")
 
 L20 = gpu("L20")
-BUNDLED = Efficiencies(L20.compute_efficiency, L20.bandwidth_efficiency, L20.per_layer_overhead_s)
+BUNDLED = bundled(L20)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,29 @@
+"""The options that several commands take, so that they are called and explained the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's configuration.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
+Slo = Annotated[
+    list[str] | None,
+    typer.Option("--slo", metavar="METRIC=LIMIT", help="A limit; may be given repeatedly."),
+]
+MedianQueue = Annotated[
+    float | None,
+    typer.Option("--max-median-queue-s", help="Limit the median scheduling delay (seconds)."),
+]
+Executor = Annotated[
+    str,
+    typer.Option(
+        "--executor", metavar="NAME", help="process, dask, or dask:ADDRESS of a scheduler."
+    ),
+]

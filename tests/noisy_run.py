@@ -1,0 +1,108 @@
+"""A run of the real driver on a virtual clock, where everything takes a random time more."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from evenflow.costs import AffineCost
+from evenflow.replay import RecordingBatcher
+from evenflow.schedulers import create
+from evenflow.types import MicroBatch, Request
+from experiments.real.run import batcher_of
+from runtime.driver import Driver
+from runtime.serving import Serving, StepCost
+from runtime.wire import Free, Message, Returned, Step
+from sim import World
+
+WORLD = World(
+    [Request(i, 0.013 * i, 30 + 11 * i % 80, 1 + 7 * i % 40) for i in range(60)],
+    lambda: create("sarathi", {"token_budget": 64}),
+    AffineCost(0.01, 1e-5, 3),
+    depth=3,
+    total_pages=400,
+    max_model_len=500,
+    max_in_flight=3,
+)
+JITTER_S = 0.0004
+
+
+class NoisyPipeline:
+    """A pipeline on a virtual clock: every stage and every message takes a random time more.
+
+    Stages start `late_s` after they could.
+    """
+
+    def __init__(self, world: World, seed: int, late_s: float) -> None:
+        self._late_s = late_s
+        self._rng = np.random.default_rng(seed)
+        self._hops = world.hops
+        self.now_s = 0.125  # the clock of a machine does not begin with the run
+        self.free_s = [0.0] * world.depth
+        self.link_free_s = [0.0] * world.depth
+        self.heard_s = [0.0, 0.0]
+        self.coming: deque[tuple[float, Message]] = deque()
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def noise_s(self) -> float:
+        return float(self._rng.exponential(JITTER_S))
+
+    def send(self, step: Step) -> None:
+        self.now_s += self.noise_s()  # what the driver computes
+        at_s, times = self.now_s + self.noise_s(), []
+        tokens = [0] * (sum(piece.last for piece in step.pieces) + len(step.decodes))
+        for stage, work_s in enumerate(step.work_s):
+            start_s = max(at_s, self.free_s[stage]) + self._late_s
+            self.free_s[stage] = start_s + work_s + self.noise_s()
+            times += [at_s, start_s, self.free_s[stage]]
+            if stage < len(self._hops):
+                sent_s = max(self.free_s[stage], self.link_free_s[stage]) + step.hops_s[stage]
+                self.link_free_s[stage] = sent_s
+            at_s = max(self.free_s[stage], self.link_free_s[stage]) + self.noise_s()
+        if len(step.work_s) > 1:
+            self._tell(0, times[2], Free(step.batch_id))
+        self._tell(1, times[-1], Returned(step.batch_id, times, tokens))
+
+    def _tell(self, sender: int, at_s: float, message: Message) -> None:
+        self.heard_s[sender] = max(self.heard_s[sender], at_s + self.noise_s())
+        self.coming.append((self.heard_s[sender], message))
+        self.coming = deque(sorted(self.coming, key=lambda entry: entry[0]))
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        until_s = self.now_s + timeout_s
+        next_s = min([until_s, *(at_s for at_s, _ in self.coming)])
+        self.now_s = max(self.now_s + 1e-7, next_s)  # time passes, whatever is asked
+        messages = []
+        while self.coming and self.coming[0][0] <= self.now_s:
+            messages.append(self.coming.popleft()[1])
+        return messages
+
+
+def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any, list[Any]]:
+    """Return a run of the real driver, as `experiments.real.run.serve` does, and its journal."""
+    pipeline: Any = NoisyPipeline(world, seed, late_s)
+    batcher = batcher_of(world, RecordingBatcher)
+    assert isinstance(batcher, RecordingBatcher)
+
+    def cost(batch: MicroBatch) -> StepCost:
+        busy_s = [hop.per_token_s * batch.num_tokens for hop in world.hops]
+        hops_s = busy_s or [0.0] * (world.depth - 1)
+        return StepCost(world.costs.times(batch.charged or batch), hops_s, 0)
+
+    serving = Serving(
+        world.requests,
+        cost,
+        world.depth,
+        world.max_in_flight,
+        world.dispatch,
+        world.concurrency,
+    )
+    driver = Driver(serving, batcher, pipeline, clock=pipeline.clock)
+    driver.run()
+    outcome = SimpleNamespace(result=driver.result())
+    return SimpleNamespace(outcome=outcome, heard=driver.heard), batcher.journal

@@ -30,8 +30,9 @@ from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_unti
 from runtime.errors import WorkerError
 from runtime.pipeline import Pipeline
 from runtime.serving import Serving, StepCost
+from runtime.sockets import driver_address, open_socket
 from runtime.wire import Failed, encode
-from runtime.worker import Settings, driver_address, open_socket
+from runtime.worker import Settings
 from tests.failing_workers import Failing, Leaving, NeverMade, Stuck
 
 PAGES, DEPTH = 24, 4
@@ -166,6 +167,36 @@ def test_kill_9_from_outside_is_an_error_at_once() -> None:
 
 def test_a_worker_that_hangs_is_an_error() -> None:
     run_and_fail(pipeline(), lambda workers: os.kill(workers.process_ids[1], signal.SIGSTOP))
+
+
+def test_a_worker_that_is_stopped_is_named_within_seconds_whatever_the_patience() -> None:
+    with pytest.raises(WorkerError, match=r"stage 1 \(process \d+\) says nothing for 5\.\d s"):  # noqa: SIM117
+        with pipeline() as workers:
+            os.kill(workers.process_ids[1], signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            Driver(serving(patience_s=3600.0), batcher("sarathi"), workers).run()
+    assert time.monotonic() - stopped_s < 10
+
+
+def test_a_micro_batch_may_take_longer_than_a_worker_may_be_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
+    faults = Faults(slow_factor=3.5 / COSTS.base_s)
+    with pipeline((1, EmulatedSettings(faults=faults))) as workers:
+        driver = Driver(serving([Request(0, 0.0, 20, 1)]), batcher("sarathi"), workers)
+        driver.run()
+    assert driver.result().status == ["completed"]
+
+
+def test_nobody_is_silent_while_the_driver_itself_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
+    with pipeline() as workers:
+        workers.receive(0)
+        time.sleep(3.5)
+        assert workers.receive(0) == []
 
 
 @pytest.mark.parametrize("where", ["prepare", "execute"])

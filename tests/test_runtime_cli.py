@@ -13,9 +13,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evenflow.config import load_config
 from tests.command_line import evenflow, write_inputs
 
 COMMAND = "from experiments.cli import main\nif __name__ == '__main__': main()\n"
@@ -223,6 +225,32 @@ def test_a_folder_that_holds_no_run_is_one_line(tmp_path: Path) -> None:
         assert status == 2
         assert message in errors
         assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([["add", 0, float("nan"), 5, 3, None, None]], "2: not a line of JSON"),
+        ([["add", 0, 0.0, -5, 3, None, None]], "2: no entry of a journal: a request of -5 prompt"),
+        ([["add", "x", "y", "z", 3, None, None]], "2: no entry of a journal: ['add', 'x'"),
+        ([["add", 0]], "2: no entry of a journal: ['add', 0]"),
+        ([["next", "soon", None]], "2: no entry of a journal: ['next', 'soon', None]"),
+        ([["next", 0.0, [5, 5]]], "2: no entry of a journal"),
+        ([["abort", [1]]], "2: no entry of a journal: ['abort', [1]]"),
+        ([["abort", 5]], "entry 0 (Aborted): cannot follow those before it: request 5 is not"),
+        ([["complete", 0.0, 5, [], []]], "entry 0 (Completed): cannot follow those before it"),
+        ([["add", 0, 0.0, 5, 3, None, None]] * 2, "entry 1 (Added): cannot follow those before it"),
+    ],
+)
+def test_a_record_that_no_run_wrote_is_one_line(lines: list[Any], message: str, run: Path) -> None:
+    head = {"config": load_config(run).resolved(), "folder": str(run.parent)}
+    path = run.parent / "decisions.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, [head, *lines])).encode()))
+    status, _, errors = evenflow("replay", str(run.parent))
+    assert status == 2
+    assert message in errors
+    assert str(path) in errors
+    assert len(errors.splitlines()) == 1
 
 
 def test_validate_reports_three_layers(run: Path, sockets: Path) -> None:

@@ -60,8 +60,10 @@ def figures_command(
                 with _progress(plan.name) as show:
                     drawing = make(plan, out, store, pool, show)
             except UsageError as error:
+                if len(plans) == 1:
+                    raise UsageError(f"{plan.name}: {error}") from None
                 failures.append(plan.name)
-                typer.echo(f"error: {plan.name}: {' '.join(str(error).split())}", err=True)
+                typer.echo(f"failed: {plan.name}: {' '.join(str(error).split())}", err=True)
                 continue
             seconds = time.perf_counter() - started
             typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")

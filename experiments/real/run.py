@@ -205,6 +205,8 @@ def replay_folder(folder: Path) -> str | None:
         return replay(journal_file.read_entries(path), batcher_of(world))
     except PolicyError as error:
         return str(error)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _serving(world: World, crew: Crew) -> Serving:

@@ -110,6 +110,15 @@ def test_a_client_that_does_not_stream_and_leaves_is_aborted_too(server: Server)
     assert drained(server)["evenflow:kv_pages_free"] == 400
 
 
+def test_counts_with_each_chunk_as_guidellm_asks_for_them(server: Server) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = server.client().completions.create(
+        model="evenflow", prompt=[1, 2], max_tokens=3, stream=True, stream_options=options
+    )
+    counts = [(c.usage.prompt_tokens, c.usage.completion_tokens, len(c.choices)) for c in chunks]
+    assert counts == [(2, 1, 1), (2, 2, 1), (2, 3, 1), (2, 3, 0)]
+
+
 def test_several_prompts_in_one_call(server: Server) -> None:
     answer = server.client().completions.create(
         model="evenflow", prompt=[[1, 2, 3], [4], [5, 6]], max_tokens=4, temperature=0
@@ -140,6 +149,7 @@ def test_a_stop_string_ends_a_request_before_its_limit(server: Server) -> None:
 def test_models_and_health(server: Server) -> None:
     (entry,) = server.client().models.list().data
     assert (entry.id, entry.object, entry.max_model_len) == ("evenflow", "model", 1000)
+    assert entry.root == "evenflow", "vLLM's benchmark asks for it"
     assert server.http.get("/health").status_code == 200
 
 

@@ -141,7 +141,7 @@ def serve(
             else:
                 driver = live.open(serving, batcher, pipeline, on_token)
                 failure, interrupted = _drive(driver, live.drain, driver.quit)
-                live.ended(driver, failure)
+                failure = live.ended(driver, failure)
             seconds = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None

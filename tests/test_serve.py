@@ -54,12 +54,15 @@ async def stream(
 
 
 async def stream_all(server: Server, max_tokens: int, leave_after: int | None = None) -> list[Any]:
-    """Stream 32 requests at once; every other one leaves."""
+    """Stream 32 requests at once; every other one leaves, long before its last token."""
     async with openai.AsyncOpenAI(
         base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60
     ) as client:
         leaves = [leave_after if index % 2 else None for index in range(32)]
-        calls = (stream(client, i, max_tokens + i, leave) for i, leave in enumerate(leaves))
+        limits = [900 if leave else max_tokens + index for index, leave in enumerate(leaves)]
+        calls = (
+            stream(client, i, *pair) for i, pair in enumerate(zip(limits, leaves, strict=True))
+        )
         return await asyncio.gather(*calls)
 
 

@@ -110,26 +110,40 @@ def decision_of(batch: MicroBatch | None) -> Decision | None:
 
 
 def replay(journal: Iterable[Entry], batcher: Batcher) -> str | None:
-    """Feed recorded inputs to a fresh Batcher; return the first difference, or None."""
+    """Feed recorded inputs to a fresh Batcher; return the first difference, or None.
+
+    ValueError for an input that cannot follow those before it: no run recorded that.
+    """
     in_flight: dict[int, MicroBatch] = {}
     for position, entry in enumerate(journal):
-        outcome: object = None
-        expected: object = None
-        if isinstance(entry, Added):
-            expected, outcome = entry.refusal, batcher.add(entry.request)
-        elif isinstance(entry, Asked):
-            batch = batcher.next(entry.now_s)
-            expected, outcome = entry.decision, decision_of(batch)
-            if batch is not None:
-                in_flight[batch.batch_id] = batch
-        elif isinstance(entry, Completed):
-            rows = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
-            expected, outcome = entry.finished, tuple(row.request.request_id for row in rows)
-        else:
-            _carry_out(entry, batcher)
+        place = f"entry {position} ({type(entry).__name__})"
+        try:
+            outcome, expected = _again(entry, batcher, in_flight)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{place}: cannot follow those before it: {error}") from None
         if outcome != expected:
-            return f"entry {position} ({type(entry).__name__}): {outcome!r}, recorded {expected!r}"
+            return f"{place}: {outcome!r}, recorded {expected!r}"
     return None
+
+
+def _again(
+    entry: Entry, batcher: Batcher, in_flight: dict[int, MicroBatch]
+) -> tuple[object, object]:
+    """Hand on one input; return what came of it, and what did when it was recorded."""
+    if isinstance(entry, Added):
+        return batcher.add(entry.request), entry.refusal
+    if isinstance(entry, Asked):
+        batch = batcher.next(entry.now_s)
+        if batch is not None:
+            in_flight[batch.batch_id] = batch
+        return decision_of(batch), entry.decision
+    if isinstance(entry, Completed):
+        if entry.batch_id not in in_flight:
+            raise ValueError(f"micro-batch {entry.batch_id} is not in flight")
+        rows = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
+        return tuple(row.request.request_id for row in rows), entry.finished
+    _carry_out(entry, batcher)
+    return None, None
 
 
 def _carry_out(entry: Aborted | Released | Reserved | Adopted, batcher: Batcher) -> None:

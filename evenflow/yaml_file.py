@@ -55,7 +55,10 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
         raise UsageError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as text: {_one_line(error)}") from None
-    loader = Loader(text)
+    try:
+        loader = Loader(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
     try:
         node = loader.get_single_node()
         places = {key: f"{path}:{line}" for key, line in _lines(node, ())} if node else {}

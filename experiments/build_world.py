@@ -67,6 +67,8 @@ def build_world(
 ) -> Built:
     """Return the world of pipelines with one policy; UsageError for what cannot be."""
     spec = None if config.model is None else model(find(config.model, beside))
+    if config.gpu is not None:
+        gpu(config.gpu)  # refuses what is none, whether these costs need it or not
 
     def resolve(path: str) -> str:
         return find(path, beside)

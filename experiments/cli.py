@@ -5,13 +5,13 @@ Those imports are inside the commands, so that `--help` and errors come at once.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import evenflow
 from evenflow.errors import UsageError
@@ -27,10 +27,44 @@ from experiments.traces_cli import convert_command, fit_command, info_command, p
 from experiments.tune.cli import tune_command
 from experiments.validation.cli import validate_command
 
-P = ParamSpec("P")
+MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Click's error for words that a command does not take; newer versions of typer have their own."""
+
+
+class OneLineErrors(TyperGroup):
+    """All commands: a user's mistake is one line and exit status 2, Ctrl-C is status 130."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            status = super().main(
+                *args, **kwargs | {"prog_name": "evenflow", "standalone_mode": False}
+            )
+        except UsageError as error:
+            status = _refused(str(error))
+        except MisusedError as error:
+            status = _misused(error)
+        except KeyboardInterrupt:
+            status = 130
+        sys.exit(status)
+
+
+def _refused(message: str) -> int:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return 2
+
+
+def _misused(error: Any) -> int:
+    """Say what is wrong with the words after `evenflow`, and where to read what is right."""
+    message = error.format_message()
+    if not message:  # no word at all: typer has shown the help
+        return 2
+    command = "evenflow" if error.ctx is None else error.ctx.command_path
+    return _refused(f"{message} ({command} --help)")
+
 
 app = typer.Typer(
     name="evenflow",
+    cls=OneLineErrors,
     help="Simulate pipeline-parallel LLM inference, swap the scheduler, see the bubbles.",
     no_args_is_help=True,
     add_completion=False,
@@ -55,22 +89,6 @@ SaveOption = Annotated[
 ]
 
 
-def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn a user's mistake into one line and exit status 2, and Ctrl-C into status 130."""
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except UsageError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-
-    return wrapped
-
-
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"evenflow {evenflow.__version__}")
@@ -88,7 +106,6 @@ def options(
 
 
 @app.command()
-@one_line_errors
 def simulate(
     run: RunFile,
     set_: Set = None,
@@ -152,7 +169,6 @@ def simulate(
 
 
 @app.command()
-@one_line_errors
 def compare(
     run: RunFile,
     schedulers: Annotated[
@@ -192,7 +208,6 @@ def compare(
 
 
 @app.command("schedulers")
-@one_line_errors
 def list_schedulers() -> None:
     """List the policies with their parameters, and the systems of the papers made of them."""
     from evenflow.schedulers import catalogue
@@ -213,21 +228,21 @@ def list_schedulers() -> None:
     typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
 
 
-traces_app.command("info")(one_line_errors(info_command))
-traces_app.command("fit")(one_line_errors(fit_command))
-traces_app.command("convert")(one_line_errors(convert_command))
-traces_app.command("predict")(one_line_errors(predict_command))
-app.command("capacity")(one_line_errors(capacity_command))
-app.command("tune")(one_line_errors(tune_command))
-app.command("run")(one_line_errors(run_command))
-app.command("serve")(one_line_errors(serve_command))
-app.command("replay")(one_line_errors(replay_command))
-app.command("validate")(one_line_errors(validate_command))
-app.command("figures")(one_line_errors(figures_command))
-app.command("sweep")(one_line_errors(sweep_command))
-profile_app.command("import")(one_line_errors(import_command))
-profile_app.callback(invoke_without_command=True)(one_line_errors(measure_command))
-profile_app.command("check")(one_line_errors(check_command))
+traces_app.command("info")(info_command)
+traces_app.command("fit")(fit_command)
+traces_app.command("convert")(convert_command)
+traces_app.command("predict")(predict_command)
+app.command("capacity")(capacity_command)
+app.command("tune")(tune_command)
+app.command("run")(run_command)
+app.command("serve")(serve_command)
+app.command("replay")(replay_command)
+app.command("validate")(validate_command)
+app.command("figures")(figures_command)
+app.command("sweep")(sweep_command)
+profile_app.command("import")(import_command)
+profile_app.callback(invoke_without_command=True)(measure_command)
+profile_app.command("check")(check_command)
 
 
 def main() -> None:

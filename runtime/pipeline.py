@@ -6,6 +6,7 @@ requests and no policy.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import shutil
 import signal
@@ -20,16 +21,9 @@ from typing import Self
 import zmq
 
 from runtime.errors import WorkerError
-from runtime.wire import Failed, Message, Ready, Step, Stop, decode, encode
-from runtime.worker import (
-    Context,
-    Place,
-    Settings,
-    driver_address,
-    open_socket,
-    run_process,
-    step_address,
-)
+from runtime.sockets import Context, driver_address, open_socket, step_address
+from runtime.wire import Beat, Failed, Message, Ready, Step, Stop, decode, encode
+from runtime.worker import BEAT_S, Place, Settings, run_process
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 2.0
@@ -41,10 +35,19 @@ LAST_WORDS_LIMIT_S = 2.0
 """How long after a worker ended by itself its reason may still be on the way."""
 
 
+SILENT_LIMIT_S = 5 * BEAT_S
+"""How long a worker's process may say nothing. It says that it runs at every `BEAT_S`, also while
+it computes, so this is no limit on a micro-batch; a loaded machine may keep it back a while."""
+
+LOOK_S = 0.5
+"""Counted of the driver's own absence at most: what stops it may have stopped all."""
+
+
 class Pipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
-    `receive` and `send` raise WorkerError for a worker that died, failed or takes no messages.
+    `receive` and `send` raise WorkerError for a worker that died, was stopped, failed or takes no
+    messages.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class Pipeline:
         self._processes: list[BaseProcess] = []
         self._steps: list[zmq.Socket[bytes]] = []
         self._failure: str | None = None
+        self._silent_s = [-math.inf] * len(settings)  # each until it is heard of
+        self._looked_s = 0.0
 
     def __enter__(self) -> Self:
         try:
@@ -117,6 +122,7 @@ class Pipeline:
         What came before a worker failed is returned first; only then the failure is raised.
         """
         events = self._poller.poll(int(timeout_s * 1000))
+        self._grow_silent()
         messages = self._take_in(0)
         if events and not messages and self._failure is None:
             messages = self._take_last_words()
@@ -125,6 +131,8 @@ class Pipeline:
             raise WorkerError(self._failure)
         if events and not messages:
             self._raise_ended(lambda code: True)
+        if not messages:
+            self._raise_silent()
         return messages
 
     def watch(self, descriptor: int) -> None:
@@ -192,9 +200,27 @@ class Pipeline:
             if isinstance(message, Failed):
                 failure = f"stage {message.stage} failed: {message.reason}"
                 self._failure = self._failure or failure  # later ones come of the first
+            elif isinstance(message, Beat):
+                self._silent_s[message.stage] = 0.0
             else:
                 messages.append(message)
         return messages
+
+    def _grow_silent(self) -> None:
+        """Count the time since the last look, until a worker is heard of, as its silence."""
+        now_s = time.monotonic()
+        passed_s, self._looked_s = min(now_s - self._looked_s, LOOK_S), now_s
+        self._silent_s = [silent_s + passed_s for silent_s in self._silent_s]
+
+    def _raise_silent(self) -> None:
+        silent_s = max(self._silent_s)
+        if silent_s > SILENT_LIMIT_S:
+            stage = self._silent_s.index(silent_s)
+            process = self._processes[0 if self._together else stage]
+            raise WorkerError(
+                f"stage {stage} (process {process.pid}) says nothing for {silent_s:.1f} s: it was "
+                "stopped, or the machine is too busy for it"
+            )
 
     def _take_last_words(self) -> list[Message]:
         """Wait for what a worker said before it ended by itself, if one did: it may come later."""

@@ -19,7 +19,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from runtime.server_answers import Answers, Piece, Reply, ServiceError, Wish
-from runtime.server_protocol import CompletionRequest, completion, error_body, usage
+from runtime.server_body import BodyLimits
+from runtime.server_protocol import CompletionRequest, StreamOptions, completion, error_body, usage
 
 T = TypeVar("T")
 
@@ -52,7 +53,8 @@ def make_app(service: Service) -> FastAPI:
     async def complete(body: CompletionRequest, request: Request) -> Response:
         if body.model not in (None, service.model):
             known = f"the model here is {service.model}"
-            raise ServiceError(f"model: no {body.model}; {known}", 404, "model_not_found")
+            message = f"model: no {body.model}; {known}"
+            raise ServiceError(message, 404, "model_not_found", "model")
         wishes = body.wishes(service.answers.codec, rng)
         call = _Call(service, body, wishes, service.answers.submit(wishes))
         return await call.respond(request)
@@ -64,6 +66,7 @@ def make_app(service: Service) -> FastAPI:
             "object": "model",
             "created": started_s,
             "owned_by": "evenflow",
+            "root": service.model,  # as vLLM has it; its benchmark asks for it
             "max_model_len": service.max_model_len,
         }
         return {"object": "list", "data": [entry]}
@@ -80,6 +83,7 @@ def make_app(service: Service) -> FastAPI:
         return PlainTextResponse(_exposition(service))
 
     _add_errors(app)
+    app.add_middleware(BodyLimits, failure=service.failure)
     return app
 
 
@@ -92,7 +96,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return _error(ServiceError(_first_of(error), 400))
+        return _error(_first_of(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -146,19 +150,20 @@ class _Call:
 
     async def _events(self) -> AsyncIterator[str]:
         """A chunk a token; at the end, if asked for, the counts; then the word that it is over."""
-        options = self.body.stream_options
-        counted = options is not None and options.include_usage
+        options = self.body.stream_options or StreamOptions()
         head, tokens = self._head, 0
-        none_yet = {"usage": None} if counted else {}
+        counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
         try:
             async for piece in self.reply.pieces():
                 tokens += 1
-                yield _event(completion(head, [piece]) | none_yet)
-            if counted:
+                if options.include_usage and options.continuous_usage_stats:
+                    counts = {"usage": usage(self._prompt_tokens, tokens)}
+                yield _event(completion(head, [piece]) | counts)
+            if options.include_usage:
                 counts = {"usage": usage(self._prompt_tokens, tokens)}
                 yield _event(completion(head, []) | counts)
         except ServiceError as error:
-            yield _event(error_body(str(error), error.status, error.code))
+            yield _event(error_body(error))
         finally:
             self.service.answers.withdraw(self.reply)
         yield "data: [DONE]\n\n"
@@ -188,22 +193,24 @@ def _event(body: Mapping[str, Any]) -> str:
 
 
 def _error(error: ServiceError) -> Response:
-    return JSONResponse(error_body(str(error), error.status, error.code), error.status)
+    return JSONResponse(error_body(error), error.status)
 
 
-def _first_of(error: RequestValidationError) -> str:
+def _first_of(error: RequestValidationError) -> ServiceError:
     """Return the first thing that is wrong with a body, and where."""
     first = error.errors()[0]
-    if first["loc"][1:2] == ("prompt",) and first["type"] != "missing":
-        return "prompt: a string, a list of token ids, or a list of such prompts is right"
-    if first["type"] == "unsupported":
-        return str(first["msg"])
     if first["type"] == "json_invalid":
-        return f"the body is no JSON: {first['ctx']['error']}"
+        return ServiceError(f"the body is no JSON: {first['ctx']['error']}", 400)
     where = ".".join(str(part) for part in first["loc"][1:])
-    if first["type"] == "extra_forbidden":
-        return f"{where}: is not supported"
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
+    words = str(first["msg"])
+    if first["type"] == "unsupported":
+        where, _, words = words.partition(": ")
+    elif first["type"] == "extra_forbidden":
+        words = "is not supported"
+    elif first["loc"][1:2] == ("prompt",) and first["type"] != "missing":
+        where = "prompt"
+        words = "a string, a list of token ids, or a list of such prompts is right"
+    return ServiceError(f"{where}: {words}" if where else words, 400, param=where or None)
 
 
 def _exposition(service: Service) -> str:

@@ -22,12 +22,18 @@ from runtime.wire import Draw
 
 
 class ServiceError(Exception):
-    """A request cannot be served, and the HTTP status and OpenAI error code that say so."""
+    """A request cannot be served, and the HTTP status and OpenAI error code that say so.
 
-    def __init__(self, message: str, status: int, code: str | None = None) -> None:
+    `param` is the parameter that is wrong, if one is.
+    """
+
+    def __init__(
+        self, message: str, status: int, code: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +236,7 @@ class Answers:
             return
         del self._answers[request_id]
         message = f"prompt and max_tokens: {refusal}"
-        error = ServiceError(message, 400, "context_length_exceeded")
+        error = ServiceError(message, 400, "context_length_exceeded", "max_tokens")
         self._tell(lambda: answer.reply.fail(error))
 
     def token(self, request_id: int, token: int) -> bool:

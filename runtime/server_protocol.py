@@ -32,15 +32,21 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 MOST_STOP_STRINGS = 4
+MOST = 10**9
+"""Of tokens, or of choices for one: above it is a slip, and results count in machine words."""
 SEEDS = 2**63
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside text; `include_usage` adds a last chunk with the token counts."""
+    """What a stream has beside text; `include_usage` adds a last chunk with the token counts.
 
-    model_config = ConfigDict(extra="forbid")
+    With `continuous_usage_stats`, which is vLLM's, each chunk has those so far.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class CompletionRequest(BaseModel):
@@ -50,10 +56,10 @@ class CompletionRequest(BaseModel):
 
     model: str | None = None
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    max_tokens: Annotated[int, Field(ge=1)] = 16
+    max_tokens: Annotated[int, Field(ge=1, le=MOST)] = 16
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] = 0
     seed: Annotated[int, Field(ge=0, lt=SEEDS)] | None = None
     stop: str | list[str] | None = None
     stream: bool = False
@@ -114,9 +120,9 @@ class CompletionRequest(BaseModel):
     def _prompt_ids(self, codec: Codec) -> list[list[int]]:
         given: Sequence[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         prompts = [given] if given and isinstance(given[0], int) else given
-        read = [codec.encode(each) if isinstance(each, str) else each for each in prompts]
+        read = [_encoded(codec, each) if isinstance(each, str) else each for each in prompts]
         if not read:
-            raise ServiceError("prompt: is empty", 400)
+            raise ServiceError("prompt: is empty", 400, param="prompt")
         found: list[list[int]] = []
         for ids in read:
             if ids is None:
@@ -124,14 +130,26 @@ class CompletionRequest(BaseModel):
                     "prompt: text needs a tokenizer.json, in the model's folder or given to the "
                     "server with --tokenizer; a list of token ids is right without one",
                     400,
+                    param="prompt",
                 )
             if not ids:
-                raise ServiceError("prompt: is empty", 400)
+                raise ServiceError("prompt: is empty", 400, param="prompt")
             if codec.vocab_size is not None and max(ids) >= codec.vocab_size:
                 known = f"the model has {codec.vocab_size}, from 0 on"
-                raise ServiceError(f"prompt: token {max(ids)} is none: {known}", 400)
+                message = f"prompt: token {max(ids)} is none: {known}"
+                raise ServiceError(message, 400, param="prompt")
             found.append(list(ids))
         return found
+
+
+def _encoded(codec: Codec, text: str) -> list[int] | None:
+    """Return the token ids of a prompt; ServiceError for half a character, which JSON can say."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"prompt: no text: {error.reason} at {error.start}"
+        raise ServiceError(message, 400, param="prompt") from None
+    return codec.encode(text)
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -157,7 +175,8 @@ def completion(head: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, An
     return {**head, "object": "text_completion", "choices": choices}
 
 
-def error_body(message: str, status: int, code: str | None = None) -> dict[str, Any]:
+def error_body(error: ServiceError) -> dict[str, Any]:
     """Return an error as OpenAI's clients read it."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return {"error": told}

@@ -47,16 +47,23 @@ class Codec(Protocol):
 
 
 class Numbers:
-    """Writes a token as its number and a space, so that a client can read back what it got."""
+    """Writes a token as its number and a space, so that a client can read back what it got.
+
+    Prompts of text are for the `reader`, if there is one.
+    """
 
     def __init__(
-        self, end_ids: frozenset[int] = frozenset(), vocab_size: int | None = None
+        self,
+        end_ids: frozenset[int] = frozenset(),
+        vocab_size: int | None = None,
+        reader: Tokenized | None = None,
     ) -> None:
         self.end_ids = end_ids
         self.vocab_size = vocab_size
+        self._reader = reader
 
     def encode(self, text: str) -> list[int] | None:
-        return None
+        return None if self._reader is None else self._reader.encode(text)
 
     def stream(self) -> TextStream:
         return _NumberStream()
@@ -156,17 +163,22 @@ class StopStrings:
         return out
 
 
-def codec_of(folder: Path | None, tokenizer: Path | None, vocab_size: int | None) -> Codec:
+def codec_of(
+    folder: Path | None, tokenizer: Path | None, vocab_size: int | None, *, made_up: bool = False
+) -> Codec:
     """Return how the model in `folder` reads and writes: by `tokenizer`, or by its own file.
 
-    Without either, as numbers. UsageError names a file that cannot be used.
+    Without either it writes numbers, and so it does where tokens are `made_up`: most clients time
+    a token by its text, and of tokens in no order a tokenizer makes none, or half a character.
+    UsageError names a file that cannot be used.
     """
     end_ids = frozenset[int]() if folder is None else _end_ids(folder)
     if tokenizer is None and folder is not None and (folder / TOKENIZER_FILE).is_file():
         tokenizer = folder / TOKENIZER_FILE
     if tokenizer is None:
         return Numbers(end_ids, vocab_size)
-    return Tokenized(tokenizer, end_ids, vocab_size)
+    reader = Tokenized(tokenizer, end_ids, vocab_size)
+    return Numbers(end_ids, vocab_size, reader) if made_up else reader
 
 
 def _end_ids(folder: Path) -> frozenset[int]:

@@ -95,6 +95,12 @@ class Ready(NamedTuple):
     stage: int
 
 
+class Beat(NamedTuple):
+    """A worker's process runs, whatever its stage computes."""
+
+    stage: int
+
+
 class Failed(NamedTuple):
     """A worker gives up, and why."""
 
@@ -106,8 +112,8 @@ class Stop(NamedTuple):
     """The driver asks a worker to end."""
 
 
-Message = Step | Activation | Free | Returned | Ready | Failed | Stop
-KINDS: tuple[type[Message], ...] = (Step, Activation, Free, Returned, Ready, Failed, Stop)
+Message = Step | Activation | Free | Returned | Ready | Beat | Failed | Stop
+KINDS: tuple[type[Message], ...] = (Step, Activation, Free, Returned, Ready, Beat, Failed, Stop)
 FIELDS = {
     kind: tuple(get_origin(hint) or hint for hint in get_type_hints(kind).values())
     for kind in KINDS

@@ -21,17 +21,25 @@ import zmq
 
 from evenflow.errors import UsageError
 from runtime.errors import WorkerError
-from runtime.wire import Activation, Failed, Free, Message, Ready, Returned, Step, decode, encode
+from runtime.sockets import Context, driver_address, hop_address, open_socket, step_address
+from runtime.wire import (
+    Activation,
+    Beat,
+    Failed,
+    Free,
+    Message,
+    Ready,
+    Returned,
+    Step,
+    decode,
+    encode,
+)
 
 LOOK_S = 0.25
 """How often a worker with nothing to do looks whether it shall end."""
 
-SEND_LIMIT_S = 10.0
-
-RECONNECT_MS = 5
-"""How often a socket looks for one that is not there yet."""
-
-Context = zmq.Context[zmq.Socket[bytes]]
+BEAT_S = 1.0
+"""How often a worker says that it runs; its intake does, so a long micro-batch keeps nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,36 +95,6 @@ class Settings(Protocol):
     def make(self, place: Place) -> Worker: ...
 
 
-def driver_address(folder: str) -> str:
-    """Return where the driver hears from the workers."""
-    return f"ipc://{folder}/driver"
-
-
-def step_address(folder: str, stage: int) -> str:
-    """Return where a stage hears from the driver."""
-    return f"ipc://{folder}/steps-{stage}"
-
-
-def hop_address(folder: str, stage: int) -> str:
-    """Return where a stage hears from the stage before it."""
-    return f"ipc://{folder}/hop-{stage}"
-
-
-def open_socket(context: Context, kind: int, address: str) -> zmq.Socket[bytes]:
-    """Return a socket that never outlives its messages' use; PULL binds, PUSH connects."""
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.SNDTIMEO, int(SEND_LIMIT_S * 1000))
-    for queue_limit in (zmq.SNDHWM, zmq.RCVHWM):
-        socket.setsockopt(queue_limit, 0)  # none: what is in flight is the driver's to limit
-    try:
-        (socket.bind if kind == zmq.PULL else socket.connect)(address)
-    except zmq.ZMQError as error:
-        raise WorkerError(f"no socket at {address}: {error.strerror}") from None
-    return socket
-
-
 class _Intake(threading.Thread):
     """Takes messages in; puts prepared steps and activations, with their times, into queues.
 
@@ -136,6 +114,8 @@ class _Intake(threading.Thread):
         self._sockets = [open_socket(context, zmq.PULL, step_address(folder, stage))]
         if stage:
             self._sockets.append(open_socket(context, zmq.PULL, hop_address(folder, stage)))
+        self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
+        self._beat_s = 0.0
 
     def run(self) -> None:
         try:
@@ -146,7 +126,7 @@ class _Intake(threading.Thread):
             self.prepared.put(None)
             self.activations.put(None)
             self.connected.set()
-            for socket in self._sockets:
+            for socket in (*self._sockets, self._driver):
                 socket.close()
 
     def end(self) -> None:
@@ -162,6 +142,7 @@ class _Intake(threading.Thread):
         early: deque[Activation] = deque()  # whose steps are not here yet: sockets know no order
         ahead = 0  # steps whose activations are not here yet
         while not self._ends.is_set():
+            self._beat()
             for socket, _ in poller.poll(int(LOOK_S * 1000)):
                 received_s = time.monotonic()
                 message = decode(socket.recv())
@@ -181,6 +162,12 @@ class _Intake(threading.Thread):
                     ahead -= 1
                     self._worker.fetch(early[0])
                     self.activations.put((early.popleft(), time.monotonic()))
+
+    def _beat(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._beat_s >= BEAT_S:
+            self._beat_s = now_s
+            self._driver.send(encode(Beat(self._place.stage)))
 
 
 class _Outlet:

@@ -58,10 +58,10 @@ class Server:
         found = re.search(r"serving (\S+) on (http://127\.0\.0\.1:\d+)/v1", line)
         assert found, line or self.process.communicate(timeout=5)
         self.model, self.url = found[1], found[2]
-        self.http = httpx.Client(base_url=self.url, timeout=10)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
 
     def client(self) -> Any:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def complete(self, **body: Any) -> Any:
         return self.http.post("/v1/completions", json=body)
@@ -71,7 +71,7 @@ class Server:
         found = re.findall(pattern, self.http.get("/metrics").text, re.MULTILINE)
         return {name + reason: float(value) for name, reason, value in found}
 
-    def ends(self, limit_s: float = 10.0) -> tuple[int, str]:
+    def ends(self, limit_s: float = 60.0) -> tuple[int, str]:
         """Wait for the end; return the exit status and what went to stderr."""
         self.http.close()
         _, errors = self.process.communicate(timeout=limit_s)

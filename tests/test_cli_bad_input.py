@@ -52,6 +52,9 @@ def test_the_configuration_itself_is_right() -> None:
         (None, "RUN.yaml: no such file"),
         ("", "RUN.yaml: the file is empty"),
         ("- 1\n", "RUN.yaml:1: should be a mapping"),
+        ("stages: \x00\n", "RUN.yaml: not valid YAML: unacceptable character #x0000"),
+        (RUN + "gpu: L21\n", 'unknown gpu "L21"; did you mean "L20"?'),
+        (RUN + "gpu: {name: X, memory_gb: 4}\n", "gpu: a key is missing"),
         (RUN + "stagse: 2\n", 'RUN.yaml:6: unknown key "stagse"; did you mean "stages"?'),
         (RUN.replace("stages: 2", "stages: two"), "RUN.yaml:1: stages: should be a whole number"),
         (RUN.replace("pages: 200", "pages: auto"), 'kv.pages: auto needs the key "model"'),
@@ -245,25 +248,6 @@ def test_a_list_of_schedulers(listed: str, told: str) -> None:
     assert (status, errors.count("\n")) == (2, 1)
     assert told in errors
     assert not Path(OUT).exists()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["simulate"],
-        ["simulate", "RUN.yaml", "--sav", "all"],
-        ["simulate", "RUN.yaml", "--save", "some"],
-        ["simulat"],
-        ["traces", "info", "missing.csv"],
-        ["traces", "convert", "trace.csv", "--out", "no/such/folder.csv"],
-        ["traces", "convert", "trace.csv", "--out", "copy.csv", "--to", "azure"],
-    ],
-)
-def test_the_command_line_itself(arguments: list[str]) -> None:
-    status, _, errors = evenflow(*arguments)
-    assert status == 2
-    assert errors
-    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "RUN.yaml"])

@@ -167,6 +167,14 @@ def test_times_of_zero_are_left_out_and_counted(tmp_path: Path) -> None:
         ([attention_row(1, 64, 0, 0.1, n_q_head=8)], "not for the layers of tiny; it has hidden"),
         ([{"Total Length": 1, "Execute Time": "fast"}], ', line 2: Execute Time is "fast"; it sho'),
         ([{"Total Length": 1, "Execute Time": 1e-6}], "times in another unit?"),
+        (
+            [{"Total Length": "inf", "Execute Time": 1}],
+            ', line 2: Total Length is "inf"; it should',
+        ),
+        (
+            [{"Total Length": 1, "Execute Time": "1" * 200_000}],
+            "not a readable table (field",
+        ),
     ],
 )
 def test_mistakes_in_foreign_files(

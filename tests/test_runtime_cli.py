@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ VALIDATION_FILES = {
     "validation.svg",
     "wall_clock.json",
 }
+START_LIMIT_S = END_LIMIT_S = 60.0  # a test that waits so long has found a hang
 SLOW = "workers={kind: emulated, faults: [{stage: 1, slow_factor: 20}]}"
 FILES = {
     "summary.json",
@@ -71,15 +73,24 @@ def spawn(run: Path, *arguments: str) -> subprocess.Popen[str]:
 def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start a command; return while it serves."""
     process = spawn(run, *arguments)
-    limit_s = time.monotonic() + 20
+    limit_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < limit_s:
-        journals = list(run.parent.glob("out/.partial-*/decisions.jsonl.gz"))
-        bound = list(Path(tempfile.gettempdir()).glob("evenflow-*/hop-1"))  # by the last stage
-        if journals and bound and len(group(process)) == 4:  # with multiprocessing's own
+        if takes_signals(process):
+            assert len(group(process)) == 4, "with multiprocessing's own"
             time.sleep(0.7)
             return process
         time.sleep(0.05)
     raise AssertionError("the run does not start")
+
+
+def takes_signals(process: subprocess.Popen[str]) -> bool:
+    """Say whether a command handles SIGTERM, which it does only while it serves."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def group(process: subprocess.Popen[str]) -> list[int]:
@@ -95,7 +106,7 @@ def group(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-def gone(process: subprocess.Popen[str], patience_s: float = 5) -> bool:
+def gone(process: subprocess.Popen[str], patience_s: float = 20) -> bool:
     limit_s = time.monotonic() + patience_s
     while group(process) and time.monotonic() < limit_s:
         time.sleep(0.05)
@@ -134,7 +145,7 @@ def test_ctrl_c_once_saves_what_is_done(run: Path, sockets: Path) -> None:
     out = run.parent / "out"
     process = start(run, "--out", str(out), "--set", SLOW)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=END_LIMIT_S)
     assert process.returncode == 130
     assert "ended early: interrupted; " in errors
     assert "Traceback" not in errors
@@ -145,13 +156,13 @@ def test_ctrl_c_once_saves_what_is_done(run: Path, sockets: Path) -> None:
 
 def test_ctrl_c_twice_ends_at_once(run: Path, sockets: Path) -> None:
     out = run.parent / "out"
-    stuck = SLOW.replace("20", "4000")
+    stuck = SLOW.replace("20", "40000")
     process = start(run, "--out", str(out), "--set", stuck)
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(1.0)
     assert process.poll() is None, "it waits for what is in the pipeline"
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=5)
+    _, errors = process.communicate(timeout=END_LIMIT_S)
     assert process.returncode == 130
     assert errors == ""
     assert gone(process)
@@ -162,7 +173,7 @@ def test_ctrl_c_twice_ends_at_once(run: Path, sockets: Path) -> None:
 def test_workers_outlive_no_driver(run: Path, sockets: Path) -> None:
     process = start(run, "--out", str(run.parent / "out"), "--set", SLOW)
     process.kill()
-    process.communicate(timeout=5)
+    process.communicate(timeout=END_LIMIT_S)
     assert gone(process)
     assert not list(sockets.iterdir())
 
@@ -170,7 +181,9 @@ def test_workers_outlive_no_driver(run: Path, sockets: Path) -> None:
 def test_a_worker_that_dies_is_one_line_and_status_1(run: Path, sockets: Path) -> None:
     out = run.parent / "out"
     faults = "workers={kind: emulated, faults: [{stage: 1, dies_after: 5}]}"
-    status, _, errors = evenflow("run", str(run), "--out", str(out), "--set", faults)
+    one_by_one = "workload.arrivals={kind: closed, concurrency: 1}"
+    settings = ("--set", faults, "--set", one_by_one)
+    status, _, errors = evenflow("run", str(run), "--out", str(out), *settings)
     assert status == 1
     assert errors.startswith("ended early: stage 1 (process ")
     assert errors.endswith("was killed by signal 9; 2 of 20 requests are done and saved\n")
@@ -206,27 +219,6 @@ def test_what_cannot_be_served_is_one_line(setting: str, message: str, run: Path
         )
     for command in ("run", "validate"):
         status, _, errors = evenflow(command, str(run), "--set", setting)
-        assert status == 2
-        assert message in errors
-        assert len(errors.splitlines()) == 1
-
-
-def test_a_folder_that_holds_no_run_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl.gz"
-    head = json.dumps({"config": {"stages": 2}, "folder": "."})
-    cases = {
-        "no such file": None,
-        "cannot read it": b"not gzip",
-        "no first line": gzip.compress(b""),
-        "no first line with a configuration": gzip.compress(b"[]\n"),
-        "1: not a line of JSON": gzip.compress(b"{\n"),
-        "a configuration of evenflow None": gzip.compress(head.encode()),
-        "Compressed file ended": gzip.compress(head.encode())[:-12],
-    }
-    for message, content in cases.items():
-        if content is not None:
-            path.write_bytes(content)
-        status, _, errors = evenflow("replay", str(tmp_path))
         assert status == 2
         assert message in errors
         assert len(errors.splitlines()) == 1

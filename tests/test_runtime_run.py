@@ -13,7 +13,6 @@ from multiprocessing import active_children
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import numpy as np
 import pytest
 import zmq
 
@@ -30,8 +29,9 @@ from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_unti
 from runtime.errors import WorkerError
 from runtime.pipeline import Pipeline
 from runtime.serving import Serving, StepCost
+from runtime.sockets import driver_address, open_socket
 from runtime.wire import Failed, encode
-from runtime.worker import Settings, driver_address, open_socket
+from runtime.worker import Settings
 from tests.failing_workers import Failing, Leaving, NeverMade, Stuck
 
 PAGES, DEPTH = 24, 4
@@ -136,25 +136,28 @@ def test_the_scheduler_is_the_one_of_the_simulation() -> None:
     assert type(real).__module__ == "evenflow.schedulers.token_throttling"
 
 
-def run_and_fail(workers: Pipeline, during: Callable[[Pipeline], None] | None = None) -> Driver:
+def run_and_fail(
+    workers: Pipeline, during: Callable[[Pipeline], None] | None = None, patience_s: float = 30.0
+) -> Driver:
     def when_one_is_done(count: int) -> None:
         if during is not None and count == 1:
             during(workers)
 
     with workers:
         owner = batcher("sarathi")
-        driver = Driver(serving(patience_s=0.5), owner, workers, on_done=when_one_is_done)
+        limits = serving(patience_s=patience_s)
+        driver = Driver(limits, owner, workers, on_done=when_one_is_done)
+        started_s = time.monotonic()
         with pytest.raises(WorkerError) as caught:
             driver.run()
+        assert time.monotonic() - started_s < 10
     assert caught.match(r"stage 1 |stage 2 |nothing heard")
     return driver
 
 
 def test_a_worker_that_dies_leaves_what_is_finished() -> None:
-    started_s = time.monotonic()
     driver = run_and_fail(pipeline((2, EmulatedSettings(faults=Faults(dies_after=20)))))
     result = driver.result()
-    assert time.monotonic() - started_s < 10
     assert 0 < len(result.status) == driver.num_done < len(REQUESTS)
     assert 15 <= len(result.scheduled_s) <= 20
     attribute(result)
@@ -165,7 +168,41 @@ def test_kill_9_from_outside_is_an_error_at_once() -> None:
 
 
 def test_a_worker_that_hangs_is_an_error() -> None:
-    run_and_fail(pipeline(), lambda workers: os.kill(workers.process_ids[1], signal.SIGSTOP))
+    def stop(workers: Pipeline) -> None:
+        os.kill(workers.process_ids[1], signal.SIGSTOP)
+
+    run_and_fail(pipeline(), stop, patience_s=0.5)
+
+
+def test_a_worker_that_is_stopped_is_named_within_seconds_whatever_the_patience() -> None:
+    with pipeline() as workers:
+        os.kill(workers.process_ids[1], signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        driver = Driver(serving(patience_s=3600.0), batcher("sarathi"), workers)
+        with pytest.raises(WorkerError, match=r"stage 1 .* says nothing for \d+\.\d s"):
+            driver.run()
+        assert time.monotonic() - stopped_s < 15
+
+
+def test_a_micro_batch_may_take_longer_than_a_worker_may_be_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
+    faults = Faults(slow_factor=3.5 / COSTS.base_s)
+    with pipeline((1, EmulatedSettings(faults=faults))) as workers:
+        driver = Driver(serving([Request(0, 0.0, 20, 1)]), batcher("sarathi"), workers)
+        driver.run()
+    assert driver.result().status == ["completed"]
+
+
+def test_nobody_is_silent_while_the_driver_itself_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
+    with pipeline() as workers:
+        workers.receive(0)
+        time.sleep(3.5)
+        assert workers.receive(0) == []
 
 
 @pytest.mark.parametrize("where", ["prepare", "execute"])
@@ -201,15 +238,17 @@ def say_late(context: zmq.Context[zmq.Socket[bytes]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "limit_s", "message"),
     [
-        (NeverMade(), "stage 3 failed: ValueError: no weights for stage 3"),
-        (Stuck(), r"stages \[3\] did not start in time"),
+        (NeverMade(), 60.0, "stage 3 failed: ValueError: no weights for stage 3"),
+        (Stuck(), 2.0, r"stages \[(\d, )*3\] did not start in time"),
     ],
 )
-def test_a_worker_that_does_not_start_is_an_error(settings: Settings, message: str) -> None:
+def test_a_worker_that_does_not_start_is_an_error(
+    settings: Settings, limit_s: float, message: str
+) -> None:
     with pytest.raises(WorkerError, match=message):
-        pipeline((3, settings), start_limit_s=2.0).__enter__()
+        pipeline((3, settings), start_limit_s=limit_s).__enter__()
 
 
 def test_a_folder_with_too_long_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +280,7 @@ def test_slow_stages_and_links_slow_only_themselves() -> None:
     assert ((result.end_s - result.start_s)[:, 1] >= 2.99 * COSTS.base_s).all()
     hops_s = result.available_s[:, 1:] - result.end_s[:, :-1]
     assert (hops_s[:, 0] >= 0.0299).all()
-    assert np.median(hops_s[:, 1:]) < 0.03
+    assert (hops_s[:, 1:].min(axis=0) < 0.0299).all()
 
 
 def test_a_wait_never_ends_early() -> None:

@@ -106,6 +106,12 @@ def test_a_folder_s_own_files_say_how_it_reads_and_where_it_ends(
     assert codec_of(None, tokenizer, None).encode("a") is not None
 
 
+def test_made_up_tokens_are_numbers_whatever_reads_the_prompts(tokenizer: Path) -> None:
+    codec = codec_of(None, tokenizer, None, made_up=True)
+    assert codec.encode("né") == Tokenized(tokenizer).encode("né")
+    assert text_of(codec, [195, 31_999]) == ["195 ", "31999 ", ""]
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.json: no such file"):
         codec_of(None, tmp_path / "none.json", None)

@@ -115,8 +115,21 @@ def write_profile(path: str | Path, profile: Profile) -> None:
     if target.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
     scratch = target.with_name(f".{target.name}.partial")
-    scratch.write_bytes(data)
-    os.replace(scratch, target)
+    require_writable(target)
+    try:
+        scratch.write_bytes(data)
+        os.replace(scratch, target)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(f"{target}: cannot be written: {error.strerror}") from None
+
+
+def require_writable(target: Path) -> None:
+    """Raise UsageError unless a profile can be put there, before the time is taken to make one."""
+    if not target.parent.is_dir():
+        raise UsageError(f"{target}: there is no folder {target.parent}")
+    if target.is_dir():
+        raise UsageError(f"{target}: is a folder; the name of a file is right")
 
 
 def read_profile(path: str | Path) -> Profile:

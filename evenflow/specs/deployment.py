@@ -15,6 +15,16 @@ from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.model import ModelSpec
 
 
+def require_shareable(model: ModelSpec, ranks: int) -> None:
+    """Raise UsageError unless so many tensor-parallel ranks can share a model's heads evenly."""
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        raise UsageError(
+            f"tensor_parallel: {ranks} ranks cannot share the {heads} heads and {kv_heads} "
+            f"KV heads of {model.name} evenly; use a divisor of both"
+        )
+
+
 def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...]:
     """Return the layers of each stage: an even split over a number of stages, or those listed.
 
@@ -77,21 +87,13 @@ class Deployment:
         require_positive("deployment", memory_utilization=self.memory_utilization)
         if self.memory_utilization > 1:
             raise UsageError(f"memory_utilization is {self.memory_utilization}; at most 1 is right")
-        self._check_ranks(self.model)
+        require_shareable(self.model, self.tensor_parallel)
         if self.draft is not None:
-            self._check_ranks(self.draft)
+            require_shareable(self.draft, self.tensor_parallel)
         if self.expert_parallel and not self.model.num_experts:
             raise UsageError(
                 f"expert_parallel: {self.model.name} has no experts; leave it out, or use a "
                 "mixture of experts"
-            )
-
-    def _check_ranks(self, model: ModelSpec) -> None:
-        heads, kv_heads, ranks = model.num_heads, model.num_kv_heads, self.tensor_parallel
-        if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
-            raise UsageError(
-                f"tensor_parallel: {ranks} ranks cannot share the {heads} heads and {kv_heads} "
-                f"KV heads of {model.name} evenly; use a divisor of both"
             )
 
     @property

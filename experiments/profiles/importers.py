@@ -110,7 +110,7 @@ def _read(path: Path) -> tuple[list[str], list[Row]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: not a readable table ({error})") from None
     if not rows:
         raise UsageError(f"{path}: holds no rows")
@@ -242,7 +242,7 @@ def _count(row: Row, column: str, place: str) -> int:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (value >= 0 and value == int(value)):
+    if not (value >= 0 and value.is_integer()):
         raise UsageError(f'{place}: {column} is "{text}"; it should be a whole number from 0')
     return int(value)
 

@@ -21,10 +21,12 @@ from evenflow.costs.profile_file import (
     Point,
     Profile,
     read_profile,
+    require_writable,
     write_profile,
 )
 from evenflow.errors import UsageError
 from evenflow.specs.checks import require_counts, require_positive
+from evenflow.specs.deployment import require_shareable
 from evenflow.specs.model import ModelSpec, model
 from profiler import check, environment
 from profiler.communication import all_reduce_points, transfer_points
@@ -90,11 +92,11 @@ def measure_profile(
     """
     environment.require_device(settings.device)
     spec = _runnable(name_or_path)
+    require_shareable(spec, settings.tensor_parallel)
     spec = replace(spec, num_layers=min(settings.layers, spec.num_layers))
     limits = settings.limits(spec.max_position_embeddings)
     header = _header(spec, settings)
-    if not out.parent.is_dir():
-        raise UsageError(f"{out}: there is no folder {out.parent}")
+    require_writable(out)
     facts = {
         "header": asdict(replace(header, date="")),
         "limits": asdict(limits),

@@ -87,12 +87,16 @@ def _lines(path: Path) -> Iterator[Any]:
         with gzip.open(path, "rt", encoding="ascii") as file:
             for number, text in enumerate(file, start=1):
                 try:
-                    yield json.loads(text)
+                    yield json.loads(text, parse_constant=_no_number)
                 except ValueError:
                     raise UsageError(f"{path}:{number}: not a line of JSON") from None
     except (OSError, EOFError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: cannot read it: {reason}") from None
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _line(entry: Entry) -> list[Any]:
@@ -112,14 +116,16 @@ def _line(entry: Entry) -> list[Any]:
 
 def _entry(line: Any) -> Entry:
     match line:
-        case ["add", *request, refusal]:
-            return Added(Request(*request), refusal)
-        case ["next", now_s, None]:
+        case ["add", int(), int() | float(), int(prompt), int(output), *_, refusal] as request:
+            if min(prompt, output) < 1:
+                raise ValueError(f"a request of {prompt} prompt and {output} output tokens")
+            return Added(Request(*request[1:-1]), refusal)
+        case ["next", int() | float() as now_s, None]:
             return Asked(now_s, None)
-        case ["next", now_s, [chunks, decodes]]:
+        case ["next", int() | float() as now_s, [chunks, decodes]]:
             return Asked(now_s, Decision(tuple(map(tuple, chunks)), tuple(decodes)))
-        case ["complete", now_s, batch_id, stopped, finished]:
+        case ["complete", int() | float() as now_s, int(batch_id), [*stopped], [*finished]]:
             return Completed(now_s, batch_id, tuple(stopped), tuple(finished))
-        case ["abort", request_id]:
+        case ["abort", int(request_id)]:
             return Aborted(request_id)
     raise ValueError(f"{str(line)[:60]}")

@@ -86,12 +86,16 @@ class LiveServer:
         folder = path if path is not None and path.is_dir() else None
         vocab_size = None if path is None else model(str(path)).vocab_size
         self.front = LiveFront()
-        self.answers = Answers(self.front, codec_of(folder, tokenizer, vocab_size), max_queue)
+        made_up = config.workers.kind == "emulated"
+        codec = codec_of(folder, tokenizer, vocab_size, made_up=made_up)
+        self.answers = Answers(self.front, codec, max_queue)
         self.model = config.model or "evenflow"
         self.on_open: Callable[[], None] = lambda: None
         self._bound = bound
         self._failure: str | None = None
+        self._broken: str | None = None
         self._failed_s = 0.0
+        self._driver: Driver | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -131,6 +135,7 @@ class LiveServer:
             on_added=answers.added,
             on_token=heard,
         )
+        self._driver = driver
         answers.origin_s = driver.origin_s
         pipeline.watch(self.front.fileno())
         self._start(
@@ -174,15 +179,20 @@ class LiveServer:
         self.answers.close(ServiceError(STOPPING, 503))
         self.front.close()
 
-    def ended(self, driver: Driver, failure: str | None) -> None:
-        """Tell clients that are still here that nothing more comes, and why."""
+    def ended(self, driver: Driver, failure: str | None) -> str | None:
+        """Tell clients that are still here that nothing more comes, and why.
+
+        Return `failure`, or why there are no clients any more.
+        """
         from runtime.server_answers import ServiceError
 
+        failure = failure or self._broken
         self._failure, self._failed_s = failure or STOPPING, time.monotonic()
         driver.abandon(self._failure)
         self.answers.fail(ServiceError(self._failure, 503))
         if failure is None:
             self._failed_s -= FAILED_S
+        return failure
 
     def close(self) -> None:
         """End the HTTP server; after an error, its clients have not heard of the end yet."""
@@ -196,10 +206,16 @@ class LiveServer:
         self.front.release()
 
     def _serve(self, server: uvicorn.Server) -> None:
+        """Be the HTTP server; if it ends unasked, nobody can be answered any more."""
+        why = ""
         try:
             server.run(sockets=[self._bound])
-        finally:
-            self.front.close()  # nobody could be answered any more
+        except Exception as error:
+            why = f": {type(error).__name__}: {error}"
+        if server.started and not server.should_exit and self._driver is not None:
+            self._broken = f"the HTTP server ended{why}"
+            self._driver.quit()
+        self.front.close()
 
 
 def _gauges(batcher: Batcher) -> Mapping[str, float]:

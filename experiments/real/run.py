@@ -142,7 +142,7 @@ def serve(
             else:
                 driver = live.open(serving, batcher, pipeline, on_token)
                 failure, interrupted = _drive(driver, live.drain, driver.quit)
-                live.ended(driver, failure)
+                failure = live.ended(driver, failure)
             seconds = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
@@ -206,6 +206,8 @@ def replay_folder(folder: Path) -> str | None:
         return replay(journal_file.read_entries(path), batcher_of(world))
     except PolicyError as error:
         return str(error)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _serving(world: World, crew: Crew) -> Serving:

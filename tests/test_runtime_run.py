@@ -220,18 +220,19 @@ def test_a_worker_that_leaves_without_a_word_is_an_error() -> None:
 
 def test_what_a_worker_said_may_come_after_its_end() -> None:
     with pipeline((1, Leaving())) as workers, zmq.Context() as context:
-        late = threading.Thread(target=say_late, args=(context,))
+        ended = next(child for child in active_children() if child.name == "stage 1").sentinel
+        late = threading.Thread(target=say_late, args=(context, ended))
         late.start()
         with pytest.raises(WorkerError, match="stage 1 failed: it had a reason"):
             Driver(serving(), batcher("sarathi"), workers).run()
         late.join()
 
 
-def say_late(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def say_late(context: zmq.Context[zmq.Socket[bytes]], ended: int) -> None:
     """Be stage 1's last words, on their way for longer than its process lives."""
     folder = next(Path(tempfile.gettempdir()).iterdir())
     socket = open_socket(context, zmq.PUSH, driver_address(str(folder)))
-    wait([child.sentinel for child in active_children() if child.name == "stage 1"], 10)
+    wait([ended], 60)
     time.sleep(0.3)
     socket.send(encode(Failed(1, "it had a reason")))
     socket.close(linger=1000)

@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -33,7 +33,6 @@ CAUSE_LIMIT_S = 0.5
 
 LAST_WORDS_LIMIT_S = 2.0
 """How long after a worker ended by itself its reason may still be on the way."""
-
 
 SILENT_LIMIT_S = 5 * BEAT_S
 """How long a worker's process may say nothing. It says that it runs at every `BEAT_S`, also while
@@ -121,18 +120,14 @@ class Pipeline:
 
         What came before a worker failed is returned first; only then the failure is raised.
         """
-        events = self._poller.poll(int(timeout_s * 1000))
+        ready = {descriptor for descriptor, _ in self._poller.poll(int(timeout_s * 1000))}
+        ended = [process for process in self._processes if process.sentinel in ready]
         self._grow_silent()
         messages = self._take_in(0)
-        if events and not messages and self._failure is None:
-            messages = self._take_last_words()
-        if not messages and self._failure is not None:
-            self._raise_killed()
-            raise WorkerError(self._failure)
-        if events and not messages:
-            self._raise_ended(lambda code: True)
+        if ended and not messages and self._failure is None:
+            messages = self._take_last_words(ended)
         if not messages:
-            self._raise_silent()
+            self._raise_failure(ended)
         return messages
 
     def watch(self, descriptor: int) -> None:
@@ -222,10 +217,23 @@ class Pipeline:
                 "stopped, or the machine is too busy for it"
             )
 
-    def _take_last_words(self) -> list[Message]:
+    def _take_last_words(self, ended: Sequence[BaseProcess]) -> list[Message]:
         """Wait for what a worker said before it ended by itself, if one did: it may come later."""
-        ended = self._ended(lambda code: code >= 0)
-        return self._take_in(LAST_WORDS_LIMIT_S) if ended else []
+        limit_s = time.monotonic() + LAST_WORDS_LIMIT_S
+        messages: list[Message] = []
+        if any(_exit_code(process) >= 0 for process in ended):
+            while not messages and self._failure is None and time.monotonic() < limit_s:
+                messages = self._take_in(0.1)
+        return messages
+
+    def _raise_failure(self, ended: Sequence[BaseProcess]) -> None:
+        """Raise for what is wrong, if anything: the failure that was told, or the silence."""
+        if self._failure is not None:
+            self._raise_killed()
+            raise WorkerError(self._failure)
+        for process in ended:
+            raise _ended_error(process)
+        self._raise_silent()
 
     def _raise_killed(self) -> None:
         """Raise for a killed worker, if there is one: another's broken connection comes of that.
@@ -234,15 +242,19 @@ class Pipeline:
         """
         limit_s = time.monotonic() + CAUSE_LIMIT_S
         while time.monotonic() < limit_s:
-            self._raise_ended(lambda code: code < 0)
+            for process in self._processes:
+                if (process.exitcode or 0) < 0:
+                    raise _ended_error(process)
             time.sleep(0.01)
 
-    def _raise_ended(self, is_meant: Callable[[int], bool]) -> None:
-        for process in self._ended(is_meant):
-            code = process.exitcode or 0
-            how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
-            raise WorkerError(f"{process.name} (process {process.pid}) was {how}")
 
-    def _ended(self, is_meant: Callable[[int], bool]) -> list[BaseProcess]:
-        codes = [(process, process.exitcode) for process in self._processes]
-        return [process for process, code in codes if code is not None and is_meant(code)]
+def _exit_code(process: BaseProcess) -> int:
+    """Return with which code a process ended whose sentinel says that it did."""
+    process.join(CAUSE_LIMIT_S)  # the sentinel is a moment early
+    return process.exitcode or 0
+
+
+def _ended_error(process: BaseProcess) -> WorkerError:
+    code = _exit_code(process)
+    how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
+    return WorkerError(f"{process.name} (process {process.pid}) was {how}")

@@ -12,6 +12,7 @@ from runtime.errors import WorkerError
 from runtime.wire import (
     KINDS,
     Activation,
+    Beat,
     Draw,
     Failed,
     Free,
@@ -47,6 +48,7 @@ messages = st.one_of(
     st.builds(Free, counts),
     st.builds(Returned, counts, seconds, ids),
     st.builds(Ready, counts),
+    st.builds(Beat, counts),
     st.builds(Failed, counts, st.text()),
     st.just(Stop()),
 )
@@ -85,4 +87,4 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 
 
 def test_every_kind_is_drawn_above() -> None:
-    assert {Step, Activation, Free, Returned, Ready, Failed, Stop} == set(KINDS)
+    assert {Step, Activation, Free, Returned, Ready, Beat, Failed, Stop} == set(KINDS)

@@ -108,7 +108,7 @@ def test_fit_has_a_row_a_field() -> None:
 
 def test_without_scipy_a_fit_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(UsageError, match=r"pip install evenflow\[fit\]"):
+    with pytest.raises(UsageError, match=r"pip install 'evenflow\[fit\]'"):
         fit(a_trace([1, 2], [3, 4]))
 
 

@@ -50,10 +50,13 @@ class Pool(Plain):
         return sum(row.todo - row.computed - sent.get(id(row), 0) for row in rows)
 
     def release(self, row: Row) -> None:
-        if self.keeps and row.generated == row.output:
+        if self.keeps and row.generated == row.output == 1:
             self.prefilled.append(row)
         else:
-            super().release(row)
+            self.free_pages_of(row)
+
+    def free_pages_of(self, row: Row) -> None:
+        super().release(row)
 
     def enter(self, row: Row) -> None:
         """KV arrived: the row decodes here."""
@@ -82,6 +85,7 @@ class Parcel:
     destination: str = ""
     start_s: float = math.nan
     end_s: float = math.nan
+    arrived: bool = False
 
 
 def pages_of(row: Row) -> int:
@@ -106,7 +110,8 @@ class PlainPools:
             name: (GllmPool if isinstance(setting, GllmSetting) else Pool)(setting)
             for name, setting in pools.items()
         }
-        self.pools["prefill"].keeps = True
+        for name in self.names("prefill", "mixed"):
+            self.pools[name].keeps = True
         self.now_s = self.link_free_s = 0.0
         self.queue: list[Parcel] = []
         self.parcels: list[Parcel] = []
@@ -142,7 +147,7 @@ class PlainPools:
     # -- the clock ------------------------------------------------------------------------------
 
     def under_way(self) -> list[Parcel]:
-        return [parcel for parcel in self.parcels if parcel.row.arrival_s == math.inf]
+        return [parcel for parcel in self.parcels if not parcel.arrived]
 
     def is_busy(self) -> bool:
         return bool(self.under_way()) or any(pool.in_flight for pool in self.pools.values())
@@ -160,16 +165,17 @@ class PlainPools:
 
     # -- who prefills ---------------------------------------------------------------------------
 
+    def names(self, *names: str) -> list[str]:
+        return [name for name in names if name in self.pools]
+
     def prefillers(self, index: int) -> list[str]:
         """The pools that could compute the prompt and give the first token."""
         tokens = self.requests[index].prompt_tokens + 1
-        names = [name for name in ("prefill", "mixed") if name in self.pools]
-        return [name for name in names if self.pools[name].fits(tokens)]
+        return [n for n in self.names("prefill", "mixed") if self.pools[n].fits(tokens)]
 
     def decoders(self, index: int) -> list[str]:
         tokens = self.requests[index].prompt_tokens + self.requests[index].output_tokens
-        names = [name for name in ("decode", "mixed") if name in self.pools]
-        return [name for name in names if self.pools[name].fits(tokens)]
+        return [n for n in self.names("decode", "mixed") if self.pools[n].fits(tokens)]
 
     def can_be_served(self, index: int) -> bool:
         needs_decode = self.requests[index].output_tokens > 1
@@ -184,8 +190,7 @@ class PlainPools:
                 name = "mixed"
         request = self.requests[index]
         pool = self.pools[name]
-        stays = name == "mixed" and "mixed" in self.decoders(index)
-        row = pool.new_row(index, request.prompt_tokens, request.output_tokens if stays else 1)
+        row = pool.new_row(index, request.prompt_tokens, output=1)
         self.rows[index].append(row)
         pool.waiting.append(row)
 
@@ -193,15 +198,22 @@ class PlainPools:
 
     def take_back(self, name: str, pool: Pool, parts: list[Part]) -> None:
         pool.take_back(parts)
-        for row in pool.prefilled:
+        prefilled, pool.prefilled = pool.prefilled, []
+        for row in prefilled:
             index = pool.asker[row.index]
             if self.requests[index].output_tokens == 1:
-                pool.keeps, kept = False, pool.keeps
-                pool.release(row)
-                pool.keeps = kept
+                pool.free_pages_of(row)
+            elif name == "mixed" and self.stays(index, row):
+                self.hand_over(index, row, pool, pool)
             else:
                 self.queue.append(Parcel(index, name, row, self.now_s))
-        pool.prefilled.clear()
+
+    def stays(self, index: int, row: Row) -> bool:
+        """Whether the mixed pool goes on with what it prefilled: the decode pool has no room."""
+        if "mixed" not in self.decoders(index):
+            return False
+        others = "decode" in self.decoders(index) and self.has_room("decode", row)
+        return bool(self.queue) or not others
 
     def has_room(self, name: str, row: Row) -> bool:
         """What waits there goes first; the watermark is for what runs there to grow into."""
@@ -219,7 +231,9 @@ class PlainPools:
         while moved:
             moved, count = False, count + 1
             for parcel in [p for p in self.under_way() if p.end_s == self.now_s]:
-                self.deliver(parcel)
+                parcel.arrived = True
+                source, pool = self.pools[parcel.source], self.pools[parcel.destination]
+                self.hand_over(parcel.request, parcel.row, source, pool)
                 moved = True
             while self.queue and self.link_free_s <= self.now_s and self.set_out(self.queue[0]):
                 self.queue.pop(0)
@@ -234,19 +248,18 @@ class PlainPools:
                 tokens = pages_of(parcel.row) * PAGE_TOKENS
                 self.link_free_s = self.now_s + self.link.per_token_s * tokens
                 parcel.end_s = self.link_free_s + self.link.latency_s
-                parcel.row.arrival_s = math.inf
                 self.parcels.append(parcel)
                 return True
         return False
 
-    def deliver(self, parcel: Parcel) -> None:
-        source, pool = self.pools[parcel.source], self.pools[parcel.destination]
-        request = self.requests[parcel.request]
-        row = pool.new_row(parcel.request, request.prompt_tokens, request.output_tokens)
-        row.computed, row.generated, row.pages = row.todo, 1, pages_of(parcel.row)
-        row.token_s = parcel.row.token_s
-        self.rows[parcel.request].append(row)
-        pool.enter(row)
-        parcel.row.arrival_s = 0.0
-        source.free += parcel.row.pages
-        parcel.row.pages = 0
+    def hand_over(self, index: int, row: Row, source: Pool, pool: Pool) -> None:
+        """Free the pages at the source, and go on decoding in a pool that has set some aside."""
+        request = self.requests[index]
+        decoding = pool.new_row(index, request.prompt_tokens, request.output_tokens)
+        decoding.computed, decoding.generated = row.prompt, 1
+        decoding.pages, decoding.token_s = pages_of(row), row.token_s
+        source.free_pages_of(row)
+        if pool is source:
+            pool.free -= decoding.pages
+        self.rows[index].append(decoding)
+        pool.enter(decoding)

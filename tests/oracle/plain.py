@@ -250,8 +250,20 @@ class Plain:
         return self.chunks(self.decodes())
 
     def hybrid_only(self) -> list[Part]:
-        """Whole prompts: the same, as long as the budget never binds."""
-        return self.sarathi()
+        """Whole prompts beside the decodes: the first as soon as any budget is left, then as fit."""
+        parts = self.decodes()
+        room = self.setting.token_budget - len(parts)
+        is_first = True
+        while self.waiting and room > 0 and len(parts) < self.row_limit():
+            if not is_first and self.waiting[0].todo > room:
+                break
+            row = self.admit_paged()
+            if row is None:
+                break
+            room -= row.todo
+            is_first = False
+            parts.append((row, row.todo, False))
+        return parts
 
     def chunked_only(self) -> list[Part]:
         decode_first = self.last_kind_was_prefill

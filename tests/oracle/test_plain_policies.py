@@ -82,16 +82,20 @@ def gllm_setting(rng: Random, policy: str) -> GllmSetting:
     )
 
 
+def gllm_world(requests: list[Request], setting: GllmSetting) -> World:
+    keys = ("iterations", "max_prefill", "min_prefill", "kv_thresh", "use_wt", "use_ut", "victim")
+    params = {key: getattr(setting, key) for key in (*keys, "max_batch_rows")}
+    params["coupled"] = setting.policy == "couple"
+    return world(requests, setting, "token_throttling", params)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("policy", ["throttle", "couple"])
 def test_token_throttling(policy: str, seed: int) -> None:
     rng = Random(seed)
     setting = gllm_setting(rng, policy)
     requests = requests_of(rng, most=25, output=40)
-    keys = ("iterations", "max_prefill", "min_prefill", "kv_thresh", "use_wt", "use_ut", "victim")
-    params = {key: getattr(setting, key) for key in (*keys, "max_batch_rows")}
-    params["coupled"] = policy == "couple"
-    result = simulate(world(requests, setting, "token_throttling", params))
+    result = simulate(gllm_world(requests, setting))
     assert_same(result, PlainGllm(requests, setting).run())
 
 
@@ -168,6 +172,13 @@ def test_virtual_engines(policy: str, seed: int) -> None:
     requests = requests_of(rng, most=30, times_s=ANY_TIME_S)
     split = replace(world_of(requests, setting), virtual_engines=setting.depth)
     assert_same(simulate(split), PlainEngines(requests, setting).run())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whole_prompts_under_a_budget(seed: int) -> None:
+    rng = Random(seed)
+    setting = paged_setting(rng, "hybrid_only", [7, 8, 10, 12, 16, 28, 60])
+    assert_agree(requests_of(rng, most=25, output=40), setting)
 
 
 @pytest.mark.parametrize("seed", [24, 149, 371, 455, 487, 678, 687, 803, 868, 955, 1006, 2468])

@@ -250,7 +250,7 @@ class Plain:
         return self.chunks(self.decodes())
 
     def hybrid_only(self) -> list[Part]:
-        """Whole prompts beside the decodes: the first as soon as any budget is left, then as fit."""
+        """Whole prompts beside the decodes: one if any budget is left, more while they fit."""
         parts = self.decodes()
         room = self.setting.token_budget - len(parts)
         is_first = True

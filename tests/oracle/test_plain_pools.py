@@ -146,6 +146,16 @@ def test_distserve(seed: int) -> None:
     assert_agree(case_of(seed, "prefill", "decode"))
 
 
+@pytest.mark.parametrize("seed", [155, 479, 1568, 1803, 2184, 2376])
+def test_kv_that_set_out_before_a_prompt_came_and_arrives_after_it(seed: int) -> None:
+    assert_agree(case_of(seed, "prefill", "decode", "mixed"))
+
+
+@pytest.mark.parametrize("seed", [2, 1238, 2445, 2634])
+def test_decodes_of_kv_that_orca_did_not_reserve_for(seed: int) -> None:
+    assert_agree(case_of(seed, "prefill", "decode", "mixed"))
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_splitwise(seed: int) -> None:
     assert_agree(case_of(seed, "prefill", "decode", "mixed"))

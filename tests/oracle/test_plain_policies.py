@@ -19,7 +19,7 @@ from tests.oracle.plain import ContextCost, Setting
 from tests.oracle.plain_engines import PlainEngines
 from tests.oracle.plain_gllm import GllmSetting, PlainGllm
 from tests.oracle.plain_static import PlainStatic
-from tests.oracle.plain_td_pipe import POINTS, PlainTDPipe, TDPipeSetting
+from tests.oracle.plain_td_pipe import CODE_POINTS, POINTS, PlainTDPipe, TDPipeSetting
 from tests.oracle.test_plain_oracle import assert_agree, assert_same, world_of
 
 INSTANTS_S = [0.0, 0.0, 0.005, 0.01, 0.015, 0.0173, 0.05, 0.1]
@@ -102,23 +102,26 @@ def test_token_throttling(policy: str, seed: int) -> None:
 # -- TD-Pipe --------------------------------------------------------------------------------------
 
 
-def td_pipe_setting(rng: Random) -> TDPipeSetting:
+def td_pipe_setting(rng: Random, variant: str) -> TDPipeSetting:
+    points = CODE_POINTS if variant == "code" else POINTS
     return TDPipeSetting(
         "td_pipe",
+        code=variant == "code",
         total_pages=rng.choice([7, 8, 12, 20, 40, 60, 100]),
         max_prefill=rng.choice([16, 32, 64, 2048]),
         kv_occupancy_ratio=rng.choice([None, None, 0.3, 0.8]),
         request_finish_ratio=rng.choice([None, None, None, 0.05, 0.3, 1.0]),
         work_stealing=rng.random() < 0.8,
-        points=rng.choice([POINTS, (1, 2, 4, 8, 16, 32, 64), (8, 16, 24, 32)]),
+        points=rng.choice([points, (1, 2, 4, 8, 16, 32, 64), (8, 16, 24, 32)]),
         **common(rng),
     )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_td_pipe(seed: int) -> None:
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_td_pipe(variant: str, seed: int) -> None:
     rng = Random(seed)
-    setting = td_pipe_setting(rng)
+    setting = td_pipe_setting(rng, variant)
     requests = []
     for request in requests_of(rng, most=60, output=40, times_s=[0.0] * 4 + ANY_TIME_S):
         guess = rng.choice([None, request.output_tokens, rng.randint(1, 40)])
@@ -126,6 +129,7 @@ def test_td_pipe(seed: int) -> None:
     keys = ("kv_occupancy_ratio", "request_finish_ratio", "work_stealing")
     params = {key: getattr(setting, key) for key in keys}
     params |= {
+        "variant": variant,
         "future_points": list(setting.points),
         "max_num_batched_tokens": setting.max_prefill,
     }

@@ -287,12 +287,13 @@ class Rows:
         row.first_scheduled_s = handover.first_scheduled_s
         row.pages = self.pool.allocate(self.pool.pages_for(row.prompt_tokens))
         self.kv_tokens += row.held_tokens
-        self._added += 1
         self.moving[request.request_id] = row
 
     def adopt(self, request_id: int) -> None:
-        """Put a request whose KV has arrived among the ready decodes."""
+        """Put a request whose KV has arrived among the ready decodes: it arrives here with it."""
         row = self.moving.pop(request_id)
+        row.order = self._added
+        self._added += 1
         self.live[request_id] = row
         self.running += 1
         group = self.empty_group()

@@ -65,7 +65,7 @@ class PooledWorld:
 
 
 class Pool(Driver):
-    """The driver of one pool: tells the system what returns, and what finished here."""
+    """The driver of one pool: tells the system what finished here, and when there may be room."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Pool(Driver):
         batcher: Callable[..., Batcher],
         clock: Clock,
         *,
-        on_return: Callable[[float], None],
+        on_room: Callable[[float], None],
         on_finished: Callable[[Pool, list[Row], float], None],
     ) -> None:
         super().__init__(world, pipeline, None, batcher, clock)
         self.engine = self.engines[0]
         self.arrived_s: dict[int, float] = {}  # when KV came from elsewhere, by request
-        self._on_return = on_return
+        self._on_room = on_room
         self._on_finished = on_finished
 
     def record(self, row: Row) -> None:
@@ -100,8 +100,12 @@ class Pool(Driver):
         )
 
     def _returned(self, now_s: float) -> None:
-        self._on_return(now_s)
+        self._on_room(now_s)
         super()._returned(now_s)
+
+    def _settle(self, now_s: float) -> None:
+        super()._settle(now_s)
+        self._on_room(now_s)  # what waited here, and went first, may have been admitted
 
     def _finished(self, rows: list[Row], now_s: float) -> None:
         self._on_finished(self, rows, now_s)
@@ -160,7 +164,7 @@ class Disaggregated:
             pipeline,
             batcher,
             self._clock,
-            on_return=self._transfers.poke,
+            on_room=self._transfers.poke,
             on_finished=self._finished,
         )
 

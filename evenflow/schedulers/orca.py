@@ -13,11 +13,13 @@ class Orca(Reserving):
 
     Source: Orca (OSDI'22), algorithm 1. Pages for `max_model_len` tokens are reserved at admission,
     so nothing is ever preempted; the head of the queue blocks what is behind it. No token cap.
+    Nothing is reserved for KV that comes from another pool: its decodes take pages first.
     """
 
     def schedule(self, view: View) -> Plan:
         decodes = min(view.ready_decodes, self.max_batch_rows)
         seats = self.max_num_seqs - view.running
-        room = Room(UNLIMITED, self.max_batch_rows - decodes, seats, view.free_pages)
+        needed = view.decode_pages(decodes, "arrival") if decodes else 0
+        room = Room(UNLIMITED, self.max_batch_rows - decodes, seats, view.free_pages - needed)
         room.admit(view, chunked=False, reserved_tokens=self.max_model_len)
         return Plan(room.prefills, decodes, kv_limited=room.kv_limited)

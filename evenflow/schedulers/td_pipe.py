@@ -180,12 +180,12 @@ class TDPipe:
             return True
         if self._turn < view.depth or view.in_flight >= view.depth or not _next_prompt_fits(view):
             return False
+        if self.variant == "code" and self._turn % view.depth:
+            return False
         if self.request_finish_ratio is not None:
             left = view.running + view.preemptions - self._preemptions
             finished = self._started_with - left
             return finished / max(self._started_with, 1) >= self.request_finish_ratio
-        if self.variant == "code" and self._turn % view.depth:
-            return False
         return self._prefill_is_better(view)
 
     def _prefill_is_better(self, view: View) -> bool:

@@ -2,8 +2,8 @@
 
 It follows requests one by one through plain lists, recomputes everything at every event, and is
 written from the definitions of the policies. It knows nothing of how Evenflow does the same:
-of Evenflow it knows only the requests and the shape of a cost. No links, no CPU overheads, no swap,
-no prefix cache.
+of Evenflow it knows only the requests and the shape of a cost. No links, no CPU overheads, no
+prefix cache.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Plain:
         decoding = [row for row, _, is_decode in parts if is_decode]
         cost = self.setting
         takes_s = cost.base_s + cost.per_token_s * tokens
-        takes_s += cost.per_context_s * sum(row.context for row in decoding)
+        takes_s += cost.per_context_s * sum(row.context for row in decoding) + self.copies_s()
         time_s = self.now_s
         for stage in range(self.setting.depth):
             time_s = max(time_s, self.stage_free_s[stage]) + takes_s
@@ -170,6 +170,10 @@ class Plain:
             row.in_flight = True
         self.in_flight.append((time_s, parts))
         self.sent.append((self.now_s, tokens - len(decoding), len(decoding), self.free))
+
+    def copies_s(self) -> float:
+        """What a micro-batch waits for on each stage beside its own work."""
+        return 0.0
 
     def take_back(self, parts: list[Part]) -> None:
         for row, tokens, is_decode in parts:
@@ -250,8 +254,17 @@ class Plain:
         return self.chunks(self.decodes())
 
     def hybrid_only(self) -> list[Part]:
-        """Whole prompts: the same, as long as the budget never binds."""
-        return self.sarathi()
+        """Whole prompts beside the decodes: one if any budget is left, more while they fit."""
+        parts = decodes = self.decodes()
+        room = self.setting.token_budget - len(decodes)
+        while self.waiting and room > 0 and len(parts) < self.row_limit():
+            tokens = self.waiting[0].todo - self.waiting[0].computed
+            row = self.admit_paged() if parts is decodes or tokens <= room else None
+            if row is None:
+                break
+            room -= tokens
+            parts = [*parts, (row, tokens, False)]
+        return parts
 
     def chunked_only(self) -> list[Part]:
         decode_first = self.last_kind_was_prefill
@@ -265,13 +278,13 @@ class Plain:
 
     def vllm(self) -> list[Part]:
         parts: list[Part] = []
-        tokens = 0
+        room = self.setting.max_model_len
         while self.waiting and len(parts) < self.row_limit():
-            tokens += self.waiting[0].todo
-            row = self.admit_paged() if tokens <= self.setting.max_model_len else None
+            room -= self.waiting[0].todo - self.waiting[0].computed
+            row = self.admit_paged() if room >= 0 else None
             if row is None:
                 break
-            parts.append((row, row.todo, False))
+            parts.append((row, row.todo - row.computed, False))
         return parts or self.decodes()
 
     def orca(self) -> list[Part]:

@@ -176,6 +176,8 @@ class PlainGllm(Plain):
         return parts
 
     def couple(self) -> list[Part]:
+        while sum(row.needs_page for row in self.oldest_ready()) > self.free:
+            self.preempt(self.choose_victim([]))
         parts = self.decode(self.row_limit(), newest=False)
         room = self.setting.max_prefill - len(parts)
         partials = self.partials()
@@ -187,6 +189,9 @@ class PlainGllm(Plain):
             room -= tokens
             parts.append((row, tokens, False))
         return parts
+
+    def oldest_ready(self) -> list[Row]:
+        return [row for rows in self.ready for row in rows][: self.row_limit()]
 
     def admit_whole(self) -> Row | None:
         if not self.waiting:

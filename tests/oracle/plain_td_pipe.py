@@ -14,12 +14,14 @@ from tests.oracle.plain import PAGE_TOKENS, Part, Row
 from tests.oracle.plain_gllm import GllmSetting, PlainGllm
 
 POINTS = range(32, 1025, 32)
+CODE_POINTS = (5, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True)
 class TDPipeSetting(GllmSetting):
-    """`max_prefill` limits the tokens of a prefill micro-batch."""
+    """`max_prefill` limits the tokens of a prefill micro-batch. `code`: as the public code does."""
 
+    code: bool = False
     kv_occupancy_ratio: float | None = None
     request_finish_ratio: float | None = None
     work_stealing: bool = True
@@ -82,6 +84,8 @@ class PlainTDPipe(PlainGllm):
         total = self.setting.total_pages
         if self.setting.kv_occupancy_ratio is not None:
             return (total - free) / total >= self.setting.kv_occupancy_ratio
+        if self.setting.code:
+            return max(usage.values()) >= 0.9 * total * PAGE_TOKENS
         return max(usage.values()) > total * PAGE_TOKENS
 
     def usage_of_decodes(self) -> dict[int, int]:
@@ -130,7 +134,17 @@ class PlainTDPipe(PlainGllm):
         if prefills and sum(map(len, self.ready)) < rows:
             return []
         self.turn += 1
+        if newest and self.setting.code and rows < sum(map(len, self.ready)):
+            self.oldest_first(max(rows, 1))
+            newest = False
         return self.decode(max(rows, 1), newest)
+
+    def oldest_first(self, count: int) -> None:
+        """Have the rows that arrived first taken first."""
+        every = sorted((row for rows in self.ready for row in rows), key=by_index)
+        chosen = every[:count]
+        rest = [[row for row in rows if row not in chosen] for rows in self.ready]
+        self.ready = [chosen, *(rows for rows in rest if rows)]
 
     def choose_victim(self, chosen: list[Row]) -> Row:
         return max([*(row for rows in self.ready for row in rows), *chosen], key=by_index)
@@ -145,6 +159,8 @@ class PlainTDPipe(PlainGllm):
             return False
         if math.ceil(self.waiting[0].todo / PAGE_TOKENS) > self.free:
             return False
+        if setting.code and self.turn % setting.depth:
+            return False
         if setting.request_finish_ratio is not None:
             return self.finished / self.started_with >= setting.request_finish_ratio
         return self.prefill_is_better()
@@ -155,8 +171,8 @@ class PlainTDPipe(PlainGllm):
 
     def peak_rows(self) -> int:
         """The power of two from which twice the rows give less than 5 % more rows a second."""
-        rows = 1
-        while rows < 8192:
+        rows = 256 if self.setting.code else 1
+        while not self.setting.code and rows < 8192:
             if 2 * rows / self.decode_s(2 * rows, 0) < 1.05 * rows / self.decode_s(rows, 0):
                 break
             rows *= 2
@@ -166,6 +182,8 @@ class PlainTDPipe(PlainGllm):
         """SI < TI, with SI = (bs / T(bs)) / peak and TI = 1 - bubble / total."""
         depth = self.setting.depth
         rows, peak = max(len(self.running) // depth, 1), self.peak_rows()
+        if self.setting.code and rows >= 192:
+            return False
         context = sum(row.context for row in self.running) / len(self.running)
         pending_s = self.pending_prefills_s()
         if not pending_s:

@@ -19,7 +19,7 @@ from tests.oracle.plain import ContextCost, Setting
 from tests.oracle.plain_engines import PlainEngines
 from tests.oracle.plain_gllm import GllmSetting, PlainGllm
 from tests.oracle.plain_static import PlainStatic
-from tests.oracle.plain_td_pipe import POINTS, PlainTDPipe, TDPipeSetting
+from tests.oracle.plain_td_pipe import CODE_POINTS, POINTS, PlainTDPipe, TDPipeSetting
 from tests.oracle.test_plain_oracle import assert_agree, assert_same, world_of
 
 INSTANTS_S = [0.0, 0.0, 0.005, 0.01, 0.015, 0.0173, 0.05, 0.1]
@@ -82,39 +82,46 @@ def gllm_setting(rng: Random, policy: str) -> GllmSetting:
     )
 
 
+def gllm_world(requests: list[Request], setting: GllmSetting) -> World:
+    keys = ("iterations", "max_prefill", "min_prefill", "kv_thresh", "use_wt", "use_ut", "victim")
+    params = {key: getattr(setting, key) for key in (*keys, "max_batch_rows")}
+    params["coupled"] = setting.policy == "couple"
+    return world(requests, setting, "token_throttling", params)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("policy", ["throttle", "couple"])
 def test_token_throttling(policy: str, seed: int) -> None:
     rng = Random(seed)
     setting = gllm_setting(rng, policy)
     requests = requests_of(rng, most=25, output=40)
-    keys = ("iterations", "max_prefill", "min_prefill", "kv_thresh", "use_wt", "use_ut", "victim")
-    params = {key: getattr(setting, key) for key in (*keys, "max_batch_rows")}
-    params["coupled"] = policy == "couple"
-    result = simulate(world(requests, setting, "token_throttling", params))
+    result = simulate(gllm_world(requests, setting))
     assert_same(result, PlainGllm(requests, setting).run())
 
 
 # -- TD-Pipe --------------------------------------------------------------------------------------
 
 
-def td_pipe_setting(rng: Random) -> TDPipeSetting:
+def td_pipe_setting(rng: Random, variant: str) -> TDPipeSetting:
+    points = CODE_POINTS if variant == "code" else POINTS
     return TDPipeSetting(
         "td_pipe",
+        code=variant == "code",
         total_pages=rng.choice([7, 8, 12, 20, 40, 60, 100]),
         max_prefill=rng.choice([16, 32, 64, 2048]),
         kv_occupancy_ratio=rng.choice([None, None, 0.3, 0.8]),
         request_finish_ratio=rng.choice([None, None, None, 0.05, 0.3, 1.0]),
         work_stealing=rng.random() < 0.8,
-        points=rng.choice([POINTS, (1, 2, 4, 8, 16, 32, 64), (8, 16, 24, 32)]),
+        points=rng.choice([points, (1, 2, 4, 8, 16, 32, 64), (8, 16, 24, 32)]),
         **common(rng),
     )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_td_pipe(seed: int) -> None:
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_td_pipe(variant: str, seed: int) -> None:
     rng = Random(seed)
-    setting = td_pipe_setting(rng)
+    setting = td_pipe_setting(rng, variant)
     requests = []
     for request in requests_of(rng, most=60, output=40, times_s=[0.0] * 4 + ANY_TIME_S):
         guess = rng.choice([None, request.output_tokens, rng.randint(1, 40)])
@@ -122,6 +129,7 @@ def test_td_pipe(seed: int) -> None:
     keys = ("kv_occupancy_ratio", "request_finish_ratio", "work_stealing")
     params = {key: getattr(setting, key) for key in keys}
     params |= {
+        "variant": variant,
         "future_points": list(setting.points),
         "max_num_batched_tokens": setting.max_prefill,
     }
@@ -168,6 +176,13 @@ def test_virtual_engines(policy: str, seed: int) -> None:
     requests = requests_of(rng, most=30, times_s=ANY_TIME_S)
     split = replace(world_of(requests, setting), virtual_engines=setting.depth)
     assert_same(simulate(split), PlainEngines(requests, setting).run())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whole_prompts_under_a_budget(seed: int) -> None:
+    rng = Random(seed)
+    setting = paged_setting(rng, "hybrid_only", [7, 8, 10, 12, 16, 28, 60])
+    assert_agree(requests_of(rng, most=25, output=40), setting)
 
 
 @pytest.mark.parametrize("seed", [24, 149, 371, 455, 487, 678, 687, 803, 868, 955, 1006, 2468])

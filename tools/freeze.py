@@ -1,0 +1,148 @@
+"""The bytes of what runs write, held: `make freeze` compares them with those in tests/freeze/frozen.json.
+
+`make freeze-update` writes them anew and says which files moved, and by how much at most. Knows the
+commands only, so that no change of the code behind them asks for a change here. Provenance, wall
+clocks and pictures are left out. Floating point may differ by numpy's version: frozen for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).parent.parent
+INPUTS = ROOT / "tests" / "freeze"
+FROZEN = INPUTS / "frozen.json"
+FEW = "--set run.workload.requests=60 --set parameters={scheduler.iterations:[1,8],scheduler.kv_thresh:[0,0.2]}"
+QUICK = {
+    **{
+        f"system-{path.stem}": f"simulate {path.relative_to(ROOT)} --out out"
+        for path in sorted((ROOT / "examples" / "systems").glob("*.yaml"))
+    },
+    "quickstart": "simulate examples/quickstart.yaml --out out",
+    "readme-policy": "simulate run.yaml --set scheduler=my_policy:ShortestFirst --out out",
+    "compare": "compare examples/quickstart.yaml --schedulers token_throttling,vllm --out out"
+    " --set workload.requests=100",
+    "sweep": f"sweep examples/sweep/azure.yaml {FEW} --out out",
+    "tune": "tune examples/tune/bursty.yaml --slo p99_ttft_ms=8000 --slo p99_tpot_ms=400 --out out"
+    " --trials 8 --replications 1 --checks 2 --schedulers sarathi,token_throttling"
+    " --set workload.requests=60",
+    "capacity": "capacity run.yaml --slo p99_ttft_ms=2500 --tolerance 0.1 --out out"
+    " --set workload.requests=1000",
+    "replay": "replay journal",
+}
+WHOLE = {**QUICK, "figures": "figures --quick --out out"}
+
+PROVENANCE = {"provenance", "evenflow_version", "git_commit", "code_sha256", "host"}
+
+Files = dict[str, dict[str, Any]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--update", action="store_true", help="write the bytes of now")
+    parser.add_argument("--quick", action="store_true", help="without the figures")
+    parser.add_argument("cases", nargs="*", help="default: all")
+    args = parser.parse_args()
+    frozen = json.loads(FROZEN.read_text()) if FROZEN.exists() else {}
+    known = frozen.get(np.__version__, {})
+    cases = {k: v for k, v in (QUICK if args.quick else WHOLE).items() if k in (args.cases or WHOLE)}
+    if not known and not args.update:
+        print(f"nothing is frozen for numpy {np.__version__}: make freeze-update first")
+        return 2
+    moved = 0
+    for case, command in cases.items():
+        files = outputs_of(command)
+        changes = list(differences(known.get(case, {}), files))
+        moved += len(changes)
+        print(f"{case}: {len(files)} files, {len(changes) or 'none'} moved", flush=True)
+        for change in changes:
+            print(f"  {change}", flush=True)
+        known[case] = files
+    if args.update:
+        FROZEN.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**frozen, np.__version__: known}, indent=0, sort_keys=True)
+        FROZEN.write_text(text + "\n", encoding="utf-8")
+    return 1 if moved and not args.update else 0
+
+
+def outputs_of(command: str) -> Files:
+    """Run a command in a folder of its own; return a hash and column means of what it wrote."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(INPUTS, folder, dirs_exist_ok=True)
+        shutil.copytree(ROOT / "examples", folder / "examples")
+        done = subprocess.run(
+            [sys.executable, "-m", "experiments.cli", *shlex.split(command)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        if not (folder / "out").exists():
+            return {"stdout": {"sha256": digest(done.stdout.encode()), "means": {}}}
+        return {str(path.relative_to(folder / "out")): frozen_file(path) for path in kept(folder / "out")}
+
+
+def kept(folder: Path) -> Iterable[Path]:
+    """Return the tables and facts of a run's folder; not its clocks, pages, pictures and stores."""
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder).parts
+        if "store" not in inside and path.name != "wall_clock.json":
+            if path.suffix in {".csv", ".json", ".md", ".yaml"} and not path.name.startswith("manifest"):
+                yield path
+
+
+def frozen_file(path: Path) -> dict[str, Any]:
+    if path.suffix == ".json":
+        facts = json.loads(path.read_text())
+        facts = {key: value for key, value in facts.items() if key not in PROVENANCE}
+        means = {k: v for k, v in facts.items() if isinstance(v, int | float)}
+        return {"sha256": digest(json.dumps(facts, sort_keys=True).encode()), "means": means}
+    means = {}
+    if path.suffix == ".csv" and path.stat().st_size:
+        table = pd.read_csv(path).select_dtypes("number")
+        means = {column: float(value) for column, value in table.mean().items() if math.isfinite(value)}
+    return {"sha256": digest(path.read_bytes()), "means": means}
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def differences(old: Files, new: Files) -> Iterable[str]:
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            yield f"{name}: not written any more"
+        elif name not in old:
+            yield f"{name}: new"
+        elif old[name]["sha256"] != new[name]["sha256"]:
+            yield f"{name}: means moved by {moved_by(old[name]['means'], new[name]['means'])}"
+
+
+def moved_by(old: dict[str, float], new: dict[str, float]) -> str:
+    """Say by which share the mean that moved most did."""
+    shares = {k: abs(new[k] - old[k]) / max(abs(old[k]), 1e-300) for k in old.keys() & new.keys()}
+    largest = max(shares, key=lambda name: shares[name], default=None)
+    return "nothing" if largest is None else f"at most {shares[largest]:.2g} ({largest})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,12 +1,13 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test bench gpu-report clean
+.PHONY: help demo test freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
 	@echo "make test   ruff, mypy, pytest, notebooks; with TORCH=torch==2.13.0 also what needs torch"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
+	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
 	@echo "make bench  how fast the simulator is on this machine"
 
 demo: .venv-demo/installed
@@ -20,11 +21,18 @@ test: .venv-test/installed
 	.venv-test/bin/python -m pytest
 	.venv-test/bin/python -m pytest --nbmake notebooks
 
+# What runs write, byte for byte; `make test` has all of it but the figures.
+freeze: .venv-test/installed
+	.venv-test/bin/python -m tools.freeze
+
+freeze-update: .venv-test/installed
+	.venv-test/bin/python -m tools.freeze --update
+
 # No virtual environment: a GPU machine has its own torch.
 gpu-report: DEVICE ?= cuda
 gpu-report: PYTHON ?= python3
 gpu-report:
-	$(PYTHON) -m experiments.gpu.report --device $(DEVICE) --out gpu-report
+	$(PYTHON) -m tools.gpu_report --device $(DEVICE) --out gpu-report
 
 bench: .venv-test/installed
 	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from evenflow.bubbles import attribute
-from evenflow.result import RunResult
-from experiments.report.draw_bubbles import tandem
+from evenflow.results.bubbles import attribute
+from evenflow.results.run import RunResult
+from tools.draw_bubbles import tandem
 
 DEPTH, REQUEST_BATCHES = 4, 38  # micro-batches for each request, as on the Azure conversation trace
 

@@ -10,9 +10,9 @@ from itertools import cycle
 
 from evenflow.costs import AffineCost, RooflineCost, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
-from evenflow.costs.profile import profile_cost
-from evenflow.costs.profile_file import Header, LayerShapes, Point, Profile
-from evenflow.costs.profile_points import OPERATORS
+from evenflow.costs.profile.cost import profile_cost
+from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
+from evenflow.costs.profile.points import OPERATORS
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
@@ -61,7 +61,7 @@ def _point(operator: str, tokens: int, context: int | None, seconds: float) -> P
 
 def silicon(spec: ModelSpec) -> dict[str, StageCost]:
     """Return the costs of measured operators, nothing where the package is not installed."""
-    from evenflow.costs.silicon import silicon_cost, silicon_source
+    from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 
     deployment = Deployment(spec, gpu("H200"), split_layers(spec.num_layers, 4))
     try:

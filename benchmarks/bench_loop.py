@@ -15,7 +15,7 @@ from typing import Any
 import simpy
 
 from evenflow.costs import AffineCost
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from evenflow.config import RunConfig
-from experiments.build import load_workload
 from experiments.real.run import serve
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import RunConfig
 from experiments.runs import Job
 
 REQUESTS, ROWS = 5000, 256

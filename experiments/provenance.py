@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import evenflow
-from evenflow.config import RunConfig
+from experiments.run_file.run import RunConfig
 
 SCHEMA_VERSION = 2
 """Raised when a key of summary.json or a column of a table changes its meaning or its name."""

@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenflow.config import RunConfig
-from evenflow.merge import merged
-from evenflow.metrics import summarize
-from evenflow.result import RunResult
-from experiments import outputs
-from experiments.build import Workload, build, load_workload
+from evenflow.results.merge import merged
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from experiments.provenance import provenance, wall_clock
+from experiments.report import outputs
+from experiments.run_file.build import Workload, build, load_workload
+from experiments.run_file.run import RunConfig
 from sim import simulate_replicas
 from sim.counterfactual import counterfactuals
 
@@ -69,7 +69,7 @@ def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
 def run_all_of(configs: Mapping[str, RunConfig], beside: Path) -> dict[str, Run]:
     """Simulate configurations one after another, each on its own workload; return runs by label.
 
-    For notebooks and drawings; `experiments.compare` runs them in parallel and writes files.
+    For notebooks and drawings; `experiments.study.compare` runs them in parallel and writes files.
     """
     runs: dict[str, Run] = {}
     for label, config in configs.items():
@@ -112,7 +112,7 @@ def with_bubbles(outcome: Outcome, label: str) -> dict[str, Run]:
 
     One pipeline is called `label`; replicas have a number besides.
     """
-    from evenflow.bubbles import attribute
+    from evenflow.results.bubbles import attribute
     from experiments.report.data import Run
 
     result, summary = outcome.result, outcome.summary

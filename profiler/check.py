@@ -13,7 +13,7 @@ import numpy as np
 
 from evenflow.costs.base import StageCost
 from evenflow.costs.curves import Curve, Surface
-from evenflow.costs.profile_file import Point, Profile
+from evenflow.costs.profile.file import Point, Profile
 from profiler.journal import Shot, undisturbed
 from profiler.measure import Progress, Subject, shoot
 from profiler.points import PER_LAYER, PER_ROW, stage_s

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
-from evenflow.costs.profile_file import Point
+from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
 from profiler.points import Key, point
 

@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from evenflow.batcher import Batcher
-from evenflow.costs.profile_file import Point
+from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
 from evenflow.kv import PagePool
 from evenflow.types import Plan, Prefill, Request

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from evenflow.costs.profile_file import Point
+from evenflow.costs.profile.file import Point
 from profiler.journal import Shot, undisturbed
 from profiler.shapes import Shape
 

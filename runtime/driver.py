@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError
-from evenflow.result import Recorder, RunResult
+from evenflow.results.run import Recorder, RunResult
 from evenflow.types import MicroBatch
 from runtime.errors import WorkerError
 from runtime.front import Front, TraceReplay
+from runtime.page_tables import StepWriter
 from runtime.pipeline import Pipeline
 from runtime.serving import Serving
-from runtime.tables import StepWriter
 from runtime.tokens import TokenBook
 from runtime.wire import Free, Message, Returned
 

@@ -10,7 +10,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from runtime.tables import PageTable
+from runtime.page_tables import PageTable
 from runtime.wire import Activation, Step
 from runtime.worker import Executed, Place
 

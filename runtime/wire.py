@@ -32,7 +32,7 @@ class Growth(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """How a request draws its tokens: the fields of `runtime.sample.Sampling`."""
+    """How a request draws its tokens: the fields of `runtime.torch.sample.Sampling`."""
 
     request_id: int
     temperature: float

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from evenflow.result import RunResult
-from sim.arrivals import Arrivals, Router
+from evenflow.results.run import RunResult
+from evenflow.world import RUNTIMES, Link, Router, RuntimeOverheads, World
+from sim.arrivals import Arrivals
 from sim.clock import Clock
 from sim.disaggregated import Disaggregated, PooledWorld
 from sim.driver import Driver
@@ -13,7 +14,6 @@ from sim.stages import StageProcesses
 from sim.tandem import Tandem
 from sim.timed import Timing, simulate_timed
 from sim.transfers import TransferLink
-from sim.world import RUNTIMES, Link, RuntimeOverheads, World
 
 __all__ = [
     "RUNTIMES",

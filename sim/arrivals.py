@@ -9,17 +9,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from itertools import cycle
-from typing import Literal, Protocol
+from typing import Protocol
 
 from simpy import Event
 
 from evenflow.types import Request
+from evenflow.world import Router
 from sim.affinity import PrefixAffinity
 from sim.clock import Clock
-
-Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
-"""Which pipeline gets the next request: each in turn; the one with the fewest requests that are
-not done, the first of equals; or one that was sent the longest part of its prefix before."""
 
 
 class Entrance(Protocol):

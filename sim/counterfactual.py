@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evenflow.costs import BatchShape, StageCost
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
+from evenflow.world import RuntimeOverheads, World
 from sim.disaggregated import PooledWorld
 from sim.transfers import TransferLink
-from sim.world import RuntimeOverheads, World
 
 PLENTY_OF_PAGES = 1 << 40
 

@@ -17,16 +17,16 @@ import numpy as np
 
 from evenflow.batcher import Batcher
 from evenflow.groups import Row
-from evenflow.pools import merge
-from evenflow.result import Recorder, RunResult
+from evenflow.results.pools import merge
+from evenflow.results.run import Recorder, RunResult
 from evenflow.types import Handover, Request
+from evenflow.world import World
 from sim.arrivals import Arrivals
 from sim.clock import Clock
 from sim.driver import Driver
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
 from sim.transfers import Transfer, TransferLink, TransferQueue
-from sim.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from evenflow.errors import PolicyError
 from evenflow.groups import Row
 from evenflow.kv import PagePool
 from evenflow.prefix_cache import PrefixCache
-from evenflow.result import WAIT_REASONS, Recorder, RunResult
+from evenflow.results.run import WAIT_REASONS, Recorder, RunResult
 from evenflow.types import MicroBatch, Request
+from evenflow.world import World
 from sim.arrivals import Arrivals
 from sim.clock import LAST, Clock, Signal
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
-from sim.world import World
 
 
 class Driver:

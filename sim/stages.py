@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from simpy import Event, Store
 
-from evenflow.result import Recorder
+from evenflow.results.run import Recorder
 from evenflow.types import MicroBatch
+from evenflow.world import World
 from sim.clock import Clock
-from sim.world import World
 
 Process = Generator[Event, "_Travel", None]
 

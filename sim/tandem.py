@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evenflow.result import Recorder
+from evenflow.results.run import Recorder
 from evenflow.types import MicroBatch
+from evenflow.world import World
 from sim.clock import Clock, Signal
-from sim.world import World
 
 
 class Tandem:

@@ -11,12 +11,12 @@ from functools import partial
 from operator import add
 from typing import NamedTuple
 
-from evenflow.result import Recorder, RunResult
+from evenflow.results.run import Recorder, RunResult
 from evenflow.types import MicroBatch
+from evenflow.world import Link, RuntimeOverheads, World
 from sim.clock import Clock
 from sim.driver import Driver
 from sim.tandem import Tandem
-from sim.world import Link, RuntimeOverheads, World
 
 GRID_PER_S = 2.0**30
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.result import Transfers
+from evenflow.results.run import Transfers
 from evenflow.types import Handover
 from sim.clock import LATE, Clock, Signal
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenflow.costs.profile_file import Header, LayerShapes, Point, Profile
+from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
 from evenflow.specs.model import ModelSpec
 
 TINY = ModelSpec("tiny", 4, 64, 4, 2, 16, 128, 1000, 2048, 1e4)

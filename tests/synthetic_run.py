@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from evenflow.costs import AffineCost
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.bubbles import CAUSES, Bubbles, attribute
-from evenflow.result import WAIT_REASONS, RunResult
-from experiments.report.draw_bubbles import FIGURES, TITLES, draw, scenarios, tandem
+from evenflow.results.bubbles import CAUSES, Bubbles, attribute
+from evenflow.results.run import WAIT_REASONS, RunResult
+from tools.draw_bubbles import FIGURES, TITLES, draw, scenarios, tandem
 
 Piece = tuple[int, float, float, str, int]
 

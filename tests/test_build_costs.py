@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from evenflow.config import RunConfig, load_config
 from evenflow.costs import RooflineCost, decode_work
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu, link
 from evenflow.types import Request
-from experiments.build import build
+from experiments.run_file.build import build
+from experiments.run_file.run import RunConfig, load_config
 from sim import World, simulate
 from tests.command_line import evenflow
 

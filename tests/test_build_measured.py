@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.config import RunConfig, load_config
-from evenflow.costs.profile_file import write_profile
+from evenflow.costs.profile.file import write_profile
 from evenflow.errors import UsageError
-from experiments.build import build, load_workload
+from experiments.cli.terminal import print_left_out
+from experiments.run_file.build import build, load_workload
+from experiments.run_file.run import RunConfig, load_config
 from experiments.runs import Job, run_job
-from experiments.terminal import print_left_out
 from tests.profiles import points, profile
 
 TINY_CONFIG = {

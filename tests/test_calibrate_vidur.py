@@ -13,8 +13,8 @@ from evenflow.costs.formulas import Rates, linear_s
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
-from experiments.profiles.calibrate_vidur import Layers, errors, fit, main, read_layers
-from experiments.profiles.efficiencies import Efficiencies, bundled
+from tools.calibrate_vidur import Layers, errors, fit, main, read_layers
+from tools.efficiencies import Efficiencies, bundled
 
 LLAMA, A40 = model("Llama2-70B"), gpu("A40")
 THEIRS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")

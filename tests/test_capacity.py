@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from evenflow.config import RunConfig, configured
 from evenflow.errors import UsageError
 from evenflow.types import Request
-from evenflow.yaml_file import Document
-from experiments.build import load_workload
 from experiments.capacity.find import Capacity, Question, at_rate, capacity_of, own_rate
 from experiments.capacity.prices import dollars_per_hour, load_prices
 from experiments.capacity.report import facts, sentences
-from experiments.points import Store
-from experiments.slo import parse_slo
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import RunConfig, configured
+from experiments.run_file.yaml_file import Document
+from experiments.study.points import Store
+from experiments.study.slo import parse_slo
 from tests.command_line import evenflow, write_inputs
 from tests.test_points import RUN
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evenflow.config import RunConfig, load_config
 from evenflow.errors import UsageError
+from experiments.run_file.run import RunConfig, load_config
 
 RUN = """\
 model: Qwen2.5-32B

@@ -12,10 +12,10 @@ HOUSE = {
     "evenflow.kv": {"PagePool"},
     "evenflow.batcher": {"Batcher"},
     "evenflow.costs": {"StageCost"},
-    "evenflow.result": {"RunResult"},
-    "evenflow.metrics": {"summarize"},
-    "evenflow.bubbles": {"attribute"},
-    "evenflow.config": {"load_config"},
+    "evenflow.results.run": {"RunResult"},
+    "evenflow.results.metrics": {"summarize"},
+    "evenflow.results.bubbles": {"attribute"},
+    "experiments.run_file.run": {"load_config"},
 }
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from evenflow.bubbles import attribute
 from evenflow.costs import AffineCost
 from evenflow.costs.base import BatchShape
+from evenflow.results.bubbles import attribute
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import RUNTIMES, Link, PooledWorld, TransferLink, World, simulate

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from evenflow.batcher import Batcher
-from evenflow.bubbles import attribute
 from evenflow.kv import PagePool
-from evenflow.metrics import summarize
-from evenflow.result import RunResult
+from evenflow.results.bubbles import attribute
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Handover, Request
-from experiments.report.draw_pools import LINK, pool, scenario
 from sim import PooledWorld, TransferLink, simulate
+from tools.draw_pools import LINK, pool, scenario
 
 
 def prompts(*output_tokens: int) -> list[Request]:

@@ -16,7 +16,7 @@ from experiments.figures.claims import Claim, answers, load_claims, load_misses,
 from experiments.figures.make import FOLDER, chosen, make, names, write_claims
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Study, layered
-from experiments.points import Store
+from experiments.study.points import Store
 
 
 @pytest.mark.parametrize("name", names())

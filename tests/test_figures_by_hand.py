@@ -21,7 +21,7 @@ from experiments.figures.pairs import pairs
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Study
 from experiments.figures.style import COLORS, colors_of
-from experiments.points import Store
+from experiments.study.points import Store
 
 
 def study_of(name: str, folder: Path, *overrides: str) -> Study:

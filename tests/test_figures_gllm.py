@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 
 from evenflow.costs import AffineCost
-from evenflow.metrics import summarize
-from evenflow.result import RunResult
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
+from evenflow.world import RUNTIMES
 from experiments.figures import gllm_12, gllm_14, gllm_15, gllm_16, gllm_capacity, rate_curves
 from experiments.figures.balance import middle
 from experiments.figures.case_study import micro_batches
@@ -26,10 +27,9 @@ from experiments.figures.loads import Place, places, rates, traces
 from experiments.figures.make import FOLDER, make
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Drawing, Study
-from experiments.points import Store
 from experiments.runs import Outcome
+from experiments.study.points import Store
 from sim import World, simulate
-from sim.world import RUNTIMES
 
 PLACE = {"pair": "P", "trace": "T"}
 

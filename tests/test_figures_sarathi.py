@@ -12,10 +12,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from evenflow.config import load_config
 from evenflow.costs import Work, decode_work, prefill_work
 from evenflow.errors import UsageError
-from experiments.build import load_workload
 from experiments.figures.capacities import capacities, tbt_slo
 from experiments.figures.capacity_bars import best_ratio, with_budget
 from experiments.figures.deployments import served
@@ -33,8 +31,10 @@ from experiments.figures.make import FOLDER
 from experiments.figures.sarathi_1 import stalls
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Study
-from experiments.points import Store
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import load_config
 from experiments.runs import Job, run_job
+from experiments.study.points import Store
 
 
 @pytest.fixture

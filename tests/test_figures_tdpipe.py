@@ -11,14 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evenflow.config import load_config
 from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
-from evenflow.metrics import summarize
-from evenflow.result import RunResult
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
-from experiments.build import build, load_workload
 from experiments.figures.blog_batching import mean_over_max, seat_use
 from experiments.figures.blog_chunking import steps_of_prompt
 from experiments.figures.blog_disaggregation import example_ms
@@ -31,8 +29,10 @@ from experiments.figures.tdpipe_2 import busy_over_time
 from experiments.figures.tdpipe_11 import speedups
 from experiments.figures.tdpipe_12 import phases
 from experiments.figures.tdpipe_readings import RATE, ratios, scaling
-from experiments.points import Store
+from experiments.run_file.build import build, load_workload
+from experiments.run_file.run import load_config
 from experiments.runs import Outcome
+from experiments.study.points import Store
 from sim import World, simulate
 
 ROOT = Path(__file__).parent.parent

@@ -12,13 +12,12 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from evenflow.costs.profile_file import read_profile
-from experiments.gpu import report as gpu_report
-from experiments.gpu import runtime as gpu_runtime
-from experiments.gpu.report import main
-from experiments.gpu.runtime import POLICIES
+from evenflow.costs.profile.file import read_profile
 from tests.test_profile_measure import CONFIG
 from tests.torch_pipeline import threads_for_processes
+from tools import gpu_report, gpu_runtime
+from tools.gpu_report import main
+from tools.gpu_runtime import POLICIES
 
 
 def test_the_report_measures_checks_and_compares_tokens(
@@ -73,7 +72,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_bare_machine_has_what_the_report_imports() -> None:
-    statement = "import experiments.gpu.report, runtime.timed, sys; print(*sys.modules)"
+    statement = "import tools.gpu_report, runtime.torch.timed, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", statement], capture_output=True, text=True, check=True
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.costs.profile_file import write_profile
+from evenflow.costs.profile.file import write_profile
 from evenflow.specs.model import model
-from experiments.gpu.silicon import CHUNKS, DECODES, TOKENS, compare
 from tests.profiles import points, prefill_s, profile
+from tools.gpu_silicon import CHUNKS, DECODES, TOKENS, compare
 
 NAME = "Llama-3.1-8B"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.intervals import interval, paired_difference, student_quantile
+from experiments.study.intervals import interval, paired_difference, student_quantile
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from evenflow.batcher import Batcher
-from evenflow.config import load_config
 from evenflow.costs import AffineCost, SwapCost, Work
 from evenflow.kv import PagePool
-from evenflow.metrics import summarize
 from evenflow.replay import decision_of
-from evenflow.result import RunResult
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
-from experiments.build import build
+from experiments.run_file.build import build
+from experiments.run_file.run import load_config
 from sim import World, simulate
 from tests.command_line import write_inputs
 

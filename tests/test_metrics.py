@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evenflow.costs import AffineCost
-from evenflow.metrics import summarize
+from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.outputs import staged, write_json, write_stages, write_table
+from experiments.report.outputs import staged, write_json, write_stages, write_table
 from tests.synthetic_run import synthetic_run
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from evenflow.config import configured
 from evenflow.errors import UsageError
-from evenflow.yaml_file import Document
-from experiments.executors import executor_of
-from experiments.points import HEADER, Point, Record, Store, run_points, simulate_point
+from experiments.run_file.run import configured
+from experiments.run_file.yaml_file import Document
 from experiments.runs import Outcome
+from experiments.study.executors import executor_of
+from experiments.study.points import HEADER, Point, Record, Store, run_points, simulate_point
 
 RUN: dict[str, Any] = {
     "stages": 2,
@@ -143,16 +143,16 @@ def test_an_executor_that_there_is_not(name: str, told: str) -> None:
 
 def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
-    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 5.0)
+    monkeypatch.setattr("experiments.study.executors.CONNECT_LIMIT_S", 5.0)
     own = {"processes": False, "threads_per_worker": 1, "dashboard_address": ":0"}
     with distributed.LocalCluster(n_workers=1, **own) as cluster:
         name = f"dask:{cluster.scheduler_address}"
         with executor_of(name) as executor:
             assert run_points([point()], Store(tmp_path), executor) == [simulate_point(point())]
-        monkeypatch.setattr("experiments.executors.code_digest", lambda: repr(object()))
+        monkeypatch.setattr("experiments.study.executors.code_digest", lambda: repr(object()))
         with pytest.raises(UsageError, match="runs another version"), executor_of(name):
             pass
-    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 0.3)
+    monkeypatch.setattr("experiments.study.executors.CONNECT_LIMIT_S", 0.3)
     with distributed.LocalCluster(n_workers=0, **own) as cluster:
         name = f"dask:{cluster.scheduler_address}"
         with pytest.raises(UsageError, match="has no workers"), executor_of(name):

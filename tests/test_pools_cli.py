@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.config import RunConfig
-from evenflow.config_pools import system
-from evenflow.config_workload import WorkloadConfig
-from experiments.build_pools import divide
+from experiments.run_file.build_pools import divide
+from experiments.run_file.pools import system
+from experiments.run_file.run import RunConfig
+from experiments.run_file.workload import WorkloadConfig
 from tests.command_line import evenflow, write_inputs
 
 POOL_FILES = {"requests.csv", "batches.csv", "stages.csv", "bubbles.csv", "timeline.json.gz"}

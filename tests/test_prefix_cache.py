@@ -12,9 +12,9 @@ import pytest
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
-from evenflow.metrics import summarize
 from evenflow.prefix_cache import PrefixCache
 from evenflow.replay import decision_of
+from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
 from evenflow.view import View

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
 from evenflow.costs.curves import Curve, Surface, never_falling
-from evenflow.costs.profile import check_device, check_units, profile_cost
-from evenflow.costs.profile_file import Profile, read_profile
+from evenflow.costs.profile.cost import check_device, check_units, profile_cost
+from evenflow.costs.profile.file import Profile, read_profile
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
@@ -251,7 +251,7 @@ def test_total_lengths_come_out_as_measured(l20: Profile) -> None:
 
 
 def test_a_written_profile_gives_the_same_costs(l20: Profile, tmp_path: Path) -> None:
-    from evenflow.costs.profile_file import write_profile
+    from evenflow.costs.profile.file import write_profile
 
     write_profile(tmp_path / "l20.csv.gz", l20)
     assert read_profile(tmp_path / "l20.csv.gz") == l20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.costs.profile_file import Profile, read_profile, write_profile
+from evenflow.costs.profile.file import Profile, read_profile, write_profile
 from evenflow.errors import UsageError
 from tests.profiles import header, point, profile
 

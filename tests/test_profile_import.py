@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from evenflow.costs import RooflineCost, decode_work, prefill_work
-from evenflow.costs.profile import profile_cost
-from evenflow.costs.profile_file import Profile, read_profile
+from evenflow.costs.profile.cost import profile_cost
+from evenflow.costs.profile.file import Profile, read_profile
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from evenflow.costs.profile import profile_cost  # noqa: E402
-from evenflow.costs.profile_file import OPERATORS, read_profile  # noqa: E402
+from evenflow.costs.profile.cost import profile_cost  # noqa: E402
+from evenflow.costs.profile.file import OPERATORS, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import ModelSpec  # noqa: E402
 from experiments.profiles import measure as profile_measure  # noqa: E402
@@ -23,7 +23,7 @@ from experiments.profiles.measure import (  # noqa: E402
 )
 from profiler.driver import detokenise_points  # noqa: E402
 from profiler.measure import MIN_ROUNDS  # noqa: E402
-from runtime import timed  # noqa: E402
+from runtime.torch import timed  # noqa: E402
 from tests.command_line import evenflow  # noqa: E402
 
 CONFIG = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evenflow.costs.base import Work
-from evenflow.costs.profile_file import Header, LayerShapes, Profile
+from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
 from profiler import check

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from evenflow.config import RunConfig
+from experiments.run_file.run import RunConfig
 from experiments.sweep.config import SweepConfig
 
 ROOT = Path(__file__).parent.parent

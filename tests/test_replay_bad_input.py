@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.config import load_config
+from experiments.run_file.run import load_config
 from tests.command_line import evenflow, write_inputs
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.bubbles import attribute
 from evenflow.costs import AffineCost
-from evenflow.merge import merged
-from evenflow.metrics import summarize
-from evenflow.result import RunResult
+from evenflow.results.bubbles import attribute
+from evenflow.results.merge import merged
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
 from sim import World, simulate, simulate_replicas

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from synthetic_run import synthetic_run
 
-from evenflow.bubbles import CAUSES, attribute
 from evenflow.errors import UsageError
-from evenflow.metrics import summarize
+from evenflow.results.bubbles import CAUSES, attribute
+from evenflow.results.metrics import summarize
 from experiments.report.data import (
     binned,
     chunks_of,

@@ -18,8 +18,8 @@ from evenflow.replay import Aborted, RecordingBatcher, replay
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
 from runtime.driver import Driver
+from runtime.page_tables import PageTable
 from runtime.serving import Serving, StepCost
-from runtime.tables import PageTable
 from runtime.wire import Step
 from tests.test_runtime_driver import TICK_S, VirtualPipeline
 from tests.worlds import MAX_MODEL_LEN, POLICIES

@@ -1,4 +1,4 @@
-"""The stages of runtime.model against transformers: the same weights, the same greedy tokens."""
+"""The stages of the torch model against transformers: the same weights, the same tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
 from evenflow.errors import UsageError  # noqa: E402
-from runtime.inputs import RowWork, batch_inputs  # noqa: E402
-from runtime.load import random_stage  # noqa: E402
-from runtime.rope import Rope  # noqa: E402
-from runtime.timed import greedy_tokens  # noqa: E402
+from runtime.torch.inputs import RowWork, batch_inputs  # noqa: E402
+from runtime.torch.load import random_stage  # noqa: E402
+from runtime.torch.rope import Rope  # noqa: E402
+from runtime.torch.timed import greedy_tokens  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,
     generate,

@@ -18,10 +18,10 @@ import zmq
 
 import sim
 from evenflow.batcher import Batcher
-from evenflow.bubbles import attribute
 from evenflow.costs import AffineCost, estimates
 from evenflow.kv import PagePool
 from evenflow.replay import Entry, RecordingBatcher, replay
+from evenflow.results.bubbles import attribute
 from evenflow.schedulers import POLICIES, create
 from evenflow.types import MicroBatch, Request
 from runtime.driver import Driver

@@ -10,7 +10,7 @@ from evenflow.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from runtime.sample import GREEDY, Sampling, sample  # noqa: E402
+from runtime.torch.sample import GREEDY, Sampling, sample  # noqa: E402
 
 PROBABILITIES = torch.tensor([0.1, 0.5, 0.15, 0.25])
 LOGITS = PROBABILITIES.log()

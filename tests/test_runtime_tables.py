@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from evenflow.batcher import Batcher
 from evenflow.groups import Row
 from evenflow.types import MicroBatch, Request
+from evenflow.world import World
 from runtime.errors import WorkerError
-from runtime.tables import PageTable, RowStep, StepWriter
+from runtime.page_tables import PageTable, RowStep, StepWriter
 from runtime.tokens import Text, TokenBook
 from runtime.wire import Growth, Piece, Step, decode, encode
 from sim.driver import Driver
 from sim.tandem import Tandem
-from sim.world import World
 from tests.worlds import worlds
 
 

@@ -19,7 +19,7 @@ from tests.command_line import evenflow
 from tests.serving import RUN, Server, openai, serving
 from tests.test_runtime_cli import group
 
-server_body = pytest.importorskip("runtime.server_body")
+server_body = pytest.importorskip("runtime.http.body")
 HEAD = {"content-type": "application/json"}
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from evenflow.types import Request
 from runtime.front import LiveFront
-from runtime.server_answers import Answers, Piece, Reply, ServiceError, Wish
-from runtime.server_text import Numbers
+from runtime.http.answers import Answers, Piece, Reply, ServiceError, Wish
+from runtime.http.text import Numbers
 from runtime.wire import Draw
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from evenflow.costs import decode_work, prefill_work
 from evenflow.costs.collectives import Ring
-from evenflow.costs.silicon import GPUS, SiliconSource, silicon_cost, silicon_source
-from evenflow.costs.silicon_points import (
+from evenflow.costs.silicon.cost import GPUS, SiliconSource, silicon_cost, silicon_source
+from evenflow.costs.silicon.points import (
     Peak,
     chunk_times,
     from_memory,
@@ -19,13 +19,13 @@ from evenflow.costs.silicon_points import (
     prompt_times,
     step_times,
 )
-from evenflow.costs.silicon_tables import SiliconTables, _ordered, load_tables
+from evenflow.costs.silicon.tables import SiliconTables, _ordered, load_tables
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import ModelSpec, model
-from experiments.profiles.silicon_errors import GPUS as NAMES
-from experiments.profiles.silicon_errors import (
+from tools.silicon_errors import GPUS as NAMES
+from tools.silicon_errors import (
     disagreement,
     peak_of,
     product_errors,
@@ -250,8 +250,8 @@ def test_published_decode_steps_without_tuning() -> None:
 @pytest.mark.usefixtures("package")
 def test_the_bundled_efficiencies_are_the_fits() -> None:
     pytest.importorskip("scipy", reason="fitting needs scipy: install evenflow[fit]")
-    from experiments.profiles.calibrate_silicon import CHECKED_ON, errors, fit
-    from experiments.profiles.efficiencies import bundled
+    from tools.calibrate_silicon import CHECKED_ON, errors, fit
+    from tools.efficiencies import bundled
 
     for name in ("A100-80G", "H200"):
         spec = gpu(name)

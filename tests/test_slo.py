@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.config import configured
 from evenflow.errors import UsageError
-from evenflow.metrics import meets, request_metrics
-from evenflow.yaml_file import Document
-from experiments.build import load_workload
+from evenflow.results.metrics import meets, request_metrics
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import configured
+from experiments.run_file.yaml_file import Document
 from experiments.runs import Job, Outcome, run_job
-from experiments.slo import (
+from experiments.study.slo import (
     Condition,
     check_metrics,
     parse_slo,

@@ -15,8 +15,8 @@ from evenflow.costs import AffineCost, DraftedCost, Work, decode_work, prefill_w
 from evenflow.costs.drafts import share_of, step_of
 from evenflow.errors import UsageError
 from evenflow.kv import PagePool
-from evenflow.metrics import summarize
-from evenflow.result import RunResult
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu

@@ -6,7 +6,7 @@ import pytest
 
 from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
-from experiments.points import Record, Store
+from experiments.study.points import Record, Store
 from experiments.sweep.check import check
 from experiments.sweep.config import Range, Sweep, load_sweep
 from experiments.sweep.effects import main_effects, sensitivity

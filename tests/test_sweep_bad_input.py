@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.points import HEADER, Record, Store
+from experiments.study.points import HEADER, Record, Store
 from experiments.sweep.check import check
 from experiments.sweep.config import load_sweep
 from tests.command_line import evenflow
@@ -168,7 +168,7 @@ def test_a_dask_scheduler_that_does_not_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("experiments.executors.CONNECT_LIMIT_S", 0.3)
+    monkeypatch.setattr("experiments.study.executors.CONNECT_LIMIT_S", 0.3)
     write(folder)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # no one listens there, and no one else can

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.points import HEADER
+from experiments.study.points import HEADER
 from tests.command_line import evenflow
 from tests.sweeps import RUN, write
 

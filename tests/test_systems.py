@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evenflow.config import load_config
 from evenflow.costs import prefill_work
-from evenflow.metrics import summarize
-from experiments.build import build, load_workload
+from evenflow.results.metrics import summarize
+from experiments.run_file.build import build, load_workload
+from experiments.run_file.run import load_config
 from experiments.systems import SYSTEMS, System, markdown
 from sim import simulate
 from tests.command_line import evenflow

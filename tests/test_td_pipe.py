@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
 from evenflow.errors import UsageError
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from synthetic_run import synthetic_run
 
-from evenflow.bubbles import CAUSES, attribute
+from evenflow.results.bubbles import CAUSES, attribute
 from experiments.report.timeline import PIPELINE, REQUESTS, write_timeline
 
 Event = dict[str, Any]

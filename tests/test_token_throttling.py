@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.schedulers.token_throttling import (
     AdaptiveReserve,

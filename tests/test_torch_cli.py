@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.config import load_config
 from evenflow.types import Request
-from experiments.build import build
 from experiments.real.run import batcher_of, servable
+from experiments.run_file.build import build
+from experiments.run_file.run import load_config
 from sim import driver
 from sim.tandem import Tandem
 from tests.command_line import evenflow, write_inputs

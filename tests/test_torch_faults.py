@@ -20,7 +20,7 @@ from evenflow.errors import UsageError
 from runtime.driver import Driver
 from runtime.errors import WorkerError
 from runtime.pipeline import Pipeline
-from runtime.torch_settings import torch_settings
+from runtime.torch.settings import torch_settings
 from runtime.worker import Place
 from tests.command_line import evenflow, write_inputs
 from tests.test_runtime_cli import gone, group, spawn

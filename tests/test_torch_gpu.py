@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from experiments.gpu.runtime import MODES, Scale, check_tokens  # noqa: E402
 from tests.command_line import evenflow, write_inputs  # noqa: E402
 from tests.tiny_models import save_checkpoint  # noqa: E402
+from tools.gpu_runtime import MODES, Scale, check_tokens  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

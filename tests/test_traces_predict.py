@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from evenflow.types import Request
-from experiments.build import build, load_workload
+from experiments.run_file.build import build, load_workload
+from experiments.run_file.run import RunConfig
 from tests.command_line import evenflow
 from traces import make_predictor, sample_trace, train, with_predictions
 from traces.classifier import load_classifier, save_classifier

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.config import configured
 from evenflow.errors import UsageError
-from evenflow.yaml_file import Document
-from experiments.build import load_workload
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import configured
+from experiments.run_file.yaml_file import Document
 from tests.test_points import RUN
 from traces import load_trace, make_requests
 

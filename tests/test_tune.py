@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from evenflow.bubbles import CAUSES
-from evenflow.config import configured
 from evenflow.errors import UsageError
+from evenflow.results.bubbles import CAUSES
 from evenflow.schedulers import POLICIES, create, parameters, policy
 from evenflow.schedulers.sarathi import Sarathi
-from evenflow.yaml_file import Document
-from experiments.build import load_workload
-from experiments.points import Record, Store
-from experiments.slo import parse_slo
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import configured
+from experiments.run_file.yaml_file import Document
+from experiments.study.points import Record, Store
+from experiments.study.slo import parse_slo
 from experiments.sweep.config import Range
 from experiments.sweep.trials import Simulator, Trial
 from experiments.tune.check import (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost, estimates
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
 from experiments.validation.layers import (

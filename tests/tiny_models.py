@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[
 
 from evenflow.kv import PagePool  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
-from runtime.inputs import RowWork, batch_inputs  # noqa: E402
-from runtime.load import load_stage, read_model  # noqa: E402
-from runtime.model import Stage  # noqa: E402
-from runtime.sample import GREEDY, sample  # noqa: E402
-from runtime.torch_settings import cut  # noqa: E402
+from runtime.torch.inputs import RowWork, batch_inputs  # noqa: E402
+from runtime.torch.load import load_stage, read_model  # noqa: E402
+from runtime.torch.model import Stage  # noqa: E402
+from runtime.torch.sample import GREEDY, sample  # noqa: E402
+from runtime.torch.settings import cut  # noqa: E402
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
 

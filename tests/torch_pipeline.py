@@ -23,7 +23,7 @@ from runtime.driver import Driver
 from runtime.pipeline import Pipeline
 from runtime.serving import Serving, StepCost
 from runtime.tokens import RandomTexts, TextOf
-from runtime.torch_settings import TorchSettings, cut, torch_settings
+from runtime.torch.settings import TorchSettings, cut, torch_settings
 from runtime.worker import run_stages
 from tests.tiny_models import PAGE_TOKENS, SHAPE
 

@@ -1,4 +1,4 @@
-"""The bytes of what runs write, held: `make freeze` compares them with those in tests/freeze/frozen.json.
+"""The bytes of what runs write, held: `make freeze` compares them with tests/freeze/frozen.json.
 
 `make freeze-update` writes them anew and says which files moved, and by how much at most. Knows the
 commands only, so that no change of the code behind them asks for a change here. Provenance, wall
@@ -27,7 +27,10 @@ import pandas as pd
 ROOT = Path(__file__).parent.parent
 INPUTS = ROOT / "tests" / "freeze"
 FROZEN = INPUTS / "frozen.json"
-FEW = "--set run.workload.requests=60 --set parameters={scheduler.iterations:[1,8],scheduler.kv_thresh:[0,0.2]}"
+FEW = (
+    "--set run.workload.requests=60"
+    " --set parameters={scheduler.iterations:[1,8],scheduler.kv_thresh:[0,0.2]}"
+)
 QUICK = {
     **{
         f"system-{path.stem}": f"simulate {path.relative_to(ROOT)} --out out"
@@ -60,7 +63,9 @@ def main() -> int:
     args = parser.parse_args()
     frozen = json.loads(FROZEN.read_text()) if FROZEN.exists() else {}
     known = frozen.get(np.__version__, {})
-    cases = {k: v for k, v in (QUICK if args.quick else WHOLE).items() if k in (args.cases or WHOLE)}
+    cases = {
+        k: v for k, v in (QUICK if args.quick else WHOLE).items() if k in (args.cases or WHOLE)
+    }
     if not known and not args.update:
         print(f"nothing is frozen for numpy {np.__version__}: make freeze-update first")
         return 2
@@ -98,16 +103,19 @@ def outputs_of(command: str) -> Files:
             raise SystemExit(f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         if not (folder / "out").exists():
             return {"stdout": {"sha256": digest(done.stdout.encode()), "means": {}}}
-        return {str(path.relative_to(folder / "out")): frozen_file(path) for path in kept(folder / "out")}
+        return {
+            str(path.relative_to(folder / "out")): frozen_file(path)
+            for path in kept(folder / "out")
+        }
 
 
 def kept(folder: Path) -> Iterable[Path]:
     """Return the tables and facts of a run's folder; not its clocks, pages, pictures and stores."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts
-        if "store" not in inside and path.name != "wall_clock.json":
-            if path.suffix in {".csv", ".json", ".md", ".yaml"} and not path.name.startswith("manifest"):
-                yield path
+        left_out = "store" in inside or path.name in {"wall_clock.json", "manifest.json"}
+        if path.suffix in {".csv", ".json", ".md", ".yaml"} and not left_out:
+            yield path
 
 
 def frozen_file(path: Path) -> dict[str, Any]:
@@ -119,7 +127,9 @@ def frozen_file(path: Path) -> dict[str, Any]:
     means = {}
     if path.suffix == ".csv" and path.stat().st_size:
         table = pd.read_csv(path).select_dtypes("number")
-        means = {column: float(value) for column, value in table.mean().items() if math.isfinite(value)}
+        means = {
+            column: float(value) for column, value in table.mean().items() if math.isfinite(value)
+        }
     return {"sha256": digest(path.read_bytes()), "means": means}
 
 

@@ -28,7 +28,7 @@ POLICIES: Mapping[str, type[Scheduler]] = {
 }
 
 POOLED = ("distserve", "splitwise")
-"""Names that stand for several pools, each with a policy: see `evenflow.config_pools`."""
+"""Names that stand for several pools, each with a policy: see `experiments.run_file.pools`."""
 
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
 """Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`); a
@@ -95,21 +95,16 @@ def create(name: str, params: Mapping[str, Any], **facts: Any) -> Scheduler:
 
 
 def catalogue() -> list[Entry]:
-    """Return the policies and systems with their parameters, defaults and sources."""
-    from evenflow import config_pools
-
-    policies = [_entry(name, cls, _listed(cls)) for name, cls in POLICIES.items()]
-    return policies + [
-        _entry(name, cls, config_pools.parameters(name))
-        for name, cls in config_pools.POOLED.items()
-    ]
+    """Return the policies with their parameters, defaults and sources."""
+    return [entry(name, cls, _listed(cls)) for name, cls in POLICIES.items()]
 
 
 def _listed(cls: type[Scheduler]) -> tuple[tuple[str, Any], ...]:
     return tuple((key, value.default) for key, value in parameters(cls).items())
 
 
-def _entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:
+def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:
+    """Return what a list of schedulers says of `cls`, from its docstring."""
     paragraphs = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     source = next((text for text in paragraphs if text.startswith("Source: ")), "")
     source = source.removeprefix("Source: ").replace("\n", " ").split(". ")[0].rstrip(".")

@@ -16,7 +16,7 @@ from evenflow.specs.checks import require_not_negative, require_positive
 L20_COMPUTE_EFFICIENCY = 0.9438
 L20_BANDWIDTH_EFFICIENCY = 0.7884
 L20_PER_LAYER_OVERHEAD_S = 1.378e-4
-"""Fitted by `experiments.profiles.calibrate_l20` on two models measured on L20: docs/costs.md."""
+"""Fitted by `tools.calibrate_l20` on two models measured on L20: docs/costs.md."""
 
 TRANSFERRED = "efficiency transferred from L20 fit"
 
@@ -112,7 +112,7 @@ GPUS: tuple[GpuSpec, ...] = (
     GpuSpec("H200", 989, 4800, 141, 0.776, 0.841, 4.72e-5, f"{MEASURED}: 4.5 %, 9.4 %"),
 )
 """The GPUs of the papers and their successors; data-sheet peaks, dense. The efficiencies are fitted
-by `experiments.profiles.calibrate_silicon`, which also gives mean and P95 error on models it has
+by `tools.calibrate_silicon`, which also gives mean and P95 error on models it has
 not seen. They are of kernels back to back, as CUDA graphs run them; L20's are of an engine without
 graphs.
 """

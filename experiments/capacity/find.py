@@ -12,11 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evenflow.config import RunConfig
-from evenflow.config_workload import Arrivals, ReplayArrivals
 from evenflow.errors import UsageError
 from evenflow.types import Request
-from experiments.build import load_workload
 from experiments.capacity.rate_search import (
     LEAST_TOLERANCE,
     Found,
@@ -25,10 +22,13 @@ from experiments.capacity.rate_search import (
     next_rates,
     rounded,
 )
-from experiments.dry_run import dry_run, seed_matters
-from experiments.intervals import Interval, interval
-from experiments.points import Point, Record, Store, run_points
-from experiments.slo import Condition, Limits, check_metrics, request_limits, service_levels
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import RunConfig
+from experiments.run_file.workload import Arrivals, ReplayArrivals
+from experiments.study.dry_run import dry_run, seed_matters
+from experiments.study.intervals import Interval, interval
+from experiments.study.points import Point, Record, Store, run_points
+from experiments.study.slo import Condition, Limits, check_metrics, request_limits, service_levels
 
 CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Rates of the curve, as multiples of the capacity."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenflow import yaml_file
-from evenflow.config import RunConfig
-from evenflow.config_pools import system
 from evenflow.errors import UsageError, instead_of
 from evenflow.schedulers import POOLED
 from evenflow.specs.gpu import gpu
-from experiments.build_pools import divide
+from experiments.run_file import yaml_file
+from experiments.run_file.build_pools import divide
+from experiments.run_file.pools import system
+from experiments.run_file.run import RunConfig
 
 
 def load_prices(path: Path) -> dict[str, float]:

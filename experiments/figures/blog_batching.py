@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evenflow.result import Ints
+from evenflow.results.run import Ints
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import grid_lines, whiskers
 from experiments.runs import Outcome

@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evenflow.errors import UsageError
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.types import Request
-from experiments.build import build
 from experiments.figures.layers import Keys
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
+from experiments.run_file.build import build
 from sim import simulate
 
 SHOWN = (

@@ -6,14 +6,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenflow.metrics import summarize
+from evenflow.results.metrics import summarize
 from evenflow.specs.gpu import link
 from evenflow.specs.model import model
 from evenflow.types import Request
-from experiments.build import build
-from experiments.build_world import find
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines, whiskers
+from experiments.run_file.build import build
+from experiments.run_file.build_world import find
 from sim import simulate
 
 TTFT, GAP, MOVED = "p50_ttft_ms", "p99_itl_ms", "mean_transfer_ms"

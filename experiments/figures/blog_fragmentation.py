@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evenflow.result import Floats, Ints
+from evenflow.results.run import Floats, Ints
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import bars, grid_lines
 from experiments.runs import Outcome

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from experiments.capacity.find import Capacity, Question, capacity_of, prove
 from experiments.figures.study import Study
-from experiments.slo import Condition
+from experiments.run_file.run import RunConfig
+from experiments.study.slo import Condition
 
 AT_ONCE = 4
 """Searches side by side: each waits for its own probes, and the processes should not."""

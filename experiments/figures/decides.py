@@ -13,10 +13,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenflow.config import RunConfig
 from experiments.figures.loads import Place, places
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import bars, grid_lines, write_on_bars
+from experiments.run_file.run import RunConfig
 from experiments.runs import Outcome
 
 WORDS = {

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenflow.bubbles import CAUSES, attribute
+from evenflow.results.bubbles import CAUSES, attribute
 from experiments.figures.loads import Place, places
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import grid_lines

@@ -9,9 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from evenflow.config import RunConfig
 from evenflow.schedulers import POOLED, policy
 from experiments.figures.hosts import gpu_name
+from experiments.run_file.run import RunConfig
 
 IN_THE_PICTURE = (
     "pairs",

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evenflow.metrics import request_metrics
+from evenflow.results.metrics import request_metrics
 from experiments.figures.layers import Keys
 from experiments.figures.loads import Place, places, rates, saturated
 from experiments.figures.study import Drawing, Study, overview

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from evenflow.costs import RooflineCost, Work, decode_work, formulas, prefill_work
 from evenflow.errors import UsageError
-from experiments.build import build
 from experiments.figures.layers import Keys, layered
 from experiments.figures.study import Study
+from experiments.run_file.build import build
 from sim import PooledWorld, World
 
 Seconds = Callable[[Work], float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evenflow.yaml_file import SHORT_FORMS, Document
+from experiments.run_file.yaml_file import SHORT_FORMS, Document
 
 Keys = Mapping[str, Any]
 

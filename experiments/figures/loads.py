@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evenflow.config import RunConfig
 from experiments.figures.layers import Keys
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Study, overview
+from experiments.run_file.run import RunConfig
 
 
 class Place(NamedTuple):

@@ -25,8 +25,8 @@ from experiments.figures.claims import (
 from experiments.figures.facts import annotate, footnote
 from experiments.figures.schema import Plan, load_plan
 from experiments.figures.study import Drawing, Study
-from experiments.outputs import staged, write_json
-from experiments.points import Store
+from experiments.report.outputs import staged, write_json
+from experiments.study.points import Store
 
 FOLDER = Path(__file__).parent
 DOTS_PER_INCH = 150

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from evenflow import yaml_file
-from evenflow.config_errors import mistakes
-from evenflow.config_fields import Keys
 from evenflow.errors import UsageError
 from experiments.figures.kinds import check_like
 from experiments.figures.layers import layered, set_by_hand, without_links
+from experiments.run_file import yaml_file
+from experiments.run_file.fields import Keys
+from experiments.run_file.mistakes import mistakes
 from experiments.systems import keys_of_system
 
 SAMPLING = ("requests", "capacity_requests", "seeds", "tolerance")

@@ -10,16 +10,16 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evenflow.config import RunConfig, configured
 from evenflow.errors import UsageError, instead_of
 from evenflow.schedulers import POOLED, parameters, policy
-from evenflow.yaml_file import Document
 from experiments.figures.facts import brief_reasons, machine_words, policy_words
 from experiments.figures.hosts import with_host
 from experiments.figures.layers import Keys, layered, long_form
 from experiments.figures.schema import Plan
-from experiments.points import Point, Store, run_points
+from experiments.run_file.run import RunConfig, configured
+from experiments.run_file.yaml_file import Document
 from experiments.runs import Outcome
+from experiments.study.points import Point, Store, run_points
 from experiments.systems import keys_of_system
 
 PLACED = ("stages", "tensor_parallel")

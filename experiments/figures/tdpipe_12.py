@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from evenflow.result import Ints
+from evenflow.results.run import Ints
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import grid_lines

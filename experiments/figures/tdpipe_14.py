@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.build_world import find
 from experiments.figures.claims import published_value
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
+from experiments.run_file.build_world import find
 from traces import load_trace
 from traces.length_classes import GROUP_SIZES, LengthClasses, score
 from traces.predict import Mean, Noisy, Predictor, train

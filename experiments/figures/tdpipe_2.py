@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenflow.result import Floats, RunResult
+from evenflow.results.run import Floats, RunResult
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import COLORS, grid_lines

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evenflow.costs import prefill_work
-from experiments.build import build
 from experiments.figures.layers import Keys
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
+from experiments.run_file.build import build
 from sim import World
 
 SHOWN = ("pair", "gpus", "tokens", "total_ms", "communication_ms", "share", "speedup")

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.types import Request
-from experiments.build import build
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
+from experiments.run_file.build import build
 from sim import simulate
 
 SHOWN = ("round", "batch", "returned", "average", "submitted", "withheld")

@@ -6,12 +6,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from experiments.figures.claims import published_value
 from experiments.figures.pairs import pairs
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import COLORS, MARKERS, grid_lines
+from experiments.run_file.run import RunConfig
 
 OUTPUT, BEST = "offline_output_throughput", "TD-Pipe"
 RATE = "output tokens/s"

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from evenflow.costs.profile import check_units
-from evenflow.costs.profile_file import Header, LayerShapes, Point, Profile
+from evenflow.costs.profile.cost import check_units
+from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.model import ModelSpec
 

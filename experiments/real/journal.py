@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import evenflow
-from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from evenflow.replay import Aborted, Added, Asked, Completed, Decision, Entry
 from evenflow.types import Request
+from experiments.run_file.run import RunConfig
 
 NAME = "decisions.jsonl.gz"
 

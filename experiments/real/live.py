@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenflow.batcher import Batcher
-from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
-from experiments.build_world import find
+from experiments.run_file.build_world import find
+from experiments.run_file.run import RunConfig
 
 if TYPE_CHECKING:
     import uvicorn
 
     from runtime.driver import Driver
+    from runtime.http.app import Service
     from runtime.pipeline import Pipeline
-    from runtime.server import Service
     from runtime.serving import Serving
 
 START_LIMIT_S = 10.0
@@ -79,8 +79,8 @@ class LiveServer:
         max_queue: int | None = None,
     ) -> None:
         from runtime.front import LiveFront
-        from runtime.server_answers import Answers
-        from runtime.server_text import codec_of
+        from runtime.http.answers import Answers
+        from runtime.http.text import codec_of
 
         path = None if config.model is None else Path(find(config.model, beside))
         folder = path if path is not None and path.is_dir() else None
@@ -116,7 +116,7 @@ class LiveServer:
         `on_token` hears of their tokens too.
         """
         from runtime.driver import Driver
-        from runtime.server import Service
+        from runtime.http.app import Service
 
         answers = self.answers
         if serving.text_of is not None:
@@ -153,7 +153,7 @@ class LiveServer:
     def _start(self, service: Service) -> None:
         import uvicorn
 
-        from runtime.server import make_app
+        from runtime.http.app import make_app
 
         options = uvicorn.Config(
             make_app(service),
@@ -173,7 +173,7 @@ class LiveServer:
 
     def drain(self) -> None:
         """Send new clients away; those that are here are served."""
-        from runtime.server_answers import ServiceError
+        from runtime.http.answers import ServiceError
 
         self._failure = STOPPING
         self.answers.close(ServiceError(STOPPING, 503))
@@ -184,7 +184,7 @@ class LiveServer:
 
         Return `failure`, or why there are no clients any more.
         """
-        from runtime.server_answers import ServiceError
+        from runtime.http.answers import ServiceError
 
         failure = failure or self._broken
         self._failure, self._failed_s = failure or STOPPING, time.monotonic()
@@ -196,7 +196,7 @@ class LiveServer:
 
     def close(self) -> None:
         """End the HTTP server; after an error, its clients have not heard of the end yet."""
-        from runtime.server_answers import ServiceError
+        from runtime.http.answers import ServiceError
 
         self.answers.fail(ServiceError(self._failure or STOPPING, 503))
         if self._thread is not None and self._server is not None:

@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evenflow.batcher import Batcher
-from evenflow.config import RunConfig, RuntimeConfig
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import PagePool
-from evenflow.metrics import summarize
 from evenflow.replay import Entry, RecordingBatcher, replay
-from evenflow.result import RunResult
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import POOLED
 from evenflow.types import MicroBatch
-from experiments.build import build, make_importable
-from experiments.build_world import Built
+from evenflow.world import World
 from experiments.provenance import provenance
 from experiments.real import journal as journal_file
 from experiments.real.workers import Crew, crew_of
+from experiments.run_file.build import build, make_importable
+from experiments.run_file.build_world import Built
+from experiments.run_file.run import RunConfig, RuntimeConfig
 from experiments.runs import Job, Outcome
-from sim.world import World
 
 if TYPE_CHECKING:
     from experiments.real.live import LiveServer

@@ -12,18 +12,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenflow.config import RunConfig
-from evenflow.config_workers import EmulatedWorkers, TorchWorkers
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
-from experiments.build_world import Built, find
+from evenflow.world import World
+from experiments.run_file.build_world import Built, find
+from experiments.run_file.run import RunConfig
+from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
 from profiler.environment import device_name, driver_version
-from sim.world import World
 
 if TYPE_CHECKING:
     from runtime.tokens import TextOf
-    from runtime.torch_settings import TorchSettings
+    from runtime.torch.settings import TorchSettings
     from runtime.worker import Settings
 
 
@@ -70,7 +70,7 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Crew:
 
 def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path) -> Crew:
     from runtime.tokens import RandomTexts
-    from runtime.torch_settings import cut, require_memory, torch_settings, transport_of
+    from runtime.torch.settings import cut, require_memory, torch_settings, transport_of
 
     world = built.world
     assert isinstance(world, World)

@@ -10,8 +10,8 @@ from html import escape
 
 import numpy as np
 
-from evenflow.bubbles import CAUSES
-from evenflow.result import Floats, Ints, RunResult
+from evenflow.results.bubbles import CAUSES
+from evenflow.results.run import Floats, Ints, RunResult
 from experiments.report.data import Run, chunks_of, span_s, steady
 from experiments.report.style import (
     CAUSE_COLOURS,

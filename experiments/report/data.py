@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenflow.bubbles import Bubbles
-from evenflow.result import Floats, Ints, RunResult
+from evenflow.results.bubbles import Bubbles
+from evenflow.results.run import Floats, Ints, RunResult
 
 
 @dataclass(frozen=True, slots=True)

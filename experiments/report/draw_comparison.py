@@ -14,13 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from evenflow.bubbles import CAUSES
-from evenflow.config import load_config
-from experiments.compare import parse_schedulers
+from evenflow.results.bubbles import CAUSES
 from experiments.report.data import Run, shares, steady
 from experiments.report.style import BUSY, CAUSE_COLOURS, DECODE, PREFILL
 from experiments.report.words import cause_label
+from experiments.run_file.run import load_config
 from experiments.runs import run_all_of
+from experiments.study.compare import parse_schedulers
 
 SHOWN_BATCHES = 250
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.bubbles import CAUSES
-from evenflow.metrics import request_metrics
-from evenflow.result import Floats
+from evenflow.results.bubbles import CAUSES
+from evenflow.results.metrics import request_metrics
+from evenflow.results.run import Floats
 from experiments.report.data import (
     Run,
     binned,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.result import Floats
+from evenflow.results.run import Floats
 
 Figure = dict[str, Any]
 

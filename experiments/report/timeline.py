@@ -1,7 +1,7 @@
 """Write a run as a Chrome trace: opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Knows the trace format and the columns of a run. Does not know how the run came about, nor which
-idle interval has which cause: that is `evenflow.bubbles`.
+idle interval has which cause: that is `evenflow.results.bubbles`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evenflow.bubbles import CAUSES, Bubbles
-from evenflow.result import Floats, Ints, RunResult
+from evenflow.results.bubbles import CAUSES, Bubbles
+from evenflow.results.run import Floats, Ints, RunResult
 
 PIPELINE, REQUESTS = 1, 2
 """Process ids of the trace; stage k computes on thread 2k + 1 and idles on thread 2k + 2."""

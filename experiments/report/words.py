@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenflow.bubbles import CAUSES
+from evenflow.results.bubbles import CAUSES
 from experiments.report.data import Run, shares
 
 ALIKE = 0.02

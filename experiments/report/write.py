@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.bubbles import CAUSES
+from evenflow.results.bubbles import CAUSES
 from experiments.report import batches as report_batches
 from experiments.report import figures as report_figures
 from experiments.report.data import Run, pipelines, shares

@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Any
 
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
-from evenflow.yaml_file import KeyPath
-from experiments.build import build
-from experiments.points import Point, workload_of
+from experiments.run_file.build import build
+from experiments.run_file.yaml_file import KeyPath
 from experiments.runs import Job, run_job
+from experiments.study.points import Point, workload_of
 from experiments.sweep.config import Assignment, Optuna, Sweep
 from experiments.sweep.run import known_assignments
 from experiments.sweep.space import distinct, values_of

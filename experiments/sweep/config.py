@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from evenflow import yaml_file
-from evenflow.config import RunConfig, configured
-from evenflow.config_errors import mistakes
-from evenflow.config_fields import Count, Keys, expect, short_form
 from evenflow.errors import UsageError
-from evenflow.yaml_file import Document
-from experiments.build_world import find
+from experiments.run_file import yaml_file
+from experiments.run_file.build_world import find
+from experiments.run_file.fields import Count, Keys, expect, short_form
+from experiments.run_file.mistakes import mistakes
+from experiments.run_file.run import RunConfig, configured
+from experiments.run_file.yaml_file import Document
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0)]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.intervals import interval
+from experiments.study.intervals import interval
 from experiments.sweep.ranking import relative
 from experiments.sweep.run import Findings
 from experiments.sweep.space import identity

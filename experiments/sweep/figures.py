@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from experiments.cli.terminal import metric_words
 from experiments.report.style import SCHEDULER_COLOURS
 from experiments.sweep.effects import Panel, Series, label, main_effects, sensitivity
 from experiments.sweep.ranking import ranked
 from experiments.sweep.run import Findings
 from experiments.sweep.words import without_unit
-from experiments.terminal import metric_words
 
 COLUMNS = 4
 MARKS = "os^Dvp*"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments.intervals import Interval, interval, paired_difference
+from experiments.study.intervals import Interval, interval, paired_difference
 from experiments.sweep.config import SweepConfig
 from experiments.sweep.run import Findings
 from experiments.sweep.trials import Trial

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.points import Record
+from experiments.study.points import Record
 from experiments.sweep.config import Assignment, Optuna, Sweep
 from experiments.sweep.search import search
 from experiments.sweep.space import assignments, default_assignment, distinct, identity

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from evenflow import config_pools
-from evenflow.config import RunConfig
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, parameters, policy
+from experiments.run_file import pools as config_pools
+from experiments.run_file.run import RunConfig
 from experiments.sweep.config import (
     Assignment,
     OneAtATime,

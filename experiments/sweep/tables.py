@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import evenflow
-from experiments.intervals import Interval, interval
-from experiments.outputs import write_table
-from experiments.points import code_digest
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
+from experiments.report.outputs import write_table
+from experiments.study.intervals import Interval, interval
+from experiments.study.points import code_digest
 from experiments.sweep.ranking import difference, eligible, ranked
 from experiments.sweep.run import Findings
 from experiments.sweep.trials import Trial, points_of

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from evenflow.config import RunConfig
 from evenflow.errors import UsageError
-from experiments.points import Point, Record, Store, run_points
+from experiments.run_file.run import RunConfig
+from experiments.study.points import Point, Record, Store, run_points
 from experiments.sweep.config import Assignment, Sweep
 
 

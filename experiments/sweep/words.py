@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from experiments.intervals import Interval, interval
+from experiments.cli.terminal import metric_words
+from experiments.study.intervals import Interval, interval
 from experiments.sweep.effects import label
 from experiments.sweep.ranking import difference, ranked
 from experiments.sweep.run import Findings
 from experiments.sweep.trials import Trial
-from experiments.terminal import metric_words
 
 BEST = 5
 """How many points the table of the best lists; of a Pareto front, all."""

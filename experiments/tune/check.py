@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenflow.bubbles import attribute
-from evenflow.config import configured
-from experiments.dry_run import seed_matters
-from experiments.intervals import Interval, interval, paired_difference
-from experiments.points import Point
+from evenflow.results.bubbles import attribute
+from experiments.run_file.run import configured
 from experiments.runs import Outcome
-from experiments.slo import larger_is_better
+from experiments.study.dry_run import seed_matters
+from experiments.study.intervals import Interval, interval, paired_difference
+from experiments.study.points import Point
+from experiments.study.slo import larger_is_better
 from experiments.sweep.trials import Simulator, Trial
 from experiments.tune.prepare import GLLM, is_sample, rows_of
 from experiments.tune.search import Candidate, Part, Search, Tried, Tuning, evaluate

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenflow.bubbles import CAUSES
+from evenflow.results.bubbles import CAUSES
 from experiments.report.style import BUSY, CAUSE_COLOURS, colour
 from experiments.tune.check import TUNED, Check
 from experiments.tune.report import Bubbles, stage_label

@@ -9,15 +9,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from evenflow.config import RunConfig, configured
-from evenflow.config_errors import mistakes
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, policy
-from evenflow.yaml_file import Document
-from experiments.build import load_workload
-from experiments.build_world import find
-from experiments.dry_run import dry_run, seed_matters
-from experiments.slo import Condition, check_metrics, request_limits, service_levels
+from experiments.run_file.build import load_workload
+from experiments.run_file.build_world import find
+from experiments.run_file.mistakes import mistakes
+from experiments.run_file.run import RunConfig, configured
+from experiments.run_file.yaml_file import Document
+from experiments.study.dry_run import dry_run, seed_matters
+from experiments.study.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.sweep.config import Parameter
 from experiments.tune.layouts import Layout, layouts
 from experiments.tune.search import Candidate, Part, Tuning

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from evenflow.bubbles import CAUSES
-from experiments.build_world import find
-from experiments.intervals import Interval
-from experiments.outputs import write_json, write_table
+from evenflow.results.bubbles import CAUSES
+from experiments.report.outputs import write_json, write_table
 from experiments.report.words import cause_label
-from experiments.slo import Condition
+from experiments.run_file.build_world import find
+from experiments.study.intervals import Interval
+from experiments.study.slo import Condition
 from experiments.sweep.trials import Trial
 from experiments.tune.check import TUNED, Check, rivals
 from experiments.tune.search import Rank, Search, Tuning

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evenflow.config import RunConfig, configured
 from evenflow.errors import UsageError
-from evenflow.yaml_file import Document, assign
-from experiments.points import Point
-from experiments.slo import Condition, larger_is_better, request_limits, service_levels
+from experiments.run_file.run import RunConfig, configured
+from experiments.run_file.yaml_file import Document, assign
+from experiments.study.points import Point
+from experiments.study.slo import Condition, larger_is_better, request_limits, service_levels
 from experiments.sweep.config import Optuna, Parameter
 from experiments.sweep.search import proposed, study_of
 from experiments.sweep.trials import Simulator, Trial

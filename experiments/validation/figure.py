@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
-from evenflow.metrics import request_metrics
-from evenflow.result import RunResult
+from evenflow.results.metrics import request_metrics
+from evenflow.results.run import RunResult
 from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
 
 BAND = 0.05

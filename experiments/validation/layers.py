@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from evenflow.batcher import Batcher
-from evenflow.bubbles import CAUSES, attribute
 from evenflow.costs import StageCost
 from evenflow.errors import PolicyError
-from evenflow.metrics import request_metrics, summarize
 from evenflow.replay import Entry, replay
-from evenflow.result import Floats, RunResult
+from evenflow.results.bubbles import CAUSES, attribute
+from evenflow.results.metrics import request_metrics, summarize
+from evenflow.results.run import Floats, RunResult
 from evenflow.types import MicroBatch
 from experiments.real.run import batcher_of
 from experiments.validation.measured_times import Recorded, Times, as_admitted

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenflow.costs import StageCost
-from evenflow.result import Floats, RunResult
+from evenflow.results.run import Floats, RunResult
 from evenflow.types import MicroBatch
 from experiments.real.run import Served
 from sim import Timing, World

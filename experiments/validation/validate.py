@@ -17,9 +17,9 @@ import numpy as np
 
 from evenflow.errors import UsageError
 from evenflow.replay import Entry
-from evenflow.result import RunResult
-from experiments.build import build, load_workload
+from evenflow.results.run import RunResult
 from experiments.real.run import Served, servable, serve
+from experiments.run_file.build import build, load_workload
 from experiments.runs import Job
 from experiments.validation.layers import (
     METRICS,

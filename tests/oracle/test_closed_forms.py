@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from evenflow.costs import AffineCost
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import RUNTIMES, Link, RuntimeOverheads, World, simulate

@@ -10,7 +10,7 @@ import pytest
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
-from experiments.profiles.calibrate_l20 import (
+from tools.calibrate_l20 import (
     FILES,
     Profile,
     draw,
@@ -20,8 +20,8 @@ from experiments.profiles.calibrate_l20 import (
     read_profile,
     report,
 )
-from experiments.profiles.efficiencies import Efficiencies, bundled
-from experiments.profiles.published_facts import published_facts
+from tools.efficiencies import Efficiencies, bundled
+from tools.published_facts import published_facts
 
 pytest.importorskip("scipy", reason="fitting needs scipy: pip install 'evenflow[fit]'")
 

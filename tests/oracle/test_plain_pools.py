@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from evenflow.result import RunResult
+from evenflow.results.run import RunResult
 from evenflow.types import Request
 from sim import PooledWorld, TransferLink, World, simulate
 from tests.oracle.plain import Setting

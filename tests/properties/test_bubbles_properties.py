@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.bubbles import CAUSES, Bubbles, attribute
-from evenflow.result import WAIT_REASONS, RunResult
-from experiments.report.draw_bubbles import tandem
+from evenflow.results.bubbles import CAUSES, Bubbles, attribute
+from evenflow.results.run import WAIT_REASONS, RunResult
+from tools.draw_bubbles import tandem
 
 UNEVEN = {"uneven_prefill", "prefill_decode", "uneven_decode", "uneven_stages"}
 

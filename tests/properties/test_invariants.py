@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
-from evenflow.bubbles import attribute
 from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
-from evenflow.result import RunResult
+from evenflow.results.bubbles import attribute
+from evenflow.results.run import RunResult
 from evenflow.view import View
+from evenflow.world import World
 from sim.driver import Driver
 from sim.tandem import Tandem
-from sim.world import World
 from tests.worlds import worlds
 
 

@@ -16,9 +16,9 @@ from evenflow.groups import Row
 from evenflow.prefix_cache import CachedPage, PrefixCache
 from evenflow.replay import RecordingBatcher
 from evenflow.types import MicroBatch, Prefix
+from evenflow.world import World
 from sim.driver import Driver
 from sim.tandem import Tandem
-from sim.world import World
 from tests.worlds import worlds
 
 PAGE = 4

@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
-from evenflow.bubbles import attribute
 from evenflow.kv import PagePool
-from evenflow.metrics import summarize
 from evenflow.replay import RecordingBatcher, replay
-from evenflow.result import RunResult
+from evenflow.results.bubbles import attribute
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.types import Handover, MicroBatch
 from sim import PooledWorld, TransferLink, simulate
 from sim.disaggregated import Disaggregated

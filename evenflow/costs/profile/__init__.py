@@ -1,0 +1,1 @@
+"""Costs from a profile: a file of times measured on one device."""

@@ -1,0 +1,284 @@
+"""Costs from a profile file: the operators measured on a device, interpolated.
+
+Knows what a prediction needs of a file and how operators make a layer; the file's format is
+`profile_file`, interpolation is `curves`. Known error: decoding rows count with their mean context
+(`attention_decode_uneven` in the file shows what that costs), and operators measured alone miss
+what they do to each other's caches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from evenflow.costs.curves import Curve, Estimate, Surface
+from evenflow.costs.profile.file import LayerShapes, Point, Profile
+from evenflow.costs.profile.fill import ELEMENTWISE, LINEARS, RooflineFill
+from evenflow.costs.roofline import RooflineCost
+from evenflow.costs.tables import Attention, TableCost, Tables
+from evenflow.errors import UsageError
+from evenflow.specs.huggingface import DTYPE_BYTES
+from evenflow.specs.model import ModelSpec
+
+LAYER = (*LINEARS, *ELEMENTWISE)
+ATTENTIONS = ("attention_prefill", "attention_decode")
+ENDS = ("embedding", "head", "sample")
+
+MEMORY_BYTES_PER_S = 2e13
+"""No memory is faster, caches of CPUs included."""
+
+GPU_BYTES_PER_S = 8e9
+GPU_FLOPS_PER_S = 1e12
+"""No GPU reads a matrix of megabytes, or computes with it, more slowly: a thousandth of fast ones,
+so that milliseconds taken for seconds are told."""
+
+ByTokens = Callable[[int], Estimate]
+
+
+def profile_cost(
+    profile: Profile,
+    model: ModelSpec,
+    layers_per_stage: Sequence[int],
+    tensor_parallel: int = 1,
+    fill: RooflineCost | None = None,
+    *,
+    name: str = "profile",
+    with_all_reduces: bool = True,
+) -> TableCost:
+    """Return the costs that a profile gives for a model on stages of so many layers.
+
+    `fill` estimates the operators that the file lacks; without it a UsageError lists them.
+    UsageError also when the file is for other layer shapes or another dtype, or has too few points.
+    `name` is the file's, for messages. Without all-reduces it is what a shard computes alone.
+    """
+    check_fits(profile, model, name)
+    check_units(profile, model, name)
+    parts = _Parts(profile, model, tensor_parallel, fill, name)
+    parts.check_complete()
+    tables = Tables(
+        parts.whole_layer() if parts.is_total else parts.layer(with_all_reduces),
+        parts.attention("attention_prefill"),
+        parts.attention("attention_decode"),
+        parts.by_tokens("embedding"),
+        parts.head(),
+    )
+    return TableCost(tables, layers_per_stage, model.hidden_size * model.dtype_bytes)
+
+
+def missing_operators(profile: Profile, tensor_parallel: int = 1) -> list[str]:
+    """Return the operators that a prediction needs and the file lacks, in order."""
+    needed = list(dict.fromkeys((*LAYER, *ATTENTIONS, *ENDS)))
+    if profile.of("model_prefill", tensor_parallel):
+        needed = [operator for operator in needed if operator not in LAYER]
+    if tensor_parallel > 1:
+        needed.append("all_reduce")
+    return [operator for operator in needed if not profile.of(operator, tensor_parallel)]
+
+
+def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
+    """Raise a UsageError when a profile is for other layer shapes or another dtype."""
+    differences = profile.header.shapes.unlike(LayerShapes.of(model))
+    if differences:
+        raise UsageError(
+            f"{name}: measured for other layer shapes than {model.name}'s: {'; '.join(differences)}"
+        )
+    if getattr(model, "num_experts", 0):
+        raise UsageError(f"{name}: {model.name} has experts; profiles have dense layers")
+    if DTYPE_BYTES[profile.header.dtype] != model.dtype_bytes:
+        raise UsageError(
+            f"{name}: measured in {profile.header.dtype}, but {model.name} has "
+            f"{model.dtype_bytes} bytes a parameter"
+        )
+
+
+def check_units(profile: Profile, model: ModelSpec, name: str) -> None:
+    """Raise a UsageError when linear operators cannot take the seconds that a profile says.
+
+    A product reads its matrix: not faster than any memory, and with megabytes of it not slower than
+    any GPU, unless a CPU was measured. Times in another unit are off by a factor of 1000.
+    """
+    for ranks in sorted({point.ranks for point in profile.points}):
+        parameters = [inputs * outputs for inputs, outputs in model.linear_shapes(ranks)]
+        whole = model.num_layers * sum(parameters)
+        for operator, count in zip((*LINEARS, "model_prefill"), (*parameters, whole), strict=True):
+            for point in profile.of(operator, ranks)[:1]:
+                _check_unit(profile, point, count, model.dtype_bytes, name)
+
+
+def _check_unit(
+    profile: Profile, point: Point, parameters: int, dtype_bytes: int, name: str
+) -> None:
+    size_bytes, seconds = parameters * dtype_bytes, point.median_s
+    flops = 2 * parameters * (point.tokens or 0)
+    slowest_s = size_bytes / GPU_BYTES_PER_S + flops / GPU_FLOPS_PER_S
+    on_cpu = profile.header.device_kind == "cpu"
+    too_slow = not on_cpu and size_bytes > 2**20 and seconds > slowest_s
+    if size_bytes > seconds * MEMORY_BYTES_PER_S or too_slow:
+        raise UsageError(
+            f"{name}: {point.operator} of {point.tokens} tokens takes {seconds:g} s, which means "
+            f"{size_bytes / seconds:.3g} bytes a second of weights: times in another unit?"
+        )
+
+
+def check_device(profile: Profile, gpu_name: str, name: str) -> None:
+    """Raise a UsageError unless the profile's device is the GPU of that name (`A100-80G`: an A100).
+
+    The first part of the name must be a word of the device's name, as drivers write it.
+    """
+    words = re.split(r"[^0-9a-z]+", profile.header.device.lower())
+    if gpu_name.split("-", maxsplit=1)[0].lower() not in words:
+        raise UsageError(
+            f'{name}: measured on "{profile.header.device}", but the run\'s gpu is {gpu_name}; '
+            "profile that GPU, or change gpu"
+        )
+
+
+class _Parts:
+    """Look up what a layer and the ends are made of, in the file or from the fill."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        model: ModelSpec,
+        ranks: int,
+        fill: RooflineCost | None,
+        name: str,
+    ) -> None:
+        self.profile = profile
+        self.model = model
+        self.ranks = ranks
+        self.fill = None if fill is None else RooflineFill(fill)
+        self.name = name
+        self.is_total = bool(profile.of("model_prefill", ranks)) and not profile.of(
+            LINEARS[0], ranks
+        )
+
+    def check_complete(self) -> None:
+        missing = missing_operators(self.profile, self.ranks)
+        if missing and self.fill is None:
+            ranks = f" for {self.ranks} ranks" if self.ranks > 1 else ""
+            raise UsageError(
+                f"{self.name}: lacks {', '.join(missing)}{ranks}; measure them, or say "
+                '"fill: roofline" to estimate them'
+            )
+
+    def by_tokens(self, operator: str) -> ByTokens:
+        """Return an operator against tokens."""
+        if not self.profile.of(operator, self.ranks):
+            fill = self.fill
+            assert fill is not None  # check_complete has refused
+            return lambda tokens: fill.operator(operator, tokens)
+        return self._curve(operator).estimate
+
+    def summed(self, operators: Sequence[str]) -> list[ByTokens]:
+        """Return operators to add up: those measured at the same tokens as one."""
+        alike: dict[tuple[int, ...], list[Curve]] = {}
+        filled = []
+        for operator in operators:
+            if self.profile.of(operator, self.ranks):
+                curve = self._curve(operator)
+                alike.setdefault((curve.tile, *curve.sizes), []).append(curve)
+            else:
+                filled.append(self.by_tokens(operator))
+        return [*(Curve.sum(curves).estimate for curves in alike.values()), *filled]
+
+    def _curve(self, operator: str) -> Curve:
+        tile = self.profile.header.tile_tokens if operator in (*LINEARS, "model_prefill") else 1
+        points = self.profile.of(operator, self.ranks)
+        if len(points) < 2:
+            raise UsageError(f"{self.name}: {operator} has 1 point; it needs at least 2 sizes")
+        sizes = [point.tokens or point.size_bytes or 0 for point in points]
+        return Curve(sizes, [point.median_s for point in points], tile)
+
+    def attention(self, operator: str) -> Attention:
+        """Return attention against (tokens, context)."""
+        points = self.profile.of(operator, self.ranks)
+        decoding = operator == "attention_decode"
+        if not points:
+            assert self.fill is not None  # check_complete has refused
+            return self.fill.decode if decoding else self.fill.prefill
+        seconds: dict[tuple[int, float], float] = {}
+        for point in points:
+            tokens, context = point.tokens or 0, point.context_tokens or 0
+            seconds[tokens, context / tokens if decoding else context] = point.median_s
+        for axis, size in enumerate(("tokens", "context_tokens")):
+            if len({key[axis] for key in seconds}) < 2:
+                raise UsageError(f"{self.name}: {operator} needs at least 2 values of {size}")
+        surface = Surface(seconds)
+        return surface.decode if decoding else surface.prefill
+
+    def all_reduces(self) -> ByTokens:
+        """Return what a layer spends in all-reduces."""
+        if self.ranks == 1:
+            return lambda tokens: Estimate(0.0, 0.0)
+        if not self.profile.of("all_reduce", self.ranks):
+            assert self.fill is not None  # check_complete has refused
+            return self.fill.all_reduce
+        curve = self._curve("all_reduce")
+        bytes_per_token = self.model.hidden_size * self.model.dtype_bytes
+        count = 1 if self.model.parallel_attention else 2
+
+        def seconds(tokens: int) -> Estimate:
+            once = curve.estimate(tokens * bytes_per_token)
+            return Estimate(count * once.seconds, count * once.unmeasured_s)
+
+        return seconds
+
+    def layer(self, with_all_reduces: bool) -> ByTokens:
+        """Return a layer without attention: its operators, and what it takes beyond them."""
+        operators = self.summed(LAYER)
+        beyond = self._beyond_operators(operators)
+        total = _total([*operators, *([self.all_reduces()] if with_all_reduces else ())])
+
+        def seconds(tokens: int) -> Estimate:
+            estimate = total(tokens)
+            return Estimate(max(estimate.seconds + beyond(tokens), 0.0), estimate.unmeasured_s)
+
+        return seconds
+
+    def _beyond_operators(self, operators: Sequence[ByTokens]) -> Callable[[int], float]:
+        if not self.profile.of("layer", self.ranks):
+            return lambda tokens: 0.0
+        whole = self._curve("layer")
+        prefill = self.attention("attention_prefill")
+        rest = [
+            whole(tokens) - sum(part(tokens).seconds for part in operators) - prefill(tokens, 0)[0]
+            for tokens in whole.sizes
+        ]
+        difference, last = Curve(whole.sizes, rest), whole.sizes[-1]
+        return lambda tokens: difference(min(tokens, last))
+
+    def whole_layer(self) -> ByTokens:
+        """Return a layer without attention, from times of the whole model.
+
+        What a prompt takes less embedding, head and attention, divided by the number of layers.
+        """
+        whole, embedding = self.by_tokens("model_prefill"), self.by_tokens("embedding")
+        head, prefill = self.head(), self.attention("attention_prefill")
+        count = self.model.num_layers
+
+        def seconds(tokens: int) -> Estimate:
+            total = whole(tokens)
+            ends_s = embedding(tokens).seconds + head(1).seconds
+            rest_s = (total.seconds - ends_s) / count - prefill(tokens, 0)[0]
+            return Estimate(max(rest_s, 0.0), max(rest_s, 0.0) if total.unmeasured_s else 0.0)
+
+        return seconds
+
+    def head(self) -> ByTokens:
+        """Return final norm, LM head and sampling against rows."""
+        return _total(self.summed(("head", "sample")))
+
+
+def _total(parts: Sequence[ByTokens]) -> ByTokens:
+    if len(parts) == 1:
+        return parts[0]
+
+    def seconds(tokens: int) -> Estimate:
+        estimates = [part(tokens) for part in parts]
+        return Estimate(
+            sum(estimate.seconds for estimate in estimates),
+            sum(estimate.unmeasured_s for estimate in estimates),
+        )
+
+    return seconds

@@ -1,0 +1,226 @@
+"""Read and write the profile file: measured seconds of operators, with where they come from.
+
+Knows the format (docs/profile-format.md) and its checks; does not interpolate and runs nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from evenflow.costs.profile.points import COLUMNS, OPERATORS, Point, read_points
+from evenflow.errors import UsageError, instead_of
+from evenflow.specs.huggingface import DTYPE_BYTES
+from evenflow.specs.model import ModelSpec
+
+__all__ = [
+    "OPERATORS",
+    "Header",
+    "LayerShapes",
+    "Point",
+    "Profile",
+    "parse_profile",
+    "read_profile",
+    "write_profile",
+]
+
+VERSION = 1
+DEVICE_KINDS = ("cpu", "cuda", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShapes:
+    """The shapes that a profile was measured for, in the terms of config.json."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    gated_mlp: bool
+    attention_bias: bool
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> LayerShapes:
+        """Return the shapes of a model."""
+        return cls(**{field.name: getattr(spec, field.name) for field in fields(cls)})
+
+    def unlike(self, other: LayerShapes) -> list[str]:
+        """Return "key: mine, not theirs" for each shape that differs."""
+        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return [
+            f"{name} {mine}, not {getattr(other, name)}"
+            for name, mine in pairs
+            if mine != getattr(other, name)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Where a profile comes from; docs/profile-format.md explains each key."""
+
+    device: str
+    device_kind: str
+    driver: str
+    libraries: str
+    dtype: str
+    date: str
+    threads: int
+    grid: str
+    tile_tokens: int
+    source: str
+    model: str
+    shapes: LayerShapes
+    checked: str = "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile file: its header and its points, sorted."""
+
+    header: Header
+    points: tuple[Point, ...]
+
+    def of(self, operator: str, ranks: int = 1) -> list[Point]:
+        """Return the points of one operator for one degree of tensor parallelism, in order."""
+        return [
+            point for point in self.points if point.operator == operator and point.ranks == ranks
+        ]
+
+
+def write_profile(path: str | Path, profile: Profile) -> None:
+    """Write a profile, gzipped when the name ends in .gz; the file appears whole or not at all.
+
+    UsageError when the profile is not one that `read_profile` accepts.
+    """
+    target = Path(path)
+    text = io.StringIO()
+    for key, value in _header_lines(profile):
+        text.write(f"# {key}: {value}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for point in sorted(profile.points, key=lambda point: point.key):
+        sizes = ["" if size is None else size for size in point[1:4]]
+        times = [repr(float(seconds)) for seconds in point[5:8]]
+        writer.writerow([point.operator, *sizes, point.ranks, *times, point.repeats])
+    parse_profile(text.getvalue(), str(target))
+    data = text.getvalue().encode()
+    if target.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    scratch = target.with_name(f".{target.name}.partial")
+    require_writable(target)
+    try:
+        scratch.write_bytes(data)
+        os.replace(scratch, target)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(f"{target}: cannot be written: {error.strerror}") from None
+
+
+def require_writable(target: Path) -> None:
+    """Raise UsageError unless a profile can be put there, before the time is taken to make one."""
+    if not target.parent.is_dir():
+        raise UsageError(f"{target}: there is no folder {target.parent}")
+    if target.is_dir():
+        raise UsageError(f"{target}: is a folder; the name of a file is right")
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read and check a profile; UsageError names the file, the line, and what would be right."""
+    source = Path(path)
+    try:
+        data = source.read_bytes()
+        if source.suffix == ".gz":
+            data = gzip.decompress(data)
+        text = data.decode()
+    except FileNotFoundError:
+        raise UsageError(f"{source}: no such file; `evenflow profile` writes one") from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source}: not a readable profile ({error})") from None
+    return parse_profile(text, str(source))
+
+
+def parse_profile(text: str, name: str) -> Profile:
+    """Return the profile that a file's text describes; `name` is the file's, for messages."""
+    lines = text.splitlines()
+    count = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    given = dict(_header_pairs(lines[:count], name))
+    header, announced = _header(given, name)
+    if count == len(lines) or tuple(lines[count].split(",")) != COLUMNS:
+        raise UsageError(
+            f"{name}, line {count + 1}: the columns should be {','.join(COLUMNS)} "
+            "(times are seconds)"
+        )
+    points = tuple(read_points(lines[count + 1 :], count + 2, name))
+    if len(points) != announced:
+        raise UsageError(
+            f"{name}: holds {len(points)} points, its header says {announced}: truncated or edited"
+        )
+    return Profile(header, tuple(sorted(points, key=lambda point: point.key)))
+
+
+def _header_lines(profile: Profile) -> Iterator[tuple[str, object]]:
+    yield "evenflow-profile", VERSION
+    for field in fields(Header):
+        if field.name != "shapes":
+            yield field.name, str(getattr(profile.header, field.name)).replace("\n", " ")
+    for field in fields(LayerShapes):
+        yield field.name, str(getattr(profile.header.shapes, field.name)).lower()
+    yield "points", len(profile.points)
+
+
+def _header_pairs(lines: Sequence[str], name: str) -> Iterator[tuple[str, str]]:
+    if not lines or not lines[0].startswith("# evenflow-profile:"):
+        raise UsageError(
+            f"{name}, line 1: not a profile file (it should begin with "
+            f'"# evenflow-profile: {VERSION}"); other formats: evenflow profile import'
+        )
+    seen: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        key, colon, value = line[1:].strip().partition(":")
+        if not colon or key in seen:
+            what = f'"{key}" a second time' if colon else "no key: value"
+            raise UsageError(f"{name}, line {number}: {what}")
+        seen.add(key)
+        yield key, value.strip()
+
+
+def _header(given: dict[str, str], name: str) -> tuple[Header, int]:
+    if given.pop("evenflow-profile") != str(VERSION):
+        raise UsageError(f"{name}, line 1: another version of the format; this reads {VERSION}")
+    kinds = {field.name: str(field.type) for field in (*fields(Header), *fields(LayerShapes))}
+    kinds.pop("shapes")
+    kinds["points"] = "int"
+    for key in given:
+        if key not in kinds:
+            raise UsageError(f'{name}: unknown header key "{key}"; {instead_of(key, kinds)}')
+    values: dict[str, Any] = {}
+    for key, kind in kinds.items():
+        if key not in given:
+            raise UsageError(f'{name}: the header key "{key}" is missing')
+        values[key] = _header_value(key, kind, given[key], name)
+    shapes = LayerShapes(**{field.name: values.pop(field.name) for field in fields(LayerShapes)})
+    announced = values.pop("points")
+    return Header(**values, shapes=shapes), announced
+
+
+def _header_value(key: str, kind: str, text: str, name: str) -> Any:
+    choices = {"dtype": tuple(DTYPE_BYTES), "device_kind": DEVICE_KINDS}
+    known = ("true", "false") if kind == "bool" else choices.get(key)
+    if known is not None:
+        if text not in known:
+            raise UsageError(f'{name}: {key} is "{text}"; it should be {" or ".join(known)}')
+        return text == "true" if kind == "bool" else text
+    if kind == "str":
+        return text
+    least = 0 if key in ("threads", "points") else 1
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise UsageError(f'{name}: {key} is "{text}"; it should be a whole number from {least}')
+    return int(text)

@@ -1,0 +1,281 @@
+"""Costs from measured operators of real GPUs: products, attention and all-reduce, by framework.
+
+Knows how the tables of `aiconfigurator-core` make a layer of any model. Does not know gaps between
+kernels (nearly absent with CUDA graphs, else the runtime's business). Estimated, and counted as
+unmeasured: norms, rotary embedding, activation, KV write, embedding and sampling, none of which the
+tables have (a launch each, and their bytes at the bandwidth that products reach).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from evenflow.costs import formulas
+from evenflow.costs.collectives import Fabric
+from evenflow.costs.curves import Curve, Estimate, Surface
+from evenflow.costs.silicon.points import (
+    Peak,
+    chunk_times,
+    from_memory,
+    measured_kv_heads,
+    memory_bytes_per_s,
+    product_times,
+    prompt_times,
+    step_times,
+)
+from evenflow.costs.silicon.tables import SiliconTables, load_tables, package_version
+from evenflow.costs.tables import Attention, TableCost, Tables
+from evenflow.errors import UsageError, instead_of
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.gpu import gpu
+
+TILE_TOKENS = 128
+KERNELS = 5
+"""Memory-bound kernels of a layer: two norms, rotary embedding, activation, KV write."""
+
+
+class Measured(NamedTuple):
+    """Which tables stand for a GPU: those of `system`, measured on the GPU named `on`.
+
+    `compute_share`: the arithmetic the GPU sustains, as a share of what its peak would give.
+    `nvlink`: it has the links of the measured one, so its all-reduces are those measured.
+    """
+
+    system: str
+    on: str
+    compute_share: float = 1.0
+    nvlink: bool = True
+
+
+GPUS = {
+    "A100-80G": Measured("a100_sxm", "A100-80G"),
+    "A100-40G": Measured("a100_sxm", "A100-80G"),
+    "A100-80G-PCIe": Measured("a100_sxm", "A100-80G", 0.9, nvlink=False),
+    "A800-80G": Measured("a100_sxm", "A100-80G", 0.9, nvlink=False),
+    "L40S": Measured("l40s", "L40S"),
+    "H100": Measured("h100_sxm", "H100"),
+    "H200": Measured("h200_sxm", "H200"),
+}
+"""Derived GPUs take the measured times x the ratio of the rooflines of the two (peaks of `gpu.py`).
+The PCIe cards sustain 0.9 of the arithmetic: 300 W instead of 400 W, NVIDIA's own ratio for
+applications. An assumption, not a measurement; memory-bound work scales with the bandwidths."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiliconSource:
+    """The tables a run uses, and what to say about them in its results."""
+
+    measured: Measured
+    tables: SiliconTables
+
+    def facts(self) -> dict[str, Any]:
+        """Return where the seconds come from, for the provenance."""
+        return {
+            "device": self.tables.device,
+            "system": self.tables.system,
+            "framework": self.tables.framework,
+            "versions": dict(self.tables.versions),
+            "package": f"aiconfigurator-core {package_version()}",
+            "compute_share": self.measured.compute_share,
+        }
+
+
+def silicon_source(
+    deployment: Deployment, framework: str = "vllm", version: str | None = None
+) -> SiliconSource:
+    """Read the tables for a deployment's GPU; UsageError lists GPUs, frameworks and versions."""
+    name = deployment.gpu.name
+    if name not in GPUS:
+        raise UsageError(
+            f'costs: silicon has no measurements of "{name}"; {instead_of(name, GPUS)}; '
+            "for others: costs: roofline, or profile the GPU"
+        )
+    if deployment.model.dtype_bytes != 2:
+        raise UsageError("costs: silicon has 16-bit operators only; use a 2-byte dtype")
+    if getattr(deployment.model, "num_experts", 0):
+        raise UsageError("costs: silicon knows dense layers only; use roofline for experts")
+    measured = GPUS[name]
+    head_dim = deployment.model.head_dim
+    tables = load_tables(measured.system, framework, version, head_dim=head_dim)
+    return SiliconSource(measured, from_memory(tables, head_dim))
+
+
+def silicon_cost(
+    deployment: Deployment, source: SiliconSource, fabric: Fabric | None = None
+) -> TableCost:
+    """Return the costs of a deployment from measured tables.
+
+    `fabric` replaces the measured all-reduces; a UsageError without it where ranks have other links
+    than those measured, or were not measured in such number.
+    """
+    parts = _Parts(deployment, source)
+    reduces = parts.all_reduces(fabric)
+    layer = parts.layer()
+    model = deployment.model
+
+    def with_reduces(tokens: int) -> Estimate:
+        inside, between = layer(tokens), reduces(tokens)
+        return Estimate(
+            inside.seconds + between.seconds, inside.unmeasured_s + between.unmeasured_s
+        )
+
+    tables = Tables(with_reduces, parts.prefill(), parts.decode(), parts.embedding(), parts.head())
+    return TableCost(tables, deployment.layers_per_stage, model.hidden_size * model.dtype_bytes)
+
+
+class _Parts:
+    """What a layer and the ends take, from one set of tables, corrected for a derived GPU."""
+
+    def __init__(self, deployment: Deployment, source: SiliconSource) -> None:
+        self.model = deployment.model
+        self.ranks = deployment.tensor_parallel
+        self.source = source
+        self.tables = source.tables
+        on, target = gpu(source.measured.on), deployment.gpu
+        share = source.measured.compute_share
+        self.peak = Peak(on.fp16_tflops * 1e12, on.memory_bandwidth_gb_s * 1e9)
+        self.target = Peak(target.fp16_tflops * 1e12 * share, target.memory_bandwidth_gb_s * 1e9)
+        gemm = self.tables.gemm
+        self.launch_s = gemm[min(gemm)][min(gemm[min(gemm)])][1]
+        slower = self.peak.bytes_per_s / self.target.bytes_per_s
+        self.per_byte_s = slower / memory_bytes_per_s(gemm)
+
+    def product(self, shape: tuple[int, int]) -> Callable[[int], Estimate]:
+        """Return a linear operator [inputs, outputs] against tokens."""
+        k, n = shape
+        gemm = self.tables.gemm
+        times = product_times(gemm, n, k, self.peak)
+        sizes = sorted(times)
+        corrected = [
+            times[m] * self.target.product_s(m, n, k) / self.peak.product_s(m, n, k) for m in sizes
+        ]
+        # Tables with points on both sides of a tile's edge show the steps themselves.
+        both_sides = any(m % TILE_TOKENS == 0 and m + 1 in times for m in sizes)
+        curve = Curve(sizes, corrected, 1 if both_sides else TILE_TOKENS)
+        beyond = n > max(gemm) or k > max(gemm[max(gemm)])
+        return lambda tokens: (
+            Estimate(curve(tokens), curve(tokens)) if beyond else curve.estimate(tokens)
+        )
+
+    def layer(self) -> Callable[[int], Estimate]:
+        products = [self.product(shape) for shape in self.model.linear_shapes(self.ranks)]
+        bytes_per_token = self._elementwise_bytes()
+
+        def seconds(tokens: int) -> Estimate:
+            parts = [product(tokens) for product in products]
+            rest_s = KERNELS * self.launch_s + tokens * bytes_per_token * self.per_byte_s
+            return Estimate(
+                sum(part.seconds for part in parts) + rest_s,
+                sum(part.unmeasured_s for part in parts) + rest_s,
+            )
+
+        return seconds
+
+    def _elementwise_bytes(self) -> float:
+        """Return the bytes per token, counted as `formulas.elementwise_s` does."""
+        rates = formulas.Rates(1.0, 1.0)
+        return formulas.elementwise_s(1, self.model, self.ranks, rates)
+
+    def embedding(self) -> Callable[[int], Estimate]:
+        bytes_per_token = 2 * self.model.hidden_size * self.model.dtype_bytes
+
+        def seconds(tokens: int) -> Estimate:
+            taken_s = self.launch_s + tokens * bytes_per_token * self.per_byte_s
+            return Estimate(taken_s, taken_s)
+
+        return seconds
+
+    def head(self) -> Callable[[int], Estimate]:
+        columns = -(-self.model.vocab_size // self.ranks)
+        product = self.product((self.model.hidden_size, columns))
+
+        def seconds(rows: int) -> Estimate:
+            logits = product(rows)
+            sample_s = self.launch_s + 8 * rows * self.model.vocab_size * self.per_byte_s
+            return Estimate(logits.seconds + sample_s, logits.unmeasured_s + sample_s)
+
+        return seconds
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        model, ranks = self.model, self.ranks
+        return -(-model.num_heads // ranks), model.local_kv_heads(ranks)
+
+    def prefill(self) -> Attention:
+        """Return attention of a chunk: prompts are measured, context before a chunk is derived."""
+        times = prompt_times(self.tables.context, self.heads)
+        tile = min(self.tables.context)
+        chunk = chunk_times(times, self.tables.context[tile])
+        slower = self.peak.flops_per_s / self.target.flops_per_s
+        first, last = min(times), max(times)
+
+        def seconds(tokens: int, context: int) -> tuple[float, bool]:
+            return chunk(tokens, context) * slower, first <= tokens and context + tokens <= last
+
+        return _tabled(seconds, sorted(times))
+
+    def decode(self) -> Attention:
+        """Return attention of decoding rows.
+
+        KV heads beyond the measured count as more rows: as many blocks of keys to read.
+        """
+        heads, kv_heads = self.heads
+        measured = measured_kv_heads(self.tables.generation, self.heads)
+        factor = kv_heads / measured
+        slower = self.peak.bytes_per_s / self.target.bytes_per_s
+        points = step_times(self.tables.generation, (round(heads / factor), measured))
+        surface = Surface({point: seconds * slower for point, seconds in points.items()})
+        if factor == 1.0:
+            return surface.decode
+
+        def wider(rows: int, context_tokens: int) -> tuple[float, bool]:
+            return surface.decode(round(rows * factor), round(context_tokens * factor))
+
+        return wider
+
+    def all_reduces(self, fabric: Fabric | None) -> Callable[[int], Estimate]:
+        model, ranks = self.model, self.ranks
+        if ranks == 1:
+            return lambda tokens: Estimate(0.0, 0.0)
+        count = 1 if model.parallel_attention else 2
+        bytes_per_token = model.hidden_size * model.dtype_bytes
+        if fabric is not None:
+
+            def over_fabric(tokens: int) -> Estimate:
+                taken_s = count * fabric.all_reduce_s(tokens * bytes_per_token, ranks)
+                return Estimate(taken_s, taken_s)
+
+            return over_fabric
+        if not self.source.measured.nvlink or ranks not in self.tables.all_reduce:
+            known = ", ".join(map(str, sorted(self.tables.all_reduce)))
+            raise UsageError(
+                f"tensor_parallel: no measured all-reduce of {ranks} ranks (measured: {known} over "
+                f"the links of {self.tables.device}); give costs.all_reduce, a link"
+            )
+        times = self.tables.all_reduce[ranks]
+        curve = Curve(sorted(times), [times[size] for size in sorted(times)])
+
+        def seconds(tokens: int) -> Estimate:
+            once = curve.estimate(tokens * bytes_per_token)
+            return Estimate(count * once.seconds, count * once.unmeasured_s)
+
+        return seconds
+
+
+def _tabled(seconds: Callable[[int, int], tuple[float, bool]], sizes: list[int]) -> Attention:
+    """Return a derived function as a surface over the measured sizes: fast, and never falling."""
+    points = {
+        (tokens, context): seconds(tokens, context)[0]
+        for tokens in sizes
+        for context in (0, *sizes, *range(2 * sizes[-1], 9 * sizes[-1], sizes[-1]))
+    }
+    surface = Surface(points)
+    longest = sizes[-1]
+
+    def look_up(tokens: int, context: int) -> tuple[float, bool]:
+        taken_s, inside = surface.prefill(tokens, context)
+        return taken_s, inside and context + tokens <= longest
+
+    return look_up

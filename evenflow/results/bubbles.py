@@ -1,0 +1,192 @@
+"""Why stages stand idle: every idle second of every stage gets exactly one cause.
+
+Knows a `RunResult` and nothing else: no policy, no costs, no simulator. It attributes what
+happened; what would have happened without a cause is a question for the simulator. The rules are in
+`evenflow.results.bubble_rules`, and in docs/bubbles.md with a drawing each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenflow.results.bubble_rules import (
+    CAUSES,
+    FILL_DRAIN,
+    RESOLUTION_S,
+    STARVATION,
+    Rows,
+    Timeline,
+    first_stage,
+    later_stage,
+    previous,
+    timeline_of,
+)
+from evenflow.results.pools import schedule_order
+from evenflow.results.run import Floats, Ints, RunResult
+
+__all__ = ["CAUSES", "Bubbles", "attribute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bubbles:
+    """The idle time of a run in pieces: columns in order of stage, then time.
+
+    `stage`, `start_s`, `end_s`, `cause` (an index into CAUSES) and `batch`, the index of the
+    micro-batch that the stage runs next (-1: none). `window` is (first arrival, last return) in
+    seconds; outside it no stage counts as idle.
+    """
+
+    depth: int
+    window: tuple[float, float]
+    stage: Ints
+    start_s: Floats
+    end_s: Floats
+    cause: Ints
+    batch: Ints
+
+    @property
+    def idle_s(self) -> float:
+        """Idle seconds of all stages together."""
+        return float(np.sum(self.end_s - self.start_s))
+
+    @property
+    def busy_s(self) -> float:
+        """Busy seconds of all stages together, within the window."""
+        return self.depth * (self.window[1] - self.window[0]) - self.idle_s
+
+    def stage_totals(self) -> Floats:
+        """Return idle seconds as [depth, len(CAUSES)]."""
+        seconds = np.zeros((self.depth, len(CAUSES)))
+        np.add.at(seconds, (self.stage, self.cause), self.end_s - self.start_s)
+        return seconds
+
+    def totals(self) -> dict[str, float]:
+        """Return idle seconds of all stages together for each of CAUSES."""
+        return dict(zip(CAUSES, self.stage_totals().sum(axis=0).tolist(), strict=True))
+
+    def table(self) -> dict[str, NDArray[Any]]:
+        """Return the columns of bubbles.csv by name; the cause is spelt out."""
+        return {
+            "stage": self.stage,
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "cause": np.array(CAUSES)[self.cause],
+            "batch_id": self.batch,
+        }
+
+
+def attribute(result: RunResult) -> Bubbles:
+    """Return every idle interval within the window, each piece with its cause.
+
+    An interval is idle if no micro-batch computes on the stage. Raises ValueError for a run in
+    which a micro-batch never returned, and for the merged result of several replicas. The stages of
+    a system of pools are those of its pools.
+    """
+    if result.replicas > 1:
+        raise ValueError(f"bubbles need one pipeline, not {result.replicas} merged")
+    if result.pools:
+        return _side_by_side(result)
+    return _attribute(result, _window(result))
+
+
+def _attribute(result: RunResult, window: tuple[float, float]) -> Bubbles:
+    if not np.isfinite(result.returned_s).all():
+        lost = int(np.argmin(np.isfinite(result.returned_s)))
+        raise ValueError(f"micro-batch {lost} never returned: bubbles need a run that has ended")
+    stages: list[_Pieces] = []
+    if len(result.scheduled_s):
+        timeline = timeline_of(result, window[0])
+        rows = _tile(first_stage(result, timeline), timeline, 0)
+        stages.append(_pieces(rows, timeline, 0, window[1]))
+        for stage in range(1, result.depth):
+            rows = _tile(later_stage(result, timeline, stage, rows), timeline, stage)
+            stages.append(_pieces(rows, timeline, stage, window[1]))
+    none = _Pieces(*(np.zeros(0, dtype=np.int64), np.zeros(0)) * 2)
+    batch, start_s, cause, end_s = (
+        np.concatenate(column) for column in zip(none, *stages, strict=True)
+    )
+    stage_of = np.repeat(np.arange(len(stages)), [len(pieces.batch) for pieces in stages])
+    return Bubbles(result.depth, window, stage_of, start_s, end_s, cause, batch)
+
+
+def _side_by_side(result: RunResult) -> Bubbles:
+    """Put the pools' pieces together: over the window of the whole, with its micro-batches."""
+    window = _window(result)
+    position = np.argsort(schedule_order(result.pools))
+    parts: list[tuple[NDArray[Any], ...]] = []
+    first_stage, first_batch = 0, 0
+    for pool in result.pools.values():
+        found = _attribute(pool, window) if len(pool.scheduled_s) else _never_ran(pool, window)
+        own = position[first_batch : first_batch + len(pool.scheduled_s)]
+        batch = np.append(own, -1)[found.batch]
+        parts.append((found.stage + first_stage, found.start_s, found.end_s, found.cause, batch))
+        first_stage += pool.depth
+        first_batch += len(own)
+    return Bubbles(result.depth, window, *map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _never_ran(pool: RunResult, window: tuple[float, float]) -> Bubbles:
+    """A pool that got no work, while others did, starved."""
+    count = pool.depth if window[1] > window[0] else 0
+    start_s, end_s = (np.full(count, at_s) for at_s in window)
+    cause, batch = (np.full(count, value) for value in (STARVATION, -1))
+    return Bubbles(pool.depth, window, np.arange(count), start_s, end_s, cause, batch)
+
+
+class _Pieces(NamedTuple):
+    batch: Ints
+    start_s: Floats
+    cause: Ints
+    stop_s: Floats
+
+
+def _window(result: RunResult) -> tuple[float, float]:
+    opens = result.arrival_s if len(result.arrival_s) else result.scheduled_s
+    if len(opens) == 0:
+        return 0.0, 0.0
+    start_s = float(opens.min())
+    return start_s, float(result.returned_s.max(initial=start_s))
+
+
+def _tile(rows: Rows, timeline: Timeline, stage: int) -> Rows:
+    """Cover every gap of a stage with its rows, without holes or overlaps.
+
+    Rows that are only rounding go to their neighbours; neighbours of one cause become one piece.
+    """
+    free_s, start_s = timeline.free_s[:, stage], timeline.start_s[:, stage]
+    rows = _select(rows, (start_s - free_s > RESOLUTION_S)[rows.batch])
+    rows = rows._replace(stop_s=np.clip(rows.stop_s, free_s[rows.batch], start_s[rows.batch]))
+    share_s = (start_s - free_s)[rows.batch] / np.bincount(rows.batch, minlength=1)[rows.batch]
+    length_s = rows.stop_s - _starts(rows, free_s)
+    rows = _select(rows, length_s >= np.minimum(share_s * 0.999, RESOLUTION_S))
+    changes = np.diff(rows.batch, append=-1) != 0
+    rows = rows._replace(stop_s=np.where(changes, start_s[rows.batch], rows.stop_s))
+    return _select(rows, changes | (np.diff(rows.cause, append=-1) != 0))
+
+
+def _select(rows: Rows, keep: NDArray[np.bool_]) -> Rows:
+    return Rows(rows.batch[keep], rows.stop_s[keep], rows.cause[keep])
+
+
+def _starts(rows: Rows, free_s: Floats) -> Floats:
+    """Return where each row begins: where the one before ends, or the gap begins."""
+    first = np.diff(rows.batch, prepend=-1) != 0
+    return np.where(first, free_s[rows.batch], previous(rows.stop_s)[: len(first)])
+
+
+def _pieces(rows: Rows, timeline: Timeline, stage: int, window_end_s: float) -> _Pieces:
+    """Add where each row begins, and the time from the last micro-batch to the end of the run."""
+    begin_s = _starts(rows, timeline.free_s[:, stage])
+    last_end_s = timeline.start_s[-1, stage] + timeline.service_s[-1, stage]
+    if window_end_s - last_end_s <= RESOLUTION_S:
+        return _Pieces(rows.batch, begin_s, rows.cause, rows.stop_s)
+    return _Pieces(
+        np.append(rows.batch, -1),
+        np.append(begin_s, last_end_s),
+        np.append(rows.cause, FILL_DRAIN),
+        np.append(rows.stop_s, window_end_s),
+    )

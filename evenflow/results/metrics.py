@@ -1,0 +1,207 @@
+"""Latency and throughput of a run, with the names and definitions of vLLM's `bench serve`.
+
+Pure functions of a RunResult. TTFT = first token - arrival; TPOT = (E2EL - TTFT) / (output tokens -
+1), without requests of one output token; ITL pools every gap between successive tokens; E2EL = last
+token - arrival. Only completed requests count. The scheduling delay ("queue") is what Sarathi-Serve
+limits: the first micro-batch with a part of the prompt - arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenflow.results.pools import summarize_pools
+from evenflow.results.run import Floats, Ints, RunResult
+
+PERCENTILES = (50, 90, 95, 99)
+
+Limit = Literal["ttft", "tpot", "e2el", "queue"]
+"""A latency of a request that may have a limit for goodput."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Latencies of each request in seconds, in the order of the result; NaN where undefined."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+    e2el_s: Floats
+    queue_s: Floats
+
+
+def request_metrics(result: RunResult) -> RequestMetrics:
+    """Return the latencies of each request."""
+    ttft_s = result.first_token_s - result.arrival_s
+    e2el_s = result.completion_s - result.arrival_s
+    gaps = np.where(result.output_tokens > 1, result.output_tokens - 1, 1)
+    tpot_s = np.where(result.output_tokens > 1, (e2el_s - ttft_s) / gaps, np.nan)
+    return RequestMetrics(ttft_s, tpot_s, e2el_s, result.first_scheduled_s - result.arrival_s)
+
+
+def meets(result: RunResult, limits_ms: Mapping[Limit, float]) -> NDArray[np.bool_]:
+    """Say of each request whether it was completed within all limits, which are in ms, [n].
+
+    A request of one output token meets any limit on TPOT.
+    """
+    latency = request_metrics(result)
+    good = np.array([status == "completed" for status in result.status], dtype=bool)
+    for name, limit_ms in limits_ms.items():
+        if name not in get_args(Limit):
+            raise ValueError(f"goodput limits are {', '.join(get_args(Limit))}, not {name!r}")
+        good &= ~(getattr(latency, f"{name}_s") * 1e3 > limit_ms)
+    return good
+
+
+def summarize(
+    result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
+) -> dict[str, float | int]:
+    """Return the summary of a run under vLLM's keys.
+
+    `duration` runs from the first arrival to the last completion, in seconds; throughputs are per
+    second of it. `steady_*` are the same over the steady window: from the time by which a tenth of
+    the requests has arrived to the time by which a tenth is left to arrive, or, where they all
+    arrive at once, from a tenth to nine tenths of the duration. `offline_*` run from the start of
+    the first prefill to the last token, as TD-Pipe measures; its throughput is
+    `offline_output_throughput`, of output tokens only. `goodput_ms` sets limits such as {"ttft":
+    500} on requests. `kv_waste_share`: of the token slots in pages that requests hold, those that
+    hold no token, over all micro-batches as they are scheduled. `prefix_hit_rate`: of the prompt
+    tokens, those found in the prefix cache.
+    """
+    done = np.array([status == "completed" for status in result.status], dtype=bool)
+    latency = request_metrics(result)
+    start_s, duration = _duration(result)
+    input_tokens = int(result.prompt_tokens[done].sum())
+    output_tokens = int(result.output_tokens[done].sum())
+    per_s = 1 / duration if duration > 0 else 0.0
+    summary: dict[str, float | int] = {
+        "duration": duration,
+        "completed": int(done.sum()),
+        "failed": int((~done).sum()),
+        "total_input_tokens": input_tokens,
+        "total_output_tokens": output_tokens,
+        "request_throughput": int(done.sum()) * per_s,
+        "output_throughput": output_tokens * per_s,
+        "total_token_throughput": (input_tokens + output_tokens) * per_s,
+        **_peaks(result),
+    }
+    if goodput_ms:
+        summary["request_goodput"] = float(meets(result, goodput_ms).sum() * per_s)
+    pooled = {
+        "ttft": (latency.ttft_s[done], None),
+        "tpot": (latency.tpot_s[done & (result.output_tokens > 1)], None),
+        "itl": (result.gap_s, result.gap_count),
+        "e2el": (latency.e2el_s[done], None),
+        "queue": (latency.queue_s[done], None),
+    }
+    for name, (values_s, counts) in pooled.items():
+        summary |= _statistics(name, values_s, counts)
+    summary |= _steady(result, start_s, duration)
+    summary |= _offline(result, input_tokens, output_tokens)
+    busy_s = float((result.end_s - result.start_s).sum())
+    # Aborted requests may run on after the last completion.
+    span_s = max([duration, *(result.returned_s - start_s)[-1:].tolist()])
+    busy_per_s = busy_s * (1 / span_s) if span_s > 0 else 0.0
+    return (
+        summary
+        | summarize_pools(result, duration)
+        | {
+            "preemptions": int(result.preemptions.sum()),
+            "num_micro_batches": len(result.scheduled_s),
+            "busy_share": busy_per_s / (result.depth * result.replicas),
+        }
+        | _kv_memory(result, done, input_tokens)
+    )
+
+
+def _duration(result: RunResult) -> tuple[float, float]:
+    if not np.isfinite(result.completion_s).any():
+        return 0.0, 0.0
+    start_s = float(result.arrival_s.min())
+    return start_s, float(np.nanmax(result.completion_s)) - start_s
+
+
+def _peaks(result: RunResult) -> dict[str, float | int]:
+    """The most output tokens, and the most requests in the system, in any one second.
+
+    As vLLM counts them: seconds begin with the first request that is completed, and a request is in
+    the system in every second that it touches.
+    """
+    done = np.isfinite(result.completion_s)
+    if not done.any():
+        return {"max_output_tokens_per_s": 0, "max_concurrent_requests": 0}
+    start_s = result.arrival_s[done].min()
+    came, went, returned = (
+        np.floor(times_s - start_s).astype(np.int64)
+        for times_s in (result.arrival_s[done], result.completion_s[done], result.returned_s)
+    )
+    counted = returned >= 0  # before are tokens of requests that were aborted
+    tokens = np.bincount(returned[counted], weights=result.sampled_rows[counted])
+    seconds = int(went.max()) + 2
+    present = np.bincount(came, minlength=seconds) - np.bincount(went + 1, minlength=seconds)
+    return {
+        "max_output_tokens_per_s": float(tokens.max()),
+        "max_concurrent_requests": int(present.cumsum().max()),
+    }
+
+
+def _statistics(name: str, values_s: Floats, counts: Ints | None) -> dict[str, float | int]:
+    values_ms = (values_s if counts is None else np.repeat(values_s, counts)) * 1e3
+    if not len(values_ms):
+        values_ms = np.zeros(1)
+    points = np.percentile(values_ms, PERCENTILES)
+    return {
+        f"mean_{name}_ms": float(values_ms.mean()),
+        f"median_{name}_ms": float(np.median(values_ms)),
+        f"std_{name}_ms": float(values_ms.std()),
+        **{f"p{p}_{name}_ms": float(v) for p, v in zip(PERCENTILES, points, strict=True)},
+    }
+
+
+def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, float | int]:
+    """Throughput between warm-up and drain; a prompt counts when its first token comes."""
+    if duration <= 0:
+        return {}
+    first, last = np.quantile(result.arrival_s, [0.1, 0.9])
+    if last - first < 0.1 * duration:
+        first, last = start_s + 0.1 * duration, start_s + 0.9 * duration
+    inside = (result.returned_s >= first) & (result.returned_s < last)
+    output = int(result.sampled_rows[inside].sum())
+    prefilled = (result.first_token_s >= first) & (result.first_token_s < last)
+    total = output + int(result.prompt_tokens[prefilled].sum())
+    span = float(last - first)
+    return {
+        "steady_start_s": float(first),
+        "steady_stop_s": float(last),
+        "steady_output_throughput": output / span,
+        "steady_total_token_throughput": total / span,
+    }
+
+
+def _offline(result: RunResult, input_tokens: int, output_tokens: int) -> dict[str, float | int]:
+    """Throughput of completed requests, from the start of the first prefill to the last token."""
+    if not len(result.start_s) or not np.isfinite(result.completion_s).any():
+        return {}
+    duration = float(np.nanmax(result.completion_s)) - float(result.start_s[0, 0])
+    per_s = 1 / duration if duration > 0 else 0.0
+    return {
+        "offline_duration": duration,
+        "offline_output_throughput": output_tokens * per_s,
+        "offline_total_throughput": (input_tokens + output_tokens) * per_s,
+    }
+
+
+def _kv_memory(result: RunResult, done: np.ndarray, input_tokens: int) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
+    if result.kv_tokens is not None and len(result.kv_tokens):
+        held_pages = result.total_pages // result.engines - result.free_pages
+        slots = int(held_pages.sum()) * result.page_tokens
+        found["kv_waste_share"] = 1 - int(result.kv_tokens.sum()) / slots
+    if result.cached_tokens is not None:
+        cached_tokens = int(result.cached_tokens[done].sum())
+        found["prefix_hit_rate"] = cached_tokens / input_tokens if input_tokens else 0.0
+    return found

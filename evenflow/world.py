@@ -1,0 +1,110 @@
+"""What a simulation needs to know: requests, deployment and policy, all of them resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from evenflow.costs import StageCost
+from evenflow.speculation import Speculation
+from evenflow.types import Request, Scheduler
+
+Dispatch = Literal["stage0", "eager"]
+
+Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
+"""Which pipeline gets the next request: each in turn; the one with the fewest requests that are
+not done, the first of equals; or one that was sent the longest part of its prefix before."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOverheads:
+    """CPU time that the runtime being modelled spends beside the kernels.
+
+    The driver spends `schedule_s` seconds a micro-batch before stage 0 can start it. Each stage
+    spends `prepare_s` plus `prepare_share` of the execution time to prepare a micro-batch's inputs:
+    before each execution when coupled (vLLM: about 17 %, gLLM section 3.4); or, `overlapped`, from
+    the moment the micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs
+    are then the driver's business, and part of `schedule_s`.
+    """
+
+    schedule_s: float = 0.0
+    prepare_s: float = 0.0
+    prepare_share: float = 0.0
+    overlapped: bool = False
+
+    @property
+    def prepares(self) -> bool:
+        return self.prepare_s > 0 or self.prepare_share > 0
+
+
+RUNTIMES = {
+    "ideal": RuntimeOverheads(),
+    "gllm": RuntimeOverheads(prepare_share=0.17, overlapped=True),
+    "vllm": RuntimeOverheads(prepare_share=0.17),
+    "sglang": RuntimeOverheads(prepare_share=0.17, overlapped=True),
+}
+"""Inputs of a deployment, not findings. The share is vLLM's by gLLM, section 3.4. SGLang's own was
+not published: it is given the same work, hidden behind the previous batch as its scheduler does
+since v0.4, so on one stage nothing of it is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link between neighbouring stages: it is busy for `per_token_s` seconds a token, and the
+    activations arrive `latency_s` later. `shared`: all hops queue for one link, else each has its
+    own.
+    """
+
+    per_token_s: float
+    latency_s: float
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One simulation. Arrivals must be in order of time.
+
+    `concurrency`: a closed loop, in which that many requests are in the system and each completion
+    lets the next one arrive (arrival times of `requests` are then ignored). `virtual_engines` > 1
+    gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM
+    V0). `dispatch`: the driver asks for a micro-batch when stage 0 can take one (`stage0`) or
+    whenever the cap allows (`eager`). `max_in_flight` None: no cap. `hop_links` gives each hop
+    between stages a link of its own kind, in place of `link`. `replicas` > 1: as many pipelines of
+    this kind, each with its own pages and policy, among which `router` divides the requests.
+    `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
+    copied to the host and back; what the copies cost is up to `costs` (SwapCost).
+    """
+
+    requests: Sequence[Request]
+    make_scheduler: Callable[[], Scheduler]
+    costs: StageCost
+    depth: int
+    total_pages: int
+    max_model_len: int
+    page_tokens: int = 16
+    max_in_flight: int | None = None
+    virtual_engines: int = 1
+    dispatch: Dispatch = "stage0"
+    pipelined_chunks: bool | None = None
+    overheads: RuntimeOverheads = field(default_factory=RuntimeOverheads)
+    link: Link | None = None
+    hop_links: tuple[Link, ...] | None = None
+    concurrency: int | None = None
+    speculation: Speculation | None = None
+    replicas: int = 1
+    router: Router = "round_robin"
+    prefix_cache: bool = False
+    swap: bool = False
+
+    @property
+    def hops(self) -> tuple[Link, ...]:
+        """The link of each hop between neighbouring stages; empty if links cost nothing."""
+        if self.hop_links is not None:
+            return self.hop_links
+        return () if self.link is None else (self.link,) * (self.depth - 1)
+
+    @property
+    def shares_link(self) -> bool:
+        """Whether all hops queue for one link."""
+        return any(link.shared for link in self.hops)

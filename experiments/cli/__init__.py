@@ -1,0 +1,250 @@
+"""The command `evenflow`: it parses and prints; the modules that each command imports do the work.
+
+Those imports are inside the commands, so that `--help` and errors come at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import evenflow
+from evenflow.errors import UsageError
+from experiments.cli.capacity import capacity_command
+from experiments.cli.figures import figures_command
+from experiments.cli.options import Out, RunFile, Set
+from experiments.cli.profile import check_command, measure_command
+from experiments.cli.profile_import import import_command
+from experiments.cli.real import replay_command, run_command
+from experiments.cli.serve import serve_command
+from experiments.cli.sweep import sweep_command
+from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
+from experiments.cli.tune import tune_command
+from experiments.cli.validate import validate_command
+
+MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Click's error for words that a command does not take; newer versions of typer have their own."""
+
+
+class OneLineErrors(TyperGroup):
+    """All commands: a user's mistake is one line and exit status 2, Ctrl-C is status 130."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            status = super().main(
+                *args, **kwargs | {"prog_name": "evenflow", "standalone_mode": False}
+            )
+        except UsageError as error:
+            status = _refused(str(error))
+        except MisusedError as error:
+            status = _misused(error)
+        except KeyboardInterrupt:
+            status = 130
+        sys.exit(status)
+
+
+def _refused(message: str) -> int:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return 2
+
+
+def _misused(error: Any) -> int:
+    """Say what is wrong with the words after `evenflow`, and where to read what is right."""
+    message = error.format_message()
+    if not message:  # no word at all: typer has shown the help
+        return 2
+    command = "evenflow" if error.ctx is None else error.ctx.command_path
+    return _refused(f"{message} ({command} --help)")
+
+
+app = typer.Typer(
+    name="evenflow",
+    cls=OneLineErrors,
+    help="Simulate pipeline-parallel LLM inference, swap the scheduler, see the bubbles.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
+app.add_typer(traces_app, name="traces")
+profile_app = typer.Typer(help="Measure what this machine's operators cost.")
+app.add_typer(profile_app, name="profile")
+
+
+class Save(StrEnum):
+    """Which files a run writes."""
+
+    summary = "summary"
+    requests = "requests"
+    all = "all"
+
+
+SaveOption = Annotated[
+    Save, typer.Option("--save", help="summary.json only; with requests.csv; or everything.")
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"evenflow {evenflow.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Take the options before a command; `--version` has done its work by now."""
+
+
+@app.command()
+def simulate(
+    run: RunFile,
+    set_: Set = None,
+    save: SaveOption = Save.all,
+    out: Out = None,
+    counterfactuals: Annotated[
+        bool, typer.Option("--counterfactuals", help="Also: what if a cause of bubbles were gone?")
+    ] = False,
+) -> None:
+    """Simulate one configuration and write what happened."""
+    from experiments.cli.terminal import (
+        print_counterfactuals,
+        print_left_out,
+        print_no_report,
+        print_summaries,
+        progress,
+    )
+    from experiments.report.outputs import staged, write_summaries
+    from experiments.run_file.build import load_workload, make_importable
+    from experiments.run_file.run import load_config
+    from experiments.runs import (
+        Job,
+        can_report,
+        run_job,
+        with_bubbles,
+        without_causes,
+        write_details,
+        write_results,
+    )
+
+    config = load_config(run, set_ or ())
+    make_importable(Path.cwd(), run.parent)
+    folder = out or Path("out") / run.stem
+    report = save is Save.all and can_report()
+    with staged(folder) as scratch:
+        job = Job(config, load_workload(config, run.parent), run.parent)
+        label = config.scheduler.name
+        with progress([label], len(job.workload.requests)) as show:
+            on_done = None if show is None else lambda count: show([count])
+            outcome = run_job(job, on_done)
+        write_results(scratch, outcome, save.value)
+        without = without_causes(job, outcome) if counterfactuals else {}
+        if without:
+            as_is = {"as is": outcome.summary, **without}
+            write_summaries(scratch / "counterfactuals.csv", "without", as_is)
+        if save is Save.all:
+            details = with_bubbles(outcome, label)
+            write_details(scratch, list(details.values()))
+        if report:
+            from experiments.report.write import write_report
+
+            path = scratch / "report.html"
+            write_report(path, details, run.name, outcome.result.provenance)
+    print_summaries({label: outcome.summary})
+    print_left_out(job.workload.trace["dropped"], outcome.result)
+    if without:
+        print_counterfactuals(as_is)
+    if save is Save.all and not report:
+        print_no_report()
+    typer.echo(folder / "report.html" if report else folder)
+
+
+@app.command()
+def compare(
+    run: RunFile,
+    schedulers: Annotated[
+        str,
+        typer.Option("--schedulers", metavar="A,B,...", help="Policies, or module:Class."),
+    ],
+    set_: Set = None,
+    save: SaveOption = Save.all,
+    out: Out = None,
+) -> None:
+    """Simulate several schedulers on the same requests and put them side by side."""
+    from experiments.cli.terminal import print_no_report, print_summaries, progress
+    from experiments.report.outputs import staged, write_summaries
+    from experiments.run_file.build import make_importable
+    from experiments.run_file.run import load_config
+    from experiments.runs import can_report
+    from experiments.study.compare import line_up, parse_schedulers, report, run_all
+
+    config = load_config(run, set_ or ())
+    make_importable(Path.cwd(), run.parent)
+    folder = out or Path("out") / f"{run.stem}-compare"
+    has_report = can_report()
+    with staged(folder) as scratch:
+        contenders = line_up(parse_schedulers(schedulers, config), run.parent)
+        total = len(contenders[0].job.workload.requests)
+        with progress([contender.label for contender in contenders], total) as show:
+            done = run_all(contenders, scratch, save.value, show)
+        summaries = {label: contest.summary for label, contest in done.items()}
+        runs = {name: run for contest in done.values() for name, run in contest.runs.items()}
+        write_summaries(scratch / "comparison.csv", "scheduler", summaries)
+        if has_report:
+            report(scratch / "report.html", runs, run.name)
+    print_summaries(summaries)
+    if not has_report:
+        print_no_report()
+    typer.echo(folder / "report.html" if has_report else folder)
+
+
+@app.command("schedulers")
+def list_schedulers() -> None:
+    """List the policies with their parameters, and the systems of the papers made of them."""
+    from experiments.cli.terminal import print_table
+    from experiments.run_file.pools import catalogue
+    from experiments.systems import SYSTEMS
+
+    rows = [
+        (
+            entry.name,
+            "\n".join(f"{name}: {default}" for name, default in entry.parameters),
+            f"{entry.summary}\n{entry.source}",
+        )
+        for entry in catalogue()
+    ]
+    print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
+    systems = [(system.title, system.keys, system.source) for system in SYSTEMS]
+    print_table(("system", "keys of RUN.yaml", "source"), systems)
+    typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
+
+
+traces_app.command("info")(info_command)
+traces_app.command("fit")(fit_command)
+traces_app.command("convert")(convert_command)
+traces_app.command("predict")(predict_command)
+app.command("capacity")(capacity_command)
+app.command("tune")(tune_command)
+app.command("run")(run_command)
+app.command("serve")(serve_command)
+app.command("replay")(replay_command)
+app.command("validate")(validate_command)
+app.command("figures")(figures_command)
+app.command("sweep")(sweep_command)
+profile_app.command("import")(import_command)
+profile_app.callback(invoke_without_command=True)(measure_command)
+profile_app.command("check")(check_command)
+
+
+def main() -> None:
+    """Run the command."""
+    app()

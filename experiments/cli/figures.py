@@ -1,0 +1,131 @@
+"""The command `figures`: which ones, and what to say while and after they are made."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenflow.errors import UsageError
+from experiments.cli.options import Executor
+
+if TYPE_CHECKING:
+    from experiments.figures.claims import Answer
+    from experiments.figures.study import Drawing
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME ...]", help="E.g. gllm-12, gllm; default: all.")
+]
+
+
+def figures_command(
+    names: Names = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write.")] = Path(
+        "out/figures"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="A coarse pass: fewer points.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A key of the run, study.KEY or systems.LABEL."
+        ),
+    ] = None,
+    executor: Executor = "process",
+    list_: Annotated[bool, typer.Option("--list", help="Only list the figures.")] = False,
+) -> None:
+    """Make the papers' figures, and the table that compares their claims with ours."""
+    from experiments.figures.make import chosen, make, write_claims
+    from experiments.study.executors import executor_of
+    from experiments.study.points import Store
+
+    plans = chosen(names or (), tuple(set_ or ()), quick=quick)
+    if list_:
+        for plan in plans:
+            typer.echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
+        return
+    failures: dict[str, str] = {}
+    store = Store(out / "points")
+    with executor_of(executor) as pool:
+        for plan in plans:
+            started = time.perf_counter()
+            try:
+                with _progress(plan.name) as show:
+                    drawing = make(plan, out, store, pool, show)
+            except UsageError as error:
+                failures[plan.name] = str(error)
+                if len(plans) > 1:
+                    typer.echo(f"{plan.name}: not made")
+                continue
+            seconds = time.perf_counter() - started
+            typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
+            if names:
+                typer.echo(table_of(drawing))
+    if len(failures) < len(plans):
+        _print_claims(write_claims(out))
+        if other := [plan.name for plan in plans if not plan.published]:
+            typer.echo(f"not compared, as set by hand: {', '.join(other)}")
+        typer.echo(out / "claims.md")
+    if failures:
+        raise UsageError(_reasons(failures, len(plans)))
+
+
+def _reasons(failures: Mapping[str, str], asked: int) -> str:
+    """Return in one line which figures failed and why, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in failures.items():
+        by_reason.setdefault(reason, []).append(name)
+    told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+    return told if asked == 1 else f"{len(failures)} of {asked} figures failed: {told}"
+
+
+def table_of(drawing: Drawing) -> str:
+    """Return the numbers of a figure as text, long words cut, no row twice."""
+    table = drawing.table if drawing.shown is None else drawing.table[list(drawing.shown)]
+    table = table.drop_duplicates()
+    return str(
+        table.to_string(
+            index=False, na_rep="-", max_colwidth=40, float_format="{:.5g}".format, max_rows=200
+        )
+    )
+
+
+def _print_claims(found: Sequence[Answer]) -> None:
+    """Print the claims that have an answer, and how many have which verdict."""
+    from experiments.cli.terminal import print_table
+    from experiments.figures.claims import by_claim, number, worst
+
+    groups = [group for group in by_claim(found) if worst(group) != "not run"]
+    rows = [
+        (
+            group[0].claim.id,
+            "\n".join(f"{answer.part} {answer.paper}".strip() for answer in group),
+            "\n".join(number(answer.ours) for answer in group),
+            worst(group),
+        )
+        for group in groups
+    ]
+    if rows:
+        print_table(("claim", "paper", "ours", "verdict"), rows)
+    counts = Counter(worst(group) for group in by_claim(found))
+    typer.echo("; ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, asked: bars.update(task, completed=done, total=asked)

@@ -1,0 +1,124 @@
+"""The command `evenflow validate`: it parses, prints, and writes what was found."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenflow.errors import UsageError
+from experiments.cli.options import Out, RunFile, Set
+from experiments.cli.real import job_of
+
+if TYPE_CHECKING:
+    from experiments.validation.validate import Validation
+
+
+def validate_command(
+    run: RunFile,
+    set_: Set = None,
+    out: Out = None,
+    *,
+    schedulers: Annotated[
+        str | None,
+        typer.Option("--schedulers", metavar="A,B,...", help="One after the other; as compare."),
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="How often it is served.")] = 3,
+    calibrate: Annotated[
+        int,
+        typer.Option(
+            "--calibrate",
+            min=0,
+            metavar="REQUESTS",
+            help="Serve so many others first, for the driver's and the messages' times; 0: none.",
+        ),
+    ] = 60,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE", help="Costs; measured first if it is missing."),
+    ] = None,
+) -> None:
+    """Serve one configuration several times, simulate it, and print how far they are apart."""
+    from experiments.report.outputs import staged
+    from experiments.study.compare import line_up, parse_schedulers
+    from experiments.validation.table import markdown, print_validation
+    from experiments.validation.validate import validate
+
+    if profile is not None:
+        set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
+    job = job_of(run, set_)
+    folder = out or Path("out") / f"{run.stem}-validate"
+    contenders = {job.config.scheduler.name: job}
+    if schedulers is not None:
+        lined_up = line_up(parse_schedulers(schedulers, job.config), job.beside)
+        contenders = {each.folder: each.job for each in lined_up}
+    found = []
+    for name, each in contenders.items():
+        with staged(folder if schedulers is None else folder / name) as scratch:
+            validation = validate(each, runs, calibrate, _watched)
+            found.append(validation.found)
+            _write(scratch, validation, run.name)
+            if schedulers is None:
+                (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
+        print_validation(validation.found)
+    if schedulers is not None:
+        with staged(folder) as scratch:
+            (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
+    typer.echo(folder / "validation.md")
+
+
+def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
+    """Return the overrides that take costs from a profile; measure it if there is none."""
+    from experiments.cli.profile import show_measuring
+    from experiments.profiles.measure import Settings, measure_profile
+    from experiments.run_file.build_world import find
+    from experiments.run_file.run import load_config
+    from experiments.run_file.workers import TorchWorkers
+
+    override = f"costs={{kind: profile, path: {json.dumps(str(profile))}}}"
+    config = load_config(run, [*set_, override])
+    if not isinstance(config.workers, TorchWorkers) or config.model is None:
+        raise UsageError("--profile: measures what torch workers compute; workers: torch is right")
+    if not profile.exists():
+        workers, most = config.workers, config.max_model_len
+        settings = Settings(
+            workers.device, threads=workers.threads, max_tokens=most, max_context=most
+        )
+        show = show_measuring if sys.stderr.isatty() else None
+        measure_profile(find(config.model, run.parent), profile, settings, show)
+    return [override]
+
+
+def _write(folder: Path, validation: Validation, title: str) -> None:
+    from experiments.provenance import wall_clock
+    from experiments.report.outputs import write_json
+    from experiments.validation.figure import draw_validation
+
+    folder.mkdir(exist_ok=True)
+    found = dict(validation.found)
+    write_json(folder / "wall_clock.json", wall_clock(found.pop("seconds")))
+    write_json(folder / "validation.json", found)
+    draw_validation(
+        validation.measured,
+        validation.again,
+        validation.predicted,
+        f"{title}, {found['scheduler']}",
+        folder,
+    )
+
+
+@contextmanager
+def _watched(name: str, total: int) -> Iterator[Callable[[int], None] | None]:
+    """Show a bar while a run is served, and say how long it took."""
+    from experiments.cli.terminal import progress
+
+    started_s = time.perf_counter()
+    with progress([name], total) as show:
+        yield None if show is None else lambda count: show([count])
+    typer.echo(f"{name}: {time.perf_counter() - started_s:.1f} s", err=True)

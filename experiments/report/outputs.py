@@ -1,0 +1,245 @@
+"""Write what a run produced: summary.json, the tables, the timeline, the report.
+
+It knows file names and formats, not how results come about or what they mean.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenflow.errors import UsageError
+from evenflow.results.run import RunResult
+
+if TYPE_CHECKING:
+    from evenflow.results.bubbles import Bubbles
+
+Save = Literal["summary", "requests", "all"]
+
+
+RUN_FILES = (
+    "capacity.json",
+    "capacity.png",
+    "capacity.svg",
+    "checks.csv",
+    "comparison.csv",
+    "counterfactuals.csv",
+    "summary.json",
+    "rates.csv",
+    "requests.csv",
+    "transfers.csv",
+    "batches.csv",
+    "stages.csv",
+    "bubbles.csv",
+    "timeline.json.gz",
+    "decisions.jsonl.gz",
+    "tokens.jsonl.gz",
+    "validation.json",
+    "sweep.json",
+    "points.csv",
+    "points.parquet",
+    "summary.csv",
+    "main_effects.png",
+    "main_effects.svg",
+    "sensitivity.png",
+    "sensitivity.svg",
+    "pareto_front.png",
+    "pareto_front.svg",
+    "tune.json",
+    "tune.png",
+    "tune.svg",
+    "tuned.yaml",
+    "trials.csv",
+    "validation.md",
+    "validation.png",
+    "validation.svg",
+    "report.html",
+    "wall_clock.json",
+)
+POOL_FOLDERS = ("prefill", "mixed", "decode")
+"""Where a system of pools puts the tables of each."""
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """Give a scratch folder whose files move into `folder` if all goes well, and vanish otherwise.
+
+    Made before anything is simulated, so that a folder that cannot be written is found at once:
+    UsageError. Each file is replaced as a whole; a file of an earlier run that this one does not
+    write is removed, so that a folder never holds parts of two runs.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
+    try:
+        yield scratch
+        _move(scratch, folder)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        for path in missing:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _move(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    _clear(target)
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            _move(path, target / path.name)
+        else:
+            os.replace(path, target / path.name)
+
+
+def _clear(folder: Path) -> None:
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in POOL_FOLDERS:
+        below = folder / name
+        if below.is_dir():
+            _clear(below)
+            if not any(below.iterdir()):
+                below.rmdir()
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a mapping as JSON; a number that is not finite becomes null, which JSON can say."""
+    text = json.dumps(_plain(data), indent=2, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_tokens(path: Path, tokens: Mapping[int, list[int]]) -> None:
+    """Write a line a request, in order of request id: the ids of the tokens it got."""
+    with gzip.open(path, "wt", encoding="ascii") as file:
+        for request_id in sorted(tokens):
+            line = {"request_id": request_id, "tokens": tokens[request_id]}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def write_table(path: Path, columns: Mapping[str, NDArray[Any] | list[str]]) -> None:
+    """Write equally long columns as CSV; floats read back bit for bit, NaN is an empty cell."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*map(_cells, columns.values()), strict=True))
+
+
+def write_requests(path: Path, result: RunResult) -> None:
+    """Write a row a request, in order of request id. Times in seconds.
+
+    `cached_tokens` is there where the run had a prefix cache.
+    """
+    names = [
+        "request_id",
+        "arrival_s",
+        "prompt_tokens",
+        "output_tokens",
+        "first_token_s",
+        "completion_s",
+        "preemptions",
+        "status",
+        "reason",
+    ]
+    if result.cached_tokens is not None:
+        names.append("cached_tokens")
+    write_table(path, {name: getattr(result, name) for name in names})
+
+
+def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the numbers of several summaries, a row each; the first column names them."""
+    keys = dict.fromkeys(
+        key for summary in summaries.values() for key, value in summary.items() if _is_number(value)
+    )
+    columns: dict[str, list[Any]] = {label: list(summaries)}
+    for key in keys:
+        columns[key] = [summary.get(key, "") for summary in summaries.values()]
+    write_table(path, columns)
+
+
+def write_transfers(path: Path, result: RunResult) -> None:
+    """Write a row a transfer of KV between pools, in the order in which they set out.
+
+    Times in seconds; `blocked_s` of the time from `ready_s` to `start_s` no pool had room.
+    """
+    moved = result.transfers
+    assert moved is not None
+    pools = list(result.pools)
+    sizes = {} if moved.bytes_per_token is None else {"bytes": moved.tokens * moved.bytes_per_token}
+    names = ("ready_s", "start_s", "end_s", "blocked_s")
+    columns = {
+        "request_id": moved.request_id,
+        "source": [pools[index] for index in moved.source],
+        "destination": [pools[index] for index in moved.destination],
+        "tokens": moved.tokens,
+        **sizes,
+        **{name: getattr(moved, name) for name in names},
+    }
+    write_table(path, columns)
+
+
+def write_batches(path: Path, result: RunResult) -> None:
+    """Write a row a micro-batch, in the order scheduled. Times in seconds."""
+    names = ("scheduled_s", "prefill_tokens", "decode_tokens", "free_pages", "returned_s")
+    ids = np.arange(len(result.scheduled_s))
+    write_table(path, {"batch_id": ids, **{name: getattr(result, name) for name in names}})
+
+
+def write_stages(path: Path, result: RunResult) -> None:
+    """Write a row a stage and micro-batch, stage by stage. Times in seconds."""
+    batches = len(result.scheduled_s)
+    columns = {
+        "stage": np.repeat(np.arange(result.depth), batches),
+        "batch_id": np.tile(np.arange(batches), result.depth),
+        "start_s": result.start_s.T.ravel(),
+        "end_s": result.end_s.T.ravel(),
+    }
+    write_table(path, columns)
+
+
+def write_bubbles(path: Path, bubbles: Bubbles) -> None:
+    """Write a row an idle interval of a stage, with its cause. Times in seconds."""
+    write_table(path, bubbles.table())
+
+
+def _cells(column: NDArray[Any] | list[str]) -> list[Any]:
+    if isinstance(column, list):
+        return column
+    cells: list[Any] = column.tolist()
+    if column.dtype.kind == "f" and np.isnan(column).any():
+        return ["" if math.isnan(cell) else cell for cell in cells]
+    return cells
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

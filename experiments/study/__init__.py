@@ -1,0 +1,1 @@
+"""Many runs: points, who simulates them, and what compares them."""

@@ -1,0 +1,294 @@
+"""Points: configurations to simulate, each at most once, in any number of processes or machines.
+
+What sweeps, searches and figures are made of. A point's result depends only on what its key is the
+hash of, so that a result on disk stands for a run. Knows no command line, no plots, no search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, as_completed
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import evenflow
+from evenflow.errors import UsageError
+from experiments.provenance import SCHEMA_VERSION, checkout_commit
+from experiments.run_file.build import Workload, load_workload, make_importable, reads_text
+from experiments.run_file.build_world import find
+from experiments.run_file.run import RunConfig
+from experiments.runs import Job, Outcome, run_job
+
+CODE = ("evenflow", "sim", "traces", "experiments/build*.py", "experiments/runs.py")
+"""The code that results follow from, relative to the folder that holds the packages."""
+
+HEADER = "results.json"
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Return the summary of a run: the measure of a point that asks for no other."""
+    return outcome.summary
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A configuration, the folder its relative paths start from, and what to keep of its run.
+
+    `measure` makes plain data of an outcome; it has to be a function of a module, so that another
+    process finds it. `more` are its arguments by name, as plain data.
+    """
+
+    config: RunConfig
+    beside: Path
+    measure: Callable[..., dict[str, Any]] = summary
+    more: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The SHA-256 of all that the result depends on but the code, as hexadecimal digits."""
+        resolved = self.config.resolved()
+        parts = [
+            resolved,
+            sorted(_digest_of(path) for path in _files_of(resolved, self.beside)),
+            _silicon_version() if self.config.costs.kind == "silicon" else None,
+            [self.measure.__module__, self.measure.__qualname__, self.more],
+            _digest_of(Path(inspect.getfile(self.measure))),
+        ]
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a point came to: its measure as plain data, or else the `error` it ended with."""
+
+    key: str
+    values: Mapping[str, Any]
+    error: str | None = None
+
+
+def simulate_point(point: Point) -> Record:
+    """Simulate one point; a point that fails gives a record that says why, and raises nothing."""
+    try:
+        make_importable(Path.cwd(), point.beside)
+        outcome = run_job(Job(point.config, workload_of(point), point.beside))
+        values = point.measure(outcome, **dict(point.more))
+        return Record(point.key, json.loads(json.dumps(values)))  # as it will be read again
+    except Exception as error:  # whatever it is, the other points go on
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        return Record(point.key, {}, kind + " ".join(str(error).split()))
+
+
+class Store:
+    """A folder of records by key, written one whole file at a time, of one version of the code.
+
+    Folders of several machines merge by copying them into one. Raises UsageError for a folder that
+    cannot be written or was made by other code.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        same = {"schema_version": SCHEMA_VERSION, "code_sha256": code_digest()}
+        told = {"evenflow_version": evenflow.__version__, "git_commit": checkout_commit()}
+        self._header = same | told
+        if not (folder / HEADER).exists():
+            _require_writable(folder)
+            return
+        found = _read_json(folder / HEADER)
+        if {key: found.get(key) for key in same} != same:
+            raise UsageError(
+                f"{folder}: holds results of another version of evenflow "
+                f"({found.get('evenflow_version')}, commit {found.get('git_commit')}); "
+                "write to another folder, or remove it"
+            )
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of a key; None when there is none, or only half of one."""
+        path = self._path(key)
+        if not path.exists():
+            return None
+        data = _read_json(path)
+        return Record(data["key"], data["values"], data["error"])
+
+    def put(self, record: Record) -> None:
+        """Keep a record."""
+        path = self._path(record.key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not (self._folder / HEADER).exists():
+                self._write(self._folder / HEADER, self._header)
+            self._write(path, {"key": record.key, "values": record.values, "error": record.error})
+        except OSError as error:
+            raise UsageError(f"{self._folder}: cannot write there: {error.strerror}") from None
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / f"{key}.json"
+
+    def _write(self, path: Path, data: Mapping[str, Any]) -> None:
+        handle, scratch = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1)
+        os.replace(scratch, path)
+
+
+def run_points(
+    points: Sequence[Point],
+    store: Store,
+    executor: Executor,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    on_failure: Callable[[Record], None] | None = None,
+    retry: bool = False,
+) -> list[Record]:
+    """Return the record of each point, in order; those in the store are not simulated again.
+
+    A failed point is in the store too, with its error; `retry` simulates those again. `on_done` is
+    called with the number of points done, first with those that need no run; `on_failure` with the
+    record of each point that fails. What is done is kept when this is interrupted, and when a
+    worker dies, which is a UsageError; so is an input that changes meanwhile.
+    """
+    keys = [point.key for point in points]
+    found = {key: record for key in keys if (record := store.get(key)) is not None}
+    records = {key: record for key, record in found.items() if not (retry and record.error)}
+    missing = {key: point for key, point in zip(keys, points, strict=True) if key not in records}
+    tell = on_done or (lambda count: None)
+    copies = Counter(keys)
+    done = sum(copies[key] for key in records)
+    tell(done)
+    for record in _simulated(list(missing.values()), executor):
+        if record.key not in missing:
+            raise UsageError(
+                "a file that results depend on has changed while they were made: a trace, a "
+                "profile, or code; run the same command again"
+            )
+        store.put(record)
+        records[record.key] = record
+        done += copies[record.key]
+        if record.error is not None and on_failure is not None:
+            on_failure(record)
+        tell(done)
+    return [records[key] for key in keys]
+
+
+def _simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
+    futures: list[Future[Record]] = [executor.submit(simulate_point, point) for point in points]
+    death: Exception | None = None
+    try:
+        for future in as_completed(futures):
+            try:
+                record = future.result()
+            except Exception as error:  # a simulation raises nothing: its worker died
+                death = error
+            else:
+                yield record
+    finally:
+        for future in futures:
+            future.cancel()
+    if death is not None:
+        lost = isinstance(death, CancelledError)
+        what = "the cluster went away" if lost else "a worker died, perhaps for want of memory"
+        raise UsageError(
+            f"{what} ({type(death).__name__}); what is done is kept, and the same command goes on "
+            "from there" + ("" if lost else ": try fewer workers, or fewer requests")
+        )
+
+
+def code_digest() -> str:
+    """Return the SHA-256 of the code that results follow from, as hexadecimal digits."""
+    root = Path(evenflow.__file__).parent.parent
+    total = hashlib.sha256()
+    for pattern in CODE:
+        paths = root.glob(pattern if pattern.endswith(".py") else f"{pattern}/**/*")
+        for path in sorted(path for path in paths if path.suffix in (".py", ".yaml", ".csv")):
+            total.update(f"{path.relative_to(root)} {_digest_of(path)}\n".encode())
+    return total.hexdigest()
+
+
+def _files_of(value: object, beside: Path) -> Iterator[Path]:
+    """Yield the files that a configuration names: a trace, a profile, a model, a user's policy."""
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _files_of(inner, beside)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _files_of(inner, beside)
+    elif isinstance(value, str):
+        path = Path(find(value, beside))
+        if path.is_dir():
+            path /= "config.json"
+        if path.is_file():
+            yield path
+        elif ":" in value and (module := _module_file(value.partition(":")[0])):
+            yield module
+
+
+def _module_file(name: str) -> Path | None:
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def _silicon_version() -> str | None:
+    try:
+        return version("aiconfigurator-core")
+    except PackageNotFoundError:
+        return None
+
+
+def _digest_of(path: Path) -> str:
+    status = path.stat()
+    return _digest_at(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _digest_at(path: Path, modified_ns: int, size: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def workload_of(point: Point) -> Workload:
+    """Load a point's requests, once in a process for all points that have the same."""
+    key = point.config.workload.model_dump_json(), reads_text(point.config), point.beside
+    return _loaded(_Wanted(key, point.config))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A workload to load; those of one key are the same, so that a process loads it once."""
+
+    key: tuple[str, bool, Path]
+    config: RunConfig = field(compare=False)
+
+
+@lru_cache(maxsize=4)
+def _loaded(wanted: _Wanted) -> Workload:
+    _, keep_text, beside = wanted.key
+    return load_workload(wanted.config, beside, keep_text=keep_text)
+
+
+def _require_writable(folder: Path) -> None:
+    """Raise a UsageError where a folder cannot be made; it is made with the first record."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise UsageError(f"{folder}: cannot write there; choose another folder")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON ({error}); remove it") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: should hold a JSON object; remove it")
+    return data

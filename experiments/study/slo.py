@@ -1,0 +1,151 @@
+"""Service level objectives: limits on numbers of a run's summary, and what a run comes to by them.
+
+A limit is at most, or at least for what is the better the more of it. Knows no search.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from evenflow.errors import UsageError, instead_of
+from evenflow.results.metrics import Limit, meets, request_metrics
+from evenflow.results.run import RunResult
+from experiments.runs import Outcome
+
+LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
+LARGER_IS_BETTER = ("completed", "request_goodput", "attainment", "gap_attainment")
+OF_LIMITS = ("attainment", "request_goodput")
+Limits = tuple[tuple[str, float], ...]
+"""Limits in ms by latency (ttft, tpot, itl, e2el, queue), in a form that a point can hold."""
+
+EXAMPLE = "--slo p99_itl_ms=200"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A limit on one number of a run's summary, in that number's unit."""
+
+    metric: str
+    limit: float
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the number may not be below the limit; otherwise it may not be above it."""
+        return larger_is_better(self.metric)
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Say whether a run keeps the limit; a number that is not there keeps none."""
+        value = values.get(self.metric)
+        if value is None or not math.isfinite(value):
+            return False
+        return bool(value >= self.limit if self.at_least else value <= self.limit)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'>=' if self.at_least else '<='} {self.limit:g}"
+
+
+def larger_is_better(metric: str) -> bool:
+    """Say whether more of a number of the summary is better."""
+    return metric in LARGER_IS_BETTER or metric.endswith("_throughput")
+
+
+def parse_slo(given: Sequence[str], max_median_queue_s: float | None = None) -> list[Condition]:
+    """Return the conditions of `metric=limit` texts, and of a limit on the scheduling delay.
+
+    Raises UsageError for a text of another form, a limit that is not a number above 0, and a metric
+    that is there twice.
+    """
+    conditions = [_condition(text) for text in given]
+    if max_median_queue_s is not None:
+        if not 0 < max_median_queue_s < math.inf:
+            raise UsageError(
+                f"--max-median-queue-s {max_median_queue_s:g}: should be seconds, above 0"
+            )
+        conditions.append(Condition("median_queue_ms", 1e3 * max_median_queue_s))
+    if not conditions:
+        raise UsageError(f"--slo: no limit is given; give at least one, like {EXAMPLE}")
+    metrics = [condition.metric for condition in conditions]
+    for metric in metrics:
+        if metrics.count(metric) > 1:
+            raise UsageError(f"--slo {metric}: limited twice; give one limit")
+    return conditions
+
+
+def _condition(text: str) -> Condition:
+    metric, equals, number = (part.strip() for part in text.partition("="))
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    if not metric or not equals or not 0 < limit < math.inf:
+        raise UsageError(f"--slo {text}: should be METRIC=LIMIT, a limit above 0, like {EXAMPLE}")
+    return Condition(metric, limit)
+
+
+def check_metrics(metrics: Sequence[str], known: Mapping[str, Any], option: str) -> None:
+    """Raise UsageError for a metric that a run has not; `known` are the values of one run."""
+    numbers = [key for key, value in known.items() if isinstance(value, int | float)]
+    for metric in metrics:
+        if metric in OF_LIMITS and metric not in numbers:
+            raise UsageError(
+                f"{option} {metric}: needs limits of requests: give the run the key goodput, such "
+                "as goodput: {ttft: 1000}"
+            )
+        if metric not in numbers:
+            hint = instead_of(metric, numbers)
+            raise UsageError(f"{option} {metric}: a run has no such number; {hint}")
+
+
+def request_limits(slo: Sequence[Condition], goodput_ms: Mapping[Limit, float] | None) -> Limits:
+    """Return the limits in ms that each request, and each gap between tokens, is held to.
+
+    They are those of the run's `goodput`, or else each latency's own limit in the SLO, whatever
+    statistic of it the SLO limits (the strictest, of several).
+    """
+    limits = {str(name): limit_ms for name, limit_ms in (goodput_ms or {}).items()}
+    for condition in slo:
+        found = LATENCY.fullmatch(condition.metric)
+        if found is not None and found[1] != "std" and (found[3] == "itl" or not goodput_ms):
+            limits[found[3]] = min(condition.limit, limits.get(found[3], math.inf))
+    return tuple(sorted(limits.items()))
+
+
+def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) -> dict[str, Any]:
+    """Return a run's summary with any other percentile among `metrics`, and what its SLO needs.
+
+    `attainment` is the share of all requests within the limits, `request_goodput` those a second;
+    `gap_attainment` the share of gaps between tokens within the limit on ITL.
+    """
+    values = dict(outcome.summary)
+    result = outcome.result
+    for metric in metrics:
+        found = LATENCY.fullmatch(metric)
+        if metric not in values and found is not None and found[2] is not None:
+            if not 0 <= float(found[2]) <= 100:
+                raise UsageError(f"{metric}: a percentile is from 0 to 100")
+            values[metric] = _percentile_ms(result, found[3], float(found[2]))
+    by_request = {cast("Limit", name): ms for name, ms in limits if name in get_args(Limit)}
+    if by_request:
+        good = meets(result, by_request)
+        values["attainment"] = float(good.mean())
+        per_s = 1 / values["duration"] if values["duration"] > 0 else 0.0
+        values["request_goodput"] = float(good.sum()) * per_s
+    if "itl" in dict(limits) and len(result.gap_s):
+        within = result.gap_s * 1e3 <= dict(limits)["itl"]
+        values["gap_attainment"] = float(np.average(within, weights=result.gap_count))
+    return values
+
+
+def _percentile_ms(result: RunResult, name: str, percent: float) -> float:
+    if name == "itl":
+        pooled_s = np.repeat(result.gap_s, result.gap_count)
+    else:
+        pooled_s = getattr(request_metrics(result), f"{name}_s")
+        pooled_s = pooled_s[np.isfinite(pooled_s)]
+    return 1e3 * float(np.percentile(pooled_s, percent)) if len(pooled_s) else 0.0

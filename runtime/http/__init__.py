@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's completions over the runtime."""

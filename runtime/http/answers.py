@@ -1,0 +1,264 @@
+"""Between the driver's thread, which has tokens, and the server's event loop, which wants text.
+
+Knows neither HTTP nor the Batcher. An answer is to one request; a reply gathers the answers to all
+prompts of one client's call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from evenflow.types import Request
+from runtime.front import LiveFront
+from runtime.http.text import Codec, StopStrings
+from runtime.tokens import Text
+from runtime.wire import Draw
+
+
+class ServiceError(Exception):
+    """A request cannot be served, and the HTTP status and OpenAI error code that say so.
+
+    `param` is the parameter that is wrong, if one is.
+    """
+
+    def __init__(
+        self, message: str, status: int, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asks of one prompt; `max_tokens` is the limit, `stop` strings end it before.
+
+    With `ignore_eos`, end-of-sequence tokens do not.
+    """
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+
+
+class Piece(NamedTuple):
+    """What one token adds to the answer number `choice`; `finish_reason` with the last one."""
+
+    choice: int
+    text: str
+    finish_reason: str | None
+
+
+class Reply:
+    """The answers to one call, as the event loop hears of them."""
+
+    def __init__(self, first_id: int, count: int) -> None:
+        self.request_ids = range(first_id, first_id + count)
+        self.open = set(self.request_ids)
+        self._missing = count
+        self._admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pieces: asyncio.Queue[Piece | ServiceError] = asyncio.Queue()
+
+    async def admitted(self) -> None:
+        """Wait until all requests are admitted; ServiceError if one is not."""
+        await self._admitted
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Iterate over the pieces of all answers; ServiceError if there are no more."""
+        missing = len(self.request_ids)
+        while missing:
+            piece = await self._pieces.get()
+            if isinstance(piece, ServiceError):
+                raise piece
+            missing -= piece.finish_reason is not None
+            yield piece
+
+    def admit(self) -> None:
+        self._missing -= 1
+        if not self._missing and not self._admitted.done():
+            self._admitted.set_result(None)
+
+    def add(self, piece: Piece) -> None:
+        if piece.finish_reason is not None:
+            self.open.discard(self.request_ids[piece.choice])
+        self._pieces.put_nowait(piece)
+
+    def fail(self, error: ServiceError) -> None:
+        if self._admitted.done():
+            self._pieces.put_nowait(error)
+        else:
+            self._admitted.set_exception(error)
+            self._admitted.exception()  # asyncio would log one that nobody asked for
+
+
+class _Answer:
+    """One output as its tokens come; the driver's thread owns it once it is submitted."""
+
+    def __init__(self, reply: Reply, index: int, wish: Wish, codec: Codec) -> None:
+        self.reply = reply
+        self.wish = wish
+        self._index = index
+        self._end_ids = frozenset[int]() if wish.ignore_eos else codec.end_ids
+        self._stream = codec.stream()
+        self._stop = StopStrings(wish.stop)
+        self._tokens = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no token yet."""
+        return not self._tokens
+
+    def push(self, token: int) -> Piece:
+        """Return what a token adds."""
+        self._tokens += 1
+        if token in self._end_ids:
+            return self._last("", "stop")
+        text, stopped = self._stop.push(self._stream.push(token))
+        if stopped:
+            return Piece(self._index, text, "stop")
+        if self._tokens == self.wish.max_tokens:
+            return self._last(text, "length")
+        return Piece(self._index, text, None)
+
+    def _last(self, text: str, reason: str) -> Piece:
+        """Return a last piece with all that was held back; a stop string may end just there."""
+        more, stopped = self._stop.push(self._stream.rest())
+        text += more if stopped else more + self._stop.rest()
+        return Piece(self._index, text, "stop" if stopped else reason)
+
+
+class Answers:
+    """All requests of clients that are being answered.
+
+    The event loop submits and withdraws; `added`, `token` and `text_of` are for the driver's
+    thread. At most `max_queue` requests wait for their first token (None: no limit).
+    """
+
+    def __init__(self, front: LiveFront, codec: Codec, max_queue: int | None = None) -> None:
+        self.codec = codec
+        self.origin_s = time.monotonic()
+        self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
+        self.prompt_tokens = self.output_tokens = 0
+        self._front = front
+        self._max_queue = max_queue
+        self._answers: dict[int, _Answer] = {}
+        self._next_id = 0
+        self._closed: ServiceError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: deque[Callable[[], None]] = deque()
+        self._told = False
+
+    # -- the event loop -------------------------------------------------------------------------
+
+    def submit(self, wishes: Sequence[Wish]) -> Reply:
+        """Queue a request for each wish; ServiceError when nobody is served, or too many wait."""
+        if self._closed is not None:
+            raise self._closed
+        if self._max_queue is not None:
+            waiting = self.num_waiting
+            if waiting + len(wishes) > self._max_queue:
+                words = f"{waiting} requests wait for their first token"
+                raise ServiceError(f"the queue is full: {words}, and {self._max_queue} may", 503)
+        self._loop = asyncio.get_running_loop()
+        reply = Reply(self._next_id, len(wishes))
+        self._next_id += len(wishes)
+        for index, wish in enumerate(wishes):
+            request_id = reply.request_ids[index]
+            self._answers[request_id] = _Answer(reply, index, wish, self.codec)
+            arrival_s = time.monotonic() - self.origin_s
+            self._front.submit(
+                Request(request_id, arrival_s, len(wish.prompt_ids), wish.max_tokens)
+            )
+        return reply
+
+    def withdraw(self, reply: Reply) -> None:
+        """Abort what is still open of a call whose client has left."""
+        for request_id in reply.open:  # one that was refused is known no more
+            if self._answers.pop(request_id, None) is not None:
+                self.finished["abort"] += 1
+                self._front.withdraw(request_id)
+        reply.open.clear()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no token yet."""
+        return sum(answer.waits for answer in list(self._answers.values()))
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def close(self, error: ServiceError) -> None:
+        """Refuse what is submitted from now on."""
+        self._closed = self._closed or error
+
+    def fail(self, error: ServiceError) -> None:
+        """Refuse what is submitted from now on, and give up what is open."""
+        self._closed = error
+        for request_id in list(self._answers):
+            answer = self._answers.pop(request_id, None)
+            if answer is not None:
+                self._tell(lambda reply=answer.reply: reply.fail(error))  # type: ignore[misc]
+
+    def _tell(self, news: Callable[[], None]) -> None:
+        """Have the event loop call `news`, together with all there is when it looks."""
+        self._news.append(news)
+        if not self._told and self._loop is not None:
+            self._told = True
+            with suppress(RuntimeError):  # the loop is closed: the server is gone, and its clients
+                self._loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        self._told = False  # before it looks, so that no news is left behind
+        while self._news:
+            self._news.popleft()()
+
+    # -- the driver's thread --------------------------------------------------------------------
+
+    def added(self, request_id: int, refusal: str | None) -> None:
+        """Hear that a request is served, or why it never can be."""
+        answer = self._answers.get(request_id)
+        if answer is None:
+            return
+        if refusal is None:
+            self.prompt_tokens += len(answer.wish.prompt_ids)
+            self._tell(answer.reply.admit)
+            return
+        del self._answers[request_id]
+        message = f"prompt and max_tokens: {refusal}"
+        error = ServiceError(message, 400, "context_length_exceeded", "max_tokens")
+        self._tell(lambda: answer.reply.fail(error))
+
+    def token(self, request_id: int, token: int) -> bool:
+        """Hand out a token; say whether the request ends here, though more might be allowed."""
+        answer = self._answers.get(request_id)
+        if answer is None:
+            return False
+        piece = answer.push(token)
+        self.output_tokens += 1
+        if piece.finish_reason is not None:
+            self._answers.pop(request_id, None)
+            self.finished[piece.finish_reason] += 1
+        self._tell(lambda: answer.reply.add(piece))
+        return piece.finish_reason == "stop"
+
+    def text_of(self, request: Request) -> Text:
+        """Return what workers compute with: the prompt, and how its tokens are drawn."""
+        answer = self._answers.get(request.request_id)
+        if answer is None:  # its client has left, and the driver is about to hear of it
+            return Text([0] * request.prompt_tokens)
+        wish = answer.wish
+        if not wish.temperature:
+            return Text(wish.prompt_ids)
+        draw = Draw(request.request_id, wish.temperature, wish.top_k, wish.top_p, wish.seed)
+        return Text(wish.prompt_ids, draw)

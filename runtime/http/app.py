@@ -1,0 +1,228 @@
+"""The HTTP server: OpenAI's completions, /health and /metrics, as a FastAPI application.
+
+Knows HTTP; tokens, text and their order come from `runtime.http.answers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from runtime.http.answers import Answers, Piece, Reply, ServiceError, Wish
+from runtime.http.body import BodyLimits
+from runtime.http.protocol import CompletionRequest, StreamOptions, completion, error_body, usage
+
+T = TypeVar("T")
+
+NO_CLIENT = 499
+"""The status of an answer that nobody waits for any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the application serves: the name of the model, its answers, its state.
+
+    `failure` says why nothing can be served any more, None while it can; `gauges` are written to
+    /metrics as they are.
+    """
+
+    model: str
+    max_model_len: int
+    answers: Answers
+    failure: Callable[[], str | None]
+    gauges: Callable[[], Mapping[str, float]]
+
+
+def make_app(service: Service) -> FastAPI:
+    """Return the application."""
+    app = FastAPI(title="Evenflow", docs_url=None, redoc_url=None)
+    rng = np.random.default_rng()
+    started_s = int(time.time())
+
+    @app.post("/v1/completions")
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        if body.model not in (None, service.model):
+            known = f"the model here is {service.model}"
+            message = f"model: no {body.model}; {known}"
+            raise ServiceError(message, 404, "model_not_found", "model")
+        wishes = body.wishes(service.answers.codec, rng)
+        call = _Call(service, body, wishes, service.answers.submit(wishes))
+        return await call.respond(request)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        entry = {
+            "id": service.model,
+            "object": "model",
+            "created": started_s,
+            "owned_by": "evenflow",
+            "root": service.model,  # as vLLM has it; its benchmark asks for it
+            "max_model_len": service.max_model_len,
+        }
+        return {"object": "list", "data": [entry]}
+
+    @app.get("/health")
+    async def health() -> Response:
+        failure = service.failure()
+        if failure is not None:
+            return _error(ServiceError(failure, 503))
+        return Response()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(_exposition(service))
+
+    _add_errors(app)
+    app.add_middleware(BodyLimits, failure=service.failure)
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Have every error answered as OpenAI's clients read it."""
+
+    @app.exception_handler(ServiceError)
+    async def service_error(_: Request, error: ServiceError) -> Response:
+        return _error(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return _error(_first_of(error))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return _error(ServiceError(message, error.status_code))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One client's call and the answers to it."""
+
+    service: Service
+    body: CompletionRequest
+    wishes: list[Wish]
+    reply: Reply
+
+    async def respond(self, request: Request) -> Response:
+        """Answer in one piece or as a stream; a client that leaves takes its requests along."""
+        try:
+            await _unless_left(request, self.reply.admitted())
+            if self.body.stream:
+                return StreamingResponse(self._events(), media_type="text/event-stream")
+            return await _unless_left(request, self._whole())
+        except BaseException:
+            self.service.answers.withdraw(self.reply)
+            raise
+
+    @property
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{self.reply.request_ids[0]}",
+            "created": int(time.time()),
+            "model": self.service.model,
+        }
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(wish.prompt_ids) for wish in self.wishes)
+
+    async def _whole(self) -> Response:
+        texts = [""] * len(self.wishes)
+        reasons: list[str | None] = [None] * len(self.wishes)
+        tokens = 0
+        async for piece in self.reply.pieces():
+            texts[piece.choice] += piece.text
+            reasons[piece.choice] = piece.finish_reason
+            tokens += 1
+        pieces = [Piece(*each) for each in zip(range(len(texts)), texts, reasons, strict=True)]
+        counts = {"usage": usage(self._prompt_tokens, tokens)}
+        return JSONResponse(completion(self._head, pieces) | counts)
+
+    async def _events(self) -> AsyncIterator[str]:
+        """A chunk a token; at the end, if asked for, the counts; then the word that it is over."""
+        options = self.body.stream_options or StreamOptions()
+        head, tokens = self._head, 0
+        counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
+        try:
+            async for piece in self.reply.pieces():
+                tokens += 1
+                if options.include_usage and options.continuous_usage_stats:
+                    counts = {"usage": usage(self._prompt_tokens, tokens)}
+                yield _event(completion(head, [piece]) | counts)
+            if options.include_usage:
+                counts = {"usage": usage(self._prompt_tokens, tokens)}
+                yield _event(completion(head, []) | counts)
+        except ServiceError as error:
+            yield _event(error_body(error))
+        finally:
+            self.service.answers.withdraw(self.reply)
+        yield "data: [DONE]\n\n"
+
+
+async def _unless_left(request: Request, answer: Awaitable[T]) -> T:
+    """Await an answer; ServiceError once the client has left."""
+    work = asyncio.ensure_future(answer)
+    left = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ServiceError("the client left", NO_CLIENT)
+        return work.result()
+    finally:
+        work.cancel()
+        left.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(body: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n"
+
+
+def _error(error: ServiceError) -> Response:
+    return JSONResponse(error_body(error), error.status)
+
+
+def _first_of(error: RequestValidationError) -> ServiceError:
+    """Return the first thing that is wrong with a body, and where."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ServiceError(f"the body is no JSON: {first['ctx']['error']}", 400)
+    where = ".".join(str(part) for part in first["loc"][1:])
+    words = str(first["msg"])
+    if first["type"] == "unsupported":
+        where, _, words = words.partition(": ")
+    elif first["type"] == "extra_forbidden":
+        words = "is not supported"
+    elif first["loc"][1:2] == ("prompt",) and first["type"] != "missing":
+        where = "prompt"
+        words = "a string, a list of token ids, or a list of such prompts is right"
+    return ServiceError(f"{where}: {words}" if where else words, 400, param=where or None)
+
+
+def _exposition(service: Service) -> str:
+    """Return the counters in Prometheus' text format, under vLLM's names where it has one."""
+    answers, name = service.answers, json.dumps(service.model)
+    values = {
+        **service.gauges(),
+        "vllm:prompt_tokens_total": answers.prompt_tokens,
+        "vllm:generation_tokens_total": answers.output_tokens,
+    }
+    lines = [f"{metric}{{model_name={name}}} {value}" for metric, value in values.items()]
+    for reason, count in answers.finished.items():
+        labels = f'model_name={name},finished_reason="{reason}"'
+        lines.append(f"vllm:request_success_total{{{labels}}} {count}")
+    return "\n".join(lines) + "\n"

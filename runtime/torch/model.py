@@ -1,0 +1,219 @@
+"""Decoder-only Llama and Qwen2, cut by layers into stages, with paged keys and values.
+
+Knows one micro-batch at a time; no scheduler, no processes, no clock. Weights are those of
+Hugging Face checkpoints; query, key and value are one matrix here, and so are gate and up. Not
+supported: mixture of experts, sliding windows, quantisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evenflow.specs.model import ModelSpec
+from runtime.torch.attention import KvPages, attend_chunks, attend_decodes
+from runtime.torch.inputs import BatchInputs
+from runtime.torch.rope import Rope, rotate, rotation
+from runtime.torch.weights import Source
+
+Mark = Callable[[str], None]
+"""Is told the name of each operator when it has been issued; a profiler's stopwatch is one."""
+
+
+def unmarked(operator: str) -> None:
+    """Take no notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix [outputs, inputs] and perhaps a bias [outputs]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return functional.linear(values, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root mean square norm (Zhang and Sennrich), computed in float32 as the checkpoints were."""
+
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, values: Tensor) -> Tensor:
+        wide = values.float()
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.epsilon)
+        return self.weight * (wide * scale).to(values.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer layer: attention, then a gated MLP, each on the normed sum so far."""
+
+    attention_norm: Norm
+    qkv: Linear
+    o: Linear
+    mlp_norm: Norm
+    up: Linear  # gate and up
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What turns the last hidden states into logits."""
+
+    norm: Norm
+    matrix: Linear
+
+
+class Pass(NamedTuple):
+    """What all layers need of one micro-batch."""
+
+    batch: BatchInputs
+    kv: KvPages
+    cosines: Tensor  # [tokens, 1, head_dim]
+    sines: Tensor
+    mark: Mark
+
+
+class Stage:
+    """Layers [start, stop) of a model: with the embedding when first, norm and LM head when last.
+
+    `forward` takes token ids [tokens] on the first stage and hidden states [tokens, hidden] on the
+    others; it returns hidden states, and logits [sampled rows, vocabulary] on the last.
+    """
+
+    def __init__(self, spec: ModelSpec, rope: Rope, start: int, stop: int, weights: Source) -> None:
+        self.spec = spec
+        self.is_first = start == 0
+        self.is_last = stop == spec.num_layers
+        vocabulary = (spec.vocab_size, spec.hidden_size)
+        embedding = "model.embed_tokens.weight"
+        head = embedding if spec.tie_word_embeddings else "lm_head.weight"
+        self.embedding = weights(embedding, vocabulary) if self.is_first else None
+        self.layers = tuple(_layer(spec, index, weights) for index in range(start, stop))
+        self.head: Head | None = None
+        if self.is_last:
+            norm = Norm(weights("model.norm.weight", (spec.hidden_size,)), spec.norm_epsilon)
+            shared = self.embedding if spec.tie_word_embeddings else None
+            self.head = Head(norm, Linear(weights(head, vocabulary) if shared is None else shared))
+        some_weight = self.layers[0].o.weight
+        self.dtype, self.device = some_weight.dtype, some_weight.device
+        self._frequencies = rope.inverse_frequencies(spec.head_dim, self.device)
+
+    def kv_pages(self, pages: int, page_tokens: int) -> KvPages:
+        """Return empty pages for the keys and values of this stage."""
+        heads = (self.spec.num_kv_heads, self.spec.head_dim)
+        return KvPages(
+            len(self.layers), pages, page_tokens, heads, dtype=self.dtype, device=self.device
+        )
+
+    def forward(
+        self, inputs: Tensor, batch: BatchInputs, kv: KvPages, mark: Mark = unmarked
+    ) -> Tensor:
+        """Run a micro-batch through the stage and write its keys and values into the pages."""
+        with torch.inference_mode():
+            hidden = inputs
+            if self.embedding is not None:
+                hidden = functional.embedding(inputs, self.embedding)
+                mark("embedding")
+            turn = rotation(batch.positions, self._frequencies, self.dtype)
+            mark("rope")
+            passing = Pass(batch, kv, *turn, mark)
+            for index, layer in enumerate(self.layers):
+                hidden = self._attention(index, layer, hidden, passing)
+                hidden = _mlp(layer, hidden, mark)
+            mark("norm")
+            if self.head is None:
+                return hidden
+            logits = self.head.matrix(self.head.norm(hidden.index_select(0, batch.sampled)))
+            mark("head")
+            return logits
+
+    def _attention(self, index: int, layer: Layer, hidden: Tensor, passing: Pass) -> Tensor:
+        """Return `hidden` [tokens, hidden] with a layer's attention added."""
+        batch, kv, cosines, sines, mark = passing
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        normed = layer.attention_norm(hidden)
+        mark("norm")
+        packed = layer.qkv(normed)
+        mark("linear_qkv")
+        packed = packed.unflatten(1, (-1, self.spec.head_dim))
+        queries, keys, values = packed.split((heads, kv_heads, kv_heads), dim=1)
+        queries, keys = rotate(queries, cosines, sines), rotate(keys, cosines, sines)
+        mark("rope")
+        kv.write(index, keys, values, batch.slots)
+        mark("kv_write")
+        attended = torch.empty_like(queries)
+        if batch.chunks:
+            attend_chunks(queries, attended, index, batch.chunks, kv)
+            mark("attention_prefill")
+        if batch.decodes:
+            attend_decodes(queries, attended, index, batch.decodes, kv)
+            mark("attention_decode")
+        projected = layer.o(attended.flatten(1, 2))
+        mark("linear_o")
+        return hidden + projected
+
+
+def _mlp(layer: Layer, hidden: Tensor, mark: Mark) -> Tensor:
+    """Return `hidden` [tokens, hidden] with a layer's MLP added (SwiGLU, Shazeer)."""
+    normed = layer.mlp_norm(hidden)
+    mark("norm")
+    gate, up = layer.up(normed).chunk(2, dim=-1)
+    mark("linear_up")
+    activated = functional.silu(gate) * up
+    mark("activation")
+    projected = layer.down(activated)
+    mark("linear_down")
+    return hidden + projected
+
+
+def _layer(spec: ModelSpec, index: int, weights: Source) -> Layer:
+    prefix, hidden = f"model.layers.{index}", spec.hidden_size
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    parts = {"q_proj": query, "k_proj": key, "v_proj": key}
+    columns = spec.intermediate_size
+    # Llama's attention_bias is on all four projections, Qwen2's on three.
+    o_bias = spec.attention_bias and spec.family == "llama"
+
+    def fused(module: str, outputs: dict[str, int], bias: bool) -> Linear:
+        def joined(kind: str, *inputs: int) -> Tensor:
+            names = outputs.items()
+            return torch.cat([weights(f"{module}.{n}.{kind}", (o, *inputs)) for n, o in names])
+
+        return Linear(joined("weight", hidden), joined("bias") if bias else None)
+
+    def norm(name: str) -> Norm:
+        return Norm(weights(f"{prefix}.{name}.weight", (hidden,)), spec.norm_epsilon)
+
+    return Layer(
+        norm("input_layernorm"),
+        fused(attention, parts, spec.attention_bias),
+        Linear(
+            weights(f"{attention}.o_proj.weight", (hidden, query)),
+            weights(f"{attention}.o_proj.bias", (hidden,)) if o_bias else None,
+        ),
+        norm("post_attention_layernorm"),
+        fused(mlp, {"gate_proj": columns, "up_proj": columns}, bias=False),
+        Linear(weights(f"{mlp}.down_proj.weight", (hidden, columns))),
+    )
+
+
+def shard(spec: ModelSpec, tensor_parallel: int) -> ModelSpec:
+    """Return the shapes that one of `tensor_parallel` ranks holds, as a model of its own."""
+    return replace(
+        spec,
+        num_heads=-(-spec.num_heads // tensor_parallel),
+        num_kv_heads=spec.local_kv_heads(tensor_parallel),
+        intermediate_size=-(-spec.intermediate_size // tensor_parallel),
+        vocab_size=-(-spec.vocab_size // tensor_parallel),
+    )

@@ -1,0 +1,72 @@
+"""A stage as a profiler's subject: random micro-batches through `Stage.forward`, marked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from profiler.shapes import Shape
+from runtime.torch.inputs import RowWork, batch_inputs
+from runtime.torch.model import Mark, Stage
+from runtime.torch.sample import GREEDY, sample
+
+
+class TimedStage:
+    """Run shapes on a stage that has both the embedding and the LM head.
+
+    `kv_tokens`: the most that the rows of one shape hold in the KV pages together. The pages hold
+    random values, and every run gets other tokens in other pages.
+    """
+
+    def __init__(self, stage: Stage, kv_tokens: int, max_rows: int, page_tokens: int = 16) -> None:
+        self.stage = stage
+        self.page_tokens = page_tokens
+        self.total_pages = kv_tokens // page_tokens + max_rows + 1  # a row's last page is not full
+        self._kv = stage.kv_pages(self.total_pages, page_tokens)
+        self._kv.keys.normal_()
+        self._kv.values.normal_()
+
+    def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[Mark], None]:
+        """Return a run of a micro-batch, with fresh random inputs, that marks its operators."""
+        stage, kv, page_tokens = self.stage, self._kv, self.page_tokens
+        rows = self._rows(shape, rng)
+        ids = torch.from_numpy(rng.integers(stage.spec.vocab_size, size=shape.tokens))
+        ids = ids.to(stage.device)
+        settings, positions = [GREEDY] * len(rows), [row.stop for row in rows]
+
+        def run(mark: Mark) -> None:
+            batch = batch_inputs(rows, page_tokens, stage.device)
+            mark("cpu_prepare")
+            logits = stage.forward(ids, batch, kv, mark)
+            sample(logits, settings, positions)
+            mark("sample")
+
+        return run
+
+    def _rows(self, shape: Shape, rng: np.random.Generator) -> list[RowWork]:
+        lengths = shape.lengths()
+        counts = [-(-length // self.page_tokens) for length in lengths]
+        starts = [context for _, context in shape.chunks] + list(shape.decodes)
+        pages = rng.permutation(self.total_pages)[: sum(counts)].tolist()
+        rows, first = [], 0
+        for start, stop, count in zip(starts, lengths, counts, strict=True):
+            rows.append(RowWork(pages[first : first + count], start, stop, True))
+            first += count
+        return rows
+
+
+def greedy_tokens(stage: Stage, prompt: list[int], new_tokens: int) -> list[int]:
+    """Return the tokens that a stage with all layers of a model continues a prompt with."""
+    page_tokens = 16
+    total_pages = (len(prompt) + new_tokens) // page_tokens + 1
+    kv, pages = stage.kv_pages(total_pages, page_tokens), list(range(total_pages))
+    tokens, computed = list(prompt), 0
+    while len(tokens) < len(prompt) + new_tokens:
+        row = RowWork(pages, computed, len(tokens), True)
+        ids = torch.tensor(tokens[computed:], device=stage.device)
+        logits = stage.forward(ids, batch_inputs([row], page_tokens, stage.device), kv)
+        computed = len(tokens)
+        tokens += sample(logits, [GREEDY], [computed])
+    return tokens[len(prompt) :]

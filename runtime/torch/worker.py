@@ -1,0 +1,183 @@
+"""A worker that runs the model: real forward passes of its layers, real tokens on the last stage.
+
+Knows one stage; no scheduler and no sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evenflow.errors import UsageError
+from evenflow.specs.model import models
+from runtime.page_tables import PageTable
+from runtime.torch.attention import KvPages
+from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared
+from runtime.torch.inputs import BatchInputs, RowWork, batch_inputs
+from runtime.torch.load import load_stage, random_stage, read_model, require_runnable
+from runtime.torch.model import Stage
+from runtime.torch.rope import Rope
+from runtime.torch.sample import GREEDY, Sampling, sample
+from runtime.wire import Activation, Step
+from runtime.worker import Executed, Place
+
+if TYPE_CHECKING:
+    from runtime.torch.settings import TorchSettings
+
+
+class Prepared(NamedTuple):
+    """A micro-batch's inputs: `ids` [tokens] on stage 0, how each row samples on the last."""
+
+    batch: BatchInputs
+    ids: Tensor | None
+    how: list[Sampling]
+    positions: list[int]
+
+
+class TorchWorker:
+    """Computes the layers of `stage` for one micro-batch after the other.
+
+    `carrier` brings what the stage before gave; None: there is only this stage. The thread that
+    computes stays on `cores`; those that prepare and carry are free to run beside it.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        stage: Stage,
+        kv: KvPages,
+        carrier: Carrier | None = None,
+        cores: tuple[int, ...] = (),
+    ) -> None:
+        self._place = place
+        self._stage = stage
+        self._carrier = carrier
+        self._table = PageTable(place.page_tokens, place.total_pages)
+        self._kv = kv
+        self._cores = cores
+        self._how: dict[int, Sampling] = {}  # of requests that are not greedy
+        self._preparing, self._computing = Lane(stage.device), Lane(stage.device)
+
+    def prepare(self, step: Step) -> Prepared:
+        """Bring the page table up to date and make the tensors."""
+        rows = self._table.apply(step)
+        for request_id in step.dropped:
+            self._how.pop(request_id, None)
+        for draw in step.draws:
+            how = Sampling(draw.temperature, draw.top_k, draw.top_p, draw.seed)
+            self._how[draw.request_id] = how
+        work = [RowWork(row.pages, row.start, row.stop, row.sample) for row in rows]
+        sampled = [row for row in rows if row.sample] if self._stage.is_last else []
+        device = self._stage.device
+        with self._preparing():
+            batch = batch_inputs(work, self._place.page_tokens, device)
+            ids = torch.tensor(step.tokens, device=device) if self._stage.is_first else None
+        if self._carrier is not None and not self._stage.is_first:
+            self._carrier.expect(batch.num_tokens)
+        drawn = [self._how.get(row.request_id, GREEDY) for row in sampled]
+        return Prepared(batch, ids, drawn, [row.stop for row in sampled])
+
+    def fetch(self, activation: Activation) -> None:
+        """Return when the hidden states of the stage before are here."""
+        assert self._carrier is not None
+        with self._preparing():
+            self._carrier.fetch(activation.key)
+
+    def execute(
+        self, prepared: Prepared, activation: Activation | None, received_s: float
+    ) -> Executed:
+        """Run the layers; on the last stage, draw the tokens too."""
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
+            self._cores = ()
+        tokens: list[int] = []
+        start_s = time.monotonic()
+        with self._computing():
+            out = self._stage.forward(self._inputs(prepared), prepared.batch, self._kv)
+            if self._stage.is_last:
+                tokens = sample(out, prepared.how, prepared.positions)
+        end_s = time.monotonic()
+        if self._carrier is None or self._stage.is_last:
+            return Executed(received_s, start_s, end_s, 0, tokens)
+        return Executed(received_s, start_s, end_s, out.nbytes, tokens, self._carrier.give(out))
+
+    def _inputs(self, prepared: Prepared) -> Tensor:
+        if prepared.ids is not None:
+            return prepared.ids
+        assert self._carrier is not None
+        return self._carrier.take()
+
+
+def make_worker(place: Place, settings: TorchSettings) -> TorchWorker:
+    """Make a stage's worker; UsageError for a device, weights or sizes that cannot be."""
+    device = _device(place, settings)
+    if settings.cores:
+        torch.set_num_threads(len(settings.cores))
+    try:
+        stage = _stage(settings, str(device))
+        kv = stage.kv_pages(place.total_pages, place.page_tokens)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise UsageError(
+            f"{settings.model}: layers {settings.start} to {settings.stop} and "
+            f"{place.total_pages} KV pages do not fit into the memory of {device}; more stages, "
+            "fewer kv.pages or a smaller dtype is right"
+        ) from None
+    _warm_up(stage, kv)
+    return TorchWorker(place, stage, kv, _carrier(place, settings, stage), settings.cores)
+
+
+def _warm_up(stage: Stage, kv: KvPages) -> None:
+    """Compute a little of everything: the first of its kind takes torch up to a second.
+
+    What it leaves in the first pages is overwritten before it is read.
+    """
+    pages = list(range(-(-2 // kv.page_tokens)))
+    batch = batch_inputs(
+        [RowWork(pages, 0, 2, True), RowWork(pages, 0, 1, True)], kv.page_tokens, stage.device
+    )
+    inputs = torch.zeros(3, dtype=torch.int64, device=stage.device)
+    if not stage.is_first:
+        inputs = torch.zeros(3, stage.spec.hidden_size, dtype=stage.dtype, device=stage.device)
+    out = stage.forward(inputs, batch, kv)
+    if stage.is_last:
+        sample(out, [GREEDY, Sampling(1.0)], [0, 0])
+    if stage.device.type == "cuda":
+        torch.cuda.synchronize(stage.device)
+
+
+def _device(place: Place, settings: TorchSettings) -> torch.device:
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError("workers.device: torch finds no CUDA device here; cpu is right")
+    device = torch.device("cuda", place.stage % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _stage(settings: TorchSettings, device: str) -> Stage:
+    span = settings.start, settings.stop
+    if settings.weights == "checkpoint":
+        return load_stage(settings.model, *span, dtype=settings.dtype, device=device)
+    if settings.model in models():
+        spec = models()[settings.model]
+        require_runnable(spec)
+        rope = Rope(spec.rope_theta)
+    else:
+        spec, rope = read_model(settings.model)
+    return random_stage(spec, rope, *span, dtype=settings.dtype, device=device)
+
+
+def _carrier(place: Place, settings: TorchSettings, stage: Stage) -> Carrier | None:
+    if place.depth == 1:
+        return None
+    if settings.transport == "one_process":
+        return Handed(place, settings.mailboxes, stage.device)
+    if settings.transport == "ipc":
+        return Shared(place, stage.device)
+    like = torch.empty(0, dtype=stage.dtype, device=stage.device)
+    return Sent(place, settings.transport, like, stage.spec.hidden_size, settings.limit_s)

@@ -1,0 +1,150 @@
+"""Leave points out of the silicon tables, estimate them from the rest, and say how far off it is.
+
+`python -m tools.silicon_errors` prints the table of docs/costs.md. Needs the extra
+`silicon`. Tables are compared as costs use them, read from memory, and as they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from evenflow.costs.silicon.points import (
+    Peak,
+    from_memory,
+    product_times,
+    prompt_times,
+    step_times,
+)
+from evenflow.costs.silicon.tables import Heads, SiliconTables, load_tables
+from evenflow.specs.gpu import gpu
+
+GPUS = {"a100_sxm": "A100-80G", "l40s": "L40S", "h100_sxm": "H100", "h200_sxm": "H200"}
+SIDES = (256, 20_000)
+"""Matrices are left out whose sides lie between these: those of layers and their shards."""
+
+EVERY_SHAPE = 10_000
+MIN_HEADS = 4
+HEAD_DIM = 128
+
+
+class Errors(NamedTuple):
+    """Absolute relative errors, as shares of the measured times."""
+
+    median: float
+    p95: float
+    points: int
+
+
+def product_errors(tables: SiliconTables, peak: Peak, shapes: int = 60, seed: int = 0) -> Errors:
+    """Leave out random shapes (n, k), every m of each, one shape at a time."""
+    gemm = tables.gemm
+    low, high = SIDES
+    known = [
+        (n, k)
+        for n in sorted(gemm)
+        for k in sorted(gemm[n])
+        if low <= min(n, k) <= max(n, k) <= high
+    ]
+    chosen = np.random.default_rng(seed).choice(len(known), min(shapes, len(known)), replace=False)
+
+    def pairs() -> Iterator[tuple[float, float]]:
+        for n, k in (known[each] for each in chosen):
+            rest = {**gemm, n: {other: gemm[n][other] for other in gemm[n] if other != k}}
+            estimated = product_times(rest, n, k, peak)
+            yield from ((estimated[m], gemm[n][k][m]) for m in gemm[n][k] if m in estimated)
+
+    return _errors(pairs())
+
+
+def prompt_errors(tables: SiliconTables, points: int = 600, seed: int = 0) -> Errors:
+    """Leave out random (heads, tokens) of prompt attention, one at a time."""
+    context = tables.context
+    chosen = _choose([(heads, size) for heads in context for size in context[heads]], points, seed)
+
+    def pairs() -> Iterator[tuple[float, float]]:
+        for heads, size in chosen:
+            rest = {each: times for each, times in context[heads].items() if each != size}
+            estimated = prompt_times({**context, heads: rest}, heads)
+            if size in estimated:
+                yield estimated[size], context[heads][size]
+
+    return _errors(pairs())
+
+
+def step_errors(tables: SiliconTables, points: int = 600, seed: int = 0) -> Errors:
+    """Leave out random (heads, rows, context) of decode attention, one at a time."""
+    steps = tables.generation
+    chosen = _choose([(heads, point) for heads in steps for point in steps[heads]], points, seed)
+
+    def pairs() -> Iterator[tuple[float, float]]:
+        for heads, point in chosen:
+            rest = {each: times for each, times in steps[heads].items() if each != point}
+            estimated = step_times({**steps, heads: rest}, heads)
+            if point in estimated:
+                yield estimated[point], steps[heads][point]
+
+    return _errors(pairs())
+
+
+def disagreement(tables: SiliconTables, other: SiliconTables) -> Errors:
+    """Compare two collections of the same products: what no estimate can be better than."""
+
+    def shapes(gemm: Mapping[int, Mapping[int, Mapping[int, float]]]) -> Iterator[tuple[int, int]]:
+        low, high = SIDES
+        yield from ((n, k) for n in gemm for k in gemm[n] if low <= min(n, k) <= max(n, k) <= high)
+
+    both = set(shapes(tables.gemm)) & set(shapes(other.gemm))
+    return _errors(
+        (other.gemm[n][k][m], seconds)
+        for n, k in sorted(both)
+        for m, seconds in tables.gemm[n][k].items()
+        if m in other.gemm[n][k]
+    )
+
+
+def _choose(
+    known: list[tuple[Heads, object]], points: int, seed: int
+) -> list[tuple[Heads, object]]:
+    large = [each for each in known if each[0][0] >= MIN_HEADS]
+    chosen = np.random.default_rng(seed).choice(len(large), min(points, len(large)), replace=False)
+    return [large[each] for each in chosen]
+
+
+def _errors(pairs: Iterator[tuple[float, float]]) -> Errors:
+    off = np.array([abs(estimated / measured - 1) for estimated, measured in pairs])
+    return Errors(float(np.median(off)), float(np.percentile(off, 95)), len(off))
+
+
+def peak_of(name: str) -> Peak:
+    """Return the peaks of a GPU in the table."""
+    spec = gpu(name)
+    return Peak(spec.fp16_tflops * 1e12, spec.memory_bandwidth_gb_s * 1e9)
+
+
+def main() -> None:
+    """Print the table: GPU, framework, kind of operator, errors."""
+    kinds = ("products", "prompt attention", "decode attention", "same products")
+    print(f"| GPU | framework | {' | '.join(kinds)} | products, decodes as measured |")
+    print("|---" * (len(kinds) + 3) + "|")
+    for system, name in GPUS.items():
+        measured = {each: load_tables(system, each) for each in ("vllm", "sglang", "trtllm")}
+        tables = {each: from_memory(table, HEAD_DIM) for each, table in measured.items()}
+        peak = peak_of(name)
+        for framework, chosen in tables.items():
+            errors = (
+                product_errors(chosen, peak, EVERY_SHAPE),
+                prompt_errors(chosen),
+                step_errors(chosen),
+                disagreement(chosen, tables["sglang" if framework == "vllm" else "vllm"]),
+                product_errors(measured[framework], peak, EVERY_SHAPE),
+                step_errors(measured[framework]),
+            )
+            cells = " | ".join(f"{each.median:.1%}, {each.p95:.1%}" for each in errors)
+            print(f"| {name} | {framework} {chosen.versions['gemm']} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -110,10 +110,10 @@ def outputs_of(command: str) -> Files:
 
 
 def kept(folder: Path) -> Iterable[Path]:
-    """Return the tables and facts of a run's folder; not its clocks, pages, pictures and stores."""
+    """Return the tables and facts of a folder: no clocks, pages, pictures and stores of points."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts
-        left_out = "store" in inside or path.name in {"wall_clock.json", "manifest.json"}
+        left_out = {"store", "points", "wall_clock.json", "manifest.json"}.intersection(inside)
         if path.suffix in {".csv", ".json", ".md", ".yaml"} and not left_out:
             yield path
 
@@ -124,13 +124,15 @@ def frozen_file(path: Path) -> dict[str, Any]:
         facts = {key: value for key, value in facts.items() if key not in PROVENANCE}
         means = {k: v for k, v in facts.items() if isinstance(v, int | float)}
         return {"sha256": digest(json.dumps(facts, sort_keys=True).encode()), "means": means}
-    means = {}
-    if path.suffix == ".csv" and path.stat().st_size:
-        table = pd.read_csv(path).select_dtypes("number")
-        means = {
-            column: float(value) for column, value in table.mean().items() if math.isfinite(value)
-        }
-    return {"sha256": digest(path.read_bytes()), "means": means}
+    text, means = path.read_text(encoding="utf-8"), {}
+    if path.suffix == ".csv" and text:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False).drop(
+            columns="key", errors="ignore"
+        )
+        text = table.to_csv(index=False)
+        numbers = pd.read_csv(path).select_dtypes("number").mean()
+        means = {str(k): float(v) for k, v in numbers.items() if math.isfinite(v)}
+    return {"sha256": digest(text.encode()), "means": means}
 
 
 def digest(data: bytes) -> str:

@@ -29,7 +29,7 @@ from experiments.run_file.build_world import find
 from experiments.run_file.run import RunConfig
 from experiments.runs import Job, Outcome, run_job
 
-CODE = ("evenflow", "sim", "traces", "experiments/build*.py", "experiments/runs.py")
+CODE = ("evenflow", "sim", "traces", "experiments/run_file", "experiments/runs.py")
 """The code that results follow from, relative to the folder that holds the packages."""
 
 HEADER = "results.json"

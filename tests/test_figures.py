@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ from command_line import evenflow
 
 from evenflow.errors import UsageError
 from experiments.figures.claims import Claim, answers, load_claims, load_misses, worst
-from experiments.figures.make import FOLDER, chosen, make, names, write_claims
+from experiments.figures.make import FOLDER, chosen, make, maker, names, write_claims
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Study, layered
 from experiments.study.points import Store
@@ -22,7 +21,7 @@ from experiments.study.points import Store
 @pytest.mark.parametrize("name", names())
 def test_every_figure_has_keys_that_fit_and_a_module(name: str) -> None:
     plan = load_plan(FOLDER / f"{name.replace('-', '_')}.yaml")
-    assert callable(importlib.import_module(plan.module).make)
+    assert callable(maker(plan))
     assert set(plan.keys.quick) <= set(plan.keys.study), "quick replaces numbers of the study"
 
 

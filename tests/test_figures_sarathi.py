@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from experiments.figures.iterations import (
     roofline_of,
     world_of,
 )
-from experiments.figures.make import FOLDER
+from experiments.figures.make import FOLDER, maker
 from experiments.figures.sarathi_1 import stalls
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Study
@@ -204,7 +203,7 @@ TINY = {
 @pytest.mark.parametrize("name", TINY)
 def test_every_figure_is_made(name: str, tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     study = study_of(name, tmp_path, threads, *TINY[name])
-    drawing = importlib.import_module(f"experiments.figures.{name}").make(study)
+    drawing = maker(study.plan)(study)
     assert len(drawing.table)
     assert set(drawing.shown or ()) <= set(drawing.table)
     json.dumps(dict(drawing.claims))

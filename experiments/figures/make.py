@@ -65,9 +65,8 @@ def make(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Drawing:
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
-    module = importlib.import_module(plan.module)
     study = Study(plan, store, executor, on_progress)
-    drawing: Drawing = _drawn(module.make, study)
+    drawing = _drawn(maker(plan), study)
     facts = study.facts()
     title, source = _heading(plan, study)
     with staged(folder) as scratch, mpl.rc_context({"svg.hashsalt": plan.name}):
@@ -83,6 +82,13 @@ def make(
         more = {"differs": plan.keys.differs, "facts": facts, "claims": claims}
         write_json(scratch / f"{plan.name}.json", about | more)
     return drawing
+
+
+def maker(plan: Plan) -> Callable[[Study], Drawing]:
+    """Return the function that makes a figure of its study."""
+    module, function = plan.maker
+    found: Callable[[Study], Drawing] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def _drawn(module_make: Callable[[Study], Drawing], study: Study) -> Drawing:

@@ -31,7 +31,8 @@ class FigureKeys(Keys):
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
     `differs` says what is not as in the paper. `module`: the module
-    that makes it, where several figures share one; null: that of the figure's name.
+    that makes it, or MODULE.FUNCTION where one makes several; null: that of the figure's name.
+    `plot`: how its table is drawn, where that is data.
     """
 
     title: Text
@@ -42,6 +43,7 @@ class FigureKeys(Keys):
     quick: dict[str, Any] = Field(default_factory=dict)
     differs: str = ""
     module: str | None = None
+    plot: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,10 @@ class Plan:
     published: bool = True
 
     @property
-    def module(self) -> str:
-        """The full name of the module that makes the figure."""
-        return f"experiments.figures.{self.keys.module or self.name.replace('-', '_')}"
+    def maker(self) -> tuple[str, str]:
+        """The full name of the module that makes the figure, and of its function."""
+        module, _, function = (self.keys.module or self.name.replace("-", "_")).partition(".")
+        return f"experiments.figures.{module}", function or "make"
 
     @property
     def study(self) -> dict[str, Any]:

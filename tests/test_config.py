@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.run_file.run import RunConfig, load_config
+from experiments.run_file.costs import LinkConfig
+from experiments.run_file.run import RunConfig, SchedulerConfig, load_config, with_
+from experiments.run_file.yaml_file import as_patch, read
 
 RUN = """\
 model: Qwen2.5-32B
@@ -86,6 +88,53 @@ def test_a_short_form_takes_further_keys(run_yaml: Path) -> None:
     config = load_config(run_yaml, ["scheduler=sarathi", "scheduler.token_budget=64"])
     assert config.scheduler.name == "sarathi"
     assert config.scheduler.params == {"token_budget": 64}
+
+
+def test_a_run_with_some_keys_changed(run_yaml: Path) -> None:
+    config = load_config(run_yaml)
+    patch = {"scheduler.token_budget": 64, "scheduler": "sarathi", "workload.seed": 3}
+    changed = with_(config, patch | {"link": "pcie-l20", "link.shared": True})
+    assert changed.scheduler == SchedulerConfig(name="sarathi", params={"token_budget": 64})
+    assert (changed.workload.seed, changed.kv) == (3, config.kv)
+    assert changed.link == LinkConfig(name="pcie-l20", shared=True)
+    assert with_(read(run_yaml), patch).workload == changed.workload
+    assert with_(changed, {"scheduler.max_num_seqs": 8}).scheduler.params["token_budget"] == 64
+    assert with_(config, {}) == config
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path("examples").rglob("*.yaml")), ids=lambda path: path.stem
+)
+def test_the_keys_of_a_run_make_the_same_run(path: Path) -> None:
+    if not {"stages", "workload", "scheduler"} <= read(path).data.keys():
+        pytest.skip("no RUN.yaml")
+    config = load_config(path)
+    assert with_(config, {}).digest() == config.digest()
+
+
+def test_a_patch_that_cannot_be_says_which_key(run_yaml: Path) -> None:
+    config = load_config(run_yaml)
+    with pytest.raises(UsageError, match=r"^set kv.pages: kv.pages: should be auto or a whole"):
+        with_(config, {"kv.pages": 0})
+    with pytest.raises(UsageError, match=r"^SWEEP.yaml:3: stages: should be a whole number"):
+        with_(config, {"stages": 0}, {"stages": "SWEEP.yaml:3"})
+
+
+@pytest.mark.parametrize(
+    ("layer", "patch"),
+    [
+        ({"scheduler": {"max_prefill": 64}}, {"scheduler.max_prefill": 64}),
+        ({"scheduler": {"name": "token_throttling", "use_wt": True}}, {"scheduler.use_wt": True}),
+        ({"scheduler": "token_throttling"}, {}),
+        ({"scheduler": {"name": "vllm"}}, {"scheduler": {"name": "vllm"}}),
+        ({"costs": {"kind": "affine", "base_s": 1}}, {"costs.base_s": 1}),
+        ({"costs": "roofline", "stages": 4}, {"costs": "roofline"}),
+    ],
+)
+def test_a_layer_adds_to_mappings_of_one_kind(
+    run_yaml: Path, layer: dict[str, Any], patch: dict[str, Any]
+) -> None:
+    assert as_patch(read(run_yaml).data, layer) == patch
 
 
 def test_a_number_of_stages_is_that_of_the_list(run_yaml: Path) -> None:

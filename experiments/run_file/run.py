@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -154,6 +154,11 @@ class RunConfig(Keys):
         """Return every key with its value, defaults included, as plain data."""
         return self.model_dump(mode="json")
 
+    def document(self) -> yaml_file.Document:
+        """Return the keys as a RUN.yaml would hold them, defaults included."""
+        scheduler = {"name": self.scheduler.name, **self.scheduler.params}
+        return yaml_file.Document("the run", {**self.model_dump(), "scheduler": scheduler}, {})
+
     def digest(self) -> str:
         """Return the SHA-256 of the resolved configuration, as hexadecimal digits."""
         text = json.dumps(self.resolved(), sort_keys=True, separators=(",", ":"))
@@ -179,3 +184,19 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
         return RunConfig.model_validate(document.data)
     except ValidationError as error:
         raise UsageError(mistakes(document, error)) from None
+
+
+def with_(
+    run: RunConfig | yaml_file.Document,
+    patch: yaml_file.Patch,
+    places: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """Return the run with some keys changed: `with_(run, {"workload.seed": 1})`, checked.
+
+    Seeds, rates, a policy's parameters, another layout: each is a patch, and patches merge with
+    `|`. Values replace what was below their key, outer keys first (`yaml_file.patched`);
+    `yaml_file.as_patch` makes a patch of nested keys that only adds. `places` say where a key's
+    value was written, for the UsageError of a key or value that cannot be.
+    """
+    document = run.document() if isinstance(run, RunConfig) else run
+    return configured(yaml_file.patched(document, patch, places))

@@ -14,7 +14,18 @@ from evenflow.errors import UsageError
 
 KeyPath = tuple[str | int, ...]
 
-SHORT_FORMS = {"scheduler": "name", "costs": "kind", "arrivals": "kind", "workers": "kind"}
+Patch = Mapping[str, Any]
+"""What shall differ in a run: a value, as plain data, for each `dotted.key`."""
+
+SHORT_FORMS = {
+    "scheduler": "name",
+    "costs": "kind",
+    "arrivals": "kind",
+    "workers": "kind",
+    "link": "name",
+    "all_reduce": "name",
+    "transfer_link": "name",
+}
 """Keys where a bare word stands for a mapping, and the key the word belongs to."""
 
 
@@ -81,14 +92,55 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
     return Document(str(path), data, places)
 
 
+def patched(document: Document, patch: Patch, places: Mapping[str, str] | None = None) -> Document:
+    """Return the document with the patch's values in it; `run.with_` checks one of a run besides.
+
+    A value replaces all that was below its key. Outer keys go first, whatever their order in the
+    patch: `scheduler` would undo what is said of `scheduler.max_prefill`. A bare word on the way is
+    the mapping it stands for: `scheduler.token_budget` adds to `scheduler: sarathi`. `places` say
+    where a key's value was written, for the error messages.
+    """
+    places = places or {}
+    for dotted in sorted(patch, key=lambda key: key.count(".")):
+        place = places.get(dotted, f"set {dotted}")
+        document = assign(document, dotted.split("."), patch[dotted], place)
+    return document
+
+
+def as_patch(data: Mapping[str, Any], layer: Mapping[str, Any]) -> Patch:
+    """Return a layer of nested keys as a patch of `data`, which only adds to its mappings.
+
+    A mapping replaces one of another kind: `scheduler: {name: vllm}` leaves nothing of
+    `scheduler: {name: sarathi, token_budget: 512}`, `scheduler: {token_budget: 256}` does.
+    """
+    patch: dict[str, Any] = {}
+    for key, value in layer.items():
+        below, above = long_form(key, data.get(key)), long_form(key, value)
+        if isinstance(below, Mapping) and isinstance(above, Mapping) and _alike(below, above):
+            patch |= {f"{key}.{inner}": one for inner, one in as_patch(below, above).items()}
+        elif value != data.get(key):
+            patch[key] = value
+    return patch
+
+
+def long_form(key: str, value: Any) -> Any:
+    """Return the mapping that a bare word at `key` stands for; any other value as it is."""
+    return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and isinstance(value, str) else value
+
+
+def _alike(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    """Say whether `above` adds to `below`: it names no other kind or thing, or names none."""
+    return all(below.get(name) == above[name] for name in ("name", "kind") if name in above)
+
+
 def override(document: Document, assignment: str, below: str = "") -> Document:
     """Return the document with one `dotted.key=value` applied; the value is parsed as YAML.
 
     `below` is what the key starts with besides, where the document is a part of another.
     """
     dotted, equals, text = assignment.partition("=")
-    keys = dotted.strip().removeprefix(below).split(".")
-    if not equals or not all(keys):
+    dotted = dotted.strip().removeprefix(below)
+    if not equals or not all(dotted.split(".")):
         raise UsageError(
             f"--set {assignment}: should be KEY=VALUE, like scheduler.max_prefill=1024"
         )
@@ -96,7 +148,7 @@ def override(document: Document, assignment: str, below: str = "") -> Document:
         value = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise UsageError(f"--set {assignment}: not valid YAML: {_one_line(error)}") from None
-    return assign(document, keys, value, f"--set {assignment}")
+    return patched(document, {dotted: value}, {dotted: f"--set {assignment}"})
 
 
 def assign(document: Document, keys: Sequence[str], value: object, place: str) -> Document:
@@ -114,9 +166,7 @@ def _with_value(
     head, *rest = keys
     if not rest:
         return {**mapping, head: value}
-    inner = mapping.get(head)
-    if isinstance(inner, str) and head in SHORT_FORMS:
-        inner = {SHORT_FORMS[head]: inner}
+    inner = long_form(head, mapping.get(head))
     if inner is None:
         inner = {}
     if not isinstance(inner, dict):

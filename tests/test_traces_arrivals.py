@@ -25,7 +25,7 @@ from traces import (
     make_requests,
     sample_trace,
 )
-from traces.streams import random_stream
+from traces.samples import random_stream
 
 
 def a_trace(arrival_s: list[float] | None) -> Trace:

@@ -11,8 +11,7 @@ import pytest
 
 from evenflow.errors import UsageError
 from traces import Trace, convert, fit, info, load_trace, sample_trace
-from traces.describe import spearman
-from traces.fitting import FIT_KEYS, fit_values
+from traces.describe import FIT_KEYS, fit_values, spearman
 
 
 def a_trace(prompts: list[int], outputs: list[int], arrival_s: list[float] | None = None) -> Trace:

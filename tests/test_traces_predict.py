@@ -16,11 +16,10 @@ from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import RunConfig
 from tests.command_line import evenflow
 from traces import make_predictor, sample_trace, train, with_predictions
-from traces.classifier import load_classifier, save_classifier
-from traces.length_classes import LengthClasses, accumulated_error
+from traces.classifier import LengthClasses, accumulated_error, load_classifier, save_classifier
 from traces.load import read_trace
+from traces.samples import random_stream
 from traces.source import Source
-from traces.streams import random_stream
 from traces.trace import Ints, Trace
 
 OUTPUTS = np.arange(1, 1001)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from traces import Trace, fit, info, load_trace, sample_trace
-from traces.synthetic import sample_table
+from traces.samples import sample_table
 
 CONV = "AzureLLMInferenceTrace_conv.csv"
 CODE = "AzureLLMInferenceTrace_code.csv"

@@ -10,7 +10,7 @@ import pytest
 
 from evenflow.errors import UsageError
 from traces import SAMPLE_NAMES, info, load_trace, sample_trace
-from traces.synthetic import normal_percent, sample_table
+from traces.samples import normal_percent, sample_table
 
 MANY = 40_000
 # 1.95 / sqrt(n) is the 0.1 % point of the KS statistic; half a token of rounding adds to it where a

@@ -13,13 +13,12 @@ from traces.arrivals import (
     make_arrivals,
     make_requests,
 )
-from traces.conversations import with_conversations
 from traces.describe import convert, fit, info
 from traces.formats import FORMATS
 from traces.load import load_trace
 from traces.predict import PREDICTORS, Predictor, make_predictor, train, with_predictions
-from traces.synthetic import SAMPLE_NAMES, sample_trace
-from traces.trace import FILTERS, Trace
+from traces.samples import SAMPLE_NAMES, sample_trace
+from traces.trace import FILTERS, Trace, with_conversations
 
 __all__ = [
     "ARRIVALS",

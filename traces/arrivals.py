@@ -18,8 +18,7 @@ import numpy as np
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.types import Request
-from traces.streams import random_stream
-from traces.synthetic import sample_trace
+from traces.samples import random_stream, sample_trace
 from traces.trace import SKIPPED, Floats, Trace
 
 

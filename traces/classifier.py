@@ -1,4 +1,4 @@
-"""A linear classifier of output lengths from the prompt's words or its length, stored as JSON.
+"""Classes of output lengths, and a linear classifier of them from a prompt, stored as JSON.
 
 Fitting needs scikit-learn; predicting and loading do not. It knows no order of requests, and of a
 prompt nothing but its words and how many tokens it has.
@@ -11,7 +11,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from typing import Any
 import numpy as np
 
 from evenflow.errors import UsageError
-from traces.length_classes import NUM_CLASSES, LengthClasses
 from traces.trace import Floats, Ints
+
+PERCENTILES = (25, 50, 75, 99)
+NUM_CLASSES = len(PERCENTILES) + 1
+GROUP_SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 FORMAT, VERSION = "evenflow-length-predictor", 1
 LENGTH_BINS = 32
@@ -33,6 +36,72 @@ WORD = re.compile(r"\w+")
 
 Features = list[dict[int, float]]
 """For each request, the features that are not 0, by their index."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthClasses:
+    """[P0, P25), [P25, P50), [P50, P75), [P75, P99), [P99, +) of the outputs of a training set.
+
+    `edges`: the four percentiles, in tokens, rising. `means`: the mean output of each class, which
+    is what a predictor of classes predicts (TD-Pipe, after u-Serve).
+    """
+
+    edges: Floats
+    means: Floats
+
+    @classmethod
+    def of(cls, output_tokens: Ints) -> LengthClasses:
+        """Return the classes of these outputs. A class without any has the mean of all."""
+        edges: Floats = np.percentile(output_tokens, PERCENTILES)
+        classes = np.searchsorted(edges, output_tokens, side="right")
+        sums = np.bincount(classes, weights=output_tokens, minlength=NUM_CLASSES)
+        counts = np.bincount(classes, minlength=NUM_CLASSES)
+        means = np.where(counts, sums / np.maximum(counts, 1), output_tokens.mean())
+        return cls(edges, means)
+
+    def class_of(self, tokens: Ints) -> Ints:
+        """Return the class of each length, [n], from 0."""
+        found: Ints = np.searchsorted(self.edges, tokens, side="right").astype(np.int64)
+        return found
+
+    def tokens(self, classes: Ints) -> Ints:
+        """Return what is predicted for each class, [n], in whole tokens, at least 1."""
+        rounded: Ints = np.maximum(np.rint(self.means[classes]), 1).astype(np.int64)
+        return rounded
+
+
+def accumulated_error(
+    predicted: Ints,
+    true: Ints,
+    rng: np.random.Generator,
+    group_sizes: Sequence[int] = GROUP_SIZES,
+) -> dict[int, float]:
+    """Return, by group size, the mean error of a group's total as a share of its true total.
+
+    Groups are drawn without replacement from the requests, as often as they fill a group; sizes
+    above their number are left out. TD-Pipe, figure 14.
+    """
+    order = rng.permutation(len(true))
+    errors = {}
+    for size in group_sizes:
+        groups = len(true) // size
+        if groups:
+            chosen = order[: groups * size].reshape(groups, size)
+            totals = true[chosen].sum(axis=1)
+            off = np.abs(predicted[chosen].sum(axis=1) - totals)
+            errors[size] = float((off / totals).mean())
+    return errors
+
+
+def score(
+    predicted: Ints, true: Ints, classes: LengthClasses, rng: np.random.Generator
+) -> Mapping[str, object]:
+    """Return class accuracy, mean absolute error in tokens, and accumulated error."""
+    return {
+        "class_accuracy": float((classes.class_of(predicted) == classes.class_of(true)).mean()),
+        "mean_absolute_error_tokens": float(np.abs(predicted - true).mean()),
+        "accumulated_error": accumulated_error(predicted, true, rng),
+    }
 
 
 def features_of(prompt_tokens: Ints, texts: Sequence[str] | None) -> Features:

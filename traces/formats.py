@@ -18,9 +18,8 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from evenflow.errors import UsageError, instead_of
-from traces.row import Row, block_ids, number, shown, token_count
 from traces.sharegpt import ShareGpt
-from traces.source import Source
+from traces.source import Row, Source, block_ids, number, shown, token_count
 
 HEAD_CHARACTERS = 65536
 NANOSECONDS_PER_S = 10**9

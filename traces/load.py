@@ -15,10 +15,9 @@ import numpy as np
 from evenflow.errors import UsageError, instead_of
 from evenflow.types import Prefix
 from traces.formats import FORMATS, find_format
-from traces.row import Row
+from traces.samples import SAMPLE_NAMES, sample_trace
 from traces.sharegpt import load_tokenizer
-from traces.source import Source, fingerprint, open_trace
-from traces.synthetic import SAMPLE_NAMES, sample_trace
+from traces.source import Row, Source, fingerprint, open_trace
 from traces.trace import FILTERS, SKIPPED, Floats, Ints, LengthFilter, Trace
 
 

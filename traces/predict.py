@@ -14,9 +14,15 @@ import numpy as np
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.types import Request
-from traces.classifier import Classifier, fit_classifier, load_classifier
-from traces.length_classes import NUM_CLASSES, LengthClasses, score
-from traces.streams import random_stream
+from traces.classifier import (
+    NUM_CLASSES,
+    Classifier,
+    LengthClasses,
+    fit_classifier,
+    load_classifier,
+    score,
+)
+from traces.samples import random_stream
 from traces.trace import Ints, Trace
 
 STRENGTHS = (0.1, 1.0, 10.0)

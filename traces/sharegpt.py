@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evenflow.errors import UsageError
-from traces.row import Row, shown, token_count
-from traces.source import CountTokens, Source
+from traces.source import CountTokens, Row, Source, shown, token_count
 
 CHUNK_CHARACTERS = 2**20
 PROMPT, OUTPUT = "input_token_length", "output_token_length"

@@ -17,9 +17,9 @@ from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
 from experiments.run_file.build_world import find
 from traces import load_trace
-from traces.length_classes import GROUP_SIZES, LengthClasses, score
+from traces.classifier import GROUP_SIZES, LengthClasses, score
 from traces.predict import Mean, Noisy, Predictor, train
-from traces.streams import random_stream
+from traces.samples import random_stream
 from traces.trace import Trace
 
 SHOWN = ("predictor", "seed", "accuracy", "group", "error")

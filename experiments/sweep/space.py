@@ -23,7 +23,7 @@ from experiments.sweep.config import (
     Sweep,
     SweepConfig,
 )
-from traces.streams import random_stream
+from traces.samples import random_stream
 
 
 def assignments(config: SweepConfig, default: Assignment | None) -> list[Assignment]:

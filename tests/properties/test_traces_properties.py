@@ -21,7 +21,7 @@ from traces import (
     make_requests,
     sample_trace,
 )
-from traces.streams import random_stream
+from traces.samples import random_stream
 
 rates = st.floats(0.01, 1000)
 seeds = st.integers(0, 2**32)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
+import zlib
 from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
 
 from evenflow.errors import UsageError, instead_of
-from traces.streams import random_stream
 from traces.trace import SKIPPED, Floats, Ints, Trace
 
 SAMPLE_NAMES = (
@@ -31,6 +31,17 @@ SAMPLE_NAMES = (
     "tdpipe-sharegpt-sample",
 )
 """The bundled samples; each is a table in `traces/data` of the same name."""
+
+
+def random_stream(seed: int, name: str) -> np.random.Generator:
+    """Return the generator of the stream `name` under `seed` (a whole number, 0 or more).
+
+    Each use of randomness draws from its own: parts of a run with streams of different names never
+    disturb each other, so a change of one (the arrival rate, say) leaves the other (the lengths) as
+    it was.
+    """
+    spawn_key = (zlib.crc32(name.encode()),)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,14 +33,15 @@ class Parts(NamedTuple):
     other: float
 
 
-def world_of(study: Study, *layers: Keys) -> World:
+def world_of(study: Study, *layers: Keys, noted: bool = True) -> World:
     """Return the world that the figure's run with `layers` over it describes, without requests.
 
-    A run that names no policy and no trace will do.
+    A run that names no policy and no trace will do. `noted`: the footnote names its machine.
     """
     whole = layered(_UNUSED, study.plan.run.data)
     config = study.config(whole, *layers)
-    study.note_machine(config)
+    if noted:
+        study.note_machine(config)
     world = build(config, [], study.plan.beside).world
     if isinstance(world, PooledWorld):
         raise UsageError("scheduler: a figure of single iterations has no pools")

@@ -39,20 +39,20 @@ _LOOKS = {
     "PP+SB": ("#d9730d", "s"),
     "PP+HB": ("#8a4fb0", "D"),
 }
-COLORS = {label: color for label, (color, _) in _LOOKS.items()}
 SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
 """Colours of labels that have none of their own, or the same as another beside them."""
 SHORT = 3.0
 """A logarithmic axis from one number to less than so many times it has a number at each tick."""
 PARTS = {"prefill": "#E69F00", "decode": "#56B4E9"}
-PART_COLORS = {
+PARTS_OF_TIME = {
     "linear": "#0b5fa5",
     "attention": "#d9730d",
-    "all_reduce": "#3f8f3f",
+    "all reduce": "#3f8f3f",
     "other": "0.65",
-    "link_and_cpu": "#b02a37",
+    "link and cpu": "#b02a37",
 }
 """Parts of an iteration."""
+COLORS = {label: color for label, (color, _) in _LOOKS.items()} | PARTS_OF_TIME
 MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 
 

@@ -1,0 +1,256 @@
+"""The figures of single micro-batches: what they cost by size, part and layout, without a run.
+
+Knows which micro-batches a figure asks for and what of their costs is told; the picture is the
+figure's `plot`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import pandas as pd
+
+from evenflow.costs import RooflineCost, decode_work, prefill_work
+from experiments.figures.deployments import Served, layout_of, served
+from experiments.figures.iterations import (
+    REFERENCE,
+    Parts,
+    in_chunks,
+    iteration,
+    joined,
+    parts_of,
+    prompts,
+    roofline_of,
+    world_of,
+)
+from experiments.figures.layers import Keys
+from experiments.figures.pairs import pairs
+from experiments.figures.panels import draw
+from experiments.figures.study import Drawing, Study
+
+
+def _drawing(study: Study, table: pd.DataFrame, claims: Mapping[str, Any] | None = None) -> Drawing:
+    return Drawing(draw(study.plan.keys.plot, table, study.numbers), table, claims=claims or {})
+
+
+def throughput(study: Study) -> Drawing:
+    """Predict an iteration of whole prompts, and one of decodes, of each batch size."""
+    seconds, length = iteration(world_of(study)), int(study.numbers["length"])
+    table = pd.DataFrame(
+        {
+            "batch_size": size,
+            "prefill_tokens_per_s": size * length / seconds(prompts(size, length)),
+            "decode_tokens_per_s": size / seconds(decode_work(size, size * length)),
+        }
+        for size in study.numbers["batch_sizes"]
+    )
+    return _drawing(study, table)
+
+
+def by_part(study: Study) -> Drawing:
+    """Take one prompt of each length apart, and decodes of each batch size."""
+    cost, numbers = roofline_of(study), study.numbers
+    context = int(numbers["decode_context"])
+    works = [("prefill", tokens, prefill_work(tokens)) for tokens in numbers["prompt_tokens"]]
+    works += [("decode", n, decode_work(n, n * context)) for n in numbers["batch_sizes"]]
+    table = pd.DataFrame(
+        {
+            "phase": phase,
+            "tokens": tokens,
+            **{f"{part}_ms": 1e3 * s for part, s in parts_of(cost, work)._asdict().items()},
+            "total_ms": 1e3 * sum(cost.times(work)),
+        }
+        for phase, tokens, work in works
+    )
+    table["linear_share"] = table.linear_ms / table.total_ms
+    return _drawing(study, table)
+
+
+def intensity(study: Study) -> Drawing:
+    """Count operations and bytes, and the share of both peaks that the predicted time means."""
+    cost, numbers = roofline_of(study), study.numbers
+    kinds = {
+        "decode-only batch": int(numbers["decode_batch"]),
+        "Sarathi-Serve's batch": int(numbers["token_budget"]),
+        "prefill-only batch": int(numbers["prompt_tokens"]),
+    }
+    tokens = sorted({*numbers["tokens"], *kinds.values()})
+    drawing = _drawing(study, pd.DataFrame(_intensity(cost, count) for count in tokens))
+    axes, spec = drawing.figure.axes[0], cost.deployment.gpu
+    ridge = spec.fp16_tflops * 1e3 / spec.memory_bandwidth_gb_s
+    axes.axhline(ridge, color="0.4", ls="--", lw=1)
+    words = f"{spec.name}: {ridge:.0f} operations a byte"
+    axes.annotate(words, (1, ridge), fontsize=8, va="bottom")
+    by_tokens = drawing.table.set_index("tokens").operations_per_byte
+    for (kind, count), color in zip(kinds.items(), ("#d9730d", "#8a4fb0", "#3f8f3f"), strict=True):
+        axes.plot([count], [by_tokens[count]], "D", ms=8, color=color, label=f"{kind}, {count}")
+    axes.legend(fontsize=8, loc="lower right")
+    return drawing
+
+
+def _intensity(cost: RooflineCost, tokens: int) -> dict[str, float]:
+    """Operations are those asked for; tiles filled with padding only show in the time."""
+    model, gpu = cost.deployment.model, cost.deployment.gpu
+    shapes = model.linear_shapes(cost.deployment.tensor_parallel)
+    operations = sum(2 * tokens * inputs * outputs for inputs, outputs in shapes)
+    values = sum(i * o + tokens * (i + o) for i, o in shapes)
+    layer_s = parts_of(cost, prefill_work(tokens)).linear / model.num_layers
+    moved_bytes = values * model.dtype_bytes
+    return {
+        "tokens": tokens,
+        "operations_per_byte": operations / moved_bytes,
+        "share_of_peak_flops": operations / layer_s / (gpu.fp16_tflops * 1e12),
+        "share_of_peak_bandwidth": moved_bytes / layer_s / (gpu.memory_bandwidth_gb_s * 1e9),
+    }
+
+
+def linear_operators(study: Study) -> Drawing:
+    """Predict the linear operators of all layers on each number of GPUs."""
+    rows = []
+    for ranks in study.numbers["tensor_parallel"]:
+        cost = roofline_of(study, {"tensor_parallel": ranks})
+        for tokens in study.numbers["tokens"]:
+            linear_s = parts_of(cost, prefill_work(tokens)).linear
+            rows.append({"tensor_parallel": ranks, "tokens": tokens, "linear_ms": 1e3 * linear_s})
+    return _drawing(study, pd.DataFrame(rows))
+
+
+def coalescing(study: Study) -> Drawing:
+    """Predict the time between tokens of decodes that a prompt joins, over that without it."""
+    table = pd.DataFrame(row for one in served(study) for row in _joined_rows(study, one))
+    reference = study.numbers["reference"]
+    at = table[
+        (table.decode_batch == reference["batch"]) & (table.decode_context == reference["context"])
+    ]
+    papers = at[at.deployment.isin(study.numbers["deployments"])]
+    claims = {"sarathi-coalescing": float(papers.full_ratio.max())} if len(papers) else {}
+    figure = draw(study.plan.keys.plot, at.assign(decode_only_ratio=1.0), study.numbers)
+    return Drawing(figure, table, claims=claims)
+
+
+def _joined_rows(study: Study, one: Served) -> Iterator[dict[str, Any]]:
+    """The chunk is the largest of the prompt that fills the budget beside the decodes."""
+    seconds, numbers = iteration(world_of(study, one.keys)), study.numbers
+    budget = one.budgets["strict"]
+    for batch, context, prompt in product(
+        numbers["decode_batches"], numbers["decode_contexts"], numbers["prompt_tokens"]
+    ):
+        decodes = decode_work(batch, batch * context)
+        alone_s = seconds(decodes)
+        chunks = in_chunks(prompt, max(1, budget - batch))
+        chunked_s = max(seconds(joined(decodes, chunk)) for chunk in chunks)
+        full_s = seconds(joined(decodes, prefill_work(prompt)))
+        yield {
+            "deployment": one.label,
+            "decode_batch": batch,
+            "decode_context": context,
+            "prompt_tokens": prompt,
+            "decode_only_ms": 1e3 * alone_s,
+            "chunked_ratio": chunked_s / alone_s,
+            "full_ratio": full_s / alone_s,
+        }
+
+
+def chunks(study: Study) -> Drawing:
+    """Predict each prompt whole, and in chunks one after the other; and chunks a token too long."""
+    seconds, numbers = iteration(world_of(study)), study.numbers
+    tiles = numbers["tiles"]
+    sizes = [*numbers["chunk_tokens"], tiles["chunk"], tiles["one_more"]]
+    table = pd.DataFrame(
+        {
+            "prompt_tokens": prompt,
+            "chunk_tokens": chunk,
+            "whole_ms": 1e3 * seconds(prefill_work(prompt)),
+            "chunked_ms": 1e3 * sum(map(seconds, in_chunks(prompt, chunk))),
+        }
+        for prompt, chunk in product(numbers["prompt_tokens"], dict.fromkeys(sizes))
+    )
+    table["ratio"] = table.chunked_ms / table.whole_ms
+    words = {**numbers, "tile_tokens": list(tiles.values())}
+    claims = _chunk_claims(table, tiles) if study.plan.run.data["model"] == "Yi-34B" else {}
+    return Drawing(draw(study.plan.keys.plot, table, words), table, claims=claims)
+
+
+def _chunk_claims(table: pd.DataFrame, tiles: Mapping[str, int]) -> dict[str, float]:
+    times = table.pivot(index="prompt_tokens", columns="chunk_tokens", values="chunked_ms")
+    tile_ratio = times[tiles["one_more"]] / times[tiles["chunk"]]
+    in_512 = table[table.chunk_tokens == 512].ratio
+    found = {"sarathi-tile": float(tile_ratio.max())}
+    return found | ({"sarathi-chunk-overhead": float(in_512.max())} if len(in_512) else {})
+
+
+def reference(study: Study) -> Drawing:
+    """Predict the reference iteration on every deployment, all stages one after the other."""
+    table = pd.DataFrame(_reference_row(study, one) for one in served(study))
+    claims = {"sarathi-decode-iteration": dict(zip(table.deployment, table.total_s, strict=True))}
+    in_ms = {f"{part}_ms": 1e3 * table[f"{part}_s"] for part in (*Parts._fields, "link_and_cpu")}
+    shown = table.assign(**in_ms, label=table.deployment + "\n" + table.layout)
+    figure = draw(study.plan.keys.plot, shown, study.numbers)
+    axes, limits_ms = figure.axes[0], 200 * table.strict_slo_s
+    places = range(len(table))
+    axes.hlines(limits_ms, [p - 0.3 for p in places], [p + 0.3 for p in places], color="k",
+                label="strict limit / 5")  # fmt: skip
+    axes.set_ylim(0, 1.1 * max(limits_ms.max(), 1e3 * table.total_s.max()))
+    axes.legend(fontsize=8, loc="upper left")
+    return Drawing(figure, table, claims=claims)
+
+
+def _reference_row(study: Study, one: Served) -> dict[str, object]:
+    parts = parts_of(roofline_of(study, one.keys), REFERENCE)
+    total_s = iteration(world_of(study, one.keys))(REFERENCE)
+    return {
+        "deployment": one.label,
+        **{f"{name}_s": seconds for name, seconds in parts._asdict().items()},
+        "layout": layout_of(study, one.keys),
+        "link_and_cpu_s": total_s - sum(parts),
+        "total_s": total_s,
+        "strict_slo_s": one.slo_s["strict"],
+        "strict_over_iteration": one.slo_s["strict"] / total_s,
+    }
+
+
+FREE = {
+    "link": {"bandwidth_gb_s": 1e12, "latency_us": 0.0},
+    "nodes": None,
+    "costs": {"all_reduce": None},
+}
+"""Keys of a run whose GPUs send their messages to each other in no time."""
+
+
+def communication(study: Study) -> Drawing:
+    """Time one prompt on 1, 2, 4 ... GPUs, with the links as they are and with free ones."""
+    table = pd.DataFrame(
+        {"pair": pair, "gpus": count, "tokens": tokens, **_prefill_ms(study, keys, count, tokens)}
+        for pair, keys in pairs(study).items()
+        for count in study.gpu_counts
+        for tokens in sorted({study.numbers["tokens"], *study.numbers["all_tokens"]})
+    )
+    alone = table[table.gpus == 1].set_index(["pair", "tokens"]).total_ms
+    one_ms = alone.reindex(pd.MultiIndex.from_frame(table[["pair", "tokens"]])).to_numpy()
+    table["share"] = table.communication_ms / table.total_ms
+    table["speedup"] = one_ms / table.total_ms
+    computation_ms = table.total_ms - table.communication_ms
+    shown = table.assign(computation_ms=computation_ms, percent=100 * table.share)
+    figure = draw(study.plan.keys.plot, shown, study.numbers)
+    return Drawing(figure, table, claims=_communication_claims(study, table))
+
+
+def _prefill_ms(study: Study, keys: Keys, count: int, tokens: int) -> dict[str, float]:
+    """Return the time of a prompt, and what of it goes when messages between GPUs are free."""
+    work, ranks = prefill_work(tokens), {"tensor_parallel": count}
+    total_s = sum(world_of(study, keys, ranks).costs.times(work))
+    free_s = sum(world_of(study, keys, FREE, ranks, noted=False).costs.times(work))
+    return {"total_ms": 1e3 * total_s, "communication_ms": 1e3 * (total_s - free_s)}
+
+
+def _communication_claims(study: Study, table: pd.DataFrame) -> dict[str, Any]:
+    own = table[(table.pair == "L20 + Llama-30B") & (table.tokens == study.numbers["tokens"])]
+    rows = own.set_index("gpus").reindex([2, 4])
+    shares = [float(share) for share in rows.share]
+    speedup = float(rows.speedup[4])
+    if math.isnan(speedup):
+        return {}
+    return {"tdpipe-tp-share-l20": {"share": shares, "speedup": speedup}}

@@ -1,4 +1,4 @@
-"""What a user can do wrong, as exceptions. A message is one line: what, where, what is right."""
+"""What can go wrong, as exceptions. A message is one line: what, where, what is right."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class PolicyError(UsageError):
 
 class StallError(PolicyError):
     """Nothing is in flight, requests wait, and the policy sends nothing: the run cannot end."""
+
+
+class WorkerError(Exception):
+    """A worker died, failed, or does not answer; the message says which stage and how."""
 
 
 def instead_of(word: object, known: Iterable[str]) -> str:

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from evenflow.batcher import Batcher
-from evenflow.errors import PolicyError
+from evenflow.errors import PolicyError, WorkerError
 from evenflow.results.run import Recorder, RunResult
 from evenflow.types import MicroBatch
-from runtime.errors import WorkerError
 from runtime.front import Front, TraceReplay
 from runtime.page_tables import StepWriter
 from runtime.pipeline import Pipeline

@@ -76,7 +76,7 @@ class EmulatedWorker:
         """Bring the page table up to date; runs while the previous micro-batch computes."""
         rows = self._table.apply(step)
         hop_s = step.hops_s[self._stage - 1] if self._stage else 0.0
-        tokens = [emulated_token(row.request_id, row.stop) for row in rows if row.sample]
+        tokens = [emulated_token(row.request_id, row.stop) for row in rows if row.last]
         work_s = step.work_s[self._stage] * self._faults.slow_factor
         return Prepared(work_s, hop_s, step.activation_bytes, tokens)
 

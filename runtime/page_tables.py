@@ -7,12 +7,11 @@ that goes on costs its id. Knows no sockets and no clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from evenflow.batcher import Batcher
+from evenflow.errors import WorkerError
 from evenflow.groups import Row
 from evenflow.types import MicroBatch
-from runtime.errors import WorkerError
 from runtime.tokens import TokenBook
 from runtime.wire import Growth, Piece, Step
 
@@ -86,19 +85,6 @@ class StepWriter:
         return gone
 
 
-class RowStep(NamedTuple):
-    """Tokens [start, stop) of a row, whose `pages` suffice for `stop` tokens.
-
-    `sample`: the last of these tokens yields the row's next one.
-    """
-
-    request_id: int
-    pages: list[int]
-    start: int
-    stop: int
-    sample: bool
-
-
 @dataclass(slots=True)
 class _Held:
     pages: list[int] = field(default_factory=list)
@@ -121,7 +107,7 @@ class PageTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def apply(self, step: Step) -> list[RowStep]:
+    def apply(self, step: Step) -> list[Piece]:
         """Take over a step's differences; return its rows, pieces of prompts first."""
         if step.batch_id == 0:
             self._rows.clear()
@@ -135,7 +121,7 @@ class PageTable:
         for piece in step.pieces:
             if piece.start == 0:
                 self._rows.setdefault(piece.request_id, _Held())
-            self._give(piece.request_id, piece.new_pages)
+            self._give(piece.request_id, piece.pages)
             rows.append(self._advance(piece.request_id, piece.start, piece.stop, piece.last))
         for request_id in step.decodes:
             start = self._held(request_id).tokens
@@ -155,11 +141,11 @@ class PageTable:
             raise WorkerError(f"request {request_id} goes on and was never begun")
         return held
 
-    def _advance(self, request_id: int, start: int, stop: int, sample: bool) -> RowStep:
+    def _advance(self, request_id: int, start: int, stop: int, last: bool) -> Piece:
         held = self._held(request_id)
         if start != held.tokens:
             raise WorkerError(f"request {request_id} goes on at {start}, not at {held.tokens}")
         if stop > len(held.pages) * self._page_tokens:
             raise WorkerError(f"request {request_id} has {len(held.pages)} pages for {stop} tokens")
         held.tokens = stop
-        return RowStep(request_id, held.pages, start, stop, sample)
+        return Piece(request_id, start, stop, last, held.pages)

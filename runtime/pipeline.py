@@ -20,9 +20,20 @@ from typing import Self
 
 import zmq
 
-from runtime.errors import WorkerError
-from runtime.sockets import Context, driver_address, open_socket, step_address
-from runtime.wire import Beat, Failed, Message, Ready, Step, Stop, decode, encode
+from evenflow.errors import WorkerError
+from runtime.wire import (
+    Beat,
+    Failed,
+    Message,
+    Ready,
+    Step,
+    Stop,
+    decode,
+    driver_address,
+    encode,
+    open_socket,
+    step_address,
+)
 from runtime.worker import BEAT_S, Place, Settings, run_process
 
 START_LIMIT_S = 60.0
@@ -73,7 +84,7 @@ class Pipeline:
             self._folder = tempfile.mkdtemp(prefix="evenflow-")
         except OSError as error:
             raise WorkerError(f"no folder for sockets: {error}") from None
-        self._context = Context()
+        self._context = zmq.Context()
         self._poller = zmq.Poller()
         try:
             self._results = open_socket(self._context, zmq.PULL, driver_address(self._folder))

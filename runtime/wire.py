@@ -1,27 +1,39 @@
-"""The messages between driver and workers, and their bytes: JSON arrays of fixed fields.
+"""The messages between driver and workers, their bytes, and the sockets that carry them.
 
-Knows no sockets. Times are seconds of the system-wide monotonic clock.
+A message is a JSON array of fixed fields. Times are seconds of the system-wide monotonic clock.
 """
 
 from __future__ import annotations
 
 import json
-from typing import NamedTuple, get_origin, get_type_hints
+from typing import TYPE_CHECKING, NamedTuple, get_origin, get_type_hints
 
-from runtime.errors import WorkerError
+from evenflow.errors import WorkerError
+
+if TYPE_CHECKING:
+    import zmq
+
+    Context = zmq.Context[zmq.Socket[bytes]]
+
+SEND_LIMIT_S = 10.0
+
+RECONNECT_MS = 5
+"""How often a socket looks for one that is not there yet."""
 
 
 class Piece(NamedTuple):
-    """Tokens [start, stop) of a prompt; `new_pages` come after the pages the row has.
+    """Tokens [start, stop) of a request; `last`: they end its prompt or are its newest, and yield a
+    token.
 
-    `last`: the prompt ends here, so the piece yields a token.
+    On the wire `pages` are those that come after what the request has; a worker's page table gives
+    all of them, enough for `stop` tokens.
     """
 
     request_id: int
     start: int
     stop: int
     last: bool
-    new_pages: list[int]
+    pages: list[int]
 
 
 class Growth(NamedTuple):
@@ -144,3 +156,35 @@ def decode(data: bytes) -> Message:
         return message
     except (ValueError, TypeError, IndexError) as error:
         raise WorkerError(f"a message that is none: {data[:60]!r}: {error}") from None
+
+
+def driver_address(folder: str) -> str:
+    """Return where the driver hears from the workers."""
+    return f"ipc://{folder}/driver"
+
+
+def step_address(folder: str, stage: int) -> str:
+    """Return where a stage hears from the driver."""
+    return f"ipc://{folder}/steps-{stage}"
+
+
+def hop_address(folder: str, stage: int) -> str:
+    """Return where a stage hears from the stage before it."""
+    return f"ipc://{folder}/hop-{stage}"
+
+
+def open_socket(context: Context, kind: int, address: str) -> zmq.Socket[bytes]:
+    """Return a socket that never outlives its messages' use; PULL binds, PUSH connects."""
+    import zmq
+
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.SNDTIMEO, int(SEND_LIMIT_S * 1000))
+    for queue_limit in (zmq.SNDHWM, zmq.RCVHWM):
+        socket.setsockopt(queue_limit, 0)  # none: what is in flight is the driver's to limit
+    try:
+        (socket.bind if kind == zmq.PULL else socket.connect)(address)
+    except zmq.ZMQError as error:
+        raise WorkerError(f"no socket at {address}: {error.strerror}") from None
+    return socket

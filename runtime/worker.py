@@ -15,13 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import zmq
 
-from evenflow.errors import UsageError
-from runtime.errors import WorkerError
-from runtime.sockets import Context, driver_address, hop_address, open_socket, step_address
+from evenflow.errors import UsageError, WorkerError
 from runtime.wire import (
     Activation,
     Beat,
@@ -32,8 +30,15 @@ from runtime.wire import (
     Returned,
     Step,
     decode,
+    driver_address,
     encode,
+    hop_address,
+    open_socket,
+    step_address,
 )
+
+if TYPE_CHECKING:
+    from runtime.wire import Context
 
 LOOK_S = 0.25
 """How often a worker with nothing to do looks whether it shall end."""
@@ -115,6 +120,9 @@ class _Intake(threading.Thread):
         if stage:
             self._sockets.append(open_socket(context, zmq.PULL, hop_address(folder, stage)))
         self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
+        self._silent = len(self._sockets)  # those that nobody has connected to yet
+        self._early: deque[Activation] = deque()  # without their steps: sockets know no order
+        self._ahead = 0  # steps whose activations are not here yet
         self._beat_s = 0.0
 
     def run(self) -> None:
@@ -138,30 +146,31 @@ class _Intake(threading.Thread):
         poller = zmq.Poller()
         for socket in self._sockets:
             poller.register(socket, zmq.POLLIN)
-        silent = len(self._sockets)
-        early: deque[Activation] = deque()  # whose steps are not here yet: sockets know no order
-        ahead = 0  # steps whose activations are not here yet
         while not self._ends.is_set():
             self._beat()
             for socket, _ in poller.poll(int(LOOK_S * 1000)):
                 received_s = time.monotonic()
-                message = decode(socket.recv())
-                if isinstance(message, Step):
-                    step = message.batch_id, self._worker.prepare(message), received_s
-                    self.prepared.put(step)
-                    ahead += 1
-                elif isinstance(message, Activation):
-                    early.append(message)
-                elif isinstance(message, Ready):
-                    silent -= 1
-                    if not silent:
-                        self.connected.set()
-                else:
+                if not self._take(decode(socket.recv()), received_s):
                     return
-                while early and ahead:
-                    ahead -= 1
-                    self._worker.fetch(early[0])
-                    self.activations.put((early.popleft(), time.monotonic()))
+
+    def _take(self, message: Message, received_s: float) -> bool:
+        """Put what a message says where it is waited for; return whether there may be another."""
+        if isinstance(message, Step):
+            self.prepared.put((message.batch_id, self._worker.prepare(message), received_s))
+            self._ahead += 1
+        elif isinstance(message, Activation):
+            self._early.append(message)
+        elif isinstance(message, Ready):
+            self._silent -= 1
+            if not self._silent:
+                self.connected.set()
+        else:
+            return False
+        while self._early and self._ahead:
+            self._ahead -= 1
+            self._worker.fetch(self._early[0])
+            self.activations.put((self._early.popleft(), time.monotonic()))
+        return True
 
     def _beat(self) -> None:
         now_s = time.monotonic()
@@ -234,7 +243,7 @@ def _end_without_driver(folder: str) -> None:
 
 def run_worker(place: Place, settings: Settings) -> None:
     """Be a stage until the driver says stop."""
-    context = Context()
+    context: Context = zmq.Context()
     outlet = _Outlet(context, place)
     try:
         worker = settings.make(place)

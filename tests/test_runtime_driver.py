@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 import runtime.driver
 from evenflow.costs import AffineCost, estimates
-from evenflow.errors import PolicyError, StallError
+from evenflow.errors import PolicyError, StallError, WorkerError
 from evenflow.kv import PagePool
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Plan, Request, Scheduler
 from evenflow.view import View
 from runtime.driver import Driver
-from runtime.errors import WorkerError
 from runtime.front import TraceReplay
 from runtime.serving import Serving, StepCost
 from runtime.wire import Free, Message, Returned, Step

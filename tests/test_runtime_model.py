@@ -12,10 +12,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
 from evenflow.errors import UsageError  # noqa: E402
-from runtime.torch.inputs import RowWork, batch_inputs  # noqa: E402
-from runtime.torch.load import random_stage  # noqa: E402
-from runtime.torch.rope import Rope  # noqa: E402
+from runtime.torch.inputs import batch_inputs  # noqa: E402
+from runtime.torch.model import Rope  # noqa: E402
 from runtime.torch.timed import greedy_tokens  # noqa: E402
+from runtime.torch.weights import random_stage  # noqa: E402
+from runtime.wire import Piece  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,
     generate,
@@ -117,7 +118,7 @@ def test_sharded_files_are_read(tmp_path: Path) -> None:
 
 def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama", initializer_range=0.05)
-    work = [RowWork([0, 1], 0, 6, True)]
+    work = [Piece(0, 0, 6, True, [0, 1])]
     logits = []
     for name in ("float32", "bfloat16"):
         stage = load_stage(tmp_path, 0, 3, dtype=name)

@@ -19,6 +19,7 @@ import zmq
 import sim
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
+from evenflow.errors import WorkerError
 from evenflow.kv import PagePool
 from evenflow.replay import Entry, RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
@@ -26,11 +27,9 @@ from evenflow.schedulers import POLICIES, create
 from evenflow.types import MicroBatch, Request
 from runtime.driver import Driver
 from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
-from runtime.errors import WorkerError
 from runtime.pipeline import Pipeline
 from runtime.serving import Serving, StepCost
-from runtime.sockets import driver_address, open_socket
-from runtime.wire import Failed, encode
+from runtime.wire import Failed, driver_address, encode, open_socket
 from runtime.worker import Settings
 from tests.failing_workers import Failing, Leaving, NeverMade, Stuck
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
+from evenflow.errors import WorkerError
 from evenflow.groups import Row
 from evenflow.types import MicroBatch, Request
 from evenflow.world import World
-from runtime.errors import WorkerError
-from runtime.page_tables import PageTable, RowStep, StepWriter
+from runtime.page_tables import PageTable, StepWriter
 from runtime.tokens import Text, TokenBook
 from runtime.wire import Growth, Piece, Step, decode, encode
 from sim.driver import Driver
@@ -53,7 +53,7 @@ class Told(Batcher):
             assert len(self.table) <= len(self.live)
             spans = [(row.request_id, range(row.start, row.stop)) for row in rows]
             assert step.tokens == [token_at(number, at) for number, span in spans for at in span]
-            ends = [(row.request_id, row.stop) for row in rows if row.sample]
+            ends = [(row.request_id, row.stop) for row in rows if row.last]
             self.sampled[batch.batch_id] = ends
         return batch
 
@@ -67,15 +67,14 @@ class Told(Batcher):
         return finished
 
 
-def rows_of(batch: MicroBatch) -> list[RowStep]:
+def rows_of(batch: MicroBatch) -> list[Piece]:
     rows = [
-        RowStep(c.row.request.request_id, c.row.pages, c.start, c.stop, c.last)
-        for c in batch.chunks
+        Piece(c.row.request.request_id, c.start, c.stop, c.last, c.row.pages) for c in batch.chunks
     ]
     if batch.decodes is not None:
         for row in batch.decodes.rows():
             context = batch.decodes.context_of(row)
-            rows.append(RowStep(row.request.request_id, row.pages, context, context + 1, True))
+            rows.append(Piece(row.request.request_id, context, context + 1, True, row.pages))
     return rows
 
 
@@ -115,12 +114,12 @@ def test_a_lost_message_is_noticed(second: Step, message: str) -> None:
 def test_another_batcher_begins_with_no_rows() -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     for _ in range(2):
-        assert table.apply(BEGUN) == [RowStep(1, [0, 1], 0, 20, True)]
+        assert table.apply(BEGUN) == [Piece(1, 0, 20, True, [0, 1])]
 
 
 def test_dropped_pages_may_be_given_away_in_the_same_step() -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     table.apply(BEGUN)
     rows = table.apply(step(batch_id=1, dropped=[1], pieces=[Piece(2, 0, 5, False, [1])]))
-    assert rows == [RowStep(2, [1], 0, 5, False)]
+    assert rows == [Piece(2, 0, 5, False, [1])]
     assert len(table) == 1

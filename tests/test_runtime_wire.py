@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import WorkerError
+from evenflow.errors import WorkerError
 from runtime.wire import (
     KINDS,
     Activation,

@@ -19,7 +19,7 @@ from tests.command_line import evenflow
 from tests.serving import RUN, Server, openai, serving
 from tests.test_runtime_cli import group
 
-server_body = pytest.importorskip("runtime.http.body")
+http_app = pytest.importorskip("runtime.http.app")
 HEAD = {"content-type": "application/json"}
 
 
@@ -81,7 +81,7 @@ def test_the_error_names_the_parameter(server: Server, body: dict[str, Any], par
         (b'{"prompt": [1], "temperature": NaN}', 400),
         (b'{"prompt": [1], "temperature": 1e999}', 400),
         (b'{"a":' * 20_000, 400),
-        (b'{"prompt": "' + b"a" * server_body.MOST_BYTES + b'"}', 413),
+        (b'{"prompt": "' + b"a" * http_app.MOST_BODY_BYTES + b'"}', 413),
     ],
     ids=["not utf-8", "binary", "empty", "no object", "nan", "infinity", "deep", "too long"],
 )
@@ -105,8 +105,8 @@ def test_half_open_connections_keep_nobody_waiting() -> None:
 
 
 def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_body, "LIMIT_S", 0.2)
-    monkeypatch.setattr(server_body, "LOOK_S", 0.05)
+    monkeypatch.setattr(http_app, "BODY_LIMIT_S", 0.2)
+    monkeypatch.setattr(http_app, "LOOK_S", 0.05)
     read = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -120,14 +120,14 @@ def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def send(message: Any) -> None: ...
 
-    limited = server_body.BodyLimits(app, lambda: None)
-    with pytest.raises(server_body.HTTPException) as refused:
+    limited = http_app.BodyLimits(app, lambda: None)
+    with pytest.raises(http_app.HTTPException) as refused:
         asyncio.run(limited({"type": "http"}, receive, send))
     assert (refused.value.status_code, len(read)) == (408, 1)
 
 
 def test_who_is_answered_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_body, "LIMIT_S", 0.1)
+    monkeypatch.setattr(http_app, "BODY_LIMIT_S", 0.1)
     messages = iter(
         [{"type": "http.request", "body": b"{}", "more_body": False}, {"type": "http.disconnect"}]
     )
@@ -142,7 +142,7 @@ def test_who_is_answered_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatc
 
     async def send(message: Any) -> None: ...
 
-    asyncio.run(server_body.BodyLimits(app, lambda: None)({"type": "http"}, receive, send))
+    asyncio.run(http_app.BodyLimits(app, lambda: None)({"type": "http"}, receive, send))
 
 
 def test_a_stopped_worker_is_an_error_for_all_clients_within_seconds() -> None:

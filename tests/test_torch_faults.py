@@ -16,9 +16,8 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, WorkerError
 from runtime.driver import Driver
-from runtime.errors import WorkerError
 from runtime.pipeline import Pipeline
 from runtime.torch.settings import torch_settings
 from runtime.worker import Place

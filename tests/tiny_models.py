@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[
 
 from evenflow.kv import PagePool  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
-from runtime.torch.inputs import RowWork, batch_inputs  # noqa: E402
-from runtime.torch.load import load_stage, read_model  # noqa: E402
+from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.model import Stage  # noqa: E402
 from runtime.torch.sample import GREEDY, sample  # noqa: E402
 from runtime.torch.settings import cut  # noqa: E402
+from runtime.torch.weights import load_stage, read_model  # noqa: E402
+from runtime.wire import Piece  # noqa: E402
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
 
@@ -77,7 +78,7 @@ def generate(
                 continue
             stop = min(computed[row] + chunk_tokens, len(have))
             pages[row] += pool.allocate(pool.pages_for(stop) - len(pages[row]))
-            work.append(RowWork(pages[row], computed[row], stop, stop == len(have)))
+            work.append(Piece(row, computed[row], stop, stop == len(have), pages[row]))
             ids += have[computed[row] : stop]
             sampled += [row] if stop == len(have) else []
             computed[row] = stop

@@ -76,8 +76,8 @@ def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str
 
 def tokens_equal(device: str, folder: Path, new_tokens: int = 32) -> bool:
     """Say whether a checkpoint in float32 gives the same greedy tokens as on the CPU."""
-    from runtime.torch.load import load_stage
     from runtime.torch.timed import greedy_tokens
+    from runtime.torch.weights import load_stage
 
     prompt = list(range(100, 140))
     stages = (load_stage(folder, 0, SMALL.num_layers, device=where) for where in ("cpu", device))

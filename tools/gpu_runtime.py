@@ -124,7 +124,7 @@ def serve_and_validate(
 
     Writes what it serves under `out`. `profile` is what was measured of that model.
     """
-    from runtime.torch.load import write_config
+    from runtime.torch.weights import write_config
 
     path = out / "served.json"
     spec = replace(model(name), num_layers=scale.layers, max_position_embeddings=scale.context)
@@ -164,8 +164,8 @@ def check_tokens(out: Path, scale: Scale) -> list[dict[str, Any]]:
 
 def _tokens_of_the_cpu(folder: Path, requests: Sequence[Request]) -> dict[int, list[int]]:
     from runtime.tokens import RandomTexts
-    from runtime.torch.load import load_stage
     from runtime.torch.timed import greedy_tokens
+    from runtime.torch.weights import load_stage
 
     stage, text_of = load_stage(folder, 0, SMALL.num_layers), RandomTexts(SMALL.vocab_size, 0)
     return {
@@ -176,8 +176,8 @@ def _tokens_of_the_cpu(folder: Path, requests: Sequence[Request]) -> dict[int, l
 
 def small_checkpoint(out: Path) -> Path:
     """Return a folder with a small random model in float32, drawn on the CPU."""
-    from runtime.torch.load import save_random
-    from runtime.torch.rope import Rope
+    from runtime.torch.model import Rope
+    from runtime.torch.weights import save_random
 
     folder = out / "small"
     if not folder.is_dir():

@@ -195,7 +195,7 @@ def errors_table(rows: Sequence[check.Errors]) -> str:
 
 
 def _runnable(name_or_path: str | Path) -> ModelSpec:
-    from runtime.torch.load import read_model, require_runnable
+    from runtime.torch.weights import read_model, require_runnable
 
     spec = model(name_or_path)
     require_runnable(spec)
@@ -230,9 +230,9 @@ def _header(spec: ModelSpec, settings: Settings) -> Header:
 
 
 def _subject(spec: ModelSpec, limits: Limits, settings: Settings):  # type: ignore[no-untyped-def]
-    from runtime.torch.load import random_stage
-    from runtime.torch.rope import Rope
+    from runtime.torch.model import Rope
     from runtime.torch.timed import TimedStage
+    from runtime.torch.weights import random_stage
 
     stage = random_stage(
         spec,

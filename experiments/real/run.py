@@ -120,8 +120,8 @@ def serve(
     returned. UsageError for a configuration that cannot be served.
     """
     check_servable(job.config)
+    from evenflow.errors import WorkerError
     from runtime.driver import Driver
-    from runtime.errors import WorkerError
     from runtime.pipeline import Pipeline
 
     built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
@@ -157,7 +157,7 @@ def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool
 
     Beside it: whether that is because the last step was taken.
     """
-    from runtime.errors import WorkerError
+    from evenflow.errors import WorkerError
 
     failure = None
     with _interrupts(*steps) as interrupted:

@@ -14,18 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-class RowWork(NamedTuple):
-    """Tokens [start, stop) of one row; `start` tokens of it are in the KV pages already.
-
-    `pages` are the row's page ids, enough for `stop` tokens. `sample`: the last of these tokens
-    yields logits.
-    """
-
-    pages: Sequence[int]
-    start: int
-    stop: int
-    sample: bool
+from runtime.wire import Piece
 
 
 class ChunkInputs(NamedTuple):
@@ -57,15 +46,15 @@ class BatchInputs:
     decodes: tuple[DecodeInputs, ...]
 
 
-def batch_inputs(rows: Sequence[RowWork], page_tokens: int, device: torch.device) -> BatchInputs:
-    """Make the tensors of a micro-batch on `device`.
+def batch_inputs(rows: Sequence[Piece], page_tokens: int, device: torch.device) -> BatchInputs:
+    """Make the tensors of a micro-batch on `device`; `rows` have all of their pages.
 
     Rows of a single token are decodes; they are grouped by context, rounded up to a power of two
     of pages, so that padding reads at most twice the keys that are needed.
     """
     positions, slots, sampled = [], [], []
     chunks: list[ChunkInputs] = []
-    groups: dict[int, list[tuple[int, RowWork]]] = {}
+    groups: dict[int, list[tuple[int, Piece]]] = {}
     first = 0
     for row in rows:
         length = row.stop - row.start
@@ -80,7 +69,7 @@ def batch_inputs(rows: Sequence[RowWork], page_tokens: int, device: torch.device
             pages = torch.from_numpy(page_of[:num_pages]).to(device)
             chunks.append(ChunkInputs(first, length, row.stop, pages))
         first += length
-        if row.sample:
+        if row.last:
             sampled.append(first - 1)
     return BatchInputs(
         first,
@@ -93,7 +82,7 @@ def batch_inputs(rows: Sequence[RowWork], page_tokens: int, device: torch.device
 
 
 def _decode_inputs(
-    members: Sequence[tuple[int, RowWork]], page_tokens: int, device: torch.device
+    members: Sequence[tuple[int, Piece]], page_tokens: int, device: torch.device
 ) -> DecodeInputs:
     lengths = np.array([row.stop for _, row in members])
     width = -(-int(lengths.max()) // page_tokens)

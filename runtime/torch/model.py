@@ -2,11 +2,13 @@
 
 Knows one micro-batch at a time; no scheduler, no processes, no clock. Weights are those of
 Hugging Face checkpoints; query, key and value are one matrix here, and so are gate and up. Not
-supported: mixture of experts, sliding windows, quantisation.
+supported: mixture of experts, sliding windows, quantisation, and rotary embeddings scaled in other
+ways than `linear` and `llama3` (dynamic, yarn, longrope).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,15 +20,59 @@ from torch.nn import functional
 from evenflow.specs.model import ModelSpec
 from runtime.torch.attention import KvPages, attend_chunks, attend_decodes
 from runtime.torch.inputs import BatchInputs
-from runtime.torch.rope import Rope, rotate, rotation
-from runtime.torch.weights import Source
 
 Mark = Callable[[str], None]
 """Is told the name of each operator when it has been issued; a profiler's stopwatch is one."""
 
+Source = Callable[[str, tuple[int, ...]], Tensor]
+"""Returns the weights of that name; the shape is what the config.json asks for."""
+
 
 def unmarked(operator: str) -> None:
     """Take no notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Describe the frequencies of a rotary embedding, in the terms of config.json."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position_embeddings: float = 1.0
+
+    def inverse_frequencies(self, head_dim: int, device: torch.device) -> Tensor:
+        """Return the radians per position of each pair of dimensions: float32 [head_dim / 2].
+
+        theta^(-2i/d) (Su et al., RoFormer). `linear` divides all by the factor. `llama3` divides
+        those whose wavelength is long, leaves the short ones, and blends between (Llama 3.1's
+        reference code). Float32 throughout, as the checkpoints were trained.
+        """
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+        frequencies = 1.0 / self.theta**exponents
+        if self.kind == "linear":
+            return frequencies / self.factor
+        if self.kind == "llama3":
+            turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
+            span = self.high_freq_factor - self.low_freq_factor
+            keep = ((turns - self.low_freq_factor) / span).clamp(0, 1)
+            return (1 - keep) * frequencies / self.factor + keep * frequencies
+        return frequencies
+
+
+def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of `positions` [tokens]: each [tokens, 1, head_dim]."""
+    angles = positions[:, None].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)[:, None]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate `heads` [tokens, heads, head_dim] by their positions."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from profiler.shapes import Shape
-from runtime.torch.inputs import RowWork, batch_inputs
+from runtime.torch.inputs import batch_inputs
 from runtime.torch.model import Mark, Stage
 from runtime.torch.sample import GREEDY, sample
+from runtime.wire import Piece
 
 
 class TimedStage:
@@ -45,14 +46,15 @@ class TimedStage:
 
         return run
 
-    def _rows(self, shape: Shape, rng: np.random.Generator) -> list[RowWork]:
+    def _rows(self, shape: Shape, rng: np.random.Generator) -> list[Piece]:
         lengths = shape.lengths()
         counts = [-(-length // self.page_tokens) for length in lengths]
         starts = [context for _, context in shape.chunks] + list(shape.decodes)
         pages = rng.permutation(self.total_pages)[: sum(counts)].tolist()
-        rows, first = [], 0
+        rows: list[Piece] = []
+        first = 0
         for start, stop, count in zip(starts, lengths, counts, strict=True):
-            rows.append(RowWork(pages[first : first + count], start, stop, True))
+            rows.append(Piece(len(rows), start, stop, True, pages[first : first + count]))
             first += count
         return rows
 
@@ -64,7 +66,7 @@ def greedy_tokens(stage: Stage, prompt: list[int], new_tokens: int) -> list[int]
     kv, pages = stage.kv_pages(total_pages, page_tokens), list(range(total_pages))
     tokens, computed = list(prompt), 0
     while len(tokens) < len(prompt) + new_tokens:
-        row = RowWork(pages, computed, len(tokens), True)
+        row = Piece(0, computed, len(tokens), True, pages)
         ids = torch.tensor(tokens[computed:], device=stage.device)
         logits = stage.forward(ids, batch_inputs([row], page_tokens, stage.device), kv)
         computed = len(tokens)

@@ -17,12 +17,11 @@ from evenflow.specs.model import models
 from runtime.page_tables import PageTable
 from runtime.torch.attention import KvPages
 from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared
-from runtime.torch.inputs import BatchInputs, RowWork, batch_inputs
-from runtime.torch.load import load_stage, random_stage, read_model, require_runnable
-from runtime.torch.model import Stage
-from runtime.torch.rope import Rope
+from runtime.torch.inputs import BatchInputs, batch_inputs
+from runtime.torch.model import Rope, Stage
 from runtime.torch.sample import GREEDY, Sampling, sample
-from runtime.wire import Activation, Step
+from runtime.torch.weights import load_stage, random_stage, read_model, require_runnable
+from runtime.wire import Activation, Piece, Step
 from runtime.worker import Executed, Place
 
 if TYPE_CHECKING:
@@ -70,11 +69,10 @@ class TorchWorker:
         for draw in step.draws:
             how = Sampling(draw.temperature, draw.top_k, draw.top_p, draw.seed)
             self._how[draw.request_id] = how
-        work = [RowWork(row.pages, row.start, row.stop, row.sample) for row in rows]
-        sampled = [row for row in rows if row.sample] if self._stage.is_last else []
+        sampled = [row for row in rows if row.last] if self._stage.is_last else []
         device = self._stage.device
         with self._preparing():
-            batch = batch_inputs(work, self._place.page_tokens, device)
+            batch = batch_inputs(rows, self._place.page_tokens, device)
             ids = torch.tensor(step.tokens, device=device) if self._stage.is_first else None
         if self._carrier is not None and not self._stage.is_first:
             self._carrier.expect(batch.num_tokens)
@@ -136,9 +134,8 @@ def _warm_up(stage: Stage, kv: KvPages) -> None:
     What it leaves in the first pages is overwritten before it is read.
     """
     pages = list(range(-(-2 // kv.page_tokens)))
-    batch = batch_inputs(
-        [RowWork(pages, 0, 2, True), RowWork(pages, 0, 1, True)], kv.page_tokens, stage.device
-    )
+    rows = [Piece(0, 0, stop, True, pages) for stop in (2, 1)]
+    batch = batch_inputs(rows, kv.page_tokens, stage.device)
     inputs = torch.zeros(3, dtype=torch.int64, device=stage.device)
     if not stage.is_first:
         inputs = torch.zeros(3, stage.spec.hidden_size, dtype=stage.dtype, device=stage.device)

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenflow.results.merge import merged
+from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
-from evenflow.results.run import RunResult
+from evenflow.results.run import Columns, RunResult
 from experiments.provenance import provenance, wall_clock
 from experiments.report import outputs
 from experiments.run_file.build import Workload, build, load_workload
@@ -101,9 +101,7 @@ def write_results(
     }
     outputs.write_json(folder / "summary.json", summary)
     if save != "summary":
-        outputs.write_requests(folder / "requests.csv", outcome.result)
-        if outcome.result.transfers is not None:
-            outputs.write_transfers(folder / "transfers.csv", outcome.result)
+        _write_tables(folder, outcome.result.tables(), "requests", "transfers")
         outputs.write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
 
 
@@ -137,7 +135,7 @@ def write_details(folder: Path, runs: Sequence[Run]) -> None:
         part.mkdir(exist_ok=True)
         for name, pool in run.pools.items():
             (part / name).mkdir()
-            outputs.write_requests(part / name / "requests.csv", pool.result)
+            _write_tables(part / name, pool.result.tables(), "requests")
             _write_details(part / name, pool)
         if not run.pools:
             _write_details(part, run)
@@ -146,10 +144,16 @@ def write_details(folder: Path, runs: Sequence[Run]) -> None:
 def _write_details(folder: Path, run: Run) -> None:
     from experiments.report.timeline import write_timeline
 
-    outputs.write_batches(folder / "batches.csv", run.result)
-    outputs.write_stages(folder / "stages.csv", run.result)
-    outputs.write_bubbles(folder / "bubbles.csv", run.bubbles)
+    tables = run.result.tables() | {"bubbles": run.bubbles.table()}
+    _write_tables(folder, tables, "batches", "stages", "bubbles")
     write_timeline(folder / "timeline.json.gz", run.result, run.bubbles)
+
+
+def _write_tables(folder: Path, tables: Mapping[str, Columns], *names: str) -> None:
+    """Write those of the tables that there are, each as a file of its name."""
+    for name in names:
+        if name in tables:
+            outputs.write_table(folder / f"{name}.csv", tables[name])
 
 
 def can_report() -> bool:

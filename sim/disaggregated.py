@@ -17,7 +17,7 @@ import numpy as np
 
 from evenflow.batcher import Batcher
 from evenflow.groups import Row
-from evenflow.results.pools import merge
+from evenflow.results.combine import of_pools
 from evenflow.results.run import Recorder, RunResult
 from evenflow.types import Handover, Request
 from evenflow.world import World
@@ -151,7 +151,7 @@ class Disaggregated:
             gap_count=(),
         )
         parts = {name: pool.result() for name, pool in self.pools.items()}
-        return merge(requests, parts, self._transfers.columns())
+        return of_pools(requests, parts, self._transfers.columns())
 
     def _pool(
         self,

@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from evenflow.results.run import Transfers
+from evenflow.results.run import TRANSFERS, Transfers, gathered
 from evenflow.types import Handover
 from sim.clock import LATE, Clock, Signal
 
@@ -119,14 +116,6 @@ class TransferQueue:
 
     def columns(self) -> Transfers:
         """Return what crossed, in the order in which it set out."""
-        done = self._done
-        whole: dict[str, Any] = {
-            name: np.array([getattr(transfer, name) for transfer in done], dtype=np.int64)
-            for name in ("source", "destination", "tokens")
-        }
-        times: dict[str, Any] = {
-            name: np.array([getattr(transfer, name) for transfer in done], dtype=np.float64)
-            for name in ("ready_s", "start_s", "end_s", "blocked_s", "link_busy_s")
-        }
-        ids = np.array([t.handover.request.request_id for t in done], dtype=np.int64)
-        return Transfers(ids, **whole, **times, bytes_per_token=self._link.bytes_per_token)
+        moved = gathered(TRANSFERS, self._done)
+        per_token = self._link.bytes_per_token
+        return Transfers(**moved, bytes=None if per_token is None else moved["tokens"] * per_token)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.report.outputs import staged, write_json, write_stages, write_table
+from experiments.report.outputs import staged, write_json, write_table
 from tests.synthetic_run import synthetic_run
 
 
@@ -82,7 +82,7 @@ def test_what_json_cannot_say_becomes_null(tmp_path: Path) -> None:
 
 def test_stages_are_written_one_after_the_other(tmp_path: Path) -> None:
     result = synthetic_run(requests=5, depth=3)
-    write_stages(tmp_path / "stages.csv", result)
+    write_table(tmp_path / "stages.csv", result.tables()["stages"])
     with open(tmp_path / "stages.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     batches = len(result.scheduled_s)

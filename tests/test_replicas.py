@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
 from evenflow.results.bubbles import attribute
-from evenflow.results.merge import merged
+from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create

@@ -25,8 +25,8 @@ from evenflow.results.bubble_rules import (
     previous,
     timeline_of,
 )
-from evenflow.results.pools import schedule_order
-from evenflow.results.run import Floats, Ints, RunResult
+from evenflow.results.combine import schedule_order
+from evenflow.results.run import Columns, Floats, Ints, RunResult
 
 __all__ = ["CAUSES", "Bubbles", "attribute"]
 
@@ -68,7 +68,7 @@ class Bubbles:
         """Return idle seconds of all stages together for each of CAUSES."""
         return dict(zip(CAUSES, self.stage_totals().sum(axis=0).tolist(), strict=True))
 
-    def table(self) -> dict[str, NDArray[Any]]:
+    def table(self) -> Columns:
         """Return the columns of bubbles.csv by name; the cause is spelt out."""
         return {
             "stage": self.stage,

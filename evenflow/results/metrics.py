@@ -15,7 +15,6 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from evenflow.results.pools import summarize_pools
 from evenflow.results.run import Floats, Ints, RunResult
 
 PERCENTILES = (50, 90, 95, 99)
@@ -108,7 +107,7 @@ def summarize(
     busy_per_s = busy_s * (1 / span_s) if span_s > 0 else 0.0
     return (
         summary
-        | summarize_pools(result, duration)
+        | _of_pools(result, duration)
         | {
             "preemptions": int(result.preemptions.sum()),
             "num_micro_batches": len(result.scheduled_s),
@@ -205,3 +204,38 @@ def _kv_memory(result: RunResult, done: np.ndarray, input_tokens: int) -> dict[s
         cached_tokens = int(result.cached_tokens[done].sum())
         found["prefix_hit_rate"] = cached_tokens / input_tokens if input_tokens else 0.0
     return found
+
+
+def _of_pools(result: RunResult, duration: float) -> dict[str, float | int]:
+    """Return what a system of pools adds to the summary; nothing for one that has none.
+
+    `transfer_wait` is from the first token to the start of the transfer, `transfer` from start to
+    end, both per transfer. `backpressure_s` is how long KV stayed on the prefill side with the link
+    free, because no pool had room. `duration` in seconds.
+    """
+    moved = result.transfers
+    if moved is None:
+        return {}
+    per_s = 1 / duration if duration > 0 else 0.0
+    summary: dict[str, float | int] = {
+        f"{name}_busy_share": float((part.end_s - part.start_s).sum()) * per_s / part.depth
+        for name, part in result.pools.items()
+    }
+    waits_ms, travels_ms = (
+        1e3 * (moved.start_s - moved.ready_s),
+        1e3 * (moved.end_s - moved.start_s),
+    )
+    if moved.bytes is not None:
+        summary["transferred_bytes"] = float(moved.bytes.sum())
+    return summary | {
+        "num_transfers": len(moved.tokens),
+        "mean_transfer_wait_ms": _mean(waits_ms),
+        "p99_transfer_wait_ms": float(np.percentile(waits_ms, 99)) if len(waits_ms) else 0.0,
+        "mean_transfer_ms": _mean(travels_ms),
+        "transfer_link_busy_share": float(moved.link_busy_s.sum()) * per_s,
+        "backpressure_s": float(moved.blocked_s.sum()),
+    }
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else 0.0

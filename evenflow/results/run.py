@@ -1,11 +1,15 @@
-"""What happened in a run, as columns. Knows nothing of how it happened, nor what to conclude."""
+"""What happened in a run, as columns. Knows nothing of how it happened, nor what to conclude.
+
+`RunResult` lists the columns, once: whoever records, merges or writes them goes by that list.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +19,8 @@ from evenflow.types import MicroBatch, Request
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Columns = Mapping[str, NDArray[Any] | list[str]]
+"""A table: equally long columns by name."""
 
 WAIT_REASONS = ("kv", "policy", "work")
 """Why the driver had no micro-batch for a stage that could take one: work waited and pages did not
@@ -24,7 +30,20 @@ several engines that wait, the first of these reasons counts."""
 WAIT_CODES = {reason: code for code, reason in enumerate(WAIT_REASONS)}
 
 
-@dataclass(frozen=True, slots=True)
+class Column(NamedTuple):
+    """Marks a field as a column: of which table, and of which type its numbers are.
+
+    `path` is the attribute of what is recorded that it holds, `Ended` or a transfer; None: it is
+    recorded number by number. `written`: whether the table as people read it has the column.
+    """
+
+    table: Literal["requests", "batches", "stages", "waits", "gaps", "transfers"]
+    kind: type[int] | type[float] | type[str]
+    path: str | None = None
+    written: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
     """KV that moved between the pools of one system: columns, in the order in which it set out.
 
@@ -32,22 +51,22 @@ class Transfers:
     has its first token), travels from `start_s` to `end_s`, and holds `tokens` tokens (whole pages)
     on both sides until then. It waited for the transfers before it; and for `blocked_s` of that
     wait the link was free and no pool had room for it (back-pressure). The link is busy for
-    `link_busy_s` of each transfer. `bytes_per_token` None: unknown.
+    `link_busy_s` of each transfer. `bytes` None: unknown.
     """
 
-    request_id: Ints
-    source: Ints
-    destination: Ints
-    tokens: Ints
-    ready_s: Floats
-    start_s: Floats
-    end_s: Floats
-    blocked_s: Floats
-    link_busy_s: Floats
-    bytes_per_token: float | None
+    request_id: Annotated[Ints, Column("transfers", int, "handover.request.request_id")]
+    source: Annotated[Ints, Column("transfers", int, "source")]
+    destination: Annotated[Ints, Column("transfers", int, "destination")]
+    tokens: Annotated[Ints, Column("transfers", int, "tokens")]
+    bytes: Annotated[Floats | None, Column("transfers", float)] = None
+    ready_s: Annotated[Floats, Column("transfers", float, "ready_s")]
+    start_s: Annotated[Floats, Column("transfers", float, "start_s")]
+    end_s: Annotated[Floats, Column("transfers", float, "end_s")]
+    blocked_s: Annotated[Floats, Column("transfers", float, "blocked_s")]
+    link_busy_s: Annotated[Floats, Column("transfers", float, "link_busy_s", written=False)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """Columns of one run. Times are seconds from the start of the run; NaN means "never".
 
@@ -69,43 +88,50 @@ class RunResult:
     WAIT_REASONS), until the next micro-batch is scheduled; repeats of one answer with nothing
     scheduled in between are left out. `gap_s`, `gap_count`: time between successive tokens of a
     request, and how many such gaps. `replicas`: of how many pipelines these are the micro-batches
-    (see `evenflow.results.merge`). Of `engines` that divide `total_pages` evenly, `free_pages` and
-    `kv_tokens` are those of the engine that sent the micro-batch.
+    (see `evenflow.results.combine`). Of `engines` that divide `total_pages` evenly, `free_pages`
+    and `kv_tokens` are those of the engine that sent the micro-batch.
 
     A system of several pools has a result of its own for each in `pools`, and what moved between
-    them in `transfers`; `evenflow.results.pools` says what the columns of the whole then mean.
+    them in `transfers`; `evenflow.results.combine` says what the columns of the whole then mean.
     """
 
     depth: int
     max_in_flight: int | None
     total_pages: int
     page_tokens: int
-    request_id: Ints
-    arrival_s: Floats
-    prompt_tokens: Ints
-    output_tokens: Ints
-    first_scheduled_s: Floats
-    first_token_s: Floats
-    completion_s: Floats
-    preemptions: Ints
-    status: list[str]
-    reason: list[str]
-    scheduled_s: Floats
-    prefill_tokens: Ints
-    decode_tokens: Ints
-    sampled_rows: Ints
-    free_pages: Ints
-    available_s: Floats
-    start_s: Floats
-    end_s: Floats
-    wait_s: Floats
-    wait_reason: Ints
-    gap_s: Floats
-    gap_count: Ints
-    cached_tokens: Ints | None = None
-    kv_tokens: Ints | None = None
     engines: int = 1
     replicas: int = 1
+
+    request_id: Annotated[Ints, Column("requests", int, "row.request.request_id")]
+    arrival_s: Annotated[Floats, Column("requests", float, "row.request.arrival_s")]
+    prompt_tokens: Annotated[Ints, Column("requests", int, "row.request.prompt_tokens")]
+    output_tokens: Annotated[Ints, Column("requests", int, "row.generated")]
+    first_scheduled_s: Annotated[
+        Floats, Column("requests", float, "row.first_scheduled_s", written=False)
+    ]
+    first_token_s: Annotated[Floats, Column("requests", float, "row.first_token_s")]
+    completion_s: Annotated[Floats, Column("requests", float, "row.completion_s")]
+    preemptions: Annotated[Ints, Column("requests", int, "row.epoch")]
+    status: Annotated[list[str], Column("requests", str, "status")]
+    reason: Annotated[list[str], Column("requests", str, "reason")]
+    cached_tokens: Annotated[Ints | None, Column("requests", int, "row.cached_tokens")] = None
+
+    scheduled_s: Annotated[Floats, Column("batches", float)]
+    prefill_tokens: Annotated[Ints, Column("batches", int)]
+    decode_tokens: Annotated[Ints, Column("batches", int)]
+    sampled_rows: Annotated[Ints, Column("batches", int, written=False)]
+    free_pages: Annotated[Ints, Column("batches", int)]
+    kv_tokens: Annotated[Ints | None, Column("batches", int, written=False)] = None
+
+    available_s: Annotated[Floats, Column("stages", float, written=False)]
+    start_s: Annotated[Floats, Column("stages", float)]
+    end_s: Annotated[Floats, Column("stages", float)]
+
+    wait_s: Annotated[Floats, Column("waits", float)]
+    wait_reason: Annotated[Ints, Column("waits", int)]
+    gap_s: Annotated[Floats, Column("gaps", float)]
+    gap_count: Annotated[Ints, Column("gaps", int)]
+
     provenance: dict[str, Any] = field(default_factory=dict)
     pools: Mapping[str, RunResult] = field(default_factory=dict)
     transfers: Transfers | None = None
@@ -115,8 +141,72 @@ class RunResult:
         """When each micro-batch left the last stage."""
         return self.end_s[:, -1]
 
+    def tables(self) -> dict[str, Columns]:
+        """Return what people read: `requests`, `batches`, `stages` and, of pools, `transfers`.
 
-BATCH_FIELDS = 6
+        The columns are those of the files of these names; `pandas.DataFrame` takes each as it is.
+        `stages` has a row a stage and micro-batch, stage by stage. Times in seconds. What a run
+        has not (`cached_tokens` without a prefix cache) is left out.
+        """
+        count = len(self.scheduled_s)
+        tables: dict[str, Columns] = {
+            "requests": _written(self, REQUESTS),
+            "batches": {
+                "batch_id": np.arange(count),
+                **_written(self, BATCHES),
+                "returned_s": self.returned_s,
+            },
+            "stages": {
+                "stage": np.repeat(np.arange(self.depth), count),
+                "batch_id": np.tile(np.arange(count), self.depth),
+                **{name: times_s.T.ravel() for name, times_s in _written(self, STAGES).items()},
+            },
+        }
+        if self.transfers is not None:
+            moved, names = _written(self.transfers, TRANSFERS), list(self.pools)
+            for end in ("source", "destination"):
+                moved[end] = [names[index] for index in moved[end]]
+            tables["transfers"] = moved
+        return tables
+
+
+def columns_of(kind: type, table: str) -> dict[str, Column]:
+    """Return the columns of one table by name, in the order in which the class lists them."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    marks = {name: mark for name, hint in hints for mark in getattr(hint, "__metadata__", ())}
+    return {name: mark for name, mark in marks.items() if mark.table == table}
+
+
+REQUESTS = columns_of(RunResult, "requests")
+BATCHES = columns_of(RunResult, "batches")
+STAGES = columns_of(RunResult, "stages")
+GAPS = columns_of(RunResult, "gaps")
+TRANSFERS = columns_of(Transfers, "transfers")
+
+
+def _written(result: object, columns: Mapping[str, Column]) -> dict[str, Any]:
+    table = {name: getattr(result, name) for name, column in columns.items() if column.written}
+    return {name: values for name, values in table.items() if values is not None}
+
+
+def gathered(columns: Mapping[str, Column], records: Iterable[object]) -> dict[str, Any]:
+    """Return those columns of records that have a path: each value is where it leads."""
+    led_to = {name: column for name, column in columns.items() if column.path is not None}
+    values_of = attrgetter(*(str(column.path) for column in led_to.values()))
+    rows = [values_of(record) for record in records]
+    values = zip(*rows, strict=True) if rows else [()] * len(led_to)
+    return {
+        name: list(column) if kind is str else np.array(column, dtype=kind)
+        for (name, (_, kind, *_)), column in zip(led_to.items(), values, strict=True)
+    }
+
+
+class Ended(NamedTuple):
+    """A request that needs nothing more, and why. Rejected, it got nothing of what it asked for."""
+
+    row: Row
+    status: str
+    reason: str
 
 
 class Recorder:
@@ -127,11 +217,10 @@ class Recorder:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        # A micro-batch's BATCH_FIELDS numbers, then (available, start, end) of each stage.
+        # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
         self._batches = array("d")
-        self._finished: list[Row] = []
-        self._aborted: list[tuple[Row, str]] = []
-        self._rejected: list[tuple[Request, str]] = []
+        self._completed: list[Row] = []
+        self._others: list[Ended] = []
         self._wait_s = array("d")
         self._wait_reason = array("q")
 
@@ -155,79 +244,47 @@ class Recorder:
         self._wait_reason.append(WAIT_CODES[reason])
 
     def finish(self, rows: list[Row]) -> None:
-        self._finished += rows
+        self._completed += rows
 
     def abort(self, row: Row, reason: str) -> None:
-        self._aborted.append((row, reason))
+        self._others.append(Ended(row, "aborted", reason))
 
     def reject(self, request: Request, reason: str) -> None:
-        self._rejected.append((request, reason))
+        row = Row(request, 0, request.prompt_tokens, generated=request.output_tokens)
+        self._others.append(Ended(row, "rejected", reason))
 
     @property
     def num_done(self) -> int:
         """Requests that need nothing more: finished, aborted or rejected."""
-        return len(self._finished) + len(self._aborted) + len(self._rejected)
+        return len(self._completed) + len(self._others)
 
     def result(
         self,
         *,
-        max_in_flight: int | None,
-        total_pages: int,
-        page_tokens: int,
         gap_s: Sequence[float],
         gap_count: Sequence[int],
-        engines: int = 1,
         prefix_cache: bool = False,
+        **facts: Any,
     ) -> RunResult:
-        """Return the columns of the run."""
-        rows = [_line(row, "completed", "") for row in self._finished]
-        rows += [_line(row, "aborted", why) for row, why in self._aborted]
-        rows += [_rejected(request, why) for request, why in self._rejected]
-        rows.sort(key=lambda entry: entry[0].request_id)
-        columns = list(zip(*rows, strict=True)) if rows else [()] * 9
-        requests, output, first_scheduled_s, first_token_s, completion_s, *others = columns
-        preemptions, status, reason, cached = others
-        table = np.array(self._batches).reshape(-1, BATCH_FIELDS + 3 * self._depth)
-        stages = table[:, BATCH_FIELDS:].reshape(-1, self._depth, 3)
-        counts = table[:, 1:BATCH_FIELDS].astype(np.int64)
+        """Return the columns of the run; `facts` are the fields of a RunResult that are none."""
+        ended = [*(Ended(row, "completed", "") for row in self._completed), *self._others]
+        ended.sort(key=lambda entry: entry.row.request.request_id)
+        columns = gathered(REQUESTS, ended)
+        if not prefix_cache:
+            columns["cached_tokens"] = None
+        width = len(BATCHES)
+        numbers = np.array(self._batches).reshape(-1, width + len(STAGES) * self._depth)
+        for index, (name, column) in enumerate(BATCHES.items()):
+            columns[name] = numbers[:, index].astype(column.kind)
+        stages = numbers[:, width:].reshape(-1, self._depth, len(STAGES))
+        for index, name in enumerate(STAGES):
+            columns[name] = stages[:, :, index].copy()
         return RunResult(
             depth=self._depth,
-            max_in_flight=max_in_flight,
-            total_pages=total_pages,
-            page_tokens=page_tokens,
-            request_id=np.array([r.request_id for r in requests], dtype=np.int64),
-            arrival_s=np.array([r.arrival_s for r in requests], dtype=np.float64),
-            prompt_tokens=np.array([r.prompt_tokens for r in requests], dtype=np.int64),
-            output_tokens=np.array(output, dtype=np.int64),
-            first_scheduled_s=np.array(first_scheduled_s, dtype=np.float64),
-            first_token_s=np.array(first_token_s, dtype=np.float64),
-            completion_s=np.array(completion_s, dtype=np.float64),
-            preemptions=np.array(preemptions, dtype=np.int64),
-            status=list(status),
-            reason=list(reason),
-            scheduled_s=table[:, 0].copy(),
-            prefill_tokens=counts[:, 0].copy(),
-            decode_tokens=counts[:, 1].copy(),
-            sampled_rows=counts[:, 2].copy(),
-            free_pages=counts[:, 3].copy(),
-            available_s=stages[:, :, 0].copy(),
-            start_s=stages[:, :, 1].copy(),
-            end_s=stages[:, :, 2].copy(),
+            **facts,
+            **columns,
             wait_s=np.array(self._wait_s),
             wait_reason=np.array(self._wait_reason, dtype=np.int64),
             gap_s=np.array(gap_s, dtype=np.float64),
             gap_count=np.array(gap_count, dtype=np.int64),
-            cached_tokens=np.array(cached, dtype=np.int64) if prefix_cache else None,
-            kv_tokens=counts[:, 4].copy(),
-            engines=engines,
         )
-
-
-def _line(row: Row, status: str, reason: str) -> tuple[Any, ...]:
-    times = row.first_scheduled_s, row.first_token_s, row.completion_s
-    return row.request, row.generated, *times, row.epoch, status, reason, row.cached_tokens
-
-
-def _rejected(request: Request, reason: str) -> tuple[Any, ...]:
-    times = [float("nan")] * 3
-    return request, request.output_tokens, *times, 0, "rejected", reason, 0

@@ -15,16 +15,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evenflow.errors import UsageError
-from evenflow.results.run import RunResult
-
-if TYPE_CHECKING:
-    from evenflow.results.bubbles import Bubbles
 
 Save = Literal["summary", "requests", "all"]
 
@@ -141,27 +137,6 @@ def write_table(path: Path, columns: Mapping[str, NDArray[Any] | list[str]]) -> 
         writer.writerows(zip(*map(_cells, columns.values()), strict=True))
 
 
-def write_requests(path: Path, result: RunResult) -> None:
-    """Write a row a request, in order of request id. Times in seconds.
-
-    `cached_tokens` is there where the run had a prefix cache.
-    """
-    names = [
-        "request_id",
-        "arrival_s",
-        "prompt_tokens",
-        "output_tokens",
-        "first_token_s",
-        "completion_s",
-        "preemptions",
-        "status",
-        "reason",
-    ]
-    if result.cached_tokens is not None:
-        names.append("cached_tokens")
-    write_table(path, {name: getattr(result, name) for name in names})
-
-
 def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the numbers of several summaries, a row each; the first column names them."""
     keys = dict.fromkeys(
@@ -171,51 +146,6 @@ def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str,
     for key in keys:
         columns[key] = [summary.get(key, "") for summary in summaries.values()]
     write_table(path, columns)
-
-
-def write_transfers(path: Path, result: RunResult) -> None:
-    """Write a row a transfer of KV between pools, in the order in which they set out.
-
-    Times in seconds; `blocked_s` of the time from `ready_s` to `start_s` no pool had room.
-    """
-    moved = result.transfers
-    assert moved is not None
-    pools = list(result.pools)
-    sizes = {} if moved.bytes_per_token is None else {"bytes": moved.tokens * moved.bytes_per_token}
-    names = ("ready_s", "start_s", "end_s", "blocked_s")
-    columns = {
-        "request_id": moved.request_id,
-        "source": [pools[index] for index in moved.source],
-        "destination": [pools[index] for index in moved.destination],
-        "tokens": moved.tokens,
-        **sizes,
-        **{name: getattr(moved, name) for name in names},
-    }
-    write_table(path, columns)
-
-
-def write_batches(path: Path, result: RunResult) -> None:
-    """Write a row a micro-batch, in the order scheduled. Times in seconds."""
-    names = ("scheduled_s", "prefill_tokens", "decode_tokens", "free_pages", "returned_s")
-    ids = np.arange(len(result.scheduled_s))
-    write_table(path, {"batch_id": ids, **{name: getattr(result, name) for name in names}})
-
-
-def write_stages(path: Path, result: RunResult) -> None:
-    """Write a row a stage and micro-batch, stage by stage. Times in seconds."""
-    batches = len(result.scheduled_s)
-    columns = {
-        "stage": np.repeat(np.arange(result.depth), batches),
-        "batch_id": np.tile(np.arange(batches), result.depth),
-        "start_s": result.start_s.T.ravel(),
-        "end_s": result.end_s.T.ravel(),
-    }
-    write_table(path, columns)
-
-
-def write_bubbles(path: Path, bubbles: Bubbles) -> None:
-    """Write a row an idle interval of a stage, with its cause. Times in seconds."""
-    write_table(path, bubbles.table())
 
 
 def _cells(column: NDArray[Any] | list[str]) -> list[Any]:

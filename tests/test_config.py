@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.run_file.costs import LinkConfig
+from experiments.run_file.links import LinkConfig
 from experiments.run_file.run import RunConfig, SchedulerConfig, load_config, with_
 from experiments.run_file.yaml_file import as_patch, read
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run_file.build_pools import divide
-from experiments.run_file.pools import system
+from experiments.run_file.pools import divide, system
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import WorkloadConfig
 from tests.command_line import evenflow, write_inputs

@@ -11,8 +11,7 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.schedulers import POOLED
 from evenflow.specs.gpu import gpu
 from experiments.run_file import yaml_file
-from experiments.run_file.build_pools import divide
-from experiments.run_file.pools import system
+from experiments.run_file.pools import divide, system
 from experiments.run_file.run import RunConfig
 
 

@@ -77,9 +77,9 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
     """Return the overrides that take costs from a profile; measure it if there is none."""
     from experiments.cli.profile import show_measuring
     from experiments.profiles.measure import Settings, measure_profile
-    from experiments.run_file.build_world import find
     from experiments.run_file.run import load_config
     from experiments.run_file.workers import TorchWorkers
+    from experiments.run_file.yaml_file import find
 
     override = f"costs={{kind: profile, path: {json.dumps(str(profile))}}}"
     config = load_config(run, [*set_, override])

@@ -13,7 +13,7 @@ from evenflow.types import Request
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines, whiskers
 from experiments.run_file.build import build
-from experiments.run_file.build_world import find
+from experiments.run_file.yaml_file import find
 from sim import simulate
 
 TTFT, GAP, MOVED = "p50_ttft_ms", "p99_itl_ms", "mean_transfer_ms"

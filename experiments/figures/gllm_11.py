@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.figures.loads import traces
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
-from experiments.run_file.build_world import find
+from experiments.run_file.yaml_file import find
 from traces import load_trace
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)

@@ -15,7 +15,7 @@ from experiments.figures.kinds import check_like
 from experiments.figures.layers import layered, set_by_hand, without_links
 from experiments.run_file import yaml_file
 from experiments.run_file.fields import Keys
-from experiments.run_file.mistakes import mistakes
+from experiments.run_file.yaml_file import mistakes
 from experiments.systems import keys_of_system
 
 SAMPLING = ("requests", "capacity_requests", "seeds", "tolerance")

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from experiments.figures.claims import published_value
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
-from experiments.run_file.build_world import find
+from experiments.run_file.yaml_file import find
 from traces import load_trace
 from traces.classifier import GROUP_SIZES, LengthClasses, score
 from traces.predict import Mean, Noisy, Predictor, train

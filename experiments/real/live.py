@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
-from experiments.run_file.build_world import find
 from experiments.run_file.run import RunConfig
+from experiments.run_file.yaml_file import find
 
 if TYPE_CHECKING:
     import uvicorn

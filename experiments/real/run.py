@@ -31,8 +31,7 @@ from evenflow.world import World
 from experiments.provenance import provenance
 from experiments.real import journal as journal_file
 from experiments.real.workers import Crew, crew_of
-from experiments.run_file.build import build, make_importable
-from experiments.run_file.build_world import Built
+from experiments.run_file.build import Built, build, make_importable
 from experiments.run_file.run import RunConfig, RuntimeConfig
 from experiments.runs import Job, Outcome
 

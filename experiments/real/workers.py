@@ -16,9 +16,10 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
 from evenflow.world import World
-from experiments.run_file.build_world import Built, find
+from experiments.run_file.build import Built
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
+from experiments.run_file.yaml_file import find
 from profiler.environment import device_name, driver_version
 
 if TYPE_CHECKING:

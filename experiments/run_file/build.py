@@ -1,19 +1,40 @@
-"""Turn a checked configuration into what a simulation needs: requests, and the world they meet."""
+"""Turn a checked configuration into what a simulation needs: requests, and the world they meet.
+
+Here names become things: the model, the GPU, the links and the scheduler.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenflow.schedulers import POOLED
-from evenflow.types import Request
-from experiments.run_file.build_pools import build_pools
-from experiments.run_file.build_world import Built, build_world, find
+from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
+from evenflow.errors import PolicyError, UsageError
+from evenflow.schedulers import POOLED, create, policy
+from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.gpu import gpu
+from evenflow.specs.model import ModelSpec, model
+from evenflow.types import Request, Scheduler
+from evenflow.world import World
+from experiments.run_file.costs import Hardware, MadeCosts
+from experiments.run_file.links import hops_of
+from experiments.run_file.policy import check_parameter_types
+from experiments.run_file.pools import MixedPoolConfig, divide, run_of_pool, system, transfer_link
 from experiments.run_file.run import RunConfig
-from traces import load_trace, make_requests, with_conversations
+from experiments.run_file.workload import ClosedArrivals
+from experiments.run_file.yaml_file import find
+from sim import PooledWorld
+from traces import (
+    load_trace,
+    make_predictor,
+    make_requests,
+    with_conversations,
+    with_predictions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +82,277 @@ def reads_text(config: RunConfig) -> bool:
     return isinstance(predictor, dict) and predictor.get("kind") == "classifier"
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A world ready to simulate, and what its costs and its pages follow from.
+
+    `pools` are the parts of a world of pools, each built as a run of its own.
+    """
+
+    world: World | PooledWorld
+    formula: dict[str, Any]
+    deployment: dict[str, Any]
+    costs: MadeCosts | None = None
+    pools: Mapping[str, Built] = field(default_factory=dict)
+
+    @property
+    def cost_source(self) -> dict[str, Any]:
+        """Where the seconds come from; of tables also, how much of them no measurement surrounds.
+
+        That share is known after the run.
+        """
+        source = self.formula if self.costs is None else self.formula | self.costs.source()
+        parts = {name: built.cost_source for name, built in self.pools.items()}
+        return source | ({"pools": parts} if parts else {})
+
+
+MakeScheduler = Callable[..., Scheduler]
+"""A policy made from facts of the deployment (`evenflow.schedulers.FACTS`), given by name."""
+
+
 def build(
-    config: RunConfig, requests: list[Request], beside: Path, texts: Sequence[str] | None = None
+    config: RunConfig,
+    requests: list[Request],
+    beside: Path,
+    texts: Sequence[str] | None = None,
+    make_scheduler: MakeScheduler | None = None,
 ) -> Built:
     """Return the world that a configuration describes; UsageError for what cannot be.
 
     `texts` are the prompts of the requests, where there are any and a predictor may read them.
-    The policy is made once here, so that a mistake in its parameters is found before the run.
+    `make_scheduler` makes the policy in place of the one that the configuration names. The policy
+    is made once here, so that a mistake in its parameters is found before the run.
     """
-    if config.scheduler.name in POOLED:
-        return build_pools(config, requests, beside, texts)
-    return build_world(config, requests, beside, texts)
+    if config.scheduler.name in POOLED and make_scheduler is None:
+        return _build_pools(config, requests, beside, texts)
+    return _build_world(config, requests, beside, texts, make_scheduler)
+
+
+def _build_pools(
+    config: RunConfig, requests: list[Request], beside: Path, texts: Sequence[str] | None
+) -> Built:
+    """Return the world of a system of pools, each built as a run of its own.
+
+    Where policies of several pools predict lengths, the last pool's predictions hold.
+    """
+    given = system(config.scheduler)
+    for key in ("virtual_engines", "replicas"):
+        if getattr(config, key):
+            raise UsageError(
+                f"{key}: not with {config.scheduler.name}, whose pools are one engine each; leave "
+                "it out"
+            )
+    pools, built = given.pools(), {}
+    for name, share in divide(config, given).items():
+        try:
+            part = run_of_pool(config, pools[name], share)
+            built[name] = _build_world(part, requests, beside, texts)
+        except UsageError as error:
+            raise UsageError(f"scheduler {config.scheduler.name}: {name} pool: {error}") from None
+        requests = list(built[name].world.requests)
+    worlds: dict[str, Any] = {
+        name: replace(pool.world, requests=(), concurrency=None) for name, pool in built.items()
+    }
+    link = transfer_link(config, given, beside)
+    mixed = pools.get("mixed")
+    world = PooledWorld(
+        requests=requests,
+        **worlds,
+        link=link,
+        watermark=given.watermark,
+        borrow_tokens=mixed.borrow_tokens if isinstance(mixed, MixedPoolConfig) else 0,
+        concurrency=_concurrency(config),
+    )
+    facts = {name: pool.deployment for name, pool in built.items()}
+    deployment = {"pools": facts, "kv_bytes_per_token": link.bytes_per_token}
+    return Built(world, _formula(config), deployment, pools=built)
+
+
+def _build_world(
+    config: RunConfig,
+    requests: list[Request],
+    beside: Path,
+    texts: Sequence[str] | None,
+    make_scheduler: MakeScheduler | None = None,
+) -> Built:
+    """Return the world of pipelines with one policy."""
+    hardware = _hardware(config, beside)
+    made = config.costs.make(hardware)
+    costs, spec, speculative = made.cost, hardware.spec, config.speculative
+    pages = config.kv.num_pages(hardware)
+    most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
+    max_model_len = config.max_model_len or most
+    make = _scheduler_maker(config, costs, max_model_len, make_scheduler)
+    scheduler = make()
+    token_bytes = costs.transfer_bytes(prefill_work(1))
+    link, hop_links = hops_of(
+        config.link, config.nodes, config.num_stages, config.tensor_parallel, token_bytes
+    )
+    if speculative is not None:
+        costs = speculative.drafted(costs, config.costs, hardware)
+    world = World(
+        requests=_predicted(requests, texts, scheduler, config.workload.seed, beside),
+        make_scheduler=make,
+        costs=config.kv.swapped(costs, hardware),
+        depth=config.num_stages,
+        total_pages=pages,
+        max_model_len=max_model_len,
+        page_tokens=config.kv.page_tokens,
+        max_in_flight=_cap(config, scheduler),
+        virtual_engines=_engines(config),
+        dispatch=config.dispatch,
+        pipelined_chunks=config.pipelined_chunks,
+        overheads=config.overheads,
+        link=link,
+        hop_links=hop_links,
+        concurrency=_concurrency(config),
+        speculation=None if speculative is None else speculative.make(),
+        replicas=1 if config.replicas is None else config.replicas.count,
+        router="round_robin" if config.replicas is None else config.replicas.router,
+        prefix_cache=config.kv.prefix_cache,
+        swap=config.kv.swap,
+    )
+    return Built(world, _formula(config), _deployment_facts(world, hardware.placed), made)
+
+
+def _hardware(config: RunConfig, beside: Path) -> Hardware:
+    """Return the model on the GPUs that the configuration names."""
+    spec = None if config.model is None else model(find(config.model, beside))
+    if config.gpu is not None:
+        gpu(config.gpu)  # refuses what is none, whether these costs need it or not
+    nodes, ranks = config.nodes, config.tensor_parallel
+    return Hardware(
+        config.stages,
+        ranks,
+        spec,
+        None if spec is None else _deployment(config, spec, beside),
+        config.fabric,
+        nodes is not None and ranks > nodes.gpus,
+        lambda path: find(path, beside),
+    )
+
+
+def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment | None:
+    """Return the model on its GPUs; None without a GPU."""
+    if config.gpu is None:
+        split_layers(spec.num_layers, config.stages)
+        return None
+    draft = None if config.speculative is None else config.speculative.draft_model
+    return Deployment(
+        spec,
+        gpu(config.gpu),
+        _layers(config, spec, config.gpu),
+        config.tensor_parallel,
+        memory_utilization=config.kv.memory_utilization,
+        page_tokens=config.kv.page_tokens,
+        expert_parallel=config.expert_parallel,
+        draft=None if draft is None else model(find(draft, beside)),
+    )
+
+
+def _layers(config: RunConfig, spec: ModelSpec, gpu_keys: str | dict[str, Any]) -> tuple[int, ...]:
+    if config.split == "even":
+        return split_layers(spec.num_layers, config.stages)
+    if not isinstance(config.stages, int):
+        raise UsageError(
+            f"split: balanced: stages lists the layers already, {config.stages}; give their number"
+        )
+    ranks, fabric = config.tensor_parallel, config.fabric()
+    return balanced_layers(spec, gpu(gpu_keys), config.stages, tensor_parallel=ranks, fabric=fabric)
+
+
+def _scheduler_maker(
+    config: RunConfig,
+    costs: StageCost,
+    max_model_len: int,
+    make_scheduler: MakeScheduler | None,
+) -> Callable[[], Scheduler]:
+    name, params = config.scheduler.name, config.scheduler.params
+    if make_scheduler is None:
+        check_parameter_types(name, policy(name), params)
+        make_scheduler = partial(create, name, params)
+    facts = {"max_model_len": max_model_len, **estimates(costs)}
+
+    def make() -> Scheduler:
+        try:
+            return make_scheduler(**facts)
+        except UsageError:
+            raise
+        except Exception as error:  # a user's own class may raise anything
+            raise PolicyError(
+                f"scheduler {name}: its constructor raised {type(error).__name__}: {error}"
+            ) from error
+
+    return make
+
+
+def _predicted(
+    requests: list[Request],
+    texts: Sequence[str] | None,
+    scheduler: Scheduler,
+    seed: int,
+    beside: Path,
+) -> list[Request]:
+    """Return the requests with the output lengths that the policy's predictor foretells."""
+    spec = getattr(scheduler, "predictor", None)
+    if spec is None or not requests:
+        return requests
+    if isinstance(spec, Mapping):
+        spec = dict(spec)
+        if spec.get("kind") == "noisy":
+            spec.setdefault("seed", seed)
+        if isinstance(spec.get("path"), str):
+            spec["path"] = find(spec["path"], beside)
+    texts = None if texts is None else texts[: len(requests)]
+    return with_predictions(requests, make_predictor(spec), texts)
+
+
+def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
+    given = config.max_in_flight
+    if given == "unlimited" or (given is None and getattr(scheduler, "uncapped", False)):
+        return None
+    return config.num_stages if given is None else given
+
+
+def _engines(config: RunConfig) -> int:
+    if isinstance(config.virtual_engines, bool):
+        return config.num_stages if config.virtual_engines else 1
+    return config.virtual_engines
+
+
+def _concurrency(config: RunConfig) -> int | None:
+    """Return how many requests a closed loop holds; None for open arrivals."""
+    arrivals = config.workload.arrivals
+    return arrivals.concurrency if isinstance(arrivals, ClosedArrivals) else None
+
+
+def _formula(config: RunConfig) -> dict[str, Any]:
+    """Say which formula the seconds come from, which is measured on no device of ours."""
+    source: dict[str, Any] = {"kind": config.costs.kind}
+    if config.costs.kind == "roofline" and config.gpu is not None:
+        source["gpu"] = asdict(gpu(config.gpu))
+    return source | {"device": None, "driver": None, "torch": None}
+
+
+def _deployment_facts(world: World, deployment: Deployment | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "stages": world.depth,
+        "kv_pages": world.total_pages,
+        "page_tokens": world.page_tokens,
+        "max_model_len": world.max_model_len,
+    }
+    if deployment is None:
+        return facts
+    return facts | {
+        "layers_per_stage": list(deployment.layers_per_stage),
+        "weight_bytes_per_gpu": _per_stage(deployment.depth, deployment.weight_bytes),
+        "activation_bytes_per_gpu": _per_stage(deployment.depth, deployment.activation_bytes),
+        "kv_bytes_per_token": _per_stage(deployment.depth, deployment.kv_bytes_per_token),
+    }
+
+
+def _per_stage(depth: int, quantity: Callable[[int], int]) -> list[int]:
+    return list(map(quantity, range(depth)))
 
 
 def make_importable(*folders: Path) -> None:

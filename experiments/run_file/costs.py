@@ -1,86 +1,102 @@
-"""The schema of what work and messages cost: links, nodes, cost sources."""
+"""What a micro-batch costs: the keys of each kind of costs, and the cost model each one makes.
+
+Knows specifications and cost models; no trace, no scheduler, no simulator's clock.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Discriminator, Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from experiments.run_file.fields import (
-    Count,
-    Keys,
-    NameOr,
-    NonNegative,
-    Positive,
-    expect,
-    short_form,
+from evenflow.costs import (
+    AffineCost,
+    DraftedCost,
+    Fabric,
+    GraphCost,
+    RooflineCost,
+    StageCost,
 )
+from evenflow.costs.drafts import share_of, step_of
+from evenflow.costs.tables import TableCost
+from evenflow.errors import UsageError
+from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.gpu import GPUS
+from evenflow.specs.model import ModelSpec
+from evenflow.speculation import Speculation
+from experiments.run_file.fields import Count, Keys, NonNegative, needed, short_form
+from experiments.run_file.links import NameOrAllReduce
 
 
-class LinkConfig(Keys):
-    """A link: GB/s (1e9 bytes) and microseconds, or a `name` with what differs from it.
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What costs are made for: the model and how it lies on GPUs, where the run names them.
 
-    `shared`: all neighbouring stages queue for one link; else each pair has its own.
+    `fabric()` is what connects the GPUs of a stage, `spans_nodes` whether they are in several
+    machines; `find` resolves a path.
     """
 
-    name: str | None = None
-    bandwidth_gb_s: Positive | None = None
-    latency_us: NonNegative | None = None
-    shared: bool = False
+    stages: int | list[int]
+    ranks: int
+    spec: ModelSpec | None
+    placed: Deployment | None
+    fabric: Callable[[], Fabric | None]
+    spans_nodes: bool
+    find: Callable[[str], str]
 
-    @model_validator(mode="after")
-    def _bandwidth_is_known(self) -> Self:
-        if self.name is None and self.bandwidth_gb_s is None:
-            raise PydanticCustomError(
-                "needed", "", {"reason": "link", "key": '"link.bandwidth_gb_s", or a name'}
-            )
-        return self
+    @property
+    def depth(self) -> int:
+        return self.stages if isinstance(self.stages, int) else len(self.stages)
 
+    @property
+    def model(self) -> ModelSpec:
+        """The model, which the schema has asked for."""
+        assert self.spec is not None
+        return self.spec
 
-NameOrLink = NameOr[str, LinkConfig]
+    @property
+    def deployment(self) -> Deployment:
+        """The model on its GPUs, which the schema has asked for."""
+        assert self.placed is not None
+        return self.placed
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The model's layers on each stage."""
+        if self.placed is not None:
+            return self.placed.layers_per_stage
+        return split_layers(self.model.num_layers, self.stages)
 
-class NodesConfig(Keys):
-    """Machines of `gpus` GPUs each, filled stage by stage; `link` connects neighbours.
-
-    `all_reduce`: how a stage that spans nodes adds up: one `ring` over the link between nodes, or
-    `hierarchical`, within the nodes first.
-    """
-
-    gpus: Count
-    link: NameOrLink
-    all_reduce: Literal["ring", "hierarchical"] = "ring"
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2
-
-
-Point = Annotated[list[Positive], expect(_is_pair, "a pair [bytes, microseconds]")]
-
-
-class AllReduceConfig(Keys):
-    """The link between the tensor-parallel GPUs of a stage, as `link`; or measured `points`.
-
-    `points`: [bytes, microseconds] of an all-reduce on this number of GPUs, by size. The link is
-    then used for the all-to-all of experts only; null: the same as `link` of the run.
-    """
-
-    name: str | None = None
-    bandwidth_gb_s: Positive | None = None
-    latency_us: NonNegative | None = None
-    points: Annotated[list[Point], Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _something_is_known(self) -> Self:
-        if self.name is None and self.bandwidth_gb_s is None and self.points is None:
-            key = '"all_reduce.bandwidth_gb_s", a name, or points'
-            raise PydanticCustomError("needed", "", {"reason": "all_reduce", "key": key})
-        return self
+    def kv_bytes_per_token(self) -> list[int]:
+        """Return the bytes of a token's KV on one GPU of each stage."""
+        if self.placed is not None:
+            return list(map(self.placed.kv_bytes_per_token, range(self.depth)))
+        return [self.model.kv_bytes_per_token(count, self.ranks) for count in self.layers]
 
 
-NameOrAllReduce = NameOr[str, AllReduceConfig]
+class MadeCosts(NamedTuple):
+    """A cost model; of tables also where they are from, and themselves without what wraps them."""
+
+    cost: StageCost
+    tables: TableCost | None = None
+    origin: dict[str, Any] = {}  # noqa: RUF012
+
+    def source(self) -> dict[str, Any]:
+        """Return the origin of tables, with the share of seconds that rests on no measurement.
+
+        That share is of the seconds predicted so far, so it is known after a run.
+        """
+        if self.tables is None:
+            return self.origin
+        return self.origin | {"extrapolated_share": round(self.tables.extrapolated_share, 6)}
+
+
+def _with_graphs(made: MadeCosts, sizes: list[int] | None) -> MadeCosts:
+    return made if sizes is None else made._replace(cost=GraphCost(made.cost, sizes))
 
 
 class AffineCosts(Keys):
@@ -89,10 +105,18 @@ class AffineCosts(Keys):
     `cuda_graph_sizes`: decode-only micro-batches are padded to the next of these token numbers.
     """
 
+    NEEDS: ClassVar[tuple[str, ...]] = ()
+
     kind: Literal["affine"]
     base_s: NonNegative
     per_token_s: NonNegative
     cuda_graph_sizes: list[Count] | None = None
+
+    def make(self, hardware: Hardware) -> MadeCosts:
+        spec = hardware.spec
+        crossing = 0 if spec is None else spec.hidden_size * spec.dtype_bytes
+        affine = AffineCost(self.base_s, self.per_token_s, hardware.depth, crossing)
+        return _with_graphs(MadeCosts(affine), self.cuda_graph_sizes)
 
 
 class RooflineCosts(Keys):
@@ -104,6 +128,8 @@ class RooflineCosts(Keys):
     `graph_layer_overhead_s` in place of the GPU's overhead (null: the same).
     """
 
+    NEEDS: ClassVar[tuple[str, ...]] = ("model", "gpu")
+
     kind: Literal["roofline"]
     tile_tokens: Count = 128
     all_reduce: NameOrAllReduce | None = None
@@ -114,9 +140,42 @@ class RooflineCosts(Keys):
     @model_validator(mode="after")
     def _overhead_of_what(self) -> Self:
         if self.graph_layer_overhead_s is not None and self.cuda_graph_sizes is None:
-            context = {"reason": "costs.graph_layer_overhead_s", "key": '"costs.cuda_graph_sizes"'}
-            raise PydanticCustomError("needed", "", context)
+            raise needed("costs.graph_layer_overhead_s", '"costs.cuda_graph_sizes"')
         return self
+
+    def make(self, hardware: Hardware) -> MadeCosts:
+        deployment = hardware.deployment
+        eager = self._roofline(deployment, hardware)
+        if self.cuda_graph_sizes is None:
+            return MadeCosts(eager)
+        overhead_s = self.graph_layer_overhead_s
+        if overhead_s is None:
+            return MadeCosts(GraphCost(eager, self.cuda_graph_sizes))
+        launched = replace(deployment.gpu, per_layer_overhead_s=overhead_s)
+        captured = self._roofline(replace(deployment, gpu=launched), hardware)
+        return MadeCosts(GraphCost(eager, self.cuda_graph_sizes, captured))
+
+    def _roofline(self, deployment: Deployment, hardware: Hardware) -> RooflineCost:
+        return RooflineCost(
+            deployment,
+            hardware.fabric(),
+            tile_tokens=self.tile_tokens,
+            expert_imbalance=self.expert_imbalance,
+        )
+
+
+MEASURED_WITH = (
+    "device",
+    "driver",
+    "libraries",
+    "dtype",
+    "date",
+    "threads",
+    "grid",
+    "source",
+    "checked",
+)
+"""What the provenance of a run says of a profile's header, in order."""
 
 
 class ProfileCosts(Keys):
@@ -126,11 +185,35 @@ class ProfileCosts(Keys):
     `all_reduce`, as in roofline); without it such a file is refused.
     """
 
+    NEEDS: ClassVar[tuple[str, ...]] = ("model",)
+
     kind: Literal["profile"]
     path: Annotated[str, Field(min_length=1)]
     fill: Literal["roofline"] | None = None
     all_reduce: NameOrAllReduce | None = None
     cuda_graph_sizes: list[Count] | None = None
+
+    def make(self, hardware: Hardware) -> MadeCosts:
+        from evenflow.costs.profile.cost import check_device, missing_operators, profile_cost
+        from evenflow.costs.profile.file import read_profile
+
+        path, ranks, deployment = Path(hardware.find(self.path)), hardware.ranks, hardware.placed
+        profile = read_profile(path)
+        if deployment is not None and deployment.gpu.name in {spec.name for spec in GPUS}:
+            check_device(profile, deployment.gpu.name, str(path))
+        fill = None
+        if self.fill is not None:
+            tile_tokens = profile.header.tile_tokens
+            fill = RooflineCost(hardware.deployment, hardware.fabric(), tile_tokens=tile_tokens)
+        cost = profile_cost(profile, hardware.model, hardware.layers, ranks, fill, name=str(path))
+        header = asdict(profile.header)
+        origin = {
+            "path": self.path,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "filled_in": missing_operators(profile, ranks) if fill is not None else [],
+        }
+        origin |= {key: header[key] for key in MEASURED_WITH}
+        return _with_graphs(MadeCosts(cost, cost, origin), self.cuda_graph_sizes)
 
 
 class SiliconCosts(Keys):
@@ -140,11 +223,22 @@ class SiliconCosts(Keys):
     to use in place of the measured all-reduces.
     """
 
+    NEEDS: ClassVar[tuple[str, ...]] = ("model", "gpu")
+
     kind: Literal["silicon"]
     framework: Literal["vllm", "sglang", "trtllm"] = "vllm"
     version: str | None = None
     all_reduce: NameOrAllReduce | None = None
     cuda_graph_sizes: list[Count] | None = None
+
+    def make(self, hardware: Hardware) -> MadeCosts:
+        from evenflow.costs.silicon.cost import silicon_cost, silicon_source
+
+        deployment = hardware.deployment
+        source = silicon_source(deployment, self.framework, self.version)
+        other = self.all_reduce is not None or hardware.spans_nodes
+        cost = silicon_cost(deployment, source, hardware.fabric() if other else None)
+        return _with_graphs(MadeCosts(cost, cost, source.facts()), self.cuda_graph_sizes)
 
 
 Costs = Annotated[
@@ -152,3 +246,44 @@ Costs = Annotated[
     short_form("kind"),
     Discriminator("kind"),
 ]
+
+
+class SpeculativeConfig(Keys):
+    """`k` tokens are proposed a step, each accepted with probability `acceptance`, in turn.
+
+    What a proposal costs: `draft_cost_share` of a decode step of the model (0: free, as from
+    n-grams), or a decode step of `draft_model`, which also takes memory.
+    """
+
+    k: Count
+    acceptance: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    draft_cost_share: NonNegative | None = None
+    draft_model: str | None = None
+
+    @model_validator(mode="after")
+    def _one_draft(self) -> Self:
+        if (self.draft_cost_share is None) == (self.draft_model is None):
+            keys = '"speculative.draft_cost_share" or "speculative.draft_model", one of them'
+            raise needed("speculative", keys)
+        return self
+
+    def make(self) -> Speculation:
+        """Return how many tokens a decode step proposes and yields."""
+        return Speculation(self.k, self.acceptance)
+
+    def drafted(self, cost: StageCost, costs: Keys, hardware: Hardware) -> StageCost:
+        """Return the costs with those of proposing tokens; `costs` are the keys they came from."""
+        if self.draft_model is None:
+            share = self.draft_cost_share or 0.0
+            return DraftedCost(cost, self.make(), share_of(cost, share)) if share else cost
+        if not isinstance(costs, RooflineCosts):
+            raise UsageError(
+                "speculative.draft_model: its costs need costs.kind: roofline; or give a "
+                "draft_cost_share"
+            )
+        target = hardware.deployment
+        assert target.draft is not None
+        layers = (target.draft.num_layers,)
+        draft = Deployment(target.draft, target.gpu, layers, hardware.ranks)
+        step = RooflineCost(draft, hardware.fabric(), tile_tokens=costs.tile_tokens)
+        return DraftedCost(cost, self.make(), step_of(step))

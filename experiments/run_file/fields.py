@@ -93,3 +93,8 @@ def short_form(key: str) -> BeforeValidator:
 def is_count(value: object) -> bool:
     """Say whether a value is a whole number of at least 1."""
     return type(value) is int and value > 0
+
+
+def needed(reason: str, key: str) -> PydanticCustomError:
+    """Return the error of a key that `reason` cannot be without; the message has `key` as it is."""
+    return PydanticCustomError("needed", "", {"reason": reason, "key": key})

@@ -1,32 +1,33 @@
-"""The parameters of `distserve` and `splitwise`: schedulers that are systems of several pools.
+"""`distserve` and `splitwise`, schedulers that are systems of several pools: keys, GPUs, link.
 
-Knows keys, types, limits and defaults; not which GPUs a pool gets when it does not say.
+Each pool is a run of its own on its part of the GPUs; nothing is built here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field
 
 from evenflow import schedulers
 from evenflow.errors import UsageError
-from experiments.run_file.costs import Costs
+from evenflow.specs.model import model
+from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.fields import (
     Count,
     Keys,
     NameOr,
-    NonNegative,
     Positive,
     expect,
     is_count,
     short_form,
 )
-from experiments.run_file.mistakes import mistakes
-from experiments.run_file.run import SchedulerConfig
-from experiments.run_file.yaml_file import Document
+from experiments.run_file.links import TransferLinkConfig, link_spec
+from experiments.run_file.run import RunConfig, SchedulerConfig
+from experiments.run_file.yaml_file import Document, checked, find
+from sim import TransferLink
 
 
 def _is_stages(value: object) -> bool:
@@ -37,21 +38,6 @@ def _is_stages(value: object) -> bool:
 Policy = Annotated[SchedulerConfig, short_form("name")]
 
 BY_DEFAULT_PREFILL = {"mode": "hybrid_only", "token_budget": 2048}
-
-
-class TransferLinkConfig(Keys):
-    """The link that KV crosses: GB/s (1e9 bytes) and microseconds, or a `name` and what differs."""
-
-    name: str | None = None
-    bandwidth_gb_s: Positive | None = None
-    latency_us: NonNegative | None = None
-
-    @model_validator(mode="after")
-    def _bandwidth_is_known(self) -> Self:
-        if self.name is None and self.bandwidth_gb_s is None:
-            key = '"transfer_link.bandwidth_gb_s", or a name'
-            raise PydanticCustomError("needed", "", {"reason": "transfer_link", "key": key})
-        return self
 
 
 class PoolConfig(Keys):
@@ -145,17 +131,14 @@ POOLED: Mapping[str, type[DistServeConfig]] = {
 def system(scheduler: SchedulerConfig) -> DistServeConfig:
     """Return the checked parameters of one of POOLED; UsageError naming the key otherwise."""
     document = Document(f"scheduler {scheduler.name}", dict(scheduler.params), {})
-    try:
-        found = POOLED[scheduler.name].model_validate(scheduler.params)
-    except ValidationError as error:
-        raise UsageError(mistakes(document, error)) from None
-    for name, pool in found.pools().items():
+    given = checked(POOLED[scheduler.name], document)
+    for name, pool in given.pools().items():
         if pool.scheduler.name in POOLED:
             raise UsageError(
                 f"scheduler {scheduler.name}: {name}.scheduler: {pool.scheduler.name} is itself "
                 "made of pools; a pool needs a policy such as sarathi"
             )
-    return found
+    return given
 
 
 def catalogue() -> list[schedulers.Entry]:
@@ -180,3 +163,116 @@ def _flat(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + key, {"name": field.default.name, **field.default.params}
         else:
             yield prefix + key, field.default
+
+
+# -- a run for each pool --------------------------------------------------------------------------
+
+
+class Share(NamedTuple):
+    """The GPUs of one pool: `stages` (or their layers) of `tensor_parallel` each."""
+
+    stages: int | list[int]
+    tensor_parallel: int
+
+    @property
+    def gpus(self) -> int:
+        stages = self.stages if isinstance(self.stages, int) else len(self.stages)
+        return stages * self.tensor_parallel
+
+
+def divide(config: RunConfig, given: DistServeConfig) -> dict[str, Share]:
+    """Return each pool's share of the run's GPUs: as given; what is left over, evenly.
+
+    UsageError unless the pools use exactly the GPUs that any other scheduler would.
+    """
+    total = config.num_stages * config.tensor_parallel
+    pools = given.pools()
+    fixed = {
+        name: Share(pool.stages, pool.tensor_parallel or config.tensor_parallel)
+        for name, pool in pools.items()
+        if pool.stages is not None
+    }
+    left = total - sum(share.gpus for share in fixed.values())
+    open_pools = [name for name in pools if name not in fixed]
+    shares = dict(fixed)
+    for position, name in enumerate(open_pools):
+        gpus = left // (len(open_pools) - position)
+        left -= gpus
+        shares[name] = _share(config, name, pools[name], gpus)
+    used = sum(share.gpus for share in shares.values())
+    if used != total:
+        raise UsageError(
+            f"scheduler {config.scheduler.name}: the pools take {used} GPUs ({_words(shares)}); "
+            f"the run has {total}: stages {config.num_stages} x tensor_parallel "
+            f"{config.tensor_parallel}"
+        )
+    return {name: shares[name] for name in pools}
+
+
+def _share(config: RunConfig, name: str, pool: PoolConfig, gpus: int) -> Share:
+    """Return a pool's stages on so many GPUs; few GPUs shrink a tensor-parallel group not given."""
+    if gpus < 1:
+        raise UsageError(
+            f"scheduler {config.scheduler.name}: no GPU is left for the {name} pool of the "
+            f"{config.num_stages * config.tensor_parallel}; give the run more stages"
+        )
+    ranks = pool.tensor_parallel or min(config.tensor_parallel, gpus)
+    if gpus % ranks:
+        raise UsageError(
+            f"scheduler {config.scheduler.name}: the {name} pool's {gpus} GPUs are no whole number "
+            f"of stages of {ranks}; give its stages and tensor_parallel"
+        )
+    return Share(gpus // ranks, ranks)
+
+
+def _words(shares: Mapping[str, Share]) -> str:
+    return ", ".join(f"{name} {share.gpus}" for name, share in shares.items())
+
+
+def run_of_pool(config: RunConfig, pool: PoolConfig, share: Share) -> RunConfig:
+    """Return the configuration of a run that is one pool; UsageError if its keys cannot be.
+
+    On 1/n of the GPUs a stage has n times the layers: affine costs are n times as long, and a
+    number of pages is divided by n. What follows from the model follows from the layers anyway.
+    """
+    part = share.gpus / (config.num_stages * config.tensor_parallel)
+    costs: Any = config.costs
+    if pool.costs is not None:
+        costs = pool.costs
+    elif isinstance(costs, AffineCosts):
+        scaled = {key: getattr(costs, key) / part for key in ("base_s", "per_token_s")}
+        costs = costs.model_copy(update=scaled)
+    pages = config.kv.pages
+    if pool.pages is not None:
+        pages = pool.pages
+    elif isinstance(pages, int):
+        pages = max(int(pages * part), 1)
+    changes = {
+        "stages": share.stages,
+        "tensor_parallel": share.tensor_parallel,
+        "gpu": config.gpu if pool.gpu is None else pool.gpu,
+        "costs": costs,
+        "kv": config.kv.model_copy(update={"pages": pages}),
+        "scheduler": pool.scheduler,
+    }
+    data = config.model_copy(update=changes).model_dump()
+    return checked(RunConfig, Document("its part of the run", data, {}))
+
+
+def transfer_link(config: RunConfig, given: DistServeConfig, beside: Path) -> TransferLink:
+    """Return the link between the pools; without any the KV is there at once."""
+    bytes_per_token = given.kv_bytes_per_token
+    if bytes_per_token is None and config.model is not None:
+        bytes_per_token = float(model(find(config.model, beside)).kv_bytes_per_token())
+    chosen = config.link if given.transfer_link is None else given.transfer_link
+    if chosen is None:
+        return TransferLink(bytes_per_token=bytes_per_token)
+    if bytes_per_token is None:
+        raise UsageError(
+            f"scheduler {config.scheduler.name}: a transfer_link needs the KV's size: give "
+            'kv_bytes_per_token, or the run a "model"'
+        )
+    spec = link_spec(chosen)
+    return TransferLink(
+        bytes_per_token / (spec.bandwidth_gb_s * 1e9), spec.latency_s, bytes_per_token
+    )

@@ -1,4 +1,4 @@
-"""The schema of RUN.yaml: which keys there are, their types, limits and defaults.
+"""RUN.yaml: its keys, their types, limits and defaults; reading it, and changing some of its keys.
 
 It knows no model, GPU, policy or trace by name: whoever builds the run looks those up.
 """
@@ -11,32 +11,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from evenflow.errors import UsageError
+from evenflow.costs import Fabric, StageCost, SwapCost
 from evenflow.results.metrics import Limit
+from evenflow.world import RUNTIMES, RuntimeOverheads
 from experiments.run_file import yaml_file
-from experiments.run_file.costs import Costs, NameOrLink, NodesConfig, RooflineCosts
-from experiments.run_file.engine import ReplicasConfig, SpeculativeConfig
+from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
 from experiments.run_file.fields import (
     Count,
     Keys,
     NameOr,
     NonNegative,
     Positive,
+    Share,
     expect,
     is_count,
+    needed,
     short_form,
 )
-from experiments.run_file.kv import KvConfig
-from experiments.run_file.mistakes import mistakes
+from experiments.run_file.links import NameOrLink, NodesConfig, fabric_of
 from experiments.run_file.workers import EmulatedWorkers, Workers
 from experiments.run_file.workload import WorkloadConfig
 
@@ -52,6 +46,61 @@ class RuntimeConfig(Keys):
     prepare_s: NonNegative = 0.0
     prepare_share: NonNegative = 0.0
     overlapped: bool = False
+
+    def make(self) -> RuntimeOverheads:
+        return RuntimeOverheads(**self.model_dump())
+
+
+class HostLinkConfig(Keys):
+    """The link of each GPU to its host: GB/s (1e9 bytes), and microseconds a request copied."""
+
+    bandwidth_gb_s: Positive
+    latency_us: NonNegative = 0.0
+
+
+class KvConfig(Keys):
+    """Paged KV memory; `pages: auto` counts what fits beside the weights on the fullest stage.
+
+    `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
+    copied to the host over `host_link` and back, instead of being recomputed.
+    """
+
+    page_tokens: Count = 16
+    pages: Annotated[
+        int | Literal["auto"],
+        expect(lambda v: v == "auto" or is_count(v), "auto or a whole number of at least 1"),
+    ] = "auto"
+    memory_utilization: Share = 0.9
+    prefix_cache: bool = False
+    swap: bool = False
+    host_link: HostLinkConfig | None = None
+
+    @model_validator(mode="after")
+    def _swap_over_a_link(self) -> Self:
+        if self.swap and self.host_link is None:
+            raise needed("kv.swap", '"kv.host_link"')
+        if self.host_link is not None and not self.swap:
+            raise needed("kv.host_link", '"kv.swap: true"')
+        return self
+
+    def num_pages(self, hardware: Hardware) -> int:
+        """Return the pages of the pool: as given, or as many as fit."""
+        return hardware.deployment.kv_pages() if isinstance(self.pages, str) else self.pages
+
+    def swapped(self, costs: StageCost, hardware: Hardware) -> StageCost:
+        """Return the costs with those of copying pages to the host and back, if any are swapped."""
+        host = self.host_link
+        if host is None:
+            return costs
+        page_bytes = [self.page_tokens * size for size in hardware.kv_bytes_per_token()]
+        return SwapCost(costs, page_bytes, host.bandwidth_gb_s * 1e9, host.latency_us * 1e-6)
+
+
+class ReplicasConfig(Keys):
+    """`count` pipelines of one kind side by side; `router` divides the requests among them."""
+
+    count: Count
+    router: Literal["round_robin", "least_outstanding", "prefix_affinity"] = "round_robin"
 
 
 class SchedulerConfig(BaseModel):
@@ -122,33 +171,38 @@ class RunConfig(Keys):
 
     @model_validator(mode="after")
     def _model_and_gpu_where_needed(self) -> Self:
+        draft = None if self.speculative is None else self.speculative.draft_model
         needs = (
-            ("costs.kind: roofline", self.costs.kind == "roofline", ("model", "gpu")),
-            ("costs.kind: silicon", self.costs.kind == "silicon", ("model", "gpu")),
-            ("costs.kind: profile", self.costs.kind == "profile", ("model",)),
+            (f"costs.kind: {self.costs.kind}", True, self.costs.NEEDS),
             ("costs.fill", getattr(self.costs, "fill", None) is not None, ("gpu",)),
             ("kv.pages: auto", self.kv.pages == "auto", ("model", "gpu")),
             ("link", self.link is not None, ("model",)),
             ("nodes", self.nodes is not None, ("model", "link")),
             ("split: balanced", self.split == "balanced", ("model", "gpu")),
             ("expert_parallel", self.expert_parallel, ("model", "gpu")),
-            ("speculative.draft_model", self._has_draft, ("model", "gpu")),
+            ("speculative.draft_model", draft is not None, ("model", "gpu")),
             ("kv.swap", self.kv.swap, ("model",)),
             ("workers.kind: torch", self.workers.kind == "torch", ("model",)),
         )
-        for reason, needed, keys in needs:
+        for reason, applies, keys in needs:
             for key in keys:
-                if needed and getattr(self, key) is None:
-                    raise PydanticCustomError("needed", "", {"reason": reason, "key": f'"{key}"'})
+                if applies and getattr(self, key) is None:
+                    raise needed(reason, f'"{key}"')
         return self
-
-    @property
-    def _has_draft(self) -> bool:
-        return self.speculative is not None and self.speculative.draft_model is not None
 
     @property
     def num_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
+
+    @property
+    def overheads(self) -> RuntimeOverheads:
+        """The CPU work beside the kernels, of a named runtime or as given."""
+        return RUNTIMES[self.runtime] if isinstance(self.runtime, str) else self.runtime.make()
+
+    def fabric(self) -> Fabric | None:
+        """Return what connects the GPUs of a stage; None if no link is known."""
+        all_reduce = getattr(self.costs, "all_reduce", None)
+        return fabric_of(self.link, self.nodes, self.tensor_parallel, all_reduce)
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, as plain data."""
@@ -180,10 +234,7 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
     """
     for assignment in overrides:
         document = yaml_file.override(document, assignment)
-    try:
-        return RunConfig.model_validate(document.data)
-    except ValidationError as error:
-        raise UsageError(mistakes(document, error)) from None
+    return yaml_file.checked(RunConfig, document)
 
 
 def with_(

@@ -1,4 +1,7 @@
-"""Read a YAML file and remember the line of each value. Knows nothing of what the keys mean."""
+"""A YAML file whose values know their lines: reading, changing and checking it.
+
+What a schema refuses becomes one line that a person can act on. Knows nothing of what keys mean.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, instead_of
 
 KeyPath = tuple[str | int, ...]
 
@@ -53,6 +58,12 @@ class Document:
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, self.name)
+
+
+def find(name: str, beside: Path) -> str:
+    """Return where a file is: in the current folder, or else in `beside`; or the name as it is."""
+    below = beside / name
+    return str(below) if not Path(name).exists() and below.exists() else name
 
 
 def read(path: Path, holds: str = "model, stages, workload") -> Document:
@@ -196,3 +207,100 @@ def _lines(node: yaml.Node, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+# -- what a schema says of a document -------------------------------------------------------------
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def checked(schema: type[Schema], document: Document) -> Schema:
+    """Return what a document's keys say; UsageError with each mistake's place, key and remedy."""
+    try:
+        return schema.model_validate(document.data)
+    except ValidationError as error:
+        raise UsageError(mistakes(document, error)) from None
+
+
+EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys to values",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "string_too_short": "not empty",
+    "string_type": "a text",
+    "too_short": "not empty",
+}
+"""What pydantic's error types ask for, in the words of someone who writes YAML."""
+
+
+def mistakes(document: Document, error: ValidationError) -> str:
+    """Return each mistake as `place: key: what would be right`; several are numbered."""
+    found = [_mistake(document, detail) for detail in error.errors(include_url=False)]
+    if len(found) == 1:
+        return found[0]
+    numbered = (f"({number}) {text}" for number, text in enumerate(found, 1))
+    return f"{len(found)} mistakes: {' '.join(numbered)}"
+
+
+def _mistake(document: Document, detail: ErrorDetails) -> str:
+    path = _path_in(document.data, detail)
+    key, problem = _problem(".".join(map(str, path)), detail)
+    return f"{document.place((*path, *key))}: {problem}"
+
+
+def _problem(dotted: str, detail: ErrorDetails) -> tuple[KeyPath, str]:
+    """Return which key below the reported one is meant, and what is wrong there."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    match kind:
+        case "missing":
+            return (), f'the key "{dotted}" is missing'
+        case "unknown_key":
+            below = f"{dotted}.{context['key']}".lstrip(".")
+            return (context["key"],), f'unknown key "{below}"; {context["hint"]}'
+        case "needed":
+            return (), f"{context['reason']} needs the key {context['key']}"
+        case "union_tag_not_found":
+            return (), f'{dotted}: the key "{dotted}.kind" is missing'
+        case "union_tag_invalid":
+            known = str(context["expected_tags"]).replace("'", "").split(", ")
+            hint = instead_of(context["tag"], known)
+            return ("kind",), f'{dotted}.kind: unknown "{context["tag"]}"; {hint}'
+    expected = EXPECTED.get(kind, "{expected}" if "expected" in context else detail["msg"])
+    shown = _shown(detail["input"])
+    return (), f"{dotted}: should be {expected.format(**context)}, not {shown}"
+
+
+def _path_in(data: object, detail: ErrorDetails) -> KeyPath:
+    """Return the error's location as keys of the document, without pydantic's union tags."""
+    *outer, last = detail["loc"] or ("",)
+    path: list[str | int] = []
+    for key in (*outer, last):
+        inside = data if isinstance(data, dict) else {}
+        if isinstance(data, list) and isinstance(key, int):
+            inside = dict(enumerate(data))
+        if key in inside:
+            path.append(key)
+            data = inside[key]
+    if detail["type"] == "missing":
+        path.append(last)
+    return tuple(path)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -25,8 +25,8 @@ import evenflow
 from evenflow.errors import UsageError
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
 from experiments.run_file.build import Workload, load_workload, make_importable, reads_text
-from experiments.run_file.build_world import find
 from experiments.run_file.run import RunConfig
+from experiments.run_file.yaml_file import find
 from experiments.runs import Job, Outcome, run_job
 
 CODE = ("evenflow", "sim", "traces", "experiments/run_file", "experiments/runs.py")

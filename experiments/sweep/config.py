@@ -16,11 +16,9 @@ from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
 from experiments.run_file import yaml_file
-from experiments.run_file.build_world import find
 from experiments.run_file.fields import Count, Keys, expect, short_form
-from experiments.run_file.mistakes import mistakes
 from experiments.run_file.run import RunConfig, configured
-from experiments.run_file.yaml_file import Document
+from experiments.run_file.yaml_file import Document, find, mistakes
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0)]

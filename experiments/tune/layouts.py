@@ -14,9 +14,8 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model
 from experiments.run_file.build import Workload, build
-from experiments.run_file.build_world import find
 from experiments.run_file.run import RunConfig, configured
-from experiments.run_file.yaml_file import Document, assign
+from experiments.run_file.yaml_file import Document, assign, find
 
 SHIFTS = (-2, -1, 1, 2, 3)
 """Layers that the last stage gives to the others (below 0: takes from them), beside even and

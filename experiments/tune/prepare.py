@@ -12,10 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, policy
 from experiments.run_file.build import load_workload
-from experiments.run_file.build_world import find
-from experiments.run_file.mistakes import mistakes
 from experiments.run_file.run import RunConfig, configured
-from experiments.run_file.yaml_file import Document
+from experiments.run_file.yaml_file import Document, find, mistakes
 from experiments.study.dry_run import dry_run, seed_matters
 from experiments.study.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.sweep.config import Parameter

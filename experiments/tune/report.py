@@ -13,7 +13,7 @@ import yaml
 from evenflow.results.bubbles import CAUSES
 from experiments.report.outputs import write_json, write_table
 from experiments.report.words import cause_label
-from experiments.run_file.build_world import find
+from experiments.run_file.yaml_file import find
 from experiments.study.intervals import Interval
 from experiments.study.slo import Condition
 from experiments.sweep.trials import Trial

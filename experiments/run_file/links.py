@@ -1,0 +1,172 @@
+"""Links, nodes and all-reduces: their keys, and what they make of the GPUs they connect.
+
+Knows no model: how many bytes cross is told by whoever asks.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from evenflow.costs import Fabric, Measured, Ring, TwoLevel
+from evenflow.errors import UsageError
+from evenflow.specs.gpu import LinkSpec, link
+from evenflow.world import Link
+from experiments.run_file.fields import Count, Keys, NameOr, NonNegative, Positive, expect, needed
+
+
+class LinkKeys(Keys):
+    """A link: GB/s (1e9 bytes) and microseconds, or a `name` with what differs from it."""
+
+    KEY: ClassVar[str]
+    """The key of the run that holds such a link, for the error messages."""
+
+    name: str | None = None
+    bandwidth_gb_s: Positive | None = None
+    latency_us: NonNegative | None = None
+
+    @model_validator(mode="after")
+    def _something_is_known(self) -> Self:
+        if not self.says_which_link:
+            raise needed(self.KEY, f'"{self.KEY}.bandwidth_gb_s", or a name')
+        return self
+
+    @property
+    def says_which_link(self) -> bool:
+        return self.name is not None or self.bandwidth_gb_s is not None
+
+    def make(self) -> LinkSpec:
+        """Return the link; UsageError for a name that is not known."""
+        keys = {"latency_us": 0.0} if self.name is None else {}
+        known = {"name", "bandwidth_gb_s", "latency_us"}
+        return link(keys | self.model_dump(include=known, exclude_none=True))
+
+
+def link_spec(name_or_keys: str | LinkKeys) -> LinkSpec:
+    """Return the link that a name or a mapping of the configuration means."""
+    return link(name_or_keys) if isinstance(name_or_keys, str) else name_or_keys.make()
+
+
+class LinkConfig(LinkKeys):
+    """The link between neighbouring stages.
+
+    `shared`: all neighbouring stages queue for one link; else each pair has its own.
+    """
+
+    KEY = "link"
+    shared: bool = False
+
+
+class TransferLinkConfig(LinkKeys):
+    """The link that KV crosses from pool to pool."""
+
+    KEY = "transfer_link"
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+Point = Annotated[list[Positive], expect(_is_pair, "a pair [bytes, microseconds]")]
+
+
+class AllReduceConfig(LinkKeys):
+    """The link between the tensor-parallel GPUs of a stage, as `link`; or measured `points`.
+
+    `points`: [bytes, microseconds] of an all-reduce on this number of GPUs, by size. The link is
+    then used for the all-to-all of experts only; null: the same as `link` of the run.
+    """
+
+    KEY = "all_reduce"
+    points: Annotated[list[Point], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _something_is_known(self) -> Self:
+        if not self.says_which_link and self.points is None:
+            raise needed("all_reduce", '"all_reduce.bandwidth_gb_s", a name, or points')
+        return self
+
+
+NameOrLink = NameOr[str, LinkConfig]
+NameOrAllReduce = NameOr[str, AllReduceConfig]
+
+
+class NodesConfig(Keys):
+    """Machines of `gpus` GPUs each, filled stage by stage; `link` connects neighbours.
+
+    `all_reduce`: how a stage that spans nodes adds up: one `ring` over the link between nodes, or
+    `hierarchical`, within the nodes first.
+    """
+
+    gpus: Count
+    link: NameOrLink
+    all_reduce: Literal["ring", "hierarchical"] = "ring"
+
+    def fabric(self, within: LinkSpec, ranks: int) -> Fabric:
+        """Return what connects the ranks of a stage that spans nodes; `within` is a node's link."""
+        if ranks % self.gpus:
+            raise UsageError(
+                f"nodes: {ranks} tensor-parallel GPUs do not fill nodes of {self.gpus} evenly"
+            )
+        across = link_spec(self.link)
+        return Ring(across) if self.all_reduce == "ring" else TwoLevel(within, across, self.gpus)
+
+    def crossed(self, stages: int, ranks: int) -> list[bool]:
+        """Say of each hop between neighbouring stages whether it leaves a node."""
+        if ranks <= self.gpus and self.gpus % ranks:
+            raise UsageError(
+                f"nodes: {self.gpus} GPUs hold no whole number of stages of {ranks} GPUs each"
+            )
+        home = [stage * ranks // self.gpus for stage in range(stages)]
+        return [here != there for here, there in pairwise(home)]
+
+
+def fabric_of(
+    link: str | LinkConfig | None,
+    nodes: NodesConfig | None,
+    ranks: int,
+    all_reduce: str | AllReduceConfig | None = None,
+) -> Fabric | None:
+    """Return what connects the `ranks` GPUs of a stage; None if no link is known."""
+    points = all_reduce.points if isinstance(all_reduce, AllReduceConfig) else None
+    within: str | LinkKeys | None = all_reduce
+    if all_reduce is None or (isinstance(all_reduce, LinkKeys) and not all_reduce.says_which_link):
+        within = link
+    fabric: Fabric | None = None
+    if within is not None:
+        spec = link_spec(within)
+        spans = nodes is not None and ranks > nodes.gpus
+        fabric = nodes.fabric(spec, ranks) if nodes is not None and spans else Ring(spec)
+    if points is None:
+        return fabric
+    return Measured([(size, microseconds * 1e-6) for size, microseconds in points], fabric)
+
+
+def hops_of(
+    link: str | LinkConfig | None,
+    nodes: NodesConfig | None,
+    stages: int,
+    ranks: int,
+    token_bytes: float,
+) -> tuple[Link | None, tuple[Link, ...] | None]:
+    """Return the link of all hops between stages, or else one for each hop.
+
+    `token_bytes` cross from stage to stage for each token of a micro-batch.
+    """
+    if link is None:
+        return None, None
+
+    def timed(spec: LinkSpec, shared: bool = False) -> Link:
+        return Link(token_bytes / (spec.bandwidth_gb_s * 1e9), spec.latency_s, shared)
+
+    shared = isinstance(link, LinkConfig) and link.shared
+    within = timed(link_spec(link), shared)
+    if nodes is None:
+        return within, None
+    if shared:
+        raise UsageError("link.shared: there is no one link for all stages where there are nodes")
+    crossed = nodes.crossed(stages, ranks)
+    across = timed(link_spec(nodes.link))
+    return None, tuple(across if leaves else within for leaves in crossed)

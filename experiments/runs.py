@@ -17,6 +17,7 @@ from evenflow.results.metrics import summarize
 from evenflow.results.run import Columns, RunResult
 from experiments.provenance import provenance, wall_clock
 from experiments.report import outputs
+from experiments.report.tables import write_table
 from experiments.run_file.build import Workload, build, load_workload
 from experiments.run_file.run import RunConfig
 from sim import simulate_replicas
@@ -153,7 +154,7 @@ def _write_tables(folder: Path, tables: Mapping[str, Columns], *names: str) -> N
     """Write those of the tables that there are, each as a file of its name."""
     for name in names:
         if name in tables:
-            outputs.write_table(folder / f"{name}.csv", tables[name])
+            write_table(folder / f"{name}.csv", tables[name])
 
 
 def can_report() -> bool:

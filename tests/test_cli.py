@@ -7,13 +7,16 @@ import gzip
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 import evenflow as package
+from experiments.cli.terminal import progress
 from tests.command_line import evenflow, write_inputs
 
 EVERYTHING = {
@@ -261,3 +264,25 @@ def test_the_summary_has_every_key_of_vllm() -> None:
         key for key, value in found.items() if isinstance(value, int | float)
     }
     assert found["request_goodput"] is None  # no limits are given
+
+
+def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress(["points"]) as shown:
+        shown.done(3)
+        monkeypatch.setattr("experiments.cli.terminal.LINE_EVERY_S", 0.0)
+        shown.done(4, 12)
+        shown.failed()
+    assert capsys.readouterr().err == "points: 4 of 12\npoints: 4 of 12, 1 failed\n"
+
+
+def test_a_terminal_has_a_bar_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", written)
+    with progress(["sarathi", "vllm"], 8) as shown:
+        shown([2, 5])
+        shown.failed()
+    words = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", " ", written.getvalue()).split()
+    assert {"sarathi", "2/8", "vllm", "5/8", "failed"} <= set(words)

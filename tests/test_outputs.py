@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.report.outputs import staged, write_json, write_table
+from experiments.report.outputs import staged, write_json
+from experiments.report.tables import (
+    html_table,
+    is_number,
+    markdown_table,
+    number,
+    percent,
+    print_numbers,
+    write_rows,
+    write_table,
+)
 from tests.synthetic_run import synthetic_run
 
 
@@ -89,3 +101,65 @@ def test_stages_are_written_one_after_the_other(tmp_path: Path) -> None:
     assert [int(row["stage"]) for row in rows] == sorted([0, 1, 2] * batches)
     last = rows[batches + 1]  # stage 1, micro-batch 1
     assert (last["batch_id"], float(last["end_s"])) == ("1", result.end_s[1, 1])
+
+
+def test_a_data_frame_is_written_as_pandas_would(tmp_path: Path) -> None:
+    table = pd.DataFrame(
+        {
+            "n": [1, 2],
+            "x": [0.1 + 0.2, np.nan],
+            "s": ["a,b", None],
+            "o": [1, 2.5],
+            "b": [True, False],
+        }
+    )
+    table["mixed"] = pd.Series([1, 2.5], dtype=object)
+    write_table(tmp_path / "t.csv", table)
+    assert (tmp_path / "t.csv").read_text() == table.to_csv(index=False)
+
+
+def test_rows_may_lack_a_column(tmp_path: Path) -> None:
+    write_rows(tmp_path / "t.csv", [{"a": 1, "b": 2.5}, {"a": 2, "c": "x"}])
+    assert (tmp_path / "t.csv").read_text() == "a,b,c\n1,2.5,\n2,,x\n"
+
+
+def test_a_table_as_text() -> None:
+    rows = [["TTFT", "1.2"], ["a < b", "3"]]
+    assert markdown_table(["", "ms"], rows, right=True).splitlines() == [
+        "|  | ms |",
+        "|---|---:|",
+        "| TTFT | 1.2 |",
+        "| a < b | 3 |",
+    ]
+    assert markdown_table(["a", "b"], []) == "| a | b |\n|---|---|\n"
+    assert "<td>a &lt; b</td><td>3</td>" in html_table(["", "ms"], rows)
+
+
+def test_a_table_of_numbers_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_numbers(["", "sarathi"], [["TTFT", "1.2"]], "Latency")
+    title, _, heads, _, row, _ = capsys.readouterr().out.splitlines()
+    assert (title.split(), heads.split(), row.split()) == (
+        ["Latency"],
+        ["sarathi"],
+        ["TTFT", "1.2"],
+    )
+    assert len(heads.rstrip()) == len(row.rstrip())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345.6, "12350"), (12.3456, "12.35"), (12.0, "12"), (0.00123456, "0.001235"), (None, "-")],
+)
+def test_a_number_has_four_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+    assert number(-math.inf) == "-inf"
+    assert number(math.nan) == "-"
+
+
+def test_a_share_is_in_percent() -> None:
+    assert [percent(share) for share in (0.1234, -0.00001, None)] == ["+12.34%", "0.00%", "-"]
+    assert percent(0.1234, 1, sign=False) == "12.3%"
+
+
+def test_true_is_no_number() -> None:
+    assert [is_number(value) for value in (1, 1.5, True, "1")] == [True, True, False, False]

@@ -10,7 +10,8 @@ from typing import Any
 
 from evenflow.errors import UsageError
 from experiments.capacity.find import Capacity, Measured
-from experiments.report.outputs import write_json, write_table
+from experiments.report.outputs import write_json
+from experiments.report.tables import write_table
 from experiments.study.intervals import Interval, interval
 
 SHOWN = (

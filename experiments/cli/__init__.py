@@ -210,7 +210,7 @@ def compare(
 @app.command("schedulers")
 def list_schedulers() -> None:
     """List the policies with their parameters, and the systems of the papers made of them."""
-    from experiments.cli.terminal import print_table
+    from experiments.report.tables import print_table
     from experiments.run_file.pools import catalogue
     from experiments.systems import SYSTEMS
 

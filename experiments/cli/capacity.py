@@ -65,8 +65,9 @@ def _answer(
         write_capacity,
     )
     from experiments.cli.sweep import STORE
-    from experiments.cli.terminal import print_table, progress
+    from experiments.cli.terminal import progress
     from experiments.report.outputs import staged
+    from experiments.report.tables import print_table
     from experiments.study.executors import executor_of
     from experiments.study.points import Store
 

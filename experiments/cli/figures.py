@@ -98,8 +98,8 @@ def table_of(drawing: Drawing) -> str:
 
 def _print_claims(found: Sequence[Answer]) -> None:
     """Print the claims that have an answer, and how many have which verdict."""
-    from experiments.cli.terminal import print_table
     from experiments.figures.claims import by_claim, number, worst
+    from experiments.report.tables import print_table
 
     groups = [group for group in by_claim(found) if worst(group) != "not run"]
     rows = [

@@ -135,7 +135,7 @@ def _write(
 
 def _tell(findings: Findings) -> None:
     """Print the best points; on stderr, how many failed."""
-    from experiments.cli.terminal import print_table
+    from experiments.report.tables import print_table
     from experiments.sweep.words import best_table, failures, headline
 
     print_table(*best_table(findings))

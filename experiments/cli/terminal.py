@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from evenflow.results.run import RunResult
+from experiments.report.tables import print_numbers, print_table
+from experiments.report.words import ROWS
 
-ROWS = (
-    ("completed", "requests completed", "{:.0f}"),
-    ("failed", "requests rejected or aborted", "{:.0f}"),
-    ("duration", "duration (s)", "{:.1f}"),
-    ("output_throughput", "output tokens/s", "{:.1f}"),
-    ("total_token_throughput", "all tokens/s", "{:.1f}"),
-    ("steady_total_token_throughput", "all tokens/s, steady", "{:.1f}"),
-    ("request_goodput", "requests/s within limits", "{:.2f}"),
-    ("median_queue_ms", "scheduling delay median (ms)", "{:.1f}"),
-    ("mean_ttft_ms", "TTFT mean (ms)", "{:.1f}"),
-    ("p99_ttft_ms", "TTFT P99 (ms)", "{:.1f}"),
-    ("mean_tpot_ms", "TPOT mean (ms)", "{:.1f}"),
-    ("p99_tpot_ms", "TPOT P99 (ms)", "{:.1f}"),
-    ("p99_itl_ms", "ITL P99 (ms)", "{:.1f}"),
-    ("mean_e2el_ms", "E2EL mean (ms)", "{:.1f}"),
-    ("busy_share", "stages busy", "{:.1%}"),
-    ("preemptions", "preemptions", "{:.0f}"),
-    ("mean_transfer_wait_ms", "KV transfer wait mean (ms)", "{:.1f}"),
-    ("backpressure_s", "KV back-pressure (s)", "{:.1f}"),
-)
+LINE_EVERY_S = 60.0
+"""Where nobody watches a bar, such as in a log, a line says how far it is so often."""
 
 TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
-
-
-def metric_words(key: str) -> str:
-    """Return the words for a key of the summary; the key itself where there are none."""
-    return next((words for known, words, _ in ROWS if known == key), key)
 
 
 def print_no_report() -> None:
@@ -50,15 +29,12 @@ def print_no_report() -> None:
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print runs side by side, a column each."""
-    table = Table()
-    table.add_column("")
-    for label in summaries:
-        table.add_column(label, justify="right", overflow="fold")
+    rows = []
     for key, words, form in ROWS:
         values = [summary.get(key) for summary in summaries.values()]
         if any(value is not None for value in values):
-            table.add_row(words, *("-" if v is None else form.format(v) for v in values))
-    Console().print(table)
+            rows.append([words, *("-" if v is None else form.format(v) for v in values)])
+    print_numbers(["", *summaries], rows)
 
 
 def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -94,73 +70,97 @@ def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
         )
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text under column heads."""
-    table = Table(*columns, show_lines=True)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+class Progress:
+    """How much is done of one or more tasks, and how many points failed.
+
+    Call it with the counts done, one a task, or `done` with that of the only task; that is cheap.
+    """
+
+    def __init__(self, labels: Sequence[str], total: int | None) -> None:
+        self.labels, self.total = labels, total
+        self.counts: Sequence[int] = [0] * len(labels)
+        self.failures = 0
+        self._told_s = time.monotonic()
+
+    def __call__(self, counts: Sequence[int]) -> None:
+        self.counts = counts
+        self._show()
+
+    def done(self, count: int, total: int | None = None) -> None:
+        """Take the count done; `total`, where it has become known how many there will be."""
+        self.total = total or self.total
+        self([count])
+
+    def failed(self, _record: object = None) -> None:
+        """Count a failure."""
+        self.failures += 1
+        self._show()
+
+    def _show(self) -> None:
+        if time.monotonic() - self._told_s >= LINE_EVERY_S:
+            self._told_s = time.monotonic()
+            typer.echo("; ".join(self.lines()), err=True)
+
+    def lines(self) -> list[str]:
+        """Return in words how far each task is."""
+        of = "" if self.total is None else f" of {self.total}"
+        lost = f", {self.failures} failed" if self.failures else ""
+        pairs = zip(self.labels, self.counts, strict=True)
+        return [f"{label}: {count}{of}{lost}" for label, count in pairs]
+
+
+class _Bars(Progress):
+    """The same as bars, on a terminal."""
+
+    def __init__(self, labels: Sequence[str], total: int | None) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bars
+
+        super().__init__(labels, total)
+        self.bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[lost]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            speed_estimate_period=300,
+        )
+        self.tasks = [self.bars.add_task(label, total=total, lost="") for label in labels]
+
+    def _show(self) -> None:
+        lost = f"{self.failures} failed" if self.failures else ""
+        for task, count in zip(self.tasks, self.counts, strict=True):
+            self.bars.update(task, completed=count, total=self.total, lost=lost)
 
 
 @contextmanager
-def progress(
-    labels: Sequence[str], total: int | None
-) -> Iterator[Callable[[Sequence[int]], None] | None]:
-    """Show a bar for each label on a terminal; gives a function that takes the counts done.
+def progress(labels: Sequence[str], total: int | None = None) -> Iterator[Progress]:
+    """Show how far some tasks are: a bar each on a terminal, else a line now and then.
 
-    `total` None: nobody knows how many there will be.
-    Gives None where nobody watches, so that a run need not count.
+    `total` None: nobody knows yet how many there will be.
     """
     if not sys.stderr.isatty():
-        yield None
+        yield Progress(labels, total)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks = [bars.add_task(label, total=total) for label in labels]
-
-        def show(counts: Sequence[int]) -> None:
-            for task, count in zip(tasks, counts, strict=True):
-                bars.update(task, completed=count)
-
-        yield show
+    shown = _Bars(labels, total)
+    with shown.bars:
+        yield shown
 
 
 @contextmanager
 def points_progress(
     label: str, total: int
 ) -> Iterator[tuple[Callable[[int], None], Callable[[object], None]]]:
-    """Show a bar of points done, failures and the time left, on a terminal.
-
-    Gives what `run_points` calls: one function takes the number done, one each failure.
-    """
-    if not sys.stderr.isatty():
-        yield lambda count: None, lambda record: None
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=300) as bars:
-        task = bars.add_task(label, total=total, failed=0)
-
-        def failed(_record: object) -> None:
-            bars.update(task, failed=bars.tasks[0].fields["failed"] + 1)
-
-        yield lambda count: bars.update(task, completed=count), failed
+    """Show how many points are done; gives the functions for the number done and for a failure."""
+    with progress([label], total) as shown:
+        yield shown.done, shown.failed

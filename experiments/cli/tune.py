@@ -95,7 +95,7 @@ def _work(
 def _tell(
     search: Search, worth: Sequence[Worth], checks: Sequence[Check], bubbles: Bubbles
 ) -> None:
-    from experiments.cli.terminal import print_table
+    from experiments.report.tables import print_table
     from experiments.tune.check import TUNED
     from experiments.tune.report import bubble_rows, check_rows, sentences, worth_rows
 

@@ -5,7 +5,6 @@ It knows file names and formats, not how results come about or what they mean.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import math
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evenflow.errors import UsageError
+from experiments.report.tables import is_number, write_rows
 
 Save = Literal["summary", "requests", "all"]
 
@@ -129,32 +128,13 @@ def write_tokens(path: Path, tokens: Mapping[int, list[int]]) -> None:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def write_table(path: Path, columns: Mapping[str, NDArray[Any] | list[str]]) -> None:
-    """Write equally long columns as CSV; floats read back bit for bit, NaN is an empty cell."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*map(_cells, columns.values()), strict=True))
-
-
 def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the numbers of several summaries, a row each; the first column names them."""
-    keys = dict.fromkeys(
-        key for summary in summaries.values() for key, value in summary.items() if _is_number(value)
-    )
-    columns: dict[str, list[Any]] = {label: list(summaries)}
-    for key in keys:
-        columns[key] = [summary.get(key, "") for summary in summaries.values()]
-    write_table(path, columns)
-
-
-def _cells(column: NDArray[Any] | list[str]) -> list[Any]:
-    if isinstance(column, list):
-        return column
-    cells: list[Any] = column.tolist()
-    if column.dtype.kind == "f" and np.isnan(column).any():
-        return ["" if math.isnan(cell) else cell for cell in cells]
-    return cells
+    rows = [
+        {label: name, **{key: value for key, value in summary.items() if is_number(value)}}
+        for name, summary in summaries.items()
+    ]
+    write_rows(path, rows)
 
 
 def _plain(value: Any) -> Any:
@@ -169,7 +149,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -39,14 +39,20 @@ dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; font
 dt {{ font-weight: 600; }}
 dd {{ margin: 0; }}
 pre {{ background: #f3f6f9; padding: 12px; overflow-x: auto; font-size: 13px; }}
+.picture svg {{ max-width: 100%; height: auto; }}
 summary {{ cursor: pointer; font-weight: 600; margin-top: 12px; }}
 """
 
 CONFIG = '{displaylogo:false,modeBarButtonsToRemove:["select2d","lasso2d","autoScale2d"]}'
 
 
-def page(title: str, parts: Sequence[str], provenance: Mapping[str, Any], plotly_js: str) -> str:
-    """Return a page as HTML: the title, its parts, the provenance; with Plotly's library inside."""
+def page(
+    title: str, parts: Sequence[str], provenance: Mapping[str, Any], plotly_js: str = ""
+) -> str:
+    """Return a page as HTML: the title, its parts, the provenance.
+
+    With Plotly's library inside, where a part is a `figure`; a `picture` needs none.
+    """
     facts = json.dumps(provenance, indent=2, sort_keys=True, default=str, ensure_ascii=False)
     lines = [
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}'
@@ -74,6 +80,11 @@ def figure(name: str, drawn: Figure) -> str:
         f'<div id="{name}"></div>\n<script>(f=>Plotly.newPlot("{name}",f.data,f.layout,'
         f"{CONFIG}))({text})</script>"
     )
+
+
+def picture(svg: str) -> str:
+    """Return a drawing as part of a page, as `plots.svg` makes it."""
+    return f'<div class="picture">{svg[svg.index("<svg") :]}</div>'
 
 
 def plotly_library() -> str:

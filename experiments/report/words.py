@@ -14,6 +14,7 @@ import numpy as np
 
 from evenflow.results.bubbles import CAUSES
 from experiments.report.data import Run, shares
+from experiments.report.tables import is_number
 
 ALIKE = 0.02
 """Two values that differ by less than this share of the better one are called alike."""
@@ -77,6 +78,34 @@ METRICS = (
 )
 
 
+ROWS = (
+    ("completed", "requests completed", "{:.0f}"),
+    ("failed", "requests rejected or aborted", "{:.0f}"),
+    ("duration", "duration (s)", "{:.1f}"),
+    ("output_throughput", "output tokens/s", "{:.1f}"),
+    ("total_token_throughput", "all tokens/s", "{:.1f}"),
+    ("steady_total_token_throughput", "all tokens/s, steady", "{:.1f}"),
+    ("request_goodput", "requests/s within limits", "{:.2f}"),
+    ("median_queue_ms", "scheduling delay median (ms)", "{:.1f}"),
+    ("mean_ttft_ms", "TTFT mean (ms)", "{:.1f}"),
+    ("p99_ttft_ms", "TTFT P99 (ms)", "{:.1f}"),
+    ("mean_tpot_ms", "TPOT mean (ms)", "{:.1f}"),
+    ("p99_tpot_ms", "TPOT P99 (ms)", "{:.1f}"),
+    ("p99_itl_ms", "ITL P99 (ms)", "{:.1f}"),
+    ("mean_e2el_ms", "E2EL mean (ms)", "{:.1f}"),
+    ("busy_share", "stages busy", "{:.1%}"),
+    ("preemptions", "preemptions", "{:.0f}"),
+    ("mean_transfer_wait_ms", "KV transfer wait mean (ms)", "{:.1f}"),
+    ("backpressure_s", "KV back-pressure (s)", "{:.1f}"),
+)
+"""What a terminal says of a run: keys of the summary, in words, and how a value is written."""
+
+
+def metric_words(key: str) -> str:
+    """Return the words for a key of the summary; the key itself where there are none."""
+    return next((words for known, words, _ in ROWS if known == key), key)
+
+
 def cause_label(cause: str) -> str:
     """Return the words for one cause of idle time."""
     return CAUSE_WORDS[cause][0] if cause in CAUSE_WORDS else cause.replace("_", " ")
@@ -91,7 +120,7 @@ def figures_of(run: Run) -> dict[str, float]:
         "preemptions": int(run.result.preemptions.sum()),
         "busy_share": busy,
     }
-    return {key: value for key, value in run.summary.items() if _is_number(value)} | columns
+    return {key: value for key, value in run.summary.items() if is_number(value)} | columns
 
 
 def table(runs: Mapping[str, Run]) -> str:
@@ -239,7 +268,3 @@ def _name(name: str) -> str:
 
 def _and(parts: list[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

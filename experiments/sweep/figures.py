@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from experiments.cli.terminal import metric_words
 from experiments.report.style import SCHEDULER_COLOURS
+from experiments.report.words import metric_words
 from experiments.sweep.effects import Panel, Series, label, main_effects, sensitivity
 from experiments.sweep.ranking import ranked
 from experiments.sweep.run import Findings

@@ -11,9 +11,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.terminal import metric_words
 from experiments.report.page import figure, page, plotly_library, section
 from experiments.report.style import Figure, axis, colour, compact, heading, layout, on
+from experiments.report.words import metric_words
 from experiments.sweep.effects import Panel, label, main_effects, sensitivity
 from experiments.sweep.ranking import ranked
 from experiments.sweep.run import Findings

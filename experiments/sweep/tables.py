@@ -11,7 +11,7 @@ from typing import Any
 
 import evenflow
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
-from experiments.report.outputs import write_table
+from experiments.report.tables import write_table
 from experiments.study.intervals import Interval, interval
 from experiments.study.points import code_digest
 from experiments.sweep.ranking import difference, eligible, ranked

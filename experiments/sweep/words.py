@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from experiments.cli.terminal import metric_words
+from experiments.report.words import metric_words
 from experiments.study.intervals import Interval, interval
 from experiments.sweep.effects import label
 from experiments.sweep.ranking import difference, ranked

@@ -1,0 +1,115 @@
+"""The one place that writes tables, to files, to a terminal, as Markdown and as HTML.
+
+What to call:
+
+- `write_table(path, table)`: CSV of equally long columns, a mapping or a DataFrame;
+- `write_rows(path, rows)`: CSV of rows, a mapping each; `columns_of(rows)`: those rows as columns;
+- `print_table(heads, rows)` for words and `print_numbers(heads, rows, title)` for numbers;
+- `markdown_table(heads, rows)` and `html_table(heads, rows)`: the table as text;
+- `number(value)`, `percent(share)`: a cell; `is_number(value)`: what a table of numbers takes.
+
+Cells are text where people read them, and values in a CSV. Knows no run and no study.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Cells = Sequence[str]
+
+
+def write_table(path: Path, table: Mapping[str, Any] | DataFrame) -> None:
+    """Write equally long columns as CSV; floats read back bit for bit.
+
+    NaN is an empty cell, in an array or a Series; a list is written as it is, None as nothing.
+    """
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(table)
+        writer.writerows(zip(*(_cells(column) for _, column in table.items()), strict=True))
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a line for each row as CSV; a cell is empty where a row lacks the column."""
+    write_table(path, columns_of(rows))
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows as columns in the order in which their names first occur; "" where one lacks."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, "") for row in rows] for name in names}
+
+
+def _cells(column: Any) -> list[Any]:
+    if isinstance(column, list):
+        return column
+    return ["" if isinstance(c, float) and math.isnan(c) else c for c in column.tolist()]
+
+
+def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
+    """Print rows of words under column heads, in boxes, as cells may have several lines."""
+    table = Table(*heads, show_lines=True)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def print_numbers(heads: Cells, rows: Iterable[Cells], title: str | None = None) -> None:
+    """Print rows of numbers: the first column says what they are, the others align at the right."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def markdown_table(heads: Cells, rows: Iterable[Cells], *, right: bool = False) -> str:
+    """Return a table as Markdown, each line ended; `right`: all columns but the first align so."""
+    rules = ["---", *["---:" if right else "---"] * (len(heads) - 1)]
+    lines = [" | ".join(heads), *map(" | ".join, rows)]
+    head, *body = [f"| {line} |\n" for line in lines]
+    return "".join([head, f"|{'|'.join(rules)}|\n", *body])
+
+
+def html_table(heads: Cells, rows: Iterable[Cells]) -> str:
+    """Return a table of words as HTML, as wide as it needs to be."""
+    head = "".join(f"<th>{escape(word)}</th>" for word in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in rows)
+    return f'<table class="narrow"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many significant digits, and no exponent above 0; a dash for none."""
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return str(value)
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:.0f}" if abs(rounded) >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
+
+
+def percent(share: float | None, digits: int = 2, *, sign: bool = True) -> str:
+    """Return a share in percent, with its sign unless that is not wanted; a dash for none."""
+    if share is None:
+        return "-"
+    value = round(100 * share, digits) + 0.0  # no minus before a zero
+    return f"{value:{'+' if sign and value else ''}.{digits}f}%"
+
+
+def is_number(value: object) -> bool:
+    """Say whether a value is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

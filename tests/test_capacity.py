@@ -148,7 +148,14 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
     assert (status, errors) == (0, "")
     assert "capacity: " in output
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"capacity.json", "capacity.png", "capacity.svg", "rates.csv", "store"}
+    assert names == {
+        "capacity.json",
+        "capacity.png",
+        "capacity.svg",
+        "manifest.json",
+        "rates.csv",
+        "store",
+    }
     told = json.loads((tmp_path / "out" / "capacity.json").read_text())
     assert told["status"] == "found"
     assert told["per_dollar"]["dollars_per_hour"] == 0.5

@@ -27,6 +27,7 @@ EVERYTHING = {
     "bubbles.csv",
     "timeline.json.gz",
     "report.html",
+    "manifest.json",
     "wall_clock.json",
 }
 
@@ -58,8 +59,8 @@ def summary(path: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("save", "files"),
     [
-        ("summary", {"summary.json"}),
-        ("requests", {"summary.json", "requests.csv", "wall_clock.json"}),
+        ("summary", {"summary.json", "manifest.json"}),
+        ("requests", {"summary.json", "requests.csv", "manifest.json", "wall_clock.json"}),
         ("all", EVERYTHING),
     ],
 )
@@ -136,8 +137,10 @@ def test_a_comparison_uses_the_same_arrivals() -> None:
         *folders,
         "report.html",
         "comparison.csv",
+        "manifest.json",
     }
-    assert {path.name for path in Path("run/vllm").iterdir()} == EVERYTHING - {"report.html"}
+    files = {path.name for path in Path("run/vllm").iterdir()}
+    assert files == EVERYTHING - {"manifest.json", "report.html"}
     arrivals = [[row["arrival_s"] for row in rows(f"run/{name}/requests.csv")] for name in folders]
     assert arrivals[0] == arrivals[1] == arrivals[2]
     table = rows("run/comparison.csv")

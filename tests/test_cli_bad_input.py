@@ -228,7 +228,12 @@ def test_an_output_folder_that_cannot_be_written(command: str) -> None:
 def test_a_failed_run_leaves_an_earlier_one_as_it_was() -> None:
     evenflow("simulate", "RUN.yaml", "--out", OUT, "--save", "requests")
     earlier = {path: path.read_bytes() for path in Path(OUT).iterdir()}
-    assert {path.name for path in earlier} == {"summary.json", "requests.csv", "wall_clock.json"}
+    assert {path.name for path in earlier} == {
+        "summary.json",
+        "requests.csv",
+        "manifest.json",
+        "wall_clock.json",
+    }
     refusal("workload.requests=21")
     assert {path: path.read_bytes() for path in Path(OUT).iterdir()} == earlier
 

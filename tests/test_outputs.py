@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evenflow.errors import UsageError
-from experiments.report.outputs import staged, write_json
+from experiments.report.outputs import write_json
 from experiments.report.tables import (
     html_table,
     is_number,
@@ -24,49 +23,6 @@ from experiments.report.tables import (
     write_table,
 )
 from tests.synthetic_run import synthetic_run
-
-
-def test_files_appear_together_at_the_end(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "run"
-    with staged(folder) as scratch:
-        (scratch / "sub").mkdir()
-        (scratch / "sub" / "summary.json").write_text("{}")
-        (scratch / "summary.json").write_text("{}")
-        assert [path for path in folder.iterdir() if path != scratch] == []
-    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-    assert found == ["sub", "sub/summary.json", "summary.json"]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_nothing_is_left_of_a_run_that_fails(tmp_path: Path, error: type[BaseException]) -> None:
-    def fail() -> None:
-        with staged(tmp_path / "new" / "run") as scratch:
-            (scratch / "summary.json").write_text("half")
-            raise error
-
-    with pytest.raises(error):
-        fail()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_never_holds_parts_of_two_runs(tmp_path: Path) -> None:
-    for name in ("report.html", "summary.json", "notes.txt"):
-        (tmp_path / name).write_text("earlier")
-    with staged(tmp_path) as scratch:
-        (scratch / "summary.json").write_text("later")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        "notes.txt": "earlier",
-        "summary.json": "later",
-    }
-
-
-def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(UsageError, match="file/run: cannot write there"),
-        staged(tmp_path / "file" / "run"),
-    ):
-        pass
 
 
 def test_numbers_read_back_bit_for_bit(tmp_path: Path) -> None:

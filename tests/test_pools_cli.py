@@ -49,6 +49,7 @@ def test_one_line_of_yaml_is_enough(name: str) -> None:
         "requests.csv",
         "transfers.csv",
         "report.html",
+        "manifest.json",
         "wall_clock.json",
     }
     assert folders == {"prefill", "decode"}
@@ -122,7 +123,7 @@ def test_a_comparison_with_a_pipeline() -> None:
 def test_a_later_run_leaves_nothing_of_the_pools() -> None:
     simulated("run", "scheduler=distserve")
     Path("run/decode/notes.txt").write_text("mine", encoding="utf-8")
-    simulated("run")
+    assert evenflow("simulate", "RUN.yaml", "--out", "run", "--force")[0] == 0
     assert not Path("run/prefill").exists()
     assert not Path("run/transfers.csv").exists()
     assert [path.name for path in Path("run/decode").iterdir()] == ["notes.txt"]

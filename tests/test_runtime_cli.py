@@ -25,12 +25,14 @@ VALIDATION_FILES = {
     "validation.md",
     "validation.png",
     "validation.svg",
+    "manifest.json",
     "wall_clock.json",
 }
 START_LIMIT_S = END_LIMIT_S = 60.0  # a test that waits so long has found a hang
 SLOW = "workers={kind: emulated, faults: [{stage: 1, slow_factor: 20}]}"
 FILES = {
     "summary.json",
+    "manifest.json",
     "wall_clock.json",
     "requests.csv",
     "batches.csv",
@@ -131,8 +133,9 @@ def test_run_writes_what_simulate_writes_and_replays(run: Path, sockets: Path) -
     status, text, _ = evenflow("replay", str(out))
     assert status == 1
     assert text.startswith("different: entry 1 (Asked): Decision(chunks=((0, 0, 20),)")
-    assert evenflow("simulate", str(run), "--out", str(out))[0] == 0
-    assert {file.name for file in out.iterdir()} == FILES - {"decisions.jsonl.gz"}
+    status, _, errors = evenflow("simulate", str(run), "--out", str(out))
+    assert (status, "decisions.jsonl.gz)" in errors) == (2, True)  # it was changed since
+    assert {file.name for file in out.iterdir()} == FILES
 
 
 def change_one_decision(path: Path) -> None:
@@ -257,7 +260,12 @@ def test_validate_takes_one_scheduler_after_the_other(run: Path, sockets: Path) 
     status, text, errors = evenflow("validate", str(run), *arguments, *settings)
     assert status == 0, errors
     assert "not calibrated" in text
-    assert {path.name for path in out.iterdir()} == {"vllm", "sarathi", "validation.md"}
+    assert {path.name for path in out.iterdir()} == {
+        "manifest.json",
+        "vllm",
+        "sarathi",
+        "validation.md",
+    }
     assert {path.name for path in (out / "vllm").iterdir()} == VALIDATION_FILES - {"validation.md"}
     assert "calibrated" not in json.loads((out / "vllm" / "validation.json").read_text())["bubbles"]
     table = (out / "validation.md").read_text()

@@ -23,7 +23,7 @@ def test_the_winner_is_ready_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     status, output, errors = evenflow(*arguments)
     assert (status, errors) == (0, "")
     folder = tmp_path / "out" / "RUN-tune"
-    assert {path.name for path in folder.iterdir()} == {*FILES, "store"}
+    assert {path.name for path in folder.iterdir()} == {*FILES, "manifest.json", "store"}
     told = json.loads((folder / "tune.json").read_text())
     assert told["objective"] == "request_goodput"
     assert set(told["checks"]) == {"fresh seeds", "later parts"}

@@ -17,7 +17,7 @@ import evenflow
 from evenflow.errors import UsageError
 from experiments.cli.capacity import capacity_command
 from experiments.cli.figures import figures_command
-from experiments.cli.options import Out, RunFile, Set
+from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.profile import check_command, measure_command
 from experiments.cli.profile_import import import_command
 from experiments.cli.real import replay_command, run_command
@@ -109,8 +109,10 @@ def options(
 def simulate(
     run: RunFile,
     set_: Set = None,
+    *,
     save: SaveOption = Save.all,
     out: Out = None,
+    force: Force = False,
     counterfactuals: Annotated[
         bool, typer.Option("--counterfactuals", help="Also: what if a cause of bubbles were gone?")
     ] = False,
@@ -123,8 +125,9 @@ def simulate(
         print_summaries,
         progress,
     )
-    from experiments.report.outputs import staged, write_summaries
-    from experiments.run_file.build import load_workload, make_importable
+    from experiments.report.folder import staged
+    from experiments.report.outputs import write_summaries
+    from experiments.run_file.build import load_workload
     from experiments.run_file.run import load_config
     from experiments.runs import (
         Job,
@@ -135,12 +138,12 @@ def simulate(
         write_details,
         write_results,
     )
+    from experiments.study.points import inputs_of
 
     config = load_config(run, set_ or ())
-    make_importable(Path.cwd(), run.parent)
     folder = out or Path("out") / run.stem
     report = save is Save.all and can_report()
-    with staged(folder) as scratch:
+    with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
         job = Job(config, load_workload(config, run.parent), run.parent)
         label = config.scheduler.name
         with progress([label], len(job.workload.requests)) as show:
@@ -176,22 +179,24 @@ def compare(
         typer.Option("--schedulers", metavar="A,B,...", help="Policies, or module:Class."),
     ],
     set_: Set = None,
+    *,
     save: SaveOption = Save.all,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Simulate several schedulers on the same requests and put them side by side."""
     from experiments.cli.terminal import print_no_report, print_summaries, progress
-    from experiments.report.outputs import staged, write_summaries
-    from experiments.run_file.build import make_importable
+    from experiments.report.folder import staged
+    from experiments.report.outputs import write_summaries
     from experiments.run_file.run import load_config
     from experiments.runs import can_report
     from experiments.study.compare import line_up, parse_schedulers, report, run_all
+    from experiments.study.points import inputs_of
 
     config = load_config(run, set_ or ())
-    make_importable(Path.cwd(), run.parent)
     folder = out or Path("out") / f"{run.stem}-compare"
     has_report = can_report()
-    with staged(folder) as scratch:
+    with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
         contenders = line_up(parse_schedulers(schedulers, config), run.parent)
         total = len(contenders[0].job.workload.requests)
         with progress([contender.label for contender in contenders], total) as show:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.options import Executor, MedianQueue, Out, RunFile, Set, Slo
+from experiments.cli.options import Executor, Force, MedianQueue, Out, RunFile, Set, Slo
 
 if TYPE_CHECKING:
     from experiments.capacity.find import Proof, Question
@@ -31,22 +31,24 @@ def capacity_command(
     set_: Set = None,
     executor: Executor = "process",
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Find the largest request rate that keeps limits on latency."""
     from experiments.capacity.find import Question, prove
     from experiments.capacity.prices import dollars_per_hour, load_prices
-    from experiments.run_file.build import make_importable
+    from experiments.report.folder import check_folder
     from experiments.run_file.run import load_config
+    from experiments.study.points import inputs_of
     from experiments.study.slo import parse_slo
 
     config = load_config(run, set_ or ())
-    make_importable(Path.cwd(), run.parent)
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     question = Question(config, conditions, run.parent, tolerance, replications)
     per_hour = None
     if per_dollar is not None:
         per_hour = dollars_per_hour(config, load_prices(per_dollar))
     folder = out or Path("out") / f"{run.stem}-capacity"
+    check_folder(folder, force=force, reads=inputs_of(config, run))
     _answer(question, prove(question), per_hour, folder, executor)
     typer.echo(folder / "capacity.json")
 
@@ -66,12 +68,12 @@ def _answer(
     )
     from experiments.cli.sweep import STORE
     from experiments.cli.terminal import progress
-    from experiments.report.outputs import staged
+    from experiments.report.folder import staged
     from experiments.report.tables import print_table
     from experiments.study.executors import executor_of
     from experiments.study.points import Store
 
-    with staged(folder) as scratch, executor_of(executor) as pool:
+    with staged(folder, force=True) as scratch, executor_of(executor) as pool:
         with progress(["rates simulated"], None) as show:
             tell = None if show is None else lambda count: show([count])
             store = Store(folder / STORE)

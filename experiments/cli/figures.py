@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
-from experiments.cli.options import Executor
+from experiments.cli.options import Executor, Force
 
 if TYPE_CHECKING:
     from experiments.figures.claims import Answer
@@ -38,10 +38,12 @@ def figures_command(
         ),
     ] = None,
     executor: Executor = "process",
+    force: Force = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list the figures.")] = False,
 ) -> None:
     """Make the papers' figures, and the table that compares their claims with ours."""
     from experiments.figures.make import chosen, make, write_claims
+    from experiments.report.folder import check_folder
     from experiments.study.executors import executor_of
     from experiments.study.points import Store
 
@@ -50,6 +52,7 @@ def figures_command(
         for plan in plans:
             typer.echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
         return
+    check_folder(out, force=force)
     failures: dict[str, str] = {}
     store = Store(out / "points")
     with executor_of(executor) as pool:

@@ -13,6 +13,10 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Write beside files that evenflow did not write; they stay."),
+]
 Slo = Annotated[
     list[str] | None,
     typer.Option("--slo", metavar="METRIC=LIMIT", help="A limit; may be given repeatedly."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
-from experiments.cli.options import Out, RunFile, Set
+from experiments.cli.options import Force, Out, RunFile, Set
 
 if TYPE_CHECKING:
     from experiments.real.live import LiveServer
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from experiments.runs import Job
 
 
-def run_command(run: RunFile, set_: Set = None, out: Out = None) -> None:
+def run_command(run: RunFile, set_: Set = None, out: Out = None, force: Force = False) -> None:
     """Serve one configuration in real time, a process a stage, and write what happened."""
     from experiments.cli.terminal import print_left_out, print_summaries
-    from experiments.report.outputs import staged
+    from experiments.report.folder import staged
+    from experiments.study.points import inputs_of
 
     job = job_of(run, set_)
     folder = out or Path("out") / f"{run.stem}-run"
     lost: list[str] = []
-    with staged(folder) as scratch:
+    with staged(folder, force=force, reads=inputs_of(job.config, run)) as scratch:
         served = serve_into(scratch, job, run.name, lost.append)
     print_summaries({f"{job.config.scheduler.name}, real": served.outcome.summary})
     print_left_out(job.workload.trace["dropped"], served.outcome.result)
@@ -58,12 +59,11 @@ def replay_command(
 def job_of(run: Path, set_: list[str] | None) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served."""
     from experiments.real.run import check_servable
-    from experiments.run_file.build import load_workload, make_importable
+    from experiments.run_file.build import load_workload
     from experiments.run_file.run import load_config
     from experiments.runs import Job
 
     config = load_config(run, set_ or ())
-    make_importable(Path.cwd(), run.parent)
     check_servable(config)
     return Job(config, load_workload(config, run.parent), run.parent)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.options import Out, RunFile, Set
+from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.real import serve_into
 
 if TYPE_CHECKING:
@@ -31,16 +31,17 @@ def serve_command(
         typer.Option("--tokenizer", help="A tokenizer.json; default: the model folder's."),
     ] = None,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Serve OpenAI's completions until Ctrl-C; then write what happened, as `run` does."""
     from experiments.cli.terminal import print_left_out, print_summaries
     from experiments.real.live import LiveServer, listening
-    from experiments.report.outputs import staged
+    from experiments.report.folder import staged
 
     job = _job(run, set_)
     folder = out or Path("out") / f"{run.stem}-serve"
     lost: list[str] = []
-    with listening(host, port) as bound, staged(folder) as scratch:
+    with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
         live = LiveServer(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
         live.on_open = lambda: typer.echo(f"serving {live.model} on {live.url}/v1")
         try:
@@ -64,11 +65,10 @@ def _job(run: Path, set_: list[str] | None) -> Job:
     """Return a job without requests: the clients have them, so a workload is not read."""
     from experiments.real.live import WORKLOAD
     from experiments.real.run import check_servable
-    from experiments.run_file.build import Workload, make_importable
+    from experiments.run_file.build import Workload
     from experiments.run_file.run import load_config
     from experiments.runs import Job
 
     config = load_config(run, [*(set_ or ()), f"workload={{trace: {WORKLOAD}}}"])
-    make_importable(Path.cwd(), run.parent)
     check_servable(config)
     return Job(config, Workload([], {"name": WORKLOAD, "dropped": {}}), run.parent)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
-from experiments.cli.options import Executor, Out
+from experiments.cli.options import Executor, Force, Out
 
 if TYPE_CHECKING:
     from experiments.sweep.config import Sweep
@@ -41,20 +41,23 @@ def sweep_command(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
     ] = None,
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Simulate a grid or a search over any keys of a run, several times each, and compare."""
-    from experiments.run_file.build import make_importable
+    from experiments.report.folder import check_folder
+    from experiments.run_file.policy_folders import make_importable
     from experiments.sweep.check import check
     from experiments.sweep.config import load_sweep
 
     started = time.perf_counter()
     part = None if shard is None else _part(shard)
     sweep = load_sweep(file, set_ or ())
-    make_importable(Path.cwd(), sweep.beside)
+    make_importable([sweep.document.data, sweep.run.data], Path.cwd(), sweep.beside)
     check(sweep)
     if part is not None and sweep.config.method.kind == "optuna":
         raise UsageError("--shard: the points of a search follow from its results: run it whole")
     folder = out or Path("out") / f"{file.stem}-sweep"
+    check_folder(folder, force=force, reads=[file])
     findings = _simulate(sweep, folder, part, (executor, workers), (resume, retry_failed))
     if findings is None:
         typer.echo(f"shard {shard} is done: put {folder / STORE} together with the others' stores")
@@ -113,12 +116,13 @@ def _write(
 ) -> None:
     from experiments.cli.terminal import print_no_report
     from experiments.provenance import wall_clock
-    from experiments.report.outputs import staged, write_json
+    from experiments.report.folder import staged
+    from experiments.report.outputs import write_json
     from experiments.runs import can_report
     from experiments.sweep.figures import write_figures
     from experiments.sweep.tables import facts, write_tables
 
-    with staged(folder) as scratch:
+    with staged(folder, force=True) as scratch:
         write_tables(scratch, findings)
         write_figures(scratch, findings)
         source = facts(findings)

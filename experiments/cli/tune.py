@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.options import Executor, MedianQueue, Out, RunFile, Set, Slo
+from experiments.cli.options import Executor, Force, MedianQueue, Out, RunFile, Set, Slo
 
 if TYPE_CHECKING:
     from experiments.tune.check import Check
@@ -40,9 +40,11 @@ def tune_command(
     set_: Set = None,
     executor: Executor = "process",
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Find the best scheduler, parameters and layout, and check them on unseen data."""
-    from experiments.run_file.build import make_importable
+    from experiments.report.folder import check_folder
+    from experiments.run_file.policy_folders import make_importable
     from experiments.run_file.yaml_file import override, read
     from experiments.study.slo import parse_slo
     from experiments.tune.prepare import Wish, prepare
@@ -50,12 +52,13 @@ def tune_command(
     document = read(run)
     for assignment in set_ or ():
         document = override(document, assignment)
-    make_importable(Path.cwd(), run.parent)
+    make_importable([document.data, schedulers], Path.cwd(), run.parent)
     names = None if schedulers is None else [n.strip() for n in schedulers.split(",") if n.strip()]
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     wish = Wish(conditions, objective, names, gpus, trials, replications, checks, seed)
     tuning = prepare(document, run.parent, wish)
     folder = out or Path("out") / f"{run.stem}-tune"
+    check_folder(folder, force=force, reads=[run])
     _tell(*_work(tuning, wish, folder, executor))
     typer.echo(folder / "tuned.yaml")
 
@@ -66,7 +69,7 @@ def _work(
     """Search, check and write the folder."""
     from experiments.cli.sweep import STORE
     from experiments.cli.terminal import points_progress
-    from experiments.report.outputs import staged
+    from experiments.report.folder import staged
     from experiments.study.executors import executor_of
     from experiments.study.points import Store
     from experiments.sweep.trials import Simulator
@@ -79,7 +82,7 @@ def _work(
     searched = (len(tuning.baselines) + wish.trials) * wish.replications
     most = max(map(len, tuning.spaces.values())) + 2
     total = searched + most * wish.replications + 2 * 3 * wish.checks + 2
-    with staged(folder) as scratch, executor_of(executor) as pool:
+    with staged(folder, force=True) as scratch, executor_of(executor) as pool:
         with points_progress("simulations", total) as (done, failed):
             simulator = Simulator(Store(folder / STORE), pool, done, failed)
             search, worth = simplified(run_search(tuning, simulator), simulator, searched)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
-from experiments.cli.options import Out, RunFile, Set
+from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.real import job_of
 
 if TYPE_CHECKING:
@@ -43,10 +43,12 @@ def validate_command(
         Path | None,
         typer.Option("--profile", metavar="FILE", help="Costs; measured first if it is missing."),
     ] = None,
+    force: Force = False,
 ) -> None:
     """Serve one configuration several times, simulate it, and print how far they are apart."""
-    from experiments.report.outputs import staged
+    from experiments.report.folder import check_folder, staged
     from experiments.study.compare import line_up, parse_schedulers
+    from experiments.study.points import inputs_of
     from experiments.validation.table import markdown, print_validation
     from experiments.validation.validate import validate
 
@@ -54,13 +56,14 @@ def validate_command(
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
     job = job_of(run, set_)
     folder = out or Path("out") / f"{run.stem}-validate"
+    check_folder(folder, force=force, reads=inputs_of(job.config, run))
     contenders = {job.config.scheduler.name: job}
     if schedulers is not None:
         lined_up = line_up(parse_schedulers(schedulers, job.config), job.beside)
         contenders = {each.folder: each.job for each in lined_up}
     found = []
     for name, each in contenders.items():
-        with staged(folder if schedulers is None else folder / name) as scratch:
+        with staged(folder if schedulers is None else folder / name, force=True) as scratch:
             validation = validate(each, runs, calibrate, _watched)
             found.append(validation.found)
             _write(scratch, validation, run.name)
@@ -68,7 +71,7 @@ def validate_command(
                 (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
         print_validation(validation.found)
     if schedulers is not None:
-        with staged(folder) as scratch:
+        with staged(folder, force=True) as scratch:
             (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
     typer.echo(folder / "validation.md")
 

@@ -25,7 +25,8 @@ from experiments.figures.claims import (
 from experiments.figures.facts import annotate, footnote
 from experiments.figures.schema import Plan, load_plan
 from experiments.figures.study import Drawing, Study
-from experiments.report.outputs import staged, write_json
+from experiments.report.folder import staged
+from experiments.report.outputs import write_json
 from experiments.study.points import Store
 
 FOLDER = Path(__file__).parent
@@ -69,7 +70,10 @@ def make(
     drawing = _drawn(maker(plan), study)
     facts = study.facts()
     title, source = _heading(plan, study)
-    with staged(folder) as scratch, mpl.rc_context({"svg.hashsalt": plan.name}):
+    with (
+        staged(folder, force=True, adds=True) as scratch,
+        mpl.rc_context({"svg.hashsalt": plan.name}),
+    ):
         annotate(drawing.figure, f"{title}  [{source}]", footnote(facts, plan.keys.differs))
         drawing.figure.savefig(
             scratch / f"{plan.name}.png", dpi=DOTS_PER_INCH, metadata={"Software": None}
@@ -142,7 +146,7 @@ def write_claims(folder: Path) -> list[Answer]:
     made = _made(folder)
     ours = {key: value for about in made.values() for key, value in about["claims"].items()}
     found = [answer for claim in load_claims() for answer in answers(claim, ours.get(claim.id))]
-    with staged(folder) as scratch:
+    with staged(folder, force=True, adds=True) as scratch:
         table = pd.DataFrame(
             {
                 "claim": answer.claim.id,

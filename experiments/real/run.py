@@ -31,7 +31,7 @@ from evenflow.world import World
 from experiments.provenance import provenance
 from experiments.real import journal as journal_file
 from experiments.real.workers import Crew, crew_of
-from experiments.run_file.build import Built, build, make_importable
+from experiments.run_file.build import Built, build
 from experiments.run_file.run import RunConfig, RuntimeConfig
 from experiments.runs import Job, Outcome
 
@@ -199,7 +199,6 @@ def replay_folder(folder: Path) -> str | None:
     if not path.is_file():
         raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one")
     config, beside = journal_file.read_head(path)
-    make_importable(Path.cwd(), beside)
     world = servable(build(config, [], beside))
     try:
         return replay(journal_file.read_entries(path), batcher_of(world))

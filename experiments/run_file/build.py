@@ -5,7 +5,6 @@ Here names become things: the model, the GPU, the links and the scheduler.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -23,6 +22,7 @@ from evenflow.world import World
 from experiments.run_file.costs import Hardware, MadeCosts
 from experiments.run_file.links import hops_of
 from experiments.run_file.policy import check_parameter_types
+from experiments.run_file.policy_folders import make_importable
 from experiments.run_file.pools import MixedPoolConfig, divide, run_of_pool, system, transfer_link
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import ClosedArrivals
@@ -123,6 +123,7 @@ def build(
     `make_scheduler` makes the policy in place of the one that the configuration names. The policy
     is made once here, so that a mistake in its parameters is found before the run.
     """
+    make_importable([config.scheduler.name, dict(config.scheduler.params)], Path.cwd(), beside)
     if config.scheduler.name in POOLED and make_scheduler is None:
         return _build_pools(config, requests, beside, texts)
     return _build_world(config, requests, beside, texts, make_scheduler)
@@ -353,11 +354,3 @@ def _deployment_facts(world: World, deployment: Deployment | None) -> dict[str, 
 
 def _per_stage(depth: int, quantity: Callable[[int], int]) -> list[int]:
     return list(map(quantity, range(depth)))
-
-
-def make_importable(*folders: Path) -> None:
-    """Let `module:Class` name a policy in one of these folders; the first one wins."""
-    for folder in reversed(folders):
-        path = str(folder.resolve())
-        if path not in sys.path:
-            sys.path.insert(0, path)

@@ -24,7 +24,7 @@ from typing import Any
 import evenflow
 from evenflow.errors import UsageError
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
-from experiments.run_file.build import Workload, load_workload, make_importable, reads_text
+from experiments.run_file.build import Workload, load_workload, reads_text
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import find
 from experiments.runs import Job, Outcome, run_job
@@ -80,7 +80,6 @@ class Record:
 def simulate_point(point: Point) -> Record:
     """Simulate one point; a point that fails gives a record that says why, and raises nothing."""
     try:
-        make_importable(Path.cwd(), point.beside)
         outcome = run_job(Job(point.config, workload_of(point), point.beside))
         values = point.measure(outcome, **dict(point.more))
         return Record(point.key, json.loads(json.dumps(values)))  # as it will be read again
@@ -212,6 +211,11 @@ def code_digest() -> str:
         for path in sorted(path for path in paths if path.suffix in (".py", ".yaml", ".csv")):
             total.update(f"{path.relative_to(root)} {_digest_of(path)}\n".encode())
     return total.hexdigest()
+
+
+def inputs_of(config: RunConfig, run: Path) -> list[Path]:
+    """Return the files that a run reads: its own, and those that its configuration names."""
+    return [run, *_files_of(config.resolved(), run.parent)]
 
 
 def _files_of(value: object, beside: Path) -> Iterator[Path]:

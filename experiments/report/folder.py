@@ -1,0 +1,152 @@
+"""The folder that a command writes into: whole or not at all, and nobody else's files touched.
+
+`manifest.json` names the files that evenflow wrote there, with their SHA-256. What it does not
+name, or names with another hash, is the user's. Knows nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from evenflow.errors import UsageError
+
+MANIFEST = "manifest.json"
+CLOCK = "wall_clock.json"
+"""Differs from run to run, so the manifest names it without its hash."""
+SCRATCH = ".partial-"
+STORE_HEADER = "results.json"
+"""In the folder of points that a study keeps."""
+
+
+@contextmanager
+def staged(
+    folder: Path, *, force: bool = False, adds: bool = False, reads: Iterable[Path] = ()
+) -> Iterator[Path]:
+    """Give a scratch folder whose files move into `folder` if all goes well, and vanish otherwise.
+
+    Made before anything is simulated, so that a folder that cannot be written is found at once.
+    Each file is replaced as a whole; a file of an earlier run that this one does not write is
+    removed, unless it `adds` to them, so that a folder never holds parts of two runs. UsageError as
+    for `check_folder`, and when a file of the user's has the name of one that was made: it stays,
+    and the results are kept beside it.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    check_folder(folder, force=force, reads=reads)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
+    try:
+        yield scratch
+        _move(scratch, folder, adds)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        for path in missing:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def check_folder(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) -> None:
+    """Raise UsageError for a folder that holds what evenflow did not write, unless `force`.
+
+    And for one in which an earlier run wrote a file that this one `reads`.
+    """
+    if not folder.is_dir():
+        return
+    ours = written_files(folder)
+    for path in reads:
+        if path.resolve() in {(folder / name).resolve() for name in ours}:
+            raise UsageError(
+                f"{path}: is read by this run, which would replace what is in {folder}; "
+                "give another folder with --out"
+            )
+    others = sorted(_others(folder, folder, ours))
+    if others and not force:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise UsageError(
+            f"{folder}: holds what evenflow did not write or what was changed since "
+            f"({others[0]}{more}); give another folder with --out, or --force to write beside it"
+        )
+
+
+def written_files(folder: Path) -> dict[str, str | None]:
+    """Return the files in a folder that evenflow wrote and nobody has changed, with their hashes.
+
+    UsageError for a manifest that cannot be read.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        files = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{path}: is no manifest that evenflow wrote") from None
+    same = {name: known for name, known in files.items() if _is_same(folder / name, known)}
+    return {MANIFEST: None, **same}
+
+
+def _is_same(path: Path, known: str | None) -> bool:
+    return path.is_file() and known in (None, _digest(path))
+
+
+def _others(folder: Path, root: Path, ours: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield what is in a folder and not evenflow's; a folder with a record of its own is."""
+    for path in folder.iterdir():
+        name = path.relative_to(root).as_posix()
+        if path.is_dir() and any(mine.startswith(f"{name}/") for mine in ours):
+            yield from _others(path, root, ours)
+        elif not (name in ours or path.name.startswith(SCRATCH) or _has_record(path)):
+            yield name
+
+
+def _has_record(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() or (folder / STORE_HEADER).is_file()
+
+
+def _move(scratch: Path, folder: Path, adds: bool) -> None:
+    files = [path for path in sorted(scratch.rglob("*")) if path.is_file()]
+    made = {path.relative_to(scratch).as_posix(): _digest(path) for path in files}
+    ours = written_files(folder)
+    in_the_way = [name for name in made if name not in ours and (folder / name).exists()]
+    if in_the_way:
+        kept = folder / f"results-{scratch.name.removeprefix(SCRATCH)}"
+        os.replace(scratch, kept)
+        raise UsageError(
+            f"{folder / in_the_way[0]}: is not evenflow's and stays; the results are in {kept}"
+        )
+    for name in () if adds else ours.keys() - made.keys():
+        (folder / name).unlink(missing_ok=True)
+        _remove_empty((folder / name).parent, folder)
+    for name in made:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(scratch / name, folder / name)
+    _write_manifest(folder, {**ours, **made} if adds else made)
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    while folder != root and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def _write_manifest(folder: Path, files: Mapping[str, str | None]) -> None:
+    named = {name: files[name] for name in sorted(files) if name != MANIFEST}
+    text = json.dumps({"written_by": "evenflow", "files": named}, indent=1)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _digest(path: Path) -> str | None:
+    if path.name == CLOCK:
+        return None
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,13 +19,12 @@ from evenflow.schedulers import create
 from evenflow.types import Request
 from evenflow.world import RUNTIMES
 from experiments.figures import gllm_12, gllm_14, gllm_15, gllm_16, gllm_capacity, rate_curves
-from experiments.figures.balance import middle
-from experiments.figures.case_study import micro_batches
 from experiments.figures.decides import prepared
 from experiments.figures.decides_3 import PARTS, shares
 from experiments.figures.loads import Place, places, rates, traces
 from experiments.figures.make import FOLDER, make
 from experiments.figures.schema import load_plan
+from experiments.figures.series import micro_batches
 from experiments.figures.study import Drawing, Study
 from experiments.runs import Outcome
 from experiments.study.points import Store
@@ -145,7 +144,7 @@ def test_shares_of_stage_time_add_up() -> None:
 
 def test_the_middle_of_a_run() -> None:
     run = outcome([Request(0, 0.0, 10, 5)], depth=1)
-    found = middle(run, batches=3, bins=2)
+    found = micro_batches(run, ["batch", "decode_tokens"], batches=3, bins=2)
     assert found["batch"] == [1, 2, 3]
     assert found["decode_tokens"] == [1, 1, 1]
     assert found["mean_change"] == 0
@@ -153,7 +152,9 @@ def test_the_middle_of_a_run() -> None:
 
 
 def test_the_case_study_keeps_the_micro_batches_asked_for() -> None:
-    found = micro_batches(outcome([Request(0, 0.0, 10, 3)]), first=1, count=1)
+    found = micro_batches(
+        outcome([Request(0, 0.0, 10, 3)]), ["batch", "start_s"], first=1, batches=1
+    )
     assert found["batch"] == [1]
     assert found["start_s"] == [[2.0, 3.0]]
 

@@ -27,8 +27,8 @@ from experiments.figures.iterations import (
     world_of,
 )
 from experiments.figures.make import FOLDER, maker
-from experiments.figures.sarathi_1 import stalls
 from experiments.figures.schema import load_plan
+from experiments.figures.series import stalls
 from experiments.figures.study import Study
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import load_config

@@ -24,10 +24,9 @@ from experiments.figures.blog_fragmentation import known_in_advance
 from experiments.figures.make import FOLDER, make
 from experiments.figures.pairs import pairs
 from experiments.figures.schema import load_plan
+from experiments.figures.series import busy_over_time, phases
 from experiments.figures.study import Study
-from experiments.figures.tdpipe_2 import busy_over_time
 from experiments.figures.tdpipe_11 import speedups
-from experiments.figures.tdpipe_12 import phases
 from experiments.figures.tdpipe_readings import RATE, ratios, scaling
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import load_config
@@ -82,7 +81,7 @@ def test_a_given_cap_binds_td_pipe_too() -> None:
 
 
 def test_phases_are_runs_of_one_kind() -> None:
-    found = phases([0.2, 0.4, 0.5, 0.3, 0.6], [1, 1, 0, 0, 1], [0.0, 1.0, 2.0, 3.0, 4.0])
+    found = phases([0.2, 0.4, 0.5, 0.3, 0.6], [9, 1, 0, 0, 1], [0.0, 1.0, 2.0, 3.0, 4.0])
     assert found.drop(columns="phase").to_numpy().tolist() == [
         ["prefill", 0, 2, 0.0, 0.0, 0.4],
         ["decode", 2, 2, 2.0, 0.4, 0.3],

@@ -104,11 +104,18 @@ def test_a_table_of_numbers_on_a_terminal(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(12345.6, "12350"), (12.3456, "12.35"), (12.0, "12"), (0.00123456, "0.001235"), (None, "-")],
+    [
+        (12345.6, "12,346"),
+        (999.96, "1000"),
+        (12.3456, "12.35"),
+        (12.0, "12"),
+        (0.00123456, "0.001235"),
+        (None, "-"),
+    ],
 )
 def test_a_number_has_four_digits(value: float | None, text: str) -> None:
     assert number(value) == text
-    assert number(-math.inf) == "-inf"
+    assert number(12.3456, 3) == "12.3"
     assert number(math.nan) == "-"
 
 

@@ -158,7 +158,7 @@ def simulate(
             details = with_bubbles(outcome, label)
             write_details(scratch, list(details.values()))
         if report:
-            from experiments.report.write import write_report
+            from experiments.report.run_page import write_report
 
             path = scratch / "report.html"
             write_report(path, details, run.name, outcome.result.provenance)

@@ -123,7 +123,7 @@ def _write_rest(
     if not can_report():
         print_no_report()
         return
-    from experiments.report.write import write_report
+    from experiments.report.run_page import write_report
 
     with _left_out_if_full(folder, on_loss):
         write_report(folder / "report.html", details, title, served.outcome.result.provenance)

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from evenflow.results.run import RunResult
-from experiments.report.tables import print_numbers, print_table
-from experiments.report.words import ROWS
+from experiments.report.tables import print_numbers
+from experiments.report.words import METRICS
 
 LINE_EVERY_S = 60.0
 """Where nobody watches a bar, such as in a log, a line says how far it is so often."""
@@ -30,7 +30,7 @@ def print_no_report() -> None:
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print runs side by side, a column each."""
     rows = []
-    for key, words, form in ROWS:
+    for key, words, form, *_ in METRICS:
         values = [summary.get(key) for summary in summaries.values()]
         if any(value is not None for value in values):
             rows.append([words, *("-" if v is None else form.format(v) for v in values)])
@@ -40,12 +40,12 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print a row for the run as it is and for each cause of bubbles that is taken away."""
     keys = ("duration", "total_token_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-    shown = [(key, words, form) for key, words, form in ROWS if key in keys]
+    shown = [metric for metric in METRICS if metric.key in keys]
     rows = [
-        [name.replace("_", " "), *(form.format(each[key]) for key, _, form in shown)]
+        [name.replace("_", " "), *(metric.form.format(each[metric.key]) for metric in shown)]
         for name, each in summaries.items()
     ]
-    print_table(["without", *(words for _, words, _ in shown)], rows)
+    print_numbers(["without", *(metric.words for metric in shown)], rows)
 
 
 def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:

@@ -16,7 +16,8 @@ from matplotlib.patches import Patch
 
 from evenflow.results.bubbles import CAUSES
 from experiments.report.data import Run, shares, steady
-from experiments.report.style import BUSY, CAUSE_COLOURS, DECODE, PREFILL
+from experiments.report.plots import LEAST_SHARE, PARTS, finish, panels, stage_time
+from experiments.report.style import DECODE, PREFILL
 from experiments.report.words import cause_label
 from experiments.run_file.run import load_config
 from experiments.runs import run_all_of
@@ -27,20 +28,28 @@ SHOWN_BATCHES = 250
 
 def draw_comparison(runs: Mapping[str, Run]) -> Figure:
     """Return a row a run: tokens of consecutive micro-batches, and shares of stage time."""
-    figure = Figure(figsize=(10, 1.0 + 1.35 * len(runs)), dpi=150, layout="constrained")
-    grid = figure.subplots(len(runs), 2, width_ratios=[2.6, 1], squeeze=False)
-    for row, (name, run) in enumerate(runs.items()):
-        _draw_tokens(grid[row, 0], name, run)
-        _draw_shares(grid[row, 1], run)
-    for axes in grid[:-1].flat:
+    figure, cells = panels(2 * len(runs), 5, 1.35 + 1 / len(runs), columns=2, width_ratios=[2.6, 1])
+    shown: set[str] = set()
+    for (name, run), tokens, time in zip(runs.items(), cells[::2], cells[1::2], strict=True):
+        _draw_tokens(tokens, name, run)
+        busy, idle = shares(run)
+        parts = dict(zip(PARTS, [float(busy), *map(float, idle)], strict=True))
+        stage_time(time, {name: parts}, lying=True)
+        time.text(50 * busy, 0, f"{100 * busy:.0f} %", ha="center", va="center", fontsize=10)
+        time.set(ylim=(-0.6, 0.6), yticks=[])
+        finish(time, grid="")
+        time.spines["left"].set_visible(False)
+        shown |= {cause for cause in CAUSES if parts[cause] > LEAST_SHARE}
+    for axes in cells[:-2]:
         axes.tick_params(labelbottom=False)
-    grid[-1, 0].set_xlabel(f"{SHOWN_BATCHES} consecutive micro-batches of the steady state")
-    grid[-1, 1].set_xlabel("share of stage time (%)")
-    grid[0, 0].set_title("Tokens in each micro-batch", loc="left", fontsize=11)
-    grid[0, 1].set_title("Computing, and idle by cause", loc="left", fontsize=11)
-    figure.legend(
-        handles=_key(runs), loc="outside lower center", ncols=4, frameon=False, fontsize=9
-    )
+    cells[-2].set_xlabel(f"{SHOWN_BATCHES} consecutive micro-batches of the steady state")
+    cells[-1].set_xlabel("share of stage time (%)")
+    finish(cells[0], "Tokens in each micro-batch", grid="")
+    finish(cells[1], "Computing, and idle by cause", grid="")
+    colours = {"prefill tokens": PREFILL, "decode tokens": DECODE, "computing": PARTS["computing"]}
+    colours |= {cause_label(cause): PARTS[cause] for cause in CAUSES if cause in shown}
+    handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
@@ -53,30 +62,7 @@ def _draw_tokens(axes: Axes, name: str, run: Run) -> None:
     axes.set(xlim=(-0.5, len(at) - 0.5), ylabel="tokens")
     axes.margins(y=0.25)
     axes.text(0.01, 0.95, name, transform=axes.transAxes, va="top", weight="bold", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_shares(axes: Axes, run: Run) -> None:
-    busy, idle = shares(run)
-    left = 0.0
-    colours = [BUSY, *(CAUSE_COLOURS[cause] for cause in CAUSES)]
-    for share, colour in zip([busy, *idle], colours, strict=True):
-        axes.barh(0, 100 * share, left=left, height=0.5, color=colour)
-        left += 100 * share
-    axes.text(50 * busy, 0, f"{100 * busy:.0f} %", ha="center", va="center", fontsize=10)
-    axes.set(xlim=(0, 100), ylim=(-0.6, 0.6), yticks=[])
-    axes.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _key(runs: Mapping[str, Run]) -> list[Patch]:
-    seen = np.sum([shares(run)[1] for run in runs.values()], axis=0)
-    entries = [("prefill tokens", PREFILL), ("decode tokens", DECODE), ("computing", BUSY)]
-    entries += [
-        (cause_label(cause), CAUSE_COLOURS[cause])
-        for cause, share in zip(CAUSES, seen, strict=True)
-        if share > 0.005
-    ]
-    return [Patch(color=colour, label=label) for label, colour in entries]
+    finish(axes, grid="")
 
 
 def main() -> None:

@@ -54,7 +54,8 @@ def panels(
     """
     across = min(count, columns or count)
     down = math.ceil(count / across)
-    figure = Figure((across * width, down * height), layout="constrained")
+    size = across * width, down * height
+    figure = Figure(size, dpi=DOTS_PER_INCH, layout="constrained")
     cells = list(figure.subplots(down, across, squeeze=False, **subplots).flat)
     for spare in cells[count:]:
         spare.set_visible(False)

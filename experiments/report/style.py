@@ -121,3 +121,59 @@ def faint(solid: str) -> str:
     """Return a colour `#RRGGBB` made nearly transparent."""
     red, green, blue = (int(solid[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.15)"
+
+
+class Drawing:
+    """A Plotly figure as it grows: rows x columns of panels, counted row by row from 1.
+
+    `keys` go into Plotly's layout. Panels may be left out of a call where there is one.
+    """
+
+    def __init__(self, height: int, rows: int = 1, columns: int = 1, **keys: Any) -> None:
+        self.data: list[Figure] = []
+        self.layout = layout(height, rows, columns)
+        self.set(**keys)
+
+    @property
+    def figure(self) -> Figure:
+        """What Plotly draws."""
+        return {"data": self.data, "layout": self.layout}
+
+    def set(self, **keys: Any) -> None:
+        """Change keys of the layout; what is a mapping there keeps its other keys."""
+        for key, value in keys.items():
+            old = self.layout.get(key)
+            self.layout[key] = old | value if isinstance(old, dict) else value
+
+    def axis(self, letter: str, panel: int = 1, title: str | None = None, **keys: Any) -> None:
+        """Change keys of an axis, "x" or "y", and its title."""
+        titled = {} if title is None else {"title": {"text": title}}
+        self.set(**{axis(letter, panel): titled | keys})
+
+    def head(self, panel: int, text: str) -> None:
+        """Write above a panel, at its left edge."""
+        self.layout["annotations"].append(heading(panel, text))
+
+    def add(self, panel: int = 1, **trace: Any) -> None:
+        """Put a trace on a panel."""
+        self.data.append(trace | on(panel))
+
+    def line(self, name: str, index: int, x: Any, y: Any, panel: int = 1, **trace: Any) -> None:
+        """Draw the line of the run at position `index`; only panel 1 enters the legend."""
+        self.data.append(line(name, index, x, y, panel) | trace)
+
+    def bars(
+        self,
+        name: str,
+        shade: str | list[str],
+        x: list[Any],
+        y: list[Any],
+        *,
+        panel: int = 1,
+        edge: float = 0,
+        **trace: Any,
+    ) -> None:
+        """Draw bars of one or several colours, with white edges where `edge` is their width."""
+        white = {"color": "white"} if edge else {}
+        marker = {"color": shade, "line": {"width": edge, **white}}
+        self.add(panel, type="bar", name=name, x=x, y=y, marker=marker, **trace)

@@ -93,13 +93,13 @@ def html_table(heads: Cells, rows: Iterable[Cells]) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with so many significant digits, and no exponent above 0; a dash for none."""
+    """Return a number with so many significant digits, or all before its point; a dash for none.
+
+    Thousands are set apart.
+    """
     if value is None or math.isnan(value):
         return "-"
-    if math.isinf(value):
-        return str(value)
-    rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:.0f}" if abs(rounded) >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def percent(share: float | None, digits: int = 2, *, sign: bool = True) -> str:

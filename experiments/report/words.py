@@ -6,7 +6,7 @@ Works from summaries and shares alone. Does not know the figures, nor how a run 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from evenflow.results.bubbles import CAUSES
 from experiments.report.data import Run, shares
-from experiments.report.tables import is_number
+from experiments.report.tables import is_number, number
 
+DIGITS = 3
 ALIKE = 0.02
 """Two values that differ by less than this share of the better one are called alike."""
 
@@ -37,73 +38,55 @@ CAUSE_WORDS = {
 
 
 class Metric(NamedTuple):
-    """A row of the table: `best` is "high", "low", or "" where more is neither good nor bad."""
+    """A key of the summary: its words and unit, how a terminal writes a value, what is best.
+
+    `best` is "high", "low", or "" where more is neither good nor bad; `meaning` is for the page.
+    """
 
     key: str
-    label: str
-    unit: str
-    best: str
-    meaning: str
-    scale: float = 1.0
+    words: str
+    form: str = "{:.1f}"
+    best: str = "low"
+    meaning: str = ""
 
 
 METRICS = (
-    Metric("output_throughput", "Output tokens", "tok/s", "high", "generated tokens per second"),
+    Metric("completed", "requests completed", "{:.0f}", "high", "served to the end"),
+    Metric("failed", "requests rejected or aborted", "{:.0f}", meaning="could never fit, or left"),
     Metric(
-        "total_token_throughput", "All tokens", "tok/s", "high", "prompt + generated, whole run"
+        "duration", "duration (s)", best="", meaning="from the first arrival to the last completion"
     ),
+    Metric("output_throughput", "output tokens/s", best="high", meaning="generated tokens"),
+    Metric("total_token_throughput", "all tokens/s", best="high", meaning="prompt + generated"),
     Metric(
         "steady_total_token_throughput",
-        "All tokens, steady",
-        "tok/s",
-        "high",
-        "the same without the start and the end of the run",
+        "all tokens/s, steady",
+        best="high",
+        meaning="the same without the start and the end of the run",
     ),
+    Metric("request_goodput", "requests/s within limits", "{:.2f}", "high"),
+    Metric("median_queue_ms", "scheduling delay median (ms)", meaning="arrival to first chunk"),
     *(
-        Metric(f"{statistic}_{key}_ms", f"{label}, {word}", unit, "low", text, scale)
-        for key, label, unit, scale, meaning in (
-            ("ttft", "TTFT", "s", 1e-3, "time to first token: first token - arrival"),
-            ("tpot", "TPOT", "ms", 1.0, "time per output token after the first, per request"),
-            ("itl", "ITL", "ms", 1.0, "inter-token latency: every gap between two tokens"),
-            ("e2el", "E2EL", "s", 1e-3, "end to end: last token - arrival"),
+        Metric(f"{statistic}_{key}_ms", f"{key.upper()} {word} (ms)", meaning=meaning)
+        for key, mean in (
+            ("ttft", "time to first token: first token - arrival"),
+            ("tpot", "time per output token after the first, per request"),
+            ("itl", "inter-token latency: every gap between two tokens"),
+            ("e2el", "end to end: last token - arrival"),
         )
-        for statistic, word, text in (("mean", "mean", meaning), ("p99", "P99", ""))
+        for statistic, word, meaning in (("mean", "mean", mean), ("p99", "P99", ""))
     ),
-    Metric("completed", "Completed", "requests", "high", "requests served to the end"),
-    Metric("rejected", "Rejected", "requests", "low", "could never fit: refused on arrival"),
-    Metric("preemptions", "Preemptions", "times", "low", "thrown out for lack of KV pages, redone"),
-    Metric("mean_transfer_wait_ms", "KV transfer wait, mean", "ms", "low", "first token to start"),
-    Metric("backpressure_s", "KV back-pressure", "s", "low", "no room on the decode side"),
-    Metric("busy_share", "Stages busy", "%", "high", "share of stage time spent computing", 100.0),
+    Metric("busy_share", "stages busy", "{:.1%}", "high", "share of stage time spent computing"),
+    Metric("preemptions", "preemptions", "{:.0f}", meaning="thrown out for lack of KV pages"),
+    Metric("mean_transfer_wait_ms", "KV transfer wait mean (ms)", meaning="first token to start"),
+    Metric("backpressure_s", "KV back-pressure (s)", meaning="no room on the decode side"),
 )
-
-
-ROWS = (
-    ("completed", "requests completed", "{:.0f}"),
-    ("failed", "requests rejected or aborted", "{:.0f}"),
-    ("duration", "duration (s)", "{:.1f}"),
-    ("output_throughput", "output tokens/s", "{:.1f}"),
-    ("total_token_throughput", "all tokens/s", "{:.1f}"),
-    ("steady_total_token_throughput", "all tokens/s, steady", "{:.1f}"),
-    ("request_goodput", "requests/s within limits", "{:.2f}"),
-    ("median_queue_ms", "scheduling delay median (ms)", "{:.1f}"),
-    ("mean_ttft_ms", "TTFT mean (ms)", "{:.1f}"),
-    ("p99_ttft_ms", "TTFT P99 (ms)", "{:.1f}"),
-    ("mean_tpot_ms", "TPOT mean (ms)", "{:.1f}"),
-    ("p99_tpot_ms", "TPOT P99 (ms)", "{:.1f}"),
-    ("p99_itl_ms", "ITL P99 (ms)", "{:.1f}"),
-    ("mean_e2el_ms", "E2EL mean (ms)", "{:.1f}"),
-    ("busy_share", "stages busy", "{:.1%}"),
-    ("preemptions", "preemptions", "{:.0f}"),
-    ("mean_transfer_wait_ms", "KV transfer wait mean (ms)", "{:.1f}"),
-    ("backpressure_s", "KV back-pressure (s)", "{:.1f}"),
-)
-"""What a terminal says of a run: keys of the summary, in words, and how a value is written."""
+"""What is said of a run, in this order; a row is left out where no run has the number."""
 
 
 def metric_words(key: str) -> str:
     """Return the words for a key of the summary; the key itself where there are none."""
-    return next((words for known, words, _ in ROWS if known == key), key)
+    return next((metric.words for metric in METRICS if metric.key == key), key)
 
 
 def cause_label(cause: str) -> str:
@@ -112,48 +95,37 @@ def cause_label(cause: str) -> str:
 
 
 def figures_of(run: Run) -> dict[str, float]:
-    """Return the summary's numbers, and those of the columns that the table shows beside them."""
-    busy, _ = shares(run)
-    columns = {
-        "completed": run.result.status.count("completed"),
-        "rejected": run.result.status.count("rejected"),
-        "preemptions": int(run.result.preemptions.sum()),
-        "busy_share": busy,
-    }
-    return {key: value for key, value in run.summary.items() if is_number(value)} | columns
+    """Return the summary's numbers, and how many requests were rejected."""
+    numbers = {key: value for key, value in run.summary.items() if is_number(value)}
+    return {**numbers, "rejected": run.result.status.count("rejected")}
 
 
 def table(runs: Mapping[str, Run]) -> str:
     """Return the summary table as HTML: a column a run, the best values of a row in bold."""
-    numbers = {name: figures_of(run) for name, run in runs.items()}
+    numbers = [figures_of(run) for run in runs.values()]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in runs)
     rows = []
     for metric in METRICS:
-        values = [own.get(metric.key, math.nan) for own in numbers.values()]
-        if all(math.isnan(value) for value in values):
-            continue
-        cells = "".join(
-            _cell(number(value * metric.scale), best)
-            for value, best in zip(values, _best(metric, values), strict=True)
-        )
-        rows.append(
-            f'<tr><th scope="row">{metric.label} <span class="unit">{metric.unit}</span>'
-            f"{f'<small>{metric.meaning}</small>' if metric.meaning else ''}</th>{cells}</tr>"
-        )
+        values = [own.get(metric.key, math.nan) for own in numbers]
+        if not all(math.isnan(value) for value in values):
+            label, shown = _readable(metric, values)
+            marks = [' class="best"' if best else "" for best in _best(metric, values)]
+            cells = "".join(f"<td{m}>{v}</td>" for m, v in zip(marks, shown, strict=True))
+            meaning = f"<small>{metric.meaning}</small>" if metric.meaning else ""
+            rows.append(f'<tr><th scope="row">{label}{meaning}</th>{cells}</tr>')
     return f"<table><thead><tr><th></th>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table>"
 
 
-def _cell(text: str, best: bool) -> str:
-    return f'<td class="best">{text}</td>' if best else f"<td>{text}</td>"
-
-
-def number(value: float) -> str:
-    """Return a number with three significant digits or more, thousands apart; a dash for NaN."""
-    if math.isnan(value):
-        return "-"
-    if value == int(value) or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.{3 if abs(value) < 1 else 2 if abs(value) < 10 else 1}f}"
+def _readable(metric: Metric, values: Sequence[float]) -> tuple[str, list[str]]:
+    """Return a row's head and cells, in a unit in which they are short: from 1 s on in seconds."""
+    words, _, unit = metric.words.rstrip(")").partition(" (")
+    scale = 1.0
+    if metric.form.endswith("%}"):
+        unit, scale = "%", 100.0
+    elif unit == "ms" and np.nanmin(values) >= 1000:
+        unit, scale = "s", 1e-3
+    head = f'{words[0].upper()}{words[1:]} <span class="unit">{unit}</span>'
+    return head, [number(scale * value, DIGITS) for value in values]
 
 
 def verdict(runs: Mapping[str, Run]) -> list[str]:
@@ -167,11 +139,11 @@ def verdict(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _alone(name: str, own: Mapping[str, float]) -> str:
-    if not own["completed"]:
+    if not own.get("completed"):
         return f"{_name(name)} completed no request."
     return (
-        f"{_name(name)} serves {number(own['total_token_throughput'])} tokens per second "
-        f"({number(own['output_throughput'])} of them generated): a first token after "
+        f"{_name(name)} serves {number(own['total_token_throughput'], DIGITS)} tokens per second "
+        f"({number(own['output_throughput'], DIGITS)} of them generated): a first token after "
         f"{_seconds(own['mean_ttft_ms'])} on average, then one every "
         f"{_seconds(own['mean_tpot_ms'])}."
     )
@@ -183,8 +155,8 @@ def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> str:
     leaders = [_name(name) for name, value in ranked if best - value <= ALIKE * best]
     if len(leaders) == len(ranked):
         return (
-            f"All serve this traffic at the same pace, {number(best)} tokens per second (prompt + "
-            "output): the load sets the throughput, so latency decides."
+            f"All serve this traffic at the same pace, {number(best, DIGITS)} tokens per second "
+            "(prompt + output): the load sets the throughput, so latency decides."
         )
     rest = [
         f"{100 * (best / value - 1):.0f} % more than {_name(name)}"
@@ -193,7 +165,7 @@ def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> str:
     ]
     verb = "serves" if len(leaders) == 1 else "serve"
     more = f", {_and(rest)}" if rest else ""
-    return f"{_and(leaders)} {verb} the most tokens: {number(best)} per second{more}."
+    return f"{_and(leaders)} {verb} the most tokens: {number(best, DIGITS)} per second{more}."
 
 
 def _latency(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -258,8 +230,8 @@ def _best(metric: Metric, values: list[float]) -> list[bool]:
 
 def _seconds(milliseconds: float) -> str:
     if milliseconds < 1000:
-        return f"{number(milliseconds)} ms"
-    return f"{number(milliseconds / 1000)} s"
+        return f"{number(milliseconds, DIGITS)} ms"
+    return f"{number(milliseconds / 1000, DIGITS)} s"
 
 
 def _name(name: str) -> str:

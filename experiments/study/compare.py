@@ -173,6 +173,6 @@ def _run_one(index: int, label: str, job: Job, folder: Path, save: Save) -> Cont
 
 def report(path: Path, runs: Mapping[str, Run], title: str) -> None:
     """Write one page about all runs."""
-    from experiments.report.write import write_report
+    from experiments.report.run_page import write_report
 
     write_report(path, runs, title, {name: run.result.provenance for name, run in runs.items()})

@@ -130,20 +130,32 @@ QWEN = "model=Qwen2.5-32B"
         (["scheduler.token_budget=0"], "token_budget"),
         (
             ["scheduler.token_budget=many"],
-            "token_budget should be a whole number or auto, not 'many'",
+            "token_budget should be a whole number of at least 1 or auto, not 'many'",
         ),
-        (["scheduler.token_budget=1.5"], "token_budget should be a whole number or auto, not 1.5"),
-        (["scheduler.watermark=.nan"], "watermark should be a number, not nan"),
-        (["scheduler.tbt_slo_s=-1"], "scheduler sarathi: tbt_slo_s must be above 0, not -1"),
+        (
+            ["scheduler.token_budget=1.5"],
+            "token_budget should be a whole number of at least 1 or auto, not 1.5",
+        ),
+        (
+            ["scheduler.watermark=.nan"],
+            "watermark should be a number of at least 0 and below 1, not nan",
+        ),
+        (
+            ["scheduler.tbt_slo_s=-1"],
+            "scheduler sarathi: tbt_slo_s should be a number above 0 or null, not -1",
+        ),
         (
             ["scheduler={name: td_pipe, future_points: []}"],
-            "scheduler td_pipe: future_points must be numbers of steps in rising order, not ()",
+            "td_pipe: future_points should be numbers of decode steps in rising order or null",
         ),
         (
             ["scheduler={name: td_pipe, future_points: [1.5]}"],
-            "future_points should be a list (each a whole number) or null, not [1.5]",
+            "numbers of decode steps in rising order or null, not [1.5]",
         ),
-        (["scheduler.max_num_seqs=true"], "max_num_seqs should be a whole number, not True"),
+        (
+            ["scheduler.max_num_seqs=true"],
+            "max_num_seqs should be a whole number of at least 1, not True",
+        ),
         (["scheduler=nowhere:Policy"], "cannot import 'nowhere'"),
         (["scheduler=json:Nothing"], "json has no class 'Nothing'"),
     ],

@@ -222,7 +222,7 @@ def test_pools_share_the_gpus_of_the_run(
         ),
         (
             ["scheduler={name: distserve, prefill: {scheduler: {name: vllm, watermark: 3}}}"],
-            "scheduler distserve: prefill pool: scheduler vllm: watermark must be in [0, 1)",
+            "scheduler distserve: prefill pool: scheduler vllm: watermark should be a number",
         ),
         (
             ["scheduler={name: distserve, decode: {costs: roofline}}"],

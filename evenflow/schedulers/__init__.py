@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from evenflow.errors import UsageError
+from evenflow.schedulers.limits import refuse
 from evenflow.schedulers.orca import Orca
 from evenflow.schedulers.sarathi import Sarathi
 from evenflow.schedulers.static import Static
@@ -68,16 +69,23 @@ def parameters(cls: type[Scheduler]) -> dict[str, inspect.Parameter]:
     """Return the constructor parameters of a policy that a user may set, by name."""
     if cls.__init__ is object.__init__:
         return {}
-    found = inspect.signature(cls).parameters
-    return {name: found[name] for name in found if name not in ESTIMATES}
+    signature = inspect.signature(cls).parameters
+    return {name: signature[name] for name in signature if name not in ESTIMATES}
 
 
-def create(name: str, params: Mapping[str, Any], **facts: Any) -> Scheduler:
+def create(
+    policy_or_name: str | type[Scheduler], params: Mapping[str, Any], **facts: Any
+) -> Scheduler:
     """Make a policy. `facts` about the deployment (FACTS) reach the parameters of that name.
 
-    Raises UsageError for an unknown policy or parameter, or a value the policy refuses.
+    Raises UsageError for an unknown policy or parameter, or a value that is not of the type the
+    constructor declares, or that it refuses.
     """
-    cls = policy(name)
+    if isinstance(policy_or_name, str):
+        name, cls = policy_or_name, policy(policy_or_name)
+    else:
+        cls = policy_or_name
+        name = f"{cls.__module__}:{cls.__qualname__}"
     known = parameters(cls)
     for key in params:
         if key not in known:
@@ -89,6 +97,8 @@ def create(name: str, params: Mapping[str, Any], **facts: Any) -> Scheduler:
     given = {key: value for key, value in facts.items() if key in accepted}
     given |= {key: value for key, value in params.items() if value is not None or key not in given}
     try:
+        if cls not in POLICIES.values():  # those check themselves
+            refuse(cls.__init__, params)
         return cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from evenflow.schedulers.fcfs import UNLIMITED, Room
-from evenflow.schedulers.reserved import Reserving
+from evenflow.schedulers.admission import UNLIMITED, Reserving, Room
 from evenflow.types import Plan
 from evenflow.view import View
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
-from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
+from evenflow.schedulers.admission import UNLIMITED, Room
+from evenflow.schedulers.limits import Count, Fraction, Positive, checked
 from evenflow.types import Plan, SearchSpace
 from evenflow.view import View
-
-Mode = Literal["hybrid", "chunked_only", "hybrid_only"]
 
 
 class Sarathi:
@@ -31,29 +30,26 @@ class Sarathi:
         "watermark": {"low": 0.0, "high": 0.1},
     }
 
+    @checked
     def __init__(
         self,
         *,
-        token_budget: int | Literal["auto"] = 512,
-        max_num_seqs: int = 256,
-        watermark: float = 0.01,
-        mode: Mode = "hybrid",
-        max_batch_rows: int | None = None,
-        tbt_slo_s: float | None = None,
+        token_budget: Count | Literal["auto"] = 512,
+        max_num_seqs: Count = 256,
+        watermark: Fraction = 0.01,
+        mode: Literal["hybrid", "chunked_only", "hybrid_only"] = "hybrid",
+        max_batch_rows: Count | None = None,
+        tbt_slo_s: Positive | None = None,
         token_budget_for: Callable[[float], int] | None = None,
     ) -> None:
-        if tbt_slo_s is not None and not tbt_slo_s > 0:
-            raise ValueError(f"tbt_slo_s must be above 0, not {tbt_slo_s}")
         if token_budget == "auto":
             if tbt_slo_s is None or token_budget_for is None:
                 raise ValueError("token_budget auto needs tbt_slo_s and a cost model")
             token_budget = token_budget_for(tbt_slo_s)
-        self.token_budget = at_least(token_budget, 1, "token_budget")
-        self.max_num_seqs = at_least(max_num_seqs, 1, "max_num_seqs")
-        self.watermark = fraction(watermark, "watermark")
-        self.max_batch_rows = row_cap(max_batch_rows)
-        if mode not in ("hybrid", "chunked_only", "hybrid_only"):
-            raise ValueError(f"mode must be hybrid, chunked_only or hybrid_only, not {mode}")
+        self.token_budget = token_budget
+        self.max_num_seqs = max_num_seqs
+        self.watermark = watermark
+        self.max_batch_rows = max_batch_rows or UNLIMITED
         self.mode = mode
         self._prefilled_last = False
         self._makes_room = False

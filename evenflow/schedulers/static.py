@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evenflow.schedulers.fcfs import UNLIMITED, Room
-from evenflow.schedulers.reserved import Reserving
+from evenflow.schedulers.admission import UNLIMITED, Reserving, Room
+from evenflow.schedulers.limits import Count, checked
 from evenflow.types import Plan
 from evenflow.view import View
 
@@ -20,12 +20,13 @@ class Static(Reserving):
     as long as the longest of the batch, and ended members decode on until it ends.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        max_num_seqs: int = 128,
-        max_model_len: int | None = None,
-        max_batch_rows: int | None = None,
+        max_num_seqs: Count = 128,
+        max_model_len: Count | None = None,
+        max_batch_rows: Count | None = None,
         padded: bool = False,
     ) -> None:
         super().__init__(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from evenflow.schedulers.fcfs import Room, at_least, row_cap
-from evenflow.schedulers.phases import (
+from annotated_types import Predicate
+
+from evenflow.schedulers.admission import UNLIMITED, Room
+from evenflow.schedulers.limits import Count, Share, checked
+from evenflow.schedulers.td_pipe_rules import (
     DecodeTime,
     FutureUsage,
     saturating_rows,
@@ -25,6 +28,15 @@ FUTURE_POINTS = {
 CODE_SATURATED_ROWS = 192
 CODE_PEAK_ROWS = 256
 CODE_FULL = 0.9
+
+
+def _is_rising(points: Sequence[int]) -> bool:
+    return bool(points) and points[0] >= 1 and all(one < other for one, other in pairwise(points))
+
+
+FuturePoints = Annotated[
+    Sequence[int], Predicate(_is_rising), "numbers of decode steps in rising order"
+]
 
 
 class TDPipe:
@@ -55,32 +67,29 @@ class TDPipe:
         "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True}
     }
 
+    @checked
     def __init__(
         self,
         *,
         predictor: str | Mapping[str, Any] = "oracle",
-        future_points: Sequence[int] | None = None,
+        future_points: FuturePoints | None = None,
         work_stealing: bool = True,
-        kv_occupancy_ratio: float | None = None,
-        request_finish_ratio: float | None = None,
+        kv_occupancy_ratio: Share | None = None,
+        request_finish_ratio: Share | None = None,
         variant: Literal["paper", "code"] = "paper",
-        max_num_batched_tokens: int = 2048,
-        max_batch_rows: int | None = None,
+        max_num_batched_tokens: Count = 2048,
+        max_batch_rows: Count | None = None,
         prefill_s: Callable[[int], float] | None = None,
         decode_s: DecodeTime | None = None,
     ) -> None:
-        if variant not in FUTURE_POINTS:
-            raise ValueError(f"variant must be paper or code, not {variant}")
         self.predictor = predictor
-        self.future_points = _rising(
-            FUTURE_POINTS[variant] if future_points is None else future_points
-        )
+        self.future_points = tuple(future_points or FUTURE_POINTS[variant])
         self.work_stealing = work_stealing
-        self.kv_occupancy_ratio = _ratio(kv_occupancy_ratio, "kv_occupancy_ratio")
-        self.request_finish_ratio = _ratio(request_finish_ratio, "request_finish_ratio")
+        self.kv_occupancy_ratio = kv_occupancy_ratio
+        self.request_finish_ratio = request_finish_ratio
         self.variant = variant
-        self.max_num_batched_tokens = at_least(max_num_batched_tokens, 1, "max_num_batched_tokens")
-        self.max_batch_rows = row_cap(max_batch_rows)
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_batch_rows = max_batch_rows or UNLIMITED
         if request_finish_ratio is None and (prefill_s is None or decode_s is None):
             raise ValueError("without request_finish_ratio it needs prefill_s and decode_s")
         self.prefill_s = prefill_s or (lambda tokens: 0.0)
@@ -254,16 +263,3 @@ class TDPipe:
 
 def _next_prompt_fits(view: View) -> bool:
     return -(-next(view.waiting).tokens // view.page_tokens) <= view.free_pages
-
-
-def _rising(points: Sequence[int]) -> tuple[int, ...]:
-    found = tuple(points)
-    if not found or found[0] < 1 or any(one >= other for one, other in pairwise(found)):
-        raise ValueError(f"future_points must be numbers of steps in rising order, not {found}")
-    return found
-
-
-def _ratio(value: float | None, name: str) -> float | None:
-    if value is not None and not 0 < value <= 1:
-        raise ValueError(f"{name} must be above 0 and at most 1, not {value}")
-    return value

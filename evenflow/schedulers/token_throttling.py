@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
+from annotated_types import Ge
+
+from evenflow.schedulers.admission import UNLIMITED, Room
+from evenflow.schedulers.limits import Count, Fraction, checked
 from evenflow.types import Plan, Prefill, SearchSpace, Victim
 from evenflow.view import View
 
@@ -76,39 +79,35 @@ class TokenThrottling:
         "reserve": ["threshold", "adaptive"],
     }
 
+    @checked
     def __init__(
         self,
         *,
-        iterations: int = 8,
-        max_prefill: int = 2048,
-        min_prefill: int = 32,
-        kv_thresh: float = 0.05,
+        iterations: Count = 8,
+        max_prefill: Count = 2048,
+        min_prefill: Annotated[int, Ge(0)] = 32,
+        kv_thresh: Fraction = 0.05,
         use_wt: bool = True,
         use_ut: bool = True,
         coupled: bool = False,
         victim: Literal["latest", "most_pages"] = "latest",
         reserve: Literal["threshold", "adaptive"] = "threshold",
-        max_batch_rows: int | None = None,
+        max_batch_rows: Count | None = None,
     ) -> None:
-        if victim not in VICTIMS:
-            raise ValueError(f"victim must be latest or most_pages, not {victim}")
-        if reserve not in ("threshold", "adaptive"):
-            raise ValueError(f"reserve must be threshold or adaptive, not {reserve}")
-        self.max_prefill = at_least(max_prefill, 1, "max_prefill")
-        self.kv_thresh = fraction(kv_thresh, "kv_thresh")
+        self.max_prefill = max_prefill
+        self.kv_thresh = kv_thresh
         self.prefill_budget = partial(
             prefill_budget,
-            iterations=at_least(iterations, 1, "iterations"),
+            iterations=iterations,
             max_prefill=max_prefill,
-            min_prefill=at_least(min_prefill, 0, "min_prefill"),
-            kv_thresh=kv_thresh,
+            min_prefill=min_prefill,
             use_wt=use_wt,
             use_ut=use_ut,
         )
         self.coupled = coupled
         self.victims = VICTIMS[victim]
         self.adaptive = AdaptiveReserve() if reserve == "adaptive" else None
-        self.max_batch_rows = row_cap(max_batch_rows)
+        self.max_batch_rows = max_batch_rows or UNLIMITED
         self._turn = 0
 
     def schedule(self, view: View) -> Plan:
@@ -122,7 +121,13 @@ class TokenThrottling:
             decodes = min(decodes, self._share(view), self.max_batch_rows - len(prefills))
         elif not prefills and not view.in_flight:
             return self._unblock(view)
-        return Plan(prefills, decodes, "last_returned", self.victims, (), None, not prefills)
+        return Plan(
+            prefills,
+            decodes,
+            order="last_returned",
+            victims=self.victims,
+            kv_limited=not prefills,
+        )
 
     def _share(self, view: View) -> int:
         """Return the even share of the running decodes: equation 4."""

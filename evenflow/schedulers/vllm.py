@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from evenflow.kv import PagePool
-from evenflow.schedulers.fcfs import Room, at_least, fraction, row_cap
+from evenflow.schedulers.admission import UNLIMITED, Room
+from evenflow.schedulers.limits import Count, Fraction, checked
 from evenflow.types import Plan, SearchSpace
 from evenflow.view import View
 
@@ -24,22 +25,23 @@ class VLLM:
         "watermark": {"low": 0.0, "high": 0.1},
     }
 
+    @checked
     def __init__(
         self,
         *,
-        max_num_batched_tokens: int | None = None,
-        max_num_seqs: int = 256,
-        watermark: float = 0.01,
-        max_batch_rows: int | None = None,
-        max_model_len: int | None = None,
+        max_num_batched_tokens: Count | None = None,
+        max_num_seqs: Count = 256,
+        watermark: Fraction = 0.01,
+        max_batch_rows: Count | None = None,
+        max_model_len: Count | None = None,
     ) -> None:
         limit = max_model_len if max_num_batched_tokens is None else max_num_batched_tokens
         if limit is None:
             raise ValueError("max_num_batched_tokens or max_model_len has to be given")
-        self.max_num_batched_tokens = at_least(limit, 1, "max_num_batched_tokens")
-        self.max_num_seqs = at_least(max_num_seqs, 1, "max_num_seqs")
-        self.watermark = fraction(watermark, "watermark")
-        self.max_batch_rows = row_cap(max_batch_rows)
+        self.max_num_batched_tokens = limit
+        self.max_num_seqs = max_num_seqs
+        self.watermark = watermark
+        self.max_batch_rows = max_batch_rows or UNLIMITED
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
         if prompt_tokens > self.max_num_batched_tokens:

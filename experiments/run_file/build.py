@@ -13,7 +13,7 @@ from typing import Any
 
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
 from evenflow.errors import PolicyError, UsageError
-from evenflow.schedulers import POOLED, create, policy
+from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec, model
@@ -21,7 +21,6 @@ from evenflow.types import Request, Scheduler
 from evenflow.world import World
 from experiments.run_file.costs import Hardware, MadeCosts
 from experiments.run_file.links import hops_of
-from experiments.run_file.policy import check_parameter_types
 from experiments.run_file.policy_folders import make_importable
 from experiments.run_file.pools import MixedPoolConfig, divide, run_of_pool, system, transfer_link
 from experiments.run_file.run import RunConfig
@@ -269,9 +268,7 @@ def _scheduler_maker(
     make_scheduler: MakeScheduler | None,
 ) -> Callable[[], Scheduler]:
     name, params = config.scheduler.name, config.scheduler.params
-    if make_scheduler is None:
-        check_parameter_types(name, policy(name), params)
-        make_scheduler = partial(create, name, params)
+    make_scheduler = make_scheduler or partial(create, name, params)
     facts = {"max_model_len": max_model_len, **estimates(costs)}
 
     def make() -> Scheduler:

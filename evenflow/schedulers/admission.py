@@ -1,4 +1,4 @@
-"""First-come-first-served admission: the part that the policies of this folder share.
+"""First-come-first-served admission, and memory reserved at admission: what policies share.
 
 Knows budgets and pages; which budgets a policy has is the policy's business.
 """
@@ -7,30 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from evenflow.types import Prefill
+from evenflow.kv import PagePool
+from evenflow.schedulers.limits import Count, checked
+from evenflow.types import Prefill, SearchSpace
 from evenflow.view import Prompt, View
 
 UNLIMITED = 1 << 60
-
-
-def at_least(value: int, minimum: int, name: str) -> int:
-    """Return the value, or raise ValueError naming the parameter."""
-    if not value >= minimum:
-        raise ValueError(f"{name} must be at least {minimum}, not {value}")
-    return value
-
-
-def row_cap(max_batch_rows: int | None) -> int:
-    """Return the cap on the rows of one micro-batch; None means none."""
-    return UNLIMITED if max_batch_rows is None else at_least(max_batch_rows, 1, "max_batch_rows")
-
-
-def fraction(value: float, name: str) -> float:
-    """Return the value, or raise ValueError unless it lies in [0, 1)."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), not {value}")
-    return value
+"""The rows or tokens of a micro-batch without a cap."""
 
 
 @dataclass(slots=True)
@@ -83,3 +68,35 @@ class Room:
                 return
             self.add(prompt, tokens, pages, max(prompt.tokens, reserved_tokens))
             self.seats -= 1
+
+
+class Reserving:
+    """Reserves pages for `max_model_len` tokens a request, so that nothing is ever preempted."""
+
+    search_space: ClassVar[SearchSpace] = {
+        "max_num_seqs": {"low": 4, "high": 512, "log": True, "integer": True}
+    }
+
+    @checked
+    def __init__(
+        self,
+        *,
+        max_num_seqs: Count = 128,
+        max_model_len: Count | None = None,
+        max_batch_rows: Count | None = None,
+    ) -> None:
+        if max_model_len is None:
+            raise ValueError("max_model_len has to be given: so many tokens are reserved")
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.max_batch_rows = max_batch_rows or UNLIMITED
+
+    def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
+        """Say why such a request can never run, or return None."""
+        tokens, length = prompt_tokens + output_tokens, self.max_model_len
+        if tokens > length:
+            return f"{tokens} tokens exceed the max_model_len of {length} that is reserved"
+        pages = pool.pages_for(length)
+        if pages > pool.total_pages:
+            return f"reserving max_model_len {length} takes {pages} KV pages of {pool.total_pages}"
+        return None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.schedulers.phases import (
+from evenflow.schedulers.td_pipe_rules import (
     FutureUsage,
     saturating_rows,
     spatial_intensity,

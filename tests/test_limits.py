@@ -1,0 +1,63 @@
+"""A policy's parameters: what a constructor declares is checked, whoever makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evenflow.errors import UsageError
+from evenflow.schedulers import create
+from evenflow.schedulers.limits import Count
+from evenflow.schedulers.sarathi import Sarathi
+from evenflow.types import Plan
+from evenflow.view import View
+
+
+class Mine:
+    """A user's policy: nothing of ours but the annotations."""
+
+    def __init__(self, rows: Count = 1, names: list[str] | None = None, max_model_len: int = 9):
+        self.rows, self.max_model_len = rows, max_model_len
+
+    def schedule(self, view: View) -> Plan:
+        return Plan(decodes=self.rows)
+
+
+class Untyped(Mine):
+    def __init__(self, rows: Unknown = 1):  # type: ignore[name-defined]  # noqa: F821
+        super().__init__()
+        self.rows = rows
+
+
+def test_a_policy_of_ours_checks_itself() -> None:
+    with pytest.raises(ValueError, match=r"^token_budget should be a whole number of at least 1"):
+        Sarathi(token_budget=0)
+    with pytest.raises(ValueError, match=r"^mode should be hybrid or chunked_only or hybrid_only"):
+        Sarathi(mode="both")  # type: ignore[arg-type]
+
+
+def test_a_class_is_made_with_parameters_and_facts() -> None:
+    mine = create(Mine, {"rows": 3}, max_model_len=64, decode_s=None)
+    assert isinstance(mine, Mine)
+    assert (mine.rows, mine.max_model_len) == (3, 64)
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"rows": 0}, "Mine: rows should be a whole number of at least 1, not 0"),
+        ({"rows": float("inf")}, "Mine: rows should be a whole number of at least 1, not inf"),
+        ({"names": 3}, "Mine: names should be list or null, not 3"),
+        ({"row": 3}, "Mine has no parameter 'row' .did you mean 'rows'"),
+    ],
+)
+def test_a_users_class_is_held_to_its_annotations(params: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=f"^scheduler {Mine.__module__}:{told}"):
+        create(Mine, params)
+
+
+def test_a_type_that_cannot_be_looked_up_is_left_to_the_constructor() -> None:
+    untyped = create(Untyped, {"rows": "many"})
+    assert isinstance(untyped, Untyped)
+    assert untyped.rows == "many"

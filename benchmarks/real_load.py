@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.real.run import serve
+from experiments.real import serve_job
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig
 from experiments.runs import Job
@@ -57,8 +57,8 @@ def main() -> None:
             sizes = " ".join(f"{size:.1f}" for size in resident_mb())
             memory.append(f"{due.pop(0)} requests done: {sizes} MB (driver, then its children)")
 
-    served = serve(job, on_done)
-    rows = served.outcome.result.decode_tokens
+    served = serve_job(job, on_done)
+    rows = served.result.decode_tokens
     work_ms = 1e3 * np.asarray(served.driver_s)
     full = int(0.9 * ROWS)
     for name, chosen in (("all", rows >= 0), (f"{full} decodes and more", rows >= full)):

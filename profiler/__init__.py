@@ -4,3 +4,25 @@ Operators are timed in place, inside forward passes of whole stages, because tha
 caches, their threads and their launches are as they will be. The package knows no model: whoever
 has one gives it as a `Subject`. Importing the package imports no torch.
 """
+
+from profiler.check import Errors
+from profiler.importers import import_files
+from profiler.machine import require_device
+from profiler.profile import Settings, StageOf, check_profile, profile, tokenizer_beside
+from profiler.rounds import Mark, Subject
+from profiler.shapes import Limits, Shape
+
+__all__ = [
+    "Errors",
+    "Limits",
+    "Mark",
+    "Settings",
+    "Shape",
+    "StageOf",
+    "Subject",
+    "check_profile",
+    "import_files",
+    "profile",
+    "require_device",
+    "tokenizer_beside",
+]

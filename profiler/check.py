@@ -6,18 +6,19 @@ Knows a subject to run and the curves of a profile; no command line and no figur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from evenflow.costs.base import StageCost
 from evenflow.costs.curves import Curve, Surface
-from evenflow.costs.profile.file import Point, Profile
-from profiler.journal import Shot, undisturbed
-from profiler.measure import Progress, Subject, shoot
-from profiler.points import PER_LAYER, PER_ROW, stage_s
+from evenflow.costs.profile.file import Point, Profile, read_profile, write_profile
+from profiler.rounds import Progress, Subject, shoot
 from profiler.shapes import Shape
+from profiler.shots import PER_LAYER, PER_ROW, Shot, stage_s, undisturbed
 from profiler.stopwatch import Stopwatch
 
 TILED = ("linear_qkv", "linear_o", "linear_up", "linear_down")
@@ -93,6 +94,32 @@ def errors(
     total_s = sum(pair.measured_s for pair in pairs[STAGE])
     pairs[STAGE] = pairs.pop(STAGE)  # to the end
     return [_errors(operator, pairs[operator], total_s) for operator in pairs]
+
+
+def record_errors(path: Path, rows: Sequence[Errors]) -> None:
+    """Write into a profile how far its predictions of whole stages were found to be off."""
+    checked, stage = read_profile(path), rows[-1]
+    words = (
+        f"whole stages off by {stage.median:.1%} (median) and {stage.p95:.1%} (P95) over "
+        f"{stage.batches} random micro-batches; single runs spread by {stage.spread_median:.1%} "
+        f"and {stage.spread_p95:.1%}"
+    )
+    write_profile(path, replace(checked, header=replace(checked.header, checked=words)))
+
+
+def errors_table(rows: Sequence[Errors]) -> str:
+    """Return the errors as text, a line an operator."""
+    lines = [
+        f"{'':20}{'micro-':>8}{'share of':>10}{'error':>16}{'':8}{'spread':>18}{'halves':>8}",
+        f"{'':20}{'batches':>8}{'time':>10}{'median':>8}{'P95':>8}{'bias':>8}"
+        f"{'median':>10}{'P95':>8}{'P95':>8}",
+    ]
+    lines += [
+        f"{row.operator:20}{row.batches:8}{row.share:10.1%}{row.median:8.1%}{row.p95:8.1%}"
+        f"{row.bias:+8.1%}{row.spread_median:10.1%}{row.spread_p95:8.1%}{row.halves_p95:8.1%}"
+        for row in rows
+    ]
+    return "\n".join(lines)
 
 
 class _Pair(NamedTuple):

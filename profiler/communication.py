@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
-from profiler.points import Key, point
+from profiler.shots import Key, point
 
 WARM_UP = 3
 TIMEOUT_S = 60.0

@@ -1,5 +1,19 @@
 """The real world: worker processes, one a stage, with the same Batcher in the middle; torch models
 of the shapes that are simulated, run stage by stage.
 
-Importing the package imports neither torch nor ZeroMQ; its modules do.
+`serve` is to it what `sim.simulate` is to the simulated world. Importing the package imports
+neither torch nor ZeroMQ; its modules do.
 """
+
+from evenflow.errors import WorkerError
+from runtime.serve import Served, Workers, serve
+from runtime.tokens import RandomTexts, Text
+
+__all__ = [
+    "RandomTexts",
+    "Served",
+    "Text",
+    "WorkerError",
+    "Workers",
+    "serve",
+]

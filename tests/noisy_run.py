@@ -12,8 +12,8 @@ from evenflow.costs import AffineCost
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
-from experiments.real.run import batcher_of
 from runtime.driver import Driver
+from runtime.serve import batcher_of
 from runtime.serving import Serving, StepCost
 from runtime.wire import Free, Message, Returned, Step
 from sim import World
@@ -84,7 +84,7 @@ class NoisyPipeline:
 
 
 def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any, list[Any]]:
-    """Return a run of the real driver, as `experiments.real.run.serve` does, and its journal."""
+    """Return a run of the real driver, as `runtime.serve` does, and its journal."""
     pipeline: Any = NoisyPipeline(world, seed, late_s)
     batcher = batcher_of(world, RecordingBatcher)
     assert isinstance(batcher, RecordingBatcher)
@@ -104,5 +104,4 @@ def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any
     )
     driver = Driver(serving, batcher, pipeline, clock=pipeline.clock)
     driver.run()
-    outcome = SimpleNamespace(result=driver.result())
-    return SimpleNamespace(outcome=outcome, heard=driver.heard), batcher.journal
+    return SimpleNamespace(result=driver.result(), heard=driver.heard), batcher.journal

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments.real import journal as journal_file
+from experiments.validation import journal as journal_file
 from tests.command_line import evenflow, write_inputs
 
 

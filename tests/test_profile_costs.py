@@ -18,7 +18,7 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import model
-from experiments.profiles.importers import import_files
+from profiler import import_files
 from tests.profiles import TINY, decode_s, point, points, prefill_s, profile
 
 FACTOR = 2 + 1 + 4 + 3 + 2 * 0.5 + 0.25 + 0.25 + 0.125

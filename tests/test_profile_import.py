@@ -15,7 +15,7 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from experiments.cli import app
-from experiments.profiles.importers import import_files
+from profiler import import_files
 from tests.profiles import TINY
 
 MLP = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,12 @@ from evenflow.costs.profile.cost import profile_cost  # noqa: E402
 from evenflow.costs.profile.file import OPERATORS, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import ModelSpec  # noqa: E402
-from experiments.profiles import measure as profile_measure  # noqa: E402
-from experiments.profiles.measure import (  # noqa: E402
-    Settings,
-    check_profile,
-    errors_table,
-    measure_profile,
-)
-from profiler.driver import detokenise_points  # noqa: E402
-from profiler.measure import MIN_ROUNDS  # noqa: E402
+from profiler import Settings, check_profile  # noqa: E402
+from profiler.check import errors_table  # noqa: E402
+from profiler.driver_cpu import detokenise_points  # noqa: E402
+from profiler.rounds import MIN_ROUNDS  # noqa: E402
 from runtime.torch import timed  # noqa: E402
+from runtime.torch.timed import profile_model, timed_stage  # noqa: E402
 from tests.command_line import evenflow  # noqa: E402
 
 CONFIG = {
@@ -50,7 +47,7 @@ def config(tmp_path_factory: Any) -> Path:
 @pytest.fixture(scope="module")
 def profile_path(config: Path) -> Path:
     path = config.parent / "profile.csv"
-    measure_profile(config, path, Settings(minutes=0.001, max_tokens=32, max_rows=4))
+    profile_model(config, path, Settings(minutes=0.001, max_tokens=32, max_rows=4))
     return path
 
 
@@ -73,7 +70,7 @@ def test_a_profile_predicts_its_model(profile_path: Path, config: Path) -> None:
 
 
 def test_check_compares_operators_and_the_stage(profile_path: Path) -> None:
-    rows = check_profile(profile_path, batches=12, repeats=4, layers=2)
+    rows = check_profile(profile_path, timed_stage, batches=12, repeats=4, layers=2)
     assert [row.operator for row in rows][-1] == "stage"
     assert {row.operator for row in rows} >= {"linear_up", "attention_decode", "head"}
     assert all(row.batches <= 12 and 0 <= row.median <= row.p95 for row in rows)
@@ -96,23 +93,25 @@ def test_an_interrupted_profile_goes_on(
 
     settings = Settings(minutes=0.001, max_tokens=32, max_rows=4)
     out = tmp_path / "profile.csv"
-    monkeypatch.setattr(profile_measure, "transfer_points", lambda *_: [])  # spares two processes
+    monkeypatch.setattr(
+        import_module("profiler.profile"), "transfer_points", lambda *_: []
+    )  # spares two processes
     with monkeypatch.context() as patch:
         patch.setattr(timed.TimedStage, "prepare", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            measure_profile(config, out, settings)
+            profile_model(config, out, settings)
     assert not out.exists()
     kept = out.with_name("profile.csv.journal").read_text().count('"shot"')
     assert kept > 0
     told: list[float] = []
-    measure_profile(config, out, settings, lambda done, left_s: told.append(done))
+    profile_model(config, out, settings, lambda done, left_s: told.append(done))
     assert told[0] > 3 * (told[1] - told[0]), "it starts with what was kept, not with nothing"
     assert read_profile(out).points
 
 
 def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -> None:
     settings = Settings(minutes=0.001, tensor_parallel=2, max_tokens=16, max_rows=2)
-    measure_profile(config, tmp_path / "p.csv", settings)
+    profile_model(config, tmp_path / "p.csv", settings)
     profile = read_profile(tmp_path / "p.csv")
     spec = ModelSpec.from_config_json(config)
     sizes = [16 * 64 * 4, 64 * 4]
@@ -125,7 +124,9 @@ def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -
     points = profile.of("all_reduce", 2)
     low_s, high_s = (sorted(point.median_s for point in points)[end] for end in (0, -1))
     assert 4 * low_s <= whole_s - alone_s <= 4 * high_s, "two layers, two all-reduces each"
-    rows = check_profile(tmp_path / "p.csv", batches=4, repeats=2, layers=2, tensor_parallel=2)
+    rows = check_profile(
+        tmp_path / "p.csv", timed_stage, batches=4, repeats=2, layers=2, tensor_parallel=2
+    )
     assert rows[-1].operator == "stage"
 
 
@@ -189,13 +190,13 @@ def test_a_profile_of_another_machine_is_not_checked(profile_path: Path, tmp_pat
     lines[1] = "# device: Some other CPU\n"
     (tmp_path / "p.csv").write_text("".join(lines))
     with pytest.raises(UsageError, match='measured on "Some other CPU"'):
-        check_profile(tmp_path / "p.csv")
+        check_profile(tmp_path / "p.csv", timed_stage)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_is_refused_where_there_is_none(config: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no CUDA device"):
-        measure_profile(config, tmp_path / "p.csv", Settings("cuda"))
+        profile_model(config, tmp_path / "p.csv", Settings("cuda"))
 
 
 @pytest.mark.gpu
@@ -203,6 +204,6 @@ def test_cuda_is_measured_by_the_same_code(config: Path, tmp_path: Path) -> None
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     out = tmp_path / "p.csv"
-    measure_profile(config, out, Settings("cuda", minutes=0.05, max_tokens=32, max_rows=4))
+    profile_model(config, out, Settings("cuda", minutes=0.05, max_tokens=32, max_rows=4))
     assert read_profile(out).header.tile_tokens == 128
-    assert check_profile(out, batches=6, repeats=3, layers=2)[-1].operator == "stage"
+    assert check_profile(out, timed_stage, batches=6, repeats=3, layers=2)[-1].operator == "stage"

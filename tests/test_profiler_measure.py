@@ -13,13 +13,11 @@ from evenflow.costs.base import Work
 from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
-from profiler import check
-from profiler import measure as measure_module
-from profiler.driver import driver_points
-from profiler.journal import Journal, Shot
-from profiler.measure import GOOD_ROUNDS, MIN_ROUNDS, Mark, measure, shots_by_shape
-from profiler.points import operator_points, stage_s
+from profiler import check, rounds
+from profiler.driver_cpu import driver_points
+from profiler.rounds import GOOD_ROUNDS, MIN_ROUNDS, Mark, measure
 from profiler.shapes import Limits, Shape, grid, random_shapes
+from profiler.shots import Journal, Shot, operator_points, shots_by_shape, stage_s
 from profiler.stopwatch import CpuStopwatch, summed
 
 LIMITS = Limits(max_tokens=64, max_rows=8, max_context=128, max_total_context=512)
@@ -89,7 +87,7 @@ class Stopwatch:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
-    monkeypatch.setattr(measure_module, "perf_counter", lambda: machine.now_s)
+    monkeypatch.setattr(rounds, "perf_counter", lambda: machine.now_s)
     return machine
 
 

@@ -12,9 +12,10 @@ pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'"
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
 from evenflow.types import Request
-from experiments.real.run import batcher_of, servable
+from experiments.real import servable
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
+from runtime.serve import batcher_of
 from sim import driver
 from sim.tandem import Tandem
 from tests.command_line import evenflow, write_inputs

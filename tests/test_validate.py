@@ -55,7 +55,7 @@ def worlds(draw: st.DrawFn) -> World:
 @given(worlds(), st.integers(0, 1000))
 def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -> None:
     served, _ = serve_noisily(world, seed)
-    result = served.outcome.result
+    result = served.result
     structure = structure_of(world, result, measured_times(served, world))
     again = structure.again
     assert structure.parted_at is None
@@ -71,7 +71,7 @@ def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -
 
 def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() -> None:
     served, _ = serve_noisily(WORLD, late_s=0.002)
-    result = served.outcome.result
+    result = served.result
     times = measured_times(served, WORLD)
     assert times.prepare_s == pytest.approx(0.002)
     at_once = replace(times, prepare_s=0 * times.prepare_s)
@@ -93,7 +93,7 @@ def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() ->
 )
 def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any]) -> None:
     served, _ = serve_noisily(WORLD)
-    result = served.outcome.result
+    result = served.result
     other = replace(WORLD, **rule)
     found = structure_errors(result, structure_of(other, result, measured_times(served, other)))
     assert found["parted_at"] is not None
@@ -103,7 +103,7 @@ def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any])
 
 def test_errors_of_structure() -> None:
     served, _ = serve_noisily(WORLD)
-    result = served.outcome.result
+    result = served.result
     found = structure_errors(result, structure_of(WORLD, result, measured_times(served, WORLD)))
     assert (found["parted_at"], found["same_micro_batches"]) == (None, 1)
     assert all(abs(error) < 1e-6 for error in found["metrics"].values())

@@ -26,7 +26,7 @@ from tests.noisy_run import WORLD, serve_noisily
 
 def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
     served, journal = serve_noisily(WORLD)
-    result = served.outcome.result
+    result = served.result
     expected_s = expected_seconds(WORLD, journal)
     tokens = result.prefill_tokens + result.decode_tokens
     assert expected_s == pytest.approx(np.repeat(0.01 + 1e-5 * tokens[:, None], 3, axis=1))

@@ -20,7 +20,7 @@ from evenflow.costs.formulas import Rates, linear_s
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
-from experiments.profiles.importers import import_files
+from profiler import import_files
 from tools.efficiencies import (
     Efficiencies,
     Errors,

@@ -19,8 +19,9 @@ from time import perf_counter
 from typing import Any
 
 from evenflow.errors import UsageError
-from experiments.profiles.measure import Settings, check_profile, errors_table, measure_profile
-from profiler.environment import device_name, require_device
+from profiler import Settings, check_profile, require_device
+from profiler.check import errors_table
+from profiler.machine import device_name
 from tools.gpu_runtime import (
     SMALL,
     Scale,
@@ -58,11 +59,13 @@ def _serve(out: Path, name: str, profile: str, scale: Scale) -> dict[str, Any]:
 
 
 def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str, Any]:
+    from runtime.torch.timed import profile_model, timed_stage
+
     path = out / f"{Path(name).stem}.csv.gz"
     began_s = perf_counter()
-    profile = measure_profile(name, path, settings)
+    profile = profile_model(name, path, settings)
     measured_s = perf_counter() - began_s
-    rows = check_profile(path, batches=batches, layers=settings.layers)
+    rows = check_profile(path, timed_stage, batches=batches, layers=settings.layers)
     print(f"{name}: {profile.header.grid}\n{errors_table(rows)}\n", flush=True)
     return {
         "profile": path.name,

@@ -139,7 +139,7 @@ def serve_and_validate(
 
 def check_tokens(out: Path, scale: Scale) -> list[dict[str, Any]]:
     """Serve a small checkpoint in each mode; compare its tokens with those of the CPU."""
-    from experiments.real.run import serve
+    from experiments.real import serve_job
 
     small = replace(scale, requests=24, context=128)
     folder = small_checkpoint(out)
@@ -155,7 +155,7 @@ def check_tokens(out: Path, scale: Scale) -> list[dict[str, Any]]:
         def keep(request_id: int, token: int, to: Any = tokens) -> None:
             to[request_id].append(token)
 
-        served = serve(job, on_token=keep)
+        served = serve_job(job, on_token=keep)
         row = way._asdict() | {"failure": served.failure, "equal": tokens == expected}
         print(f"tokens of {way.stages} stages, {way.mode}: equal {row['equal']}", flush=True)
         rows.append(row)
@@ -191,18 +191,19 @@ def serve_modes(subject: Subject) -> list[dict[str, Any]]:
 
     Times in ms, of micro-batches; throughputs per second.
     """
-    from experiments.real.run import serve
+    from experiments.real import outcome_of, serve_job
 
     rows: list[dict[str, Any]] = []
     refused = [Way(stages, "nccl") for stages in subject.scale.stages if stages > 1]
     for way in [*subject.ways(), *refused]:
         row: dict[str, Any] = way._asdict()
         try:
-            served = serve(subject.job(way))
+            job = subject.job(way)
+            served = serve_job(job)
         except UsageError as error:
             rows.append(row | {"refused": str(error)})
             continue
-        result, summary = served.outcome.result, served.outcome.summary
+        result, summary = served.result, outcome_of(job, served).summary
         hops_s = result.available_s[:, 1:] - result.end_s[:, :-1]
         row |= {
             "failure": served.failure,

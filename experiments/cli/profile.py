@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evenflow.errors import UsageError
+
+if TYPE_CHECKING:
+    from evenflow.costs.profile.file import Profile
+    from profiler import Settings
 
 LEGEND = """\
 error: of predictions, against the median run of each micro-batch. spread: of the machine, single
@@ -42,12 +46,12 @@ def measure_command(
         return
     if model is None or out is None:
         raise UsageError("profile: give --model PATH (a config.json) and --out FILE")
-    from experiments.profiles.measure import Settings, measure_profile
+    from profiler import Settings
 
     settings = Settings(
         device, minutes, threads, layers, tensor_parallel, max_tokens, max_rows, max_context
     )
-    profile = measure_profile(model, out, settings, show_measuring if sys.stderr.isatty() else None)
+    profile = measured(model, out, settings)
     typer.echo(f"{profile.header.device}: {profile.header.grid}; {len(profile.points)} points")
     typer.echo(out)
 
@@ -62,10 +66,16 @@ def check_command(
     seed: Annotated[int, typer.Option("--seed", min=0)] = 1,
 ) -> None:
     """Measure random micro-batches off the grid; print and record how far predictions are off."""
-    from experiments.profiles.measure import check_profile, errors_table, record_errors
+    from evenflow.costs.profile.file import read_profile
+    from profiler import check_profile, require_device
+    from profiler.check import errors_table, record_errors
+
+    require_device(read_profile(file).header.device_kind)
+    from runtime.torch.timed import timed_stage
 
     rows = check_profile(
         file,
+        timed_stage,
         batches=batches,
         repeats=repeats,
         layers=layers,
@@ -75,6 +85,16 @@ def check_command(
     )
     record_errors(file, rows)
     typer.echo(LEGEND + errors_table(rows))
+
+
+def measured(model: str, out: Path, settings: Settings) -> Profile:
+    """Measure the profile of a model that the runtime computes; show how far it is."""
+    from profiler import require_device
+
+    require_device(settings.device)  # says so where there is no torch, which the next line needs
+    from runtime.torch.timed import profile_model
+
+    return profile_model(model, out, settings, show_measuring if sys.stderr.isatty() else None)
 
 
 def show_measuring(done: float, left_s: float) -> None:

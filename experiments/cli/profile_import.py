@@ -25,7 +25,7 @@ def import_command(
     from evenflow.costs.profile.cost import missing_operators
     from evenflow.costs.profile.file import write_profile
     from evenflow.specs.model import model as model_named
-    from experiments.profiles.importers import import_files
+    from profiler import import_files
 
     imported = import_files(files, model_named(model), device, dtype, tile_tokens)
     write_profile(out, imported.profile)

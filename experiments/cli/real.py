@@ -14,9 +14,9 @@ from evenflow.errors import UsageError
 from experiments.cli.options import Force, Out, RunFile, Set
 
 if TYPE_CHECKING:
-    from experiments.real.live import LiveServer
-    from experiments.real.run import Served
-    from experiments.runs import Job
+    from experiments.runs import Job, Outcome
+    from runtime import Served
+    from runtime.http.live import LiveServer
 
 
 def run_command(run: RunFile, set_: Set = None, out: Out = None, force: Force = False) -> None:
@@ -29,9 +29,9 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None, force: Force = 
     folder = out or Path("out") / f"{run.stem}-run"
     lost: list[str] = []
     with staged(folder, force=force, reads=inputs_of(job.config, run)) as scratch:
-        served = serve_into(scratch, job, run.name, lost.append)
-    print_summaries({f"{job.config.scheduler.name}, real": served.outcome.summary})
-    print_left_out(job.workload.trace["dropped"], served.outcome.result)
+        served, outcome = serve_into(scratch, job, run.name, lost.append)
+    print_summaries({f"{job.config.scheduler.name}, real": outcome.summary})
+    print_left_out(job.workload.trace["dropped"], outcome.result)
     typer.echo(folder)
     if served.failure is not None:
         total = len(job.workload.requests)
@@ -47,7 +47,7 @@ def replay_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What evenflow run wrote.")],
 ) -> None:
     """Feed a recorded run's inputs to a fresh scheduler; exit 1 if a decision differs."""
-    from experiments.real.run import replay_folder
+    from experiments.validation.journal import replay_folder
 
     difference = replay_folder(folder)
     if difference is not None:
@@ -58,7 +58,7 @@ def replay_command(
 
 def job_of(run: Path, set_: list[str] | None) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served."""
-    from experiments.real.run import check_servable
+    from experiments.real import check_servable
     from experiments.run_file.build import load_workload
     from experiments.run_file.run import load_config
     from experiments.runs import Job
@@ -74,50 +74,51 @@ def serve_into(
     title: str,
     on_loss: Callable[[str], None],
     live: LiveServer | None = None,
-) -> Served:
+) -> tuple[Served, Outcome]:
     """Serve a job and write its files as `simulate` does, with the journal beside them.
 
     How many requests the clients of `live` send is not known, so there is no bar of progress.
     `on_loss` hears of files that could not be written. UsageError when the results cannot be.
     """
     from experiments.cli.terminal import progress
-    from experiments.real.journal import NAME, journal_written
-    from experiments.real.run import serve
+    from experiments.real import outcome_of, serve_job
     from experiments.report.outputs import write_tokens
     from experiments.runs import write_results
+    from experiments.validation.journal import NAME, journal_written
 
     label = f"{job.config.scheduler.name}, real"
     tokens: defaultdict[int, list[int]] = defaultdict(list)
     is_made_up = job.config.workers.kind == "emulated"
     bar = progress([label], len(job.workload.requests)) if live is None else nullcontext()
     with journal_written(folder / NAME, job.config, job.beside, on_loss) as record, bar as show:
-        served = serve(
+        served = serve_job(
             job,
             None if show is None else lambda count: show([count]),
             record,
             None if is_made_up else lambda request_id, token: tokens[request_id].append(token),
             live,
         )
+    outcome = outcome_of(job, served)
     try:
-        write_results(folder, served.outcome, "all", {"real_run": served.facts()})
+        write_results(folder, outcome, "all", {"real_run": served.facts()})
         if not is_made_up:
             write_tokens(folder / "tokens.jsonl.gz", tokens)
     except OSError as error:
-        count = served.outcome.summary["completed"]
+        count = outcome.summary["completed"]
         what = f"cannot write: {error.strerror}; the results of {count} finished requests are lost"
         raise UsageError(f"{title}: {what}") from None
-    _write_rest(folder, served, label, title, on_loss)
-    return served
+    _write_rest(folder, outcome, label, title, on_loss)
+    return served, outcome
 
 
 def _write_rest(
-    folder: Path, served: Served, label: str, title: str, on_loss: Callable[[str], None]
+    folder: Path, outcome: Outcome, label: str, title: str, on_loss: Callable[[str], None]
 ) -> None:
     """Write the tables and the report of a run."""
     from experiments.cli.terminal import print_no_report
     from experiments.runs import can_report, with_bubbles, write_details
 
-    details = with_bubbles(served.outcome, label)
+    details = with_bubbles(outcome, label)
     with _left_out_if_full(folder, on_loss):
         write_details(folder, list(details.values()))
     if not can_report():
@@ -126,7 +127,7 @@ def _write_rest(
     from experiments.report.run_page import write_report
 
     with _left_out_if_full(folder, on_loss):
-        write_report(folder / "report.html", details, title, served.outcome.result.provenance)
+        write_report(folder / "report.html", details, title, outcome.result.provenance)
 
 
 @contextmanager

@@ -13,6 +13,9 @@ from experiments.cli.real import serve_into
 if TYPE_CHECKING:
     from experiments.runs import Job
 
+WORKLOAD = "clients"
+"""What stands for the trace in the provenance of a served run."""
+
 
 def serve_command(
     run: RunFile,
@@ -35,21 +38,23 @@ def serve_command(
 ) -> None:
     """Serve OpenAI's completions until Ctrl-C; then write what happened, as `run` does."""
     from experiments.cli.terminal import print_left_out, print_summaries
-    from experiments.real.live import LiveServer, listening
+    from experiments.real import live_server
     from experiments.report.folder import staged
 
     job = _job(run, set_)
+    from runtime.http.live import listening  # only now is it certain that there is ZeroMQ
+
     folder = out or Path("out") / f"{run.stem}-serve"
     lost: list[str] = []
     with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
-        live = LiveServer(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
+        live = live_server(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
         live.on_open = lambda: typer.echo(f"serving {live.model} on {live.url}/v1")
         try:
-            served = serve_into(scratch, job, run.name, lost.append, live)
+            served, outcome = serve_into(scratch, job, run.name, lost.append, live)
         finally:
             live.close()
-    result = served.outcome.result
-    print_summaries({f"{job.config.scheduler.name}, served": served.outcome.summary})
+    result = outcome.result
+    print_summaries({f"{job.config.scheduler.name}, served": outcome.summary})
     print_left_out({}, result)
     typer.echo(folder)
     if served.failure is not None:
@@ -63,8 +68,7 @@ def serve_command(
 
 def _job(run: Path, set_: list[str] | None) -> Job:
     """Return a job without requests: the clients have them, so a workload is not read."""
-    from experiments.real.live import WORKLOAD
-    from experiments.real.run import check_servable
+    from experiments.real import check_servable
     from experiments.run_file.build import Workload
     from experiments.run_file.run import load_config
     from experiments.runs import Job

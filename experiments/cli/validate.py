@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,11 +77,11 @@ def validate_command(
 
 def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
     """Return the overrides that take costs from a profile; measure it if there is none."""
-    from experiments.cli.profile import show_measuring
-    from experiments.profiles.measure import Settings, measure_profile
+    from experiments.cli.profile import measured
     from experiments.run_file.run import load_config
     from experiments.run_file.workers import TorchWorkers
     from experiments.run_file.yaml_file import find
+    from profiler import Settings
 
     override = f"costs={{kind: profile, path: {json.dumps(str(profile))}}}"
     config = load_config(run, [*set_, override])
@@ -93,8 +92,7 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
         settings = Settings(
             workers.device, threads=workers.threads, max_tokens=most, max_context=most
         )
-        show = show_measuring if sys.stderr.isatty() else None
-        measure_profile(find(config.model, run.parent), profile, settings, show)
+        measured(find(config.model, run.parent), profile, settings)
     return [override]
 
 

@@ -20,8 +20,8 @@ from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, RunResult
 from evenflow.types import MicroBatch
-from experiments.real.run import batcher_of
 from experiments.validation.measured_times import Recorded, Times, as_admitted
+from runtime.serve import batcher_of
 from sim import World, simulate_timed
 
 NAMES = ("ttft", "tpot", "itl", "e2el")

@@ -15,7 +15,7 @@ import numpy as np
 from evenflow.costs import StageCost
 from evenflow.results.run import Floats, RunResult
 from evenflow.types import MicroBatch
-from experiments.real.run import Served
+from runtime import Served
 from sim import Timing, World
 from sim.timed import GRID_PER_S
 
@@ -54,7 +54,7 @@ class Times:
 
 def measured_times(served: Served, world: World) -> Times:
     """Return the times of a real run of a world, on the grid of `sim.timed`."""
-    result = served.outcome.result
+    result = served.result
     available_s, start_s = _on_grid(result.available_s), _on_grid(result.start_s)
     end_s, scheduled_s = _on_grid(result.end_s), _on_grid(result.scheduled_s)
     decided_s = scheduled_s.copy()

@@ -18,7 +18,7 @@ import numpy as np
 from evenflow.errors import UsageError
 from evenflow.replay import Entry
 from evenflow.results.run import RunResult
-from experiments.real.run import Served, servable, serve
+from experiments.real import servable, serve_job
 from experiments.run_file.build import build, load_workload
 from experiments.runs import Job
 from experiments.validation.layers import (
@@ -33,6 +33,7 @@ from experiments.validation.layers import (
     summary_of,
 )
 from experiments.validation.measured_times import Times, drawn, measured_times
+from runtime import Served
 from sim import World, simulate, simulate_timed
 
 DRAWS = 5
@@ -58,7 +59,7 @@ class Measured:
 
     @property
     def result(self) -> RunResult:
-        return self.served.outcome.result
+        return self.served.result
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def validate(job: Job, runs: int, calibration: int = 0, watch: Watch = unwatched
         "bubbles": {name: bubble_shares(some) for name, some in shares.items() if some},
         "overheads": _overheads(measured),
         "calibration": None if around is None else _calibration(around),
-        "seconds": sum(each.served.outcome.wall_s for each in measured),
+        "seconds": sum(each.served.wall_s for each in measured),
         "load": [each.load for each in measured],
         "provenance": results[0].provenance,
     }
@@ -134,7 +135,7 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
     journal: list[Entry] = []
     before = os.getloadavg()[0]
     with watch(name, len(job.workload.requests)) as on_done:
-        served = serve(job, on_done, journal.append)
+        served = serve_job(job, on_done, journal.append)
         if served.interrupted:
             raise KeyboardInterrupt
         if served.failure is not None:
@@ -171,7 +172,7 @@ def _calibration(around: Measured) -> dict[str, Any]:
         "requests": len(around.result.request_id),
         "micro_batches": len(around.result.scheduled_s),
         "seed": around.result.provenance["config"]["workload"]["seed"],
-        "seconds": around.served.outcome.wall_s,
+        "seconds": around.served.wall_s,
         **_overheads([around]),
     }
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from profiler.shapes import Shape
+from evenflow.costs.profile.file import Profile
+from evenflow.specs.model import ModelSpec
+from profiler.profile import DTYPES, Settings, profile, tokenizer_beside
+from profiler.rounds import Progress
+from profiler.shapes import Limits, Shape
 from runtime.torch.inputs import batch_inputs
-from runtime.torch.model import Mark, Stage
+from runtime.torch.model import Mark, Rope, Stage
 from runtime.torch.sample import GREEDY, sample
+from runtime.torch.weights import random_stage, read_model
 from runtime.wire import Piece
 
 
@@ -57,6 +63,29 @@ class TimedStage:
             rows.append(Piece(len(rows), start, stop, True, pages[first : first + count]))
             first += count
         return rows
+
+
+def timed_stage(spec: ModelSpec, limits: Limits, settings: Settings) -> TimedStage:
+    """Return a stage of all layers of a model, with random weights, for `profiler.profile`."""
+    stage = random_stage(
+        spec,
+        Rope(spec.rope_theta),
+        0,
+        spec.num_layers,
+        dtype=DTYPES[spec.dtype_bytes],
+        device=settings.device,
+        tensor_parallel=settings.tensor_parallel,
+    )
+    return TimedStage(stage, limits.max_total_context, limits.max_rows)
+
+
+def profile_model(
+    name_or_path: str | Path, out: Path, settings: Settings, progress: Progress | None = None
+) -> Profile:
+    """Measure and write a profile of a model: a name in the table, or the path of a config.json."""
+    spec, _ = read_model(name_or_path)
+    tokenizer = tokenizer_beside(name_or_path)
+    return profile(spec, out, settings, timed_stage, tokenizer=tokenizer, progress=progress)
 
 
 def greedy_tokens(stage: Stage, prompt: list[int], new_tokens: int) -> list[int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.huggingface import DTYPE_BYTES
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import ModelSpec, model, models
 from runtime.torch.model import Rope, Source, Stage, shard
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
@@ -124,15 +124,18 @@ def dtype_of(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def read_model(path: str | Path) -> tuple[ModelSpec, Rope]:
-    """Read the config.json at `path` (or in it) and refuse what `model` does not compute.
+def read_model(name_or_path: str | Path) -> tuple[ModelSpec, Rope]:
+    """Return a model of the table, or of a config.json or the folder that holds one.
 
-    UsageError names the file and the key.
+    Refuses what `runtime.torch.model` does not compute; UsageError names the file and the key.
     """
-    spec = ModelSpec.from_config_json(path)
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    values = json.loads(file.read_text(encoding="utf-8"))
+    spec = model(name_or_path)
     require_runnable(spec)
+    if str(name_or_path) in models():
+        return spec, Rope(spec.rope_theta)
+    path = Path(name_or_path)
+    file = path / "config.json" if path.is_dir() else path
+    values = json.loads(file.read_text(encoding="utf-8"))
     activation = values.get("hidden_act", "silu")
     if activation != "silu":
         raise UsageError(f'{file}: "hidden_act" is {activation!r}; only "silu" can be run')

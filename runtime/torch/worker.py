@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from evenflow.errors import UsageError
-from evenflow.specs.model import models
 from runtime.page_tables import PageTable
 from runtime.torch.attention import KvPages
 from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared
 from runtime.torch.inputs import BatchInputs, batch_inputs
-from runtime.torch.model import Rope, Stage
+from runtime.torch.model import Stage
 from runtime.torch.sample import GREEDY, Sampling, sample
-from runtime.torch.weights import load_stage, random_stage, read_model, require_runnable
+from runtime.torch.weights import load_stage, random_stage, read_model
 from runtime.wire import Activation, Piece, Step
 from runtime.worker import Executed, Place
 
@@ -160,12 +159,7 @@ def _stage(settings: TorchSettings, device: str) -> Stage:
     span = settings.start, settings.stop
     if settings.weights == "checkpoint":
         return load_stage(settings.model, *span, dtype=settings.dtype, device=device)
-    if settings.model in models():
-        spec = models()[settings.model]
-        require_runnable(spec)
-        rope = Rope(spec.rope_theta)
-    else:
-        spec, rope = read_model(settings.model)
+    spec, rope = read_model(settings.model)
     return random_stage(spec, rope, *span, dtype=settings.dtype, device=device)
 
 

@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from evenflow.kv import PagePool
 from evenflow.types import Plan, Prefill, Request
 from evenflow.view import View
-from profiler.points import point
+from profiler.shots import point
 
 PROMPT_TOKENS = 32
 WARM_UP = 5

@@ -1,12 +1,12 @@
 """Measure a profile of a model on this machine's device, and check one against new measurements.
 
-Wires the profiler to the runtime's model; knows no command line. Nothing here needs a library
-beyond those of the measuring itself, so that it runs on a bare GPU machine.
+Whoever has the model gives what runs its stage. Nothing here needs a library beyond those of the
+measuring itself, so that it runs on a bare GPU machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,14 +27,13 @@ from evenflow.costs.profile.file import (
 from evenflow.errors import UsageError
 from evenflow.specs.checks import require_counts, require_positive
 from evenflow.specs.deployment import require_shareable
-from evenflow.specs.model import ModelSpec, model
-from profiler import check, environment
+from evenflow.specs.model import ModelSpec
+from profiler import check, machine
 from profiler.communication import all_reduce_points, transfer_points
-from profiler.driver import detokenise_points, driver_points
-from profiler.journal import Journal, Shot
-from profiler.measure import Progress, measure, shots_by_shape
-from profiler.points import operator_points
+from profiler.driver_cpu import detokenise_points, driver_points
+from profiler.rounds import Progress, Subject, measure
 from profiler.shapes import Limits, ladder, random_shapes
+from profiler.shots import Journal, Shot, operator_points, shots_by_shape
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 
 LIMITS = {"cpu": Limits(1024, 64, 4096, 32768), "cuda": Limits(4096, 256, 32768, 262144)}
@@ -82,16 +81,26 @@ class Settings:
         )
 
 
-def measure_profile(
-    name_or_path: str | Path, out: Path, settings: Settings, progress: Progress | None = None
-) -> Profile:
-    """Measure and write a profile of a model: a name in the table, or the path of a config.json.
+StageOf = Callable[[ModelSpec, Limits, Settings], Subject]
+"""Returns what runs the micro-batches within the limits through a stage of all the model's layers,
+with random weights, as one tensor-parallel rank holds them."""
 
-    An interrupted measurement goes on from the journal beside `out`. UsageError on anything that
-    cannot be measured here.
+
+def profile(
+    spec: ModelSpec,
+    out: Path,
+    settings: Settings,
+    stage_of: StageOf,
+    *,
+    tokenizer: Path | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure a model and write its profile to `out`.
+
+    With a tokenizer.json, the time to turn tokens into text is in it. An interrupted measurement
+    goes on from the journal beside `out`. UsageError on anything that cannot be measured here.
     """
-    environment.require_device(settings.device)
-    spec = _runnable(name_or_path)
+    machine.require_device(settings.device)
     require_shareable(spec, settings.tensor_parallel)
     spec = replace(spec, num_layers=min(settings.layers, spec.num_layers))
     limits = settings.limits(spec.max_position_embeddings)
@@ -105,9 +114,9 @@ def measure_profile(
     }
     began_s = perf_counter()
     with Journal(out.with_name(f"{out.name}.journal"), facts) as journal:
-        points = _other_points(spec, limits, settings, _tokenizer_beside(name_or_path))
-        with environment.pinned(settings.device, settings.threads):
-            subject = _subject(spec, limits, settings)
+        points = _other_points(spec, limits, settings, tokenizer)
+        with machine.pinned(settings.device, settings.threads):
+            subject = stage_of(spec, limits, settings)
             shapes = measure(
                 subject,
                 limits,
@@ -121,14 +130,22 @@ def measure_profile(
         shots = shots_by_shape(shapes, journal.shots)
         points += operator_points(shots, spec.num_layers, settings.tensor_parallel)
         grid = _grid_words(len(shapes), journal.shots, spec.num_layers, settings.minutes)
-        profile = Profile(replace(header, grid=grid), tuple(points))
-        write_profile(out, profile)
+        measured = Profile(replace(header, grid=grid), tuple(points))
+        write_profile(out, measured)
         journal.remove()
-    return profile
+    return measured
+
+
+def tokenizer_beside(name_or_path: str | Path) -> Path | None:
+    """Return the tokenizer.json in the folder of a model, if there is one."""
+    path = Path(name_or_path)
+    tokenizer = (path if path.is_dir() else path.parent) / "tokenizer.json"
+    return tokenizer if path.exists() and tokenizer.is_file() else None
 
 
 def check_profile(
     path: Path,
+    stage_of: StageOf,
     *,
     batches: int = 100,
     repeats: int = 15,
@@ -144,8 +161,8 @@ def check_profile(
     """
     profile = read_profile(path)
     header = profile.header
-    environment.require_device(header.device_kind)
-    if (here := environment.device_name(header.device_kind)) != header.device:
+    machine.require_device(header.device_kind)
+    if (here := machine.device_name(header.device_kind)) != header.device:
         raise UsageError(f'{path}: measured on "{header.device}"; this is "{here}"')
     limits = _limits_of(profile, tensor_parallel, path)
     spec = _spec_of(profile, layers, limits)
@@ -156,9 +173,9 @@ def check_profile(
         profile, spec, [layers], tensor_parallel, name=str(path), with_all_reduces=False
     )
     rng = np.random.default_rng(seed)
-    with environment.pinned(settings.device, settings.threads):
+    with machine.pinned(settings.device, settings.threads):
         shots = check.take(
-            _subject(spec, limits, settings),
+            stage_of(spec, limits, settings),
             random_shapes(limits, batches, rng),
             _stopwatch(settings),
             repeats=repeats,
@@ -166,42 +183,6 @@ def check_profile(
             progress=progress,
         )
     return check.errors(shots, profile, cost, layers=layers, ranks=tensor_parallel)
-
-
-def record_errors(path: Path, rows: Sequence[check.Errors]) -> None:
-    """Write into a profile how far its predictions of whole stages were found to be off."""
-    profile, stage = read_profile(path), rows[-1]
-    found = (
-        f"whole stages off by {stage.median:.1%} (median) and {stage.p95:.1%} (P95) over "
-        f"{stage.batches} random micro-batches; single runs spread by {stage.spread_median:.1%} "
-        f"and {stage.spread_p95:.1%}"
-    )
-    write_profile(path, replace(profile, header=replace(profile.header, checked=found)))
-
-
-def errors_table(rows: Sequence[check.Errors]) -> str:
-    """Return the errors as text, a line an operator."""
-    lines = [
-        f"{'':20}{'micro-':>8}{'share of':>10}{'error':>16}{'':8}{'spread':>18}{'halves':>8}",
-        f"{'':20}{'batches':>8}{'time':>10}{'median':>8}{'P95':>8}{'bias':>8}"
-        f"{'median':>10}{'P95':>8}{'P95':>8}",
-    ]
-    lines += [
-        f"{row.operator:20}{row.batches:8}{row.share:10.1%}{row.median:8.1%}{row.p95:8.1%}"
-        f"{row.bias:+8.1%}{row.spread_median:10.1%}{row.spread_p95:8.1%}{row.halves_p95:8.1%}"
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
-def _runnable(name_or_path: str | Path) -> ModelSpec:
-    from runtime.torch.weights import read_model, require_runnable
-
-    spec = model(name_or_path)
-    require_runnable(spec)
-    if Path(name_or_path).exists():
-        spec, _ = read_model(name_or_path)
-    return spec
 
 
 def _grid_words(shapes: int, shots: Sequence[Shot], layers: int, minutes: float) -> str:
@@ -214,10 +195,10 @@ def _grid_words(shapes: int, shots: Sequence[Shot], layers: int, minutes: float)
 
 def _header(spec: ModelSpec, settings: Settings) -> Header:
     return Header(
-        device=environment.device_name(settings.device),
+        device=machine.device_name(settings.device),
         device_kind=settings.device,
-        driver=environment.driver_version(settings.device),
-        libraries=environment.libraries(),
+        driver=machine.driver_version(settings.device),
+        libraries=machine.libraries(),
         dtype=DTYPES[spec.dtype_bytes],
         date=datetime.now(UTC).date().isoformat(),
         threads=settings.threads,
@@ -229,32 +210,8 @@ def _header(spec: ModelSpec, settings: Settings) -> Header:
     )
 
 
-def _subject(spec: ModelSpec, limits: Limits, settings: Settings):  # type: ignore[no-untyped-def]
-    from runtime.torch.model import Rope
-    from runtime.torch.timed import TimedStage
-    from runtime.torch.weights import random_stage
-
-    stage = random_stage(
-        spec,
-        Rope(spec.rope_theta),
-        0,
-        spec.num_layers,
-        dtype=DTYPES[spec.dtype_bytes],
-        device=settings.device,
-        tensor_parallel=settings.tensor_parallel,
-    )
-    return TimedStage(stage, limits.max_total_context, limits.max_rows)
-
-
 def _stopwatch(settings: Settings) -> Stopwatch:
     return CudaStopwatch() if settings.device == "cuda" else CpuStopwatch(settings.threads)
-
-
-def _tokenizer_beside(name_or_path: str | Path) -> Path | None:
-    """Return the tokenizer.json in the folder of a model, if there is one."""
-    path = Path(name_or_path)
-    found = (path if path.is_dir() else path.parent) / "tokenizer.json"
-    return found if path.exists() and found.is_file() else None
 
 
 def _other_points(

@@ -5,14 +5,14 @@ Knows a subject that runs shapes and a stopwatch; no model and no file format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 
-from profiler.journal import Journal, Shot
 from profiler.shapes import LEVELS, Limits, Shape, grid
+from profiler.shots import Journal, Shot
 from profiler.stopwatch import Stopwatch
 
 MIN_ROUNDS = 3
@@ -102,11 +102,3 @@ def _level(limits: Limits, tile_tokens: int, coarse_round_s: float, budget_s: fl
     each_s = coarse_round_s / sizes[0]
     fitting = [level for level, size in enumerate(sizes) if size * each_s * GOOD_ROUNDS <= budget_s]
     return max(fitting, default=0)
-
-
-def shots_by_shape(shapes: Sequence[Shape], shots: Sequence[Shot]) -> dict[Shape, list[Shot]]:
-    """Return the shots of each shape."""
-    found: dict[Shape, list[Shot]] = {shape: [] for shape in shapes}
-    for shot in shots:
-        found[shapes[shot.shape]].append(shot)
-    return found

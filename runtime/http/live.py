@@ -1,6 +1,6 @@
 """A server of the real runtime: HTTP in a thread of its own, the driver in the main thread.
 
-Knows how a configuration becomes a server, and the order in which it starts and ends.
+Knows the order in which it starts and ends; no configuration.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError
-from evenflow.specs.model import model
-from experiments.run_file.run import RunConfig
-from experiments.run_file.yaml_file import find
+from runtime.driver import Driver
+from runtime.front import LiveFront
+from runtime.http.answers import Answers, ServiceError
+from runtime.http.text import Codec
+from runtime.pipeline import Pipeline
+from runtime.serving import Serving
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from runtime.driver import Driver
     from runtime.http.app import Service
-    from runtime.pipeline import Pipeline
-    from runtime.serving import Serving
 
 START_LIMIT_S = 10.0
 DRAIN_LIMIT_S = 5.0
@@ -36,9 +35,6 @@ FAILED_S = 1.0
 """How long a server that has failed still says so before it is gone."""
 
 STOPPING = "the server is stopping"
-
-WORKLOAD = "clients"
-"""What stands for the trace in the provenance of a served run."""
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -64,32 +60,18 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class LiveServer:
-    """Serves a configuration's model on a bound socket.
+    """Serves a model, by its name, on a bound socket; `codec` reads and writes for its clients.
 
-    `open`, `drain` (at Ctrl-C), `ended` and `close` are called in this order.
+    At most `max_queue` requests wait for their first token (None: no limit). `open`, `drain` (at
+    Ctrl-C), `ended` and `close` are called in this order.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        beside: Path,
-        bound: socket.socket,
-        *,
-        tokenizer: Path | None = None,
-        max_queue: int | None = None,
+        self, model: str, codec: Codec, bound: socket.socket, max_queue: int | None = None
     ) -> None:
-        from runtime.front import LiveFront
-        from runtime.http.answers import Answers
-        from runtime.http.text import codec_of
-
-        path = None if config.model is None else Path(find(config.model, beside))
-        folder = path if path is not None and path.is_dir() else None
-        vocab_size = None if path is None else model(str(path)).vocab_size
         self.front = LiveFront()
-        made_up = config.workers.kind == "emulated"
-        codec = codec_of(folder, tokenizer, vocab_size, made_up=made_up)
         self.answers = Answers(self.front, codec, max_queue)
-        self.model = config.model or "evenflow"
+        self.model = model
         self.on_open: Callable[[], None] = lambda: None
         self._bound = bound
         self._failure: str | None = None
@@ -115,7 +97,6 @@ class LiveServer:
 
         `on_token` hears of their tokens too.
         """
-        from runtime.driver import Driver
         from runtime.http.app import Service
 
         answers = self.answers
@@ -173,8 +154,6 @@ class LiveServer:
 
     def drain(self) -> None:
         """Send new clients away; those that are here are served."""
-        from runtime.http.answers import ServiceError
-
         self._failure = STOPPING
         self.answers.close(ServiceError(STOPPING, 503))
         self.front.close()
@@ -184,8 +163,6 @@ class LiveServer:
 
         Return `failure`, or why there are no clients any more.
         """
-        from runtime.http.answers import ServiceError
-
         failure = failure or self._broken
         self._failure, self._failed_s = failure or STOPPING, time.monotonic()
         driver.abandon(self._failure)
@@ -196,8 +173,6 @@ class LiveServer:
 
     def close(self) -> None:
         """End the HTTP server; after an error, its clients have not heard of the end yet."""
-        from runtime.http.answers import ServiceError
-
         self.answers.fail(ServiceError(self._failure or STOPPING, 503))
         if self._thread is not None and self._server is not None:
             time.sleep(max(0.0, self._failed_s + FAILED_S - time.monotonic()))

@@ -1,1 +1,0 @@
-"""Profiles and fits: measured costs, where they come from and how far off they are."""

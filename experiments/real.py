@@ -1,0 +1,212 @@
+"""From a configuration to a real run: what can be served, by which workers, and what comes of it.
+
+Starts nothing itself: that is `runtime.serve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenflow.errors import UsageError
+from evenflow.replay import Entry
+from evenflow.results.metrics import summarize
+from evenflow.schedulers import POOLED
+from evenflow.specs.deployment import split_layers
+from evenflow.specs.model import model, models
+from evenflow.world import World
+from experiments.provenance import provenance
+from experiments.run_file.build import Built, build
+from experiments.run_file.run import RunConfig, RuntimeConfig
+from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
+from experiments.run_file.yaml_file import find
+from experiments.runs import Job, Outcome
+from profiler.machine import device_name, driver_version
+from runtime import Served, Workers, serve
+
+if TYPE_CHECKING:
+    import socket
+
+    from runtime.http.live import LiveServer
+    from runtime.torch.settings import TorchSettings
+
+
+def serve_job(
+    job: Job,
+    on_done: Callable[[int], None] | None = None,
+    record: Callable[[Entry], None] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+    live: LiveServer | None = None,
+) -> Served:
+    """Serve a job as `runtime.serve` does; its result says where it comes from.
+
+    UsageError for a configuration that cannot be served.
+    """
+    check_servable(job.config)
+    built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
+    world, workers = servable(built), workers_of(job.config, built, job.beside)
+    served = serve(world, workers, on_done, record=record, on_token=on_token, live=live)
+    source = {
+        **provenance(job.config, job.workload.trace, built.cost_source),
+        "deployment": built.deployment,
+        **({"workers": dict(workers.facts)} if workers.facts else {}),
+    }
+    return replace(served, result=replace(served.result, provenance=source))
+
+
+def outcome_of(job: Job, served: Served) -> Outcome:
+    """Return what a served job came to, as that of a simulated one."""
+    result = served.result
+    return Outcome(result, summarize(result, job.config.goodput), served.wall_s, (result,))
+
+
+def check_servable(config: RunConfig) -> None:
+    """Raise UsageError for what only a simulation can do yet."""
+    if find_spec("zmq") is None:
+        raise UsageError("a real run needs pyzmq: pip install 'evenflow[runtime]'")
+    refusals = (
+        (config.scheduler.name in POOLED, f"scheduler {config.scheduler.name}", "one policy"),
+        (config.replicas is not None, "replicas", "one pipeline"),
+        (bool(config.virtual_engines), "virtual_engines", "false"),
+        (config.speculative is not None, "speculative", "null"),
+        (config.kv.prefix_cache, "kv.prefix_cache", "false"),
+        (config.kv.swap, "kv.swap", "false"),
+        (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
+        (_is_split(config), "tensor_parallel", "1"),
+    )
+    for refused, key, right in refusals:
+        if refused:
+            raise UsageError(f"{key}: can only be simulated; for a real run, {right} is right")
+
+
+def _prepares(runtime: RuntimeConfig | str) -> bool:
+    """Say whether a simulation charges for preparing inputs, which no emulated worker waits for.
+
+    What it charges for scheduling stands for the messages and the driver that a real run has.
+    """
+    if isinstance(runtime, str):
+        return runtime != "ideal"
+    return runtime.prepare_s > 0 or runtime.prepare_share > 0
+
+
+def _is_split(config: RunConfig) -> bool:
+    return config.workers.kind == "torch" and config.tensor_parallel > 1
+
+
+def servable(built: Built) -> World:
+    """Return the world of one pipeline with a link of its own for each hop; else UsageError."""
+    world = built.world
+    assert isinstance(world, World)  # pools are refused by name
+    if world.shares_link:
+        raise UsageError("link.shared: can only be simulated; for a real run, false is right")
+    return world
+
+
+def workers_of(config: RunConfig, built: Built, beside: Path) -> Workers:
+    """Return the workers that a configuration asks for; UsageError for what cannot be."""
+    assert isinstance(built.world, World)
+    if isinstance(config.workers, EmulatedWorkers):
+        return _emulated(config.workers, built.world)
+    return _torch(config, config.workers, built, beside)
+
+
+def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
+    from runtime.emulated import EmulatedSettings, Faults
+
+    faults = [Faults()] * world.depth
+    for given in workers.faults or ():
+        if given.stage >= world.depth:
+            raise UsageError(
+                f"workers.faults: stage {given.stage} is none of the {world.depth}, "
+                f"0 to {world.depth - 1}"
+            )
+        faults[given.stage] = Faults(given.slow_factor, given.dies_after, given.link_delay_s)
+    latencies_s = (
+        [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
+    )
+    return Workers([EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)])
+
+
+def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path) -> Workers:
+    from runtime.tokens import RandomTexts
+    from runtime.torch.settings import cut, require_memory, torch_settings, transport_of
+
+    world = built.world
+    assert isinstance(world, World)
+    assert config.model is not None  # the schema asks for it
+    path = find(config.model, beside)
+    if find_spec("torch") is None or find_spec("safetensors") is None:
+        raise UsageError("workers: torch needs torch: pip install 'evenflow[torch]'")
+    transport = transport_of(workers.transport, workers.device, world.depth)
+    _check_weights(workers, path)
+    spec = model(path)
+    if workers.device == "cpu":
+        kv_tokens = world.total_pages * world.page_tokens
+        require_memory(spec, world.depth, kv_tokens, workers.dtype)
+    layers = built.deployment.get("layers_per_stage") or split_layers(
+        spec.num_layers, config.stages
+    )
+    settings = torch_settings(
+        path if path in models() else str(Path(path).resolve()),
+        cut(layers),
+        threads=workers.threads,
+        weights=workers.weights,
+        device=workers.device,
+        dtype=workers.dtype,
+        transport=transport,
+    )
+    given = workers.sampling
+    sampling = given.temperature, given.top_k, given.top_p
+    return Workers(
+        settings,
+        transport == "one_process",
+        RandomTexts(spec.vocab_size, config.workload.seed, sampling, given.seed),
+        workers.patience_s,
+        settings[0].limit_s,
+        _facts(settings),
+    )
+
+
+def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:
+    """Say what computes, for the provenance."""
+    first = settings[0]
+    return {
+        "device": device_name(first.device),
+        "driver": driver_version(first.device),
+        "torch": version("torch"),
+        "transport": first.transport,
+        "cores": [list(each.cores) for each in settings],
+        "layers_per_stage": [each.stop - each.start for each in settings],
+    }
+
+
+def _check_weights(workers: TorchWorkers, path: str) -> None:
+    if workers.weights == "checkpoint" and not Path(path).is_dir():
+        raise UsageError(
+            f"model: {path} is no folder with weights; such a folder, or workers.weights: random, "
+            "is right"
+        )
+
+
+def live_server(
+    config: RunConfig,
+    beside: Path,
+    bound: socket.socket,
+    *,
+    tokenizer: Path | None = None,
+    max_queue: int | None = None,
+) -> LiveServer:
+    """Return the server of a configuration's model on a bound socket."""
+    from runtime.http.live import LiveServer
+    from runtime.http.text import codec_of
+
+    path = None if config.model is None else Path(find(config.model, beside))
+    folder = path if path is not None and path.is_dir() else None
+    vocab_size = None if path is None else model(str(path)).vocab_size
+    made_up = config.workers.kind == "emulated"
+    codec = codec_of(folder, tokenizer, vocab_size, made_up=made_up)
+    return LiveServer(config.model or "evenflow", codec, bound, max_queue)

@@ -1,1 +1,0 @@
-"""Real runs: a trace or clients served by the runtime's processes."""

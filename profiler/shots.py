@@ -1,0 +1,191 @@
+"""Timed runs of micro-batches: kept on disk as they come, and the points of a profile they make.
+
+Knows how often an operator runs in a layer; no device and no profile file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evenflow.costs.profile.file import Point
+from evenflow.errors import UsageError
+from profiler.shapes import Shape
+
+PER_LAYER = {
+    "linear_qkv": 1,
+    "linear_o": 1,
+    "linear_up": 1,
+    "linear_down": 1,
+    "norm": 2,
+    "rope": 1,
+    "activation": 1,
+    "kv_write": 1,
+    "attention_prefill": 1,
+    "attention_decode": 1,
+}
+"""Operator -> how often a layer runs it. Others run once a stage."""
+PER_ROW = ("head", "sample", "cpu_prepare")
+ATTENTION = ("attention_prefill", "attention_decode")
+OUTSIDE = ("cpu_prepare",)
+"""Work that a worker does for a micro-batch while the one before computes."""
+
+Key = tuple[str, int | None, int | None, int | None]
+"""Operator, tokens, context_tokens, bytes."""
+
+
+class Shot(NamedTuple):
+    """One timed run: of which shape, the seconds by operator, and the seconds it took in all.
+
+    `disturbed`: other processes had the CPU meanwhile.
+    """
+
+    shape: int
+    seconds: dict[str, float]
+    wall_s: float
+    disturbed: bool = False
+
+
+def undisturbed(shots: Sequence[Shot], at_least: int = 3) -> Sequence[Shot]:
+    """Return the shots that were not disturbed, or all where fewer than `at_least` remain."""
+    quiet = [shot for shot in shots if not shot.disturbed]
+    return quiet if len(quiet) >= at_least else shots
+
+
+class Journal:
+    """The shots of one profile, on disk from the moment they are taken: an interrupted measurement
+    goes on where it was.
+
+    `facts` say what is measured: a journal of something else is refused. `plan` is what the first
+    start decided and later ones keep.
+    """
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self.path = path
+        self.shots: list[Shot] = []
+        self.plan: dict[str, Any] = {}
+        if path.exists():
+            self._resume(json.loads(json.dumps(dict(facts))))
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+        if not path.stat().st_size:
+            self._write({"facts": dict(facts)})
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the shots so far took."""
+        return sum(shot.wall_s for shot in self.shots)
+
+    def decide(self, **plan: Any) -> None:
+        """Keep what was decided for all later starts."""
+        self.plan.update(plan)
+        self._write({"plan": plan})
+
+    def add(self, shot: Shot) -> None:
+        self.shots.append(shot)
+        self._write({"shot": shot})
+
+    def remove(self) -> None:
+        """Delete the file: its shots are in a profile now."""
+        self._file.close()
+        self.path.unlink()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def _resume(self, facts: dict[str, Any]) -> None:
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # the interruption came in the middle of a line
+            self.path.write_text(whole, encoding="utf-8")
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            if lines and lines[0]["facts"] != facts:
+                raise UsageError(
+                    f"{self.path}: an interrupted profile of something else; "
+                    "delete it, or give another --out"
+                )
+            for line in lines[1:]:
+                self.plan.update(line.get("plan", {}))
+                if "shot" in line:
+                    self.shots.append(Shot(*line["shot"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(f"{self.path}: not a profile's journal; delete it") from None
+
+
+def shots_by_shape(shapes: Sequence[Shape], shots: Sequence[Shot]) -> dict[Shape, list[Shot]]:
+    """Return the shots of each shape."""
+    by_shape: dict[Shape, list[Shot]] = {shape: [] for shape in shapes}
+    for shot in shots:
+        by_shape[shapes[shot.shape]].append(shot)
+    return by_shape
+
+
+def stage_s(seconds: Mapping[str, float]) -> float:
+    """Return the seconds that the stage was busy, of a run's seconds by operator."""
+    return sum(value for name, value in seconds.items() if name not in OUTSIDE)
+
+
+def operator_times(shape: Shape, shot: Shot, layers: int) -> Iterator[tuple[Key, float]]:
+    """Return each operator of a run with its sizes, and the seconds of one time it ran.
+
+    Shapes with several chunks say nothing of one chunk: their prefill attention is left out.
+    """
+    for name, seconds in shot.seconds.items():
+        key = _key(name, shape)
+        if key is not None:
+            yield key, seconds / (PER_LAYER[name] * layers if name in PER_LAYER else 1)
+
+
+def _key(name: str, shape: Shape) -> Key | None:
+    if name == "attention_prefill":
+        return (name, *shape.chunks[0], None) if len(shape.chunks) == 1 else None
+    if name == "attention_decode":
+        operator = "attention_decode_uneven" if shape.is_uneven else name
+        return operator, len(shape.decodes), sum(shape.decodes), None
+    return name, shape.rows if name in PER_ROW else shape.tokens, None, None
+
+
+def operator_points(shots: Mapping[Shape, Sequence[Shot]], layers: int, ranks: int) -> list[Point]:
+    """Return a point for each operator and size that was timed, of the runs left undisturbed.
+
+    Tokens met in one context only say nothing of how attention grows with the context: they are
+    left out, so that the attention of a profile is a grid.
+    """
+    samples: dict[Key, list[float]] = {}
+    for shape, runs in shots.items():
+        for shot in undisturbed(runs):
+            for key, seconds in operator_times(shape, shot, layers):
+                samples.setdefault(key, []).append(seconds)
+    met = Counter(key[:2] for key in samples)
+    return [
+        point(key, seconds, ranks)
+        for key, seconds in samples.items()
+        if key[0] not in ATTENTION or met[key[:2]] > 1
+    ]
+
+
+def point(key: Key, seconds: Sequence[float], ranks: int = 1) -> Point:
+    """Return the median, P10 and P90 of repeats as a point."""
+    p10_s, median_s, p90_s = (float(q) for q in np.percentile(seconds, (10, 50, 90)))
+    return Point(*key, ranks, median_s, p10_s, p90_s, len(seconds))

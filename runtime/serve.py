@@ -1,0 +1,208 @@
+"""Serve the requests of a world, or those of clients, in real time: what `sim.simulate` simulates.
+
+Knows a world and its workers; no configuration and no command line. torch and ZeroMQ are imported
+once something is served.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evenflow.batcher import Batcher
+from evenflow.errors import UsageError, WorkerError
+from evenflow.kv import PagePool
+from evenflow.replay import Entry, RecordingBatcher
+from evenflow.results.run import RunResult
+from evenflow.types import MicroBatch
+from evenflow.world import World
+
+if TYPE_CHECKING:
+    from runtime.driver import Driver, Heard
+    from runtime.http.live import LiveServer
+    from runtime.serving import Serving
+    from runtime.tokens import TextOf
+    from runtime.worker import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers of a run: what each stage is made from, all in one process if `together`.
+
+    `text_of` gives the requests their token ids, where workers compute with them. The run fails
+    when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
+    take. `facts` go into the provenance.
+    """
+
+    settings: Sequence[Settings]
+    together: bool = False
+    text_of: TextOf | None = None
+    patience_s: float = 30.0
+    start_limit_s: float = 60.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a real run came to, and the wall seconds it took.
+
+    `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
+    `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
+    `heard`: when it heard of what it answered. `free_pages` were free at the end.
+    """
+
+    result: RunResult
+    wall_s: float
+    failure: str | None
+    interrupted: bool
+    unfinished: int
+    driver_s: Sequence[float]
+    free_pages: int
+    heard: Heard
+
+    def facts(self) -> dict[str, Any]:
+        """Return what summary.json says of the run itself."""
+        work_ms = np.array(self.driver_s or [0.0]) * 1e3
+        return {
+            "failure": self.failure,
+            "unfinished": self.unfinished,
+            "aborted": self.result.status.count("aborted"),
+            "free_pages": self.free_pages,
+            "total_pages": self.result.total_pages,
+            "mean_driver_ms": float(work_ms.mean()),
+            "p99_driver_ms": float(np.percentile(work_ms, 99)),
+        }
+
+
+def serve(
+    world: World,
+    workers: Workers,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    record: Callable[[Entry], None] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+    live: LiveServer | None = None,
+) -> Served:
+    """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
+
+    `on_done` is called with the number of requests done, `record` takes the journal, `on_token` the
+    tokens. A worker that dies ends the run, and so does the first Ctrl-C (of a server the second:
+    the first sends new clients away): what is finished is returned. UsageError where the workers do
+    not start.
+    """
+    from runtime.driver import Driver
+    from runtime.pipeline import Pipeline
+
+    recording = partial(RecordingBatcher, record=record)
+    batcher = batcher_of(world, Batcher if record is None else recording)
+    serving = _serving(world, workers)
+    try:
+        with Pipeline(
+            workers.settings,
+            world.page_tokens,
+            world.total_pages,
+            together=workers.together,
+            start_limit_s=workers.start_limit_s,
+        ) as pipeline:
+            started_s = time.perf_counter()
+            if live is None:
+                driver = Driver(serving, batcher, pipeline, on_done=on_done, on_token=on_token)
+                failure, interrupted = _drive(driver, driver.stop)
+            else:
+                driver = live.open(serving, batcher, pipeline, on_token)
+                failure, interrupted = _drive(driver, live.drain, driver.quit)
+                failure = live.ended(driver, failure)
+            wall_s = time.perf_counter() - started_s
+    except WorkerError as error:  # before anything was served
+        raise UsageError(f"the workers do not start: {error}") from None
+    unfinished = len(world.requests) - driver.num_done if live is None else 0
+    ends = failure, interrupted, unfinished
+    free_pages = batcher.pool.free_pages
+    return Served(driver.result(), wall_s, *ends, driver.work_s, free_pages, driver.heard)
+
+
+def batcher_of(world: World, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
+    """Return the Batcher of a world, of the kind that `made_by` makes."""
+    return made_by(
+        world.make_scheduler(),
+        PagePool(world.total_pages, world.page_tokens),
+        depth=world.depth,
+        max_in_flight=world.max_in_flight,
+        max_model_len=world.max_model_len,
+        pipelined_chunks=world.pipelined_chunks,
+    )
+
+
+def _serving(world: World, workers: Workers) -> Serving:
+    from runtime.serving import Serving, StepCost
+
+    per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
+
+    def cost(batch: MicroBatch) -> StepCost:
+        work = batch.charged or batch
+        hops_s = [seconds * batch.num_tokens for seconds in per_token_s]
+        return StepCost(world.costs.times(work), hops_s, int(world.costs.transfer_bytes(work)))
+
+    return Serving(
+        requests=world.requests,
+        cost=cost,
+        depth=world.depth,
+        max_in_flight=world.max_in_flight,
+        dispatch=world.dispatch,
+        concurrency=world.concurrency,
+        patience_s=workers.patience_s,
+        text_of=workers.text_of,
+    )
+
+
+def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool]:
+    """Run a driver, taking one of `steps` at each Ctrl-C; return why it ended early, if it did.
+
+    Beside it: whether that is because the last step was taken.
+    """
+    failure = None
+    with _interrupts(*steps) as interrupted:
+        try:
+            driver.run()
+        except WorkerError as error:
+            failure = str(error)
+    if interrupted.is_set():
+        failure = failure or "interrupted"
+    return failure, interrupted.is_set()
+
+
+@contextmanager
+def _interrupts(*steps: Callable[[], None]) -> Iterator[threading.Event]:
+    """Take one of `steps` at each Ctrl-C, or SIGTERM; after the last, Ctrl-C interrupts as usual.
+
+    Gives whether the last step was taken.
+    """
+    taken = threading.Event()
+    left = deque(steps)
+
+    def step(*_: object) -> None:
+        left.popleft()()
+        if not left:
+            taken.set()
+            for number in signals:
+                signal.signal(number, signal.default_int_handler)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield taken
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, step) for number in signals]
+    try:
+        yield taken
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from experiments.sweep.config import Sweep, load_sweep
+from experiments.study.sweep import Sweep, load_sweep
 
 RUN: dict[str, Any] = {
     "stages": 2,

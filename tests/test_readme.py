@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from experiments.run_file.run import RunConfig
-from experiments.sweep.config import SweepConfig
+from experiments.study.sweep import SweepConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -16,14 +16,24 @@ from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
 from experiments.study.points import Record, Store
-from experiments.sweep.check import check
-from experiments.sweep.config import Range, Sweep, load_sweep
+from experiments.study.searches import Range
+from experiments.study.slo import pareto_front
+from experiments.study.sweep import (
+    Findings,
+    Sweep,
+    check,
+    chosen_patches,
+    default_patch,
+    expected_points,
+    known_patches,
+    load_sweep,
+    ranked,
+    run_shard,
+    run_sweep,
+)
+from experiments.study.trials import Part, Simulator, Trial
 from experiments.sweep.effects import main_effects, sensitivity
-from experiments.sweep.ranking import pareto_front, ranked, relative
-from experiments.sweep.run import Findings, expected_points, known_assignments, run_shard, run_sweep
-from experiments.sweep.space import assignments, default_assignment
 from experiments.sweep.tables import point_columns, summary_columns, write_tables
-from experiments.sweep.trials import Simulator, Trial, points_of
 from tests.sweeps import GRID, RUN, sweep
 
 
@@ -33,7 +43,7 @@ def simulated(asked: Sweep, folder: Path, store: str = "store") -> Findings:
 
 
 def test_a_grid_is_every_combination_and_the_last_parameter_varies_fastest(tmp_path: Path) -> None:
-    found = known_assignments(sweep(tmp_path))
+    found = known_patches(sweep(tmp_path))
     assert [tuple(each.values()) for each in found] == [
         (64, 1), (64, 2), (64, "unlimited"), (128, 1), (128, 2), (128, "unlimited"),
     ]  # fmt: skip
@@ -55,20 +65,20 @@ def test_the_grid_of_a_range(given_range: dict[str, Any], expected: list[float])
 def test_the_default_is_what_the_run_or_its_policy_says(tmp_path: Path) -> None:
     swept = {"scheduler.token_budget": [64], "scheduler.watermark": [0.5], "max_in_flight": [1]}
     asked = sweep(tmp_path, parameters=swept)
-    assert default_assignment(asked) == {
+    assert default_patch(asked) == {
         "scheduler.token_budget": 128, "scheduler.watermark": 0.01, "max_in_flight": 2,
     }  # fmt: skip
-    assert known_assignments(asked)[0] == default_assignment(asked)
+    assert known_patches(asked)[0] == default_patch(asked)
     named = sweep(tmp_path, parameters={"scheduler": ["vllm", RUN["scheduler"]]})
-    assert default_assignment(named) == {"scheduler": RUN["scheduler"]}
-    assert len(known_assignments(named)) == 2
+    assert default_patch(named) == {"scheduler": RUN["scheduler"]}
+    assert len(known_patches(named)) == 2
     lacking = {key: value for key, value in RUN.items() if key != "stages"}
-    assert default_assignment(sweep(tmp_path, run=lacking, parameters={"stages": [1]})) is None
+    assert default_patch(sweep(tmp_path, run=lacking, parameters={"stages": [1]})) is None
 
 
 def test_one_at_a_time_leaves_the_others_as_they_are(tmp_path: Path) -> None:
     asked = sweep(tmp_path, method="one_at_a_time")
-    found = [tuple(each.values()) for each in known_assignments(asked)]
+    found = [tuple(each.values()) for each in known_patches(asked)]
     assert found == [(128, 2), (64, 2), (128, 1), (128, "unlimited")]
 
 
@@ -78,7 +88,7 @@ def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_
     def drawn(seed: int, **more: Any) -> list[Any]:
         method = {"kind": "random", "points": 20, "seed": seed}
         asked = sweep(tmp_path, method=method, parameters={**space, **more})
-        return [each["scheduler.token_budget"] for each in assignments(asked.config, None)]
+        return [each["scheduler.token_budget"] for each in chosen_patches(asked, None)]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert len(set(drawn(1))) == len(drawn(1)) > 10
@@ -89,7 +99,7 @@ def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_
 
 def test_all_points_of_a_replication_see_the_same_requests(tmp_path: Path) -> None:
     asked = sweep(tmp_path)
-    points = points_of(asked, known_assignments(asked))
+    points = asked.study.points(known_patches(asked))
     assert [point.config.workload.seed for point in points] == [0] * 6 + [1] * 6
     assert len({point.key for point in points}) == expected_points(asked) == 12
 
@@ -234,7 +244,8 @@ def made_up(tmp_path: Path, **metrics: list[float]) -> Findings:
             Record(f"{index}{r}", {name: column[r] for name, column in columns.items()})
             for r in range(2)
         ]
-        trials.append(Trial({"scheduler.token_budget": budget}, tuple(records)))
+        parts = (Part(0, 0), Part(1, 0))
+        trials.append(Trial({"scheduler.token_budget": budget}, tuple(records), parts))
     return Findings(asked, trials, 1)
 
 
@@ -248,7 +259,7 @@ def test_sensitivity_is_relative_to_the_default_within_a_replication(tmp_path: P
     )
     ttft = next(series for series in panel.series if series.metric == "mean_ttft_ms")
     assert (ttft.mean, ttft.half_width) == ([0.5, 1.0], [0.0, 0.0])
-    assert relative(found.trials[0], found.trials[1], "mean_e2el_ms").mean == 1.5
+    assert found.trials[0].relative(found.trials[1], "mean_e2el_ms").mean == 1.5
 
 
 def test_a_main_effect_averages_over_the_other_parameters(tmp_path: Path) -> None:
@@ -263,15 +274,15 @@ def test_a_main_effect_averages_over_the_other_parameters(tmp_path: Path) -> Non
 def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:
     (tmp_path / "RUN.yaml").write_text(json.dumps(RUN), encoding="utf-8")
     asked = sweep(tmp_path, "run.workload.requests=5", run="RUN.yaml")
-    assert asked.run_config({}).workload.requests == 5
-    assert asked.run_config({"max_in_flight": 1}).max_in_flight == 1
+    assert asked.study.config({}).workload.requests == 5
+    assert asked.study.config({"max_in_flight": 1}).max_in_flight == 1
     assert GRID["run"]["workload"]["requests"] == 6
     with pytest.raises(UsageError, match=r"run\.workload\.requests=0"):
-        sweep(tmp_path, "run.workload.requests=0", run="RUN.yaml").run_config({})
+        sweep(tmp_path, "run.workload.requests=0", run="RUN.yaml").study.config({})
 
 
 def test_the_example_is_right_and_holds_the_default() -> None:
     asked = load_sweep(Path(__file__).parent.parent / "examples/sweep/azure.yaml")
     check(asked)
     assert expected_points(asked) == 48 * 3
-    assert default_assignment(asked) in known_assignments(asked)
+    assert default_patch(asked) in known_patches(asked)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from experiments.study.points import HEADER, Record, Store
-from experiments.sweep.check import check
-from experiments.sweep.config import load_sweep
+from experiments.study.sweep import check, load_sweep
 from tests.command_line import evenflow
 from tests.sweeps import RUN, write
 

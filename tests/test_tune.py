@@ -18,9 +18,9 @@ from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
 from experiments.study.points import Record, Store
+from experiments.study.searches import Range
 from experiments.study.slo import parse_slo
-from experiments.sweep.config import Range
-from experiments.sweep.trials import Simulator, Trial
+from experiments.study.trials import Part, Simulator, Trial
 from experiments.tune.check import (
     FRESH,
     LATER,
@@ -33,7 +33,7 @@ from experiments.tune.check import (
 from experiments.tune.layouts import AS_GIVEN, layouts, shifted
 from experiments.tune.prepare import GLLM, Wish, prepare, space_of
 from experiments.tune.report import sentences
-from experiments.tune.search import Candidate, Part, Search, Tried, Tuning, evaluate, run_search
+from experiments.tune.search import Candidate, Search, Tried, Tuning, evaluate, run_search
 from experiments.tune.simplify import Worth, simplified
 from tests.test_points import RUN
 

@@ -25,10 +25,10 @@ from experiments.capacity.rate_search import (
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import Arrivals, ReplayArrivals
-from experiments.study.dry_run import dry_run, seed_matters
 from experiments.study.intervals import Interval, interval
 from experiments.study.points import Point, Record, Store, run_points
 from experiments.study.slo import Condition, Limits, check_metrics, request_limits, service_levels
+from experiments.study.trials import dry_run, seed_matters
 
 CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Rates of the curve, as multiples of the capacity."""

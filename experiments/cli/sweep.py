@@ -13,8 +13,7 @@ from evenflow.errors import UsageError
 from experiments.cli.options import Executor, Force, Out
 
 if TYPE_CHECKING:
-    from experiments.sweep.config import Sweep
-    from experiments.sweep.run import Findings
+    from experiments.study.sweep import Findings, Sweep
 
 STORE = "store"
 """The folder of records, below that of the results."""
@@ -46,8 +45,7 @@ def sweep_command(
     """Simulate a grid or a search over any keys of a run, several times each, and compare."""
     from experiments.report.folder import check_folder
     from experiments.run_file.policy_folders import make_importable
-    from experiments.sweep.check import check
-    from experiments.sweep.config import load_sweep
+    from experiments.study.sweep import check, load_sweep
 
     started = time.perf_counter()
     part = None if shard is None else _part(shard)
@@ -87,8 +85,8 @@ def _simulate(
     from experiments.cli.terminal import points_progress
     from experiments.study.executors import executor_of
     from experiments.study.points import HEADER, Store
-    from experiments.sweep.run import expected_points, run_shard, run_sweep
-    from experiments.sweep.trials import Simulator
+    from experiments.study.sweep import expected_points, run_shard, run_sweep
+    from experiments.study.trials import Simulator
 
     resume, retry = reuse
     if not resume and (folder / STORE / HEADER).exists():
@@ -99,7 +97,7 @@ def _simulate(
         total = len(range(part[0], total, part[1]))
     try:
         with executor_of(*executor) as pool, points_progress("points", total) as (done, failed):
-            simulator = Simulator(store, pool, done, failed, retry)
+            simulator = Simulator(store, pool, done, failed, retry=retry)
             if part is None:
                 return run_sweep(sweep, simulator)
             run_shard(sweep, simulator, *part)

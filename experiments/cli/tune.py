@@ -72,7 +72,7 @@ def _work(
     from experiments.report.folder import staged
     from experiments.study.executors import executor_of
     from experiments.study.points import Store
-    from experiments.sweep.trials import Simulator
+    from experiments.study.trials import Simulator
     from experiments.tune.check import run_bubbles, run_checks
     from experiments.tune.figure import draw_tuning
     from experiments.tune.report import write_tuning, write_winner
@@ -85,10 +85,9 @@ def _work(
     with staged(folder, force=True) as scratch, executor_of(executor) as pool:
         with points_progress("simulations", total) as (done, failed):
             simulator = Simulator(Store(folder / STORE), pool, done, failed)
-            search, worth = simplified(run_search(tuning, simulator), simulator, searched)
-            before = searched + (1 + len(worth)) * wish.replications
-            checks = run_checks(search, wish.checks, simulator, before)
-            bubbles = run_bubbles(search, checks, simulator, total - 2)
+            search, worth = simplified(run_search(tuning, simulator), simulator)
+            checks = run_checks(search, wish.checks, simulator)
+            bubbles = run_bubbles(search, checks, simulator)
         write_tuning(scratch, search, worth, checks, bubbles)
         write_winner(scratch, search, folder)
         draw_tuning(search, checks, bubbles, scratch)

@@ -1,4 +1,4 @@
-"""Service level objectives: limits on numbers of a run's summary, and what a run comes to by them.
+"""What is good: limits on numbers of a run's summary, objectives, and what a run comes to by them.
 
 A limit is at most, or at least for what is the better the more of it. Knows no search.
 """
@@ -9,13 +9,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
+from pydantic import Field
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.run import RunResult
+from experiments.run_file.fields import Keys
 from experiments.runs import Outcome
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
@@ -29,22 +31,34 @@ EXAMPLE = "--slo p99_itl_ms=200"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A limit on one number of a run's summary, in that number's unit."""
+    """A limit on one number of a run's summary, in that number's unit.
+
+    `least`: whether the number may not be below the limit, or may not be above it; None: whichever
+    is the better.
+    """
 
     metric: str
     limit: float
+    least: bool | None = None
 
     @property
     def at_least(self) -> bool:
         """Whether the number may not be below the limit; otherwise it may not be above it."""
-        return larger_is_better(self.metric)
+        return larger_is_better(self.metric) if self.least is None else self.least
+
+    def excess(self, value: float) -> float:
+        """Return by how much a value is beyond the limit; 0 or less where it is kept."""
+        return self.limit - value if self.at_least else value - self.limit
+
+    def excess_share(self, value: float) -> float:
+        """Return the excess as a share of the limit, which is above 0."""
+        share = value / self.limit - 1
+        return -share if self.at_least else share
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Say whether a run keeps the limit; a number that is not there keeps none."""
         value = values.get(self.metric)
-        if value is None or not math.isfinite(value):
-            return False
-        return bool(value >= self.limit if self.at_least else value <= self.limit)
+        return value is not None and math.isfinite(value) and self.excess(value) <= 0
 
     def __str__(self) -> str:
         return f"{self.metric} {'>=' if self.at_least else '<='} {self.limit:g}"
@@ -53,6 +67,31 @@ class Condition:
 def larger_is_better(metric: str) -> bool:
     """Say whether more of a number of the summary is better."""
     return metric in LARGER_IS_BETTER or metric.endswith("_throughput")
+
+
+class Objective(Keys):
+    """A key of the summary, and whether less or more of it is better."""
+
+    metric: Annotated[str, Field(min_length=1)]
+    goal: Literal["minimize", "maximize"] = "minimize"
+
+    def cost(self, value: float) -> float:
+        """Return a number that is smaller where the value is better."""
+        return value if self.goal == "minimize" else -value
+
+
+def pareto_front(costs: Sequence[Sequence[float]]) -> list[bool]:
+    """Say of each point whether no other is as cheap in everything and cheaper in something.
+
+    Equal points are all on the front.
+    """
+    front: list[Sequence[float]] = []
+    # In this order nothing that comes later can be better than what came before.
+    for point in sorted(set(map(tuple, costs))):
+        if not any(all(a <= b for a, b in zip(best, point, strict=True)) for best in front):
+            front.append(point)
+    kept = set(map(tuple, front))
+    return [tuple(point) in kept for point in costs]
 
 
 def parse_slo(given: Sequence[str], max_median_queue_s: float | None = None) -> list[Condition]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.study.intervals import interval
-from experiments.sweep.ranking import relative
-from experiments.sweep.run import Findings
-from experiments.sweep.space import identity
+from experiments.study.searches import identity, is_number
+from experiments.study.sweep import Findings
+from experiments.study.trials import Trial
 from experiments.sweep.tables import cell
-from experiments.sweep.trials import Trial
 
 SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "total_token_throughput")
 """The metrics of gLLM's sensitivity figure."""
@@ -62,22 +61,22 @@ def sensitivity(findings: Findings) -> list[Panel]:
     base = findings.trials[findings.default]
     metrics = list(dict.fromkeys([*SHOWN, *findings.sweep.config.metrics]))
     panels = []
-    for name in base.assignment:
+    for name in base.labels:
         slice_ = [t for t in findings.trials if not t.errors and _differs_only_in(name, t, base)]
         slice_ = _in_order(slice_, name)
         if len(slice_) < 2:
             continue
         series = []
         for metric in metrics:
-            ratios = [relative(trial, base, metric) for trial in slice_]
+            ratios = [trial.relative(base, metric) for trial in slice_]
             series.append(Series(metric, [r.mean for r in ratios], [r.half_width for r in ratios]))
-        values = [trial.assignment[name] for trial in slice_]
+        values = [trial.labels[name] for trial in slice_]
         panels.append(Panel(name, values, slice_.index(base), series))
     return panels
 
 
 def _differs_only_in(name: str, trial: Trial, base: Trial) -> bool:
-    return identity({**trial.assignment, name: None}) == identity({**base.assignment, name: None})
+    return identity({**trial.labels, name: None}) == identity({**base.labels, name: None})
 
 
 def main_effects(findings: Findings, metric: str) -> list[Panel]:
@@ -110,14 +109,14 @@ def _main_effect(findings: Findings, trials: Sequence[Trial], name: str, metric:
     ordered = _in_order(trials, name)
     groups: dict[str, list[Trial]] = {}
     for trial in ordered:
-        groups.setdefault(identity({name: trial.assignment[name]}), []).append(trial)
-    scattered = len(groups) > FEW_VALUES and all(_is_number(t.assignment[name]) for t in ordered)
+        groups.setdefault(identity({name: trial.labels[name]}), []).append(trial)
+    scattered = len(groups) > FEW_VALUES and all(is_number(t.labels[name]) for t in ordered)
     parts = [[trial] for trial in ordered] if scattered else list(groups.values())
     means = [interval(_by_replication(part, metric)) for part in parts]
-    values = [part[0].assignment[name] for part in parts]
+    values = [part[0].labels[name] for part in parts]
     default = None
     if findings.default is not None:
-        own = identity({name: findings.trials[findings.default].assignment[name]})
+        own = identity({name: findings.trials[findings.default].labels[name]})
         default = next((i for i, v in enumerate(values) if identity({name: v}) == own), None)
     widths = [math.nan if scattered else each.half_width for each in means]
     series = Series(metric, [each.mean for each in means], widths)
@@ -132,15 +131,11 @@ def _by_replication(trials: Sequence[Trial], metric: str) -> list[float]:
 
 def _in_order(trials: Sequence[Trial], name: str) -> list[Trial]:
     """Sort by a parameter where its values are numbers; else keep the order of the points."""
-    if all(_is_number(trial.assignment[name]) for trial in trials):
-        return sorted(trials, key=lambda trial: trial.assignment[name])
+    if all(is_number(trial.labels[name]) for trial in trials):
+        return sorted(trials, key=lambda trial: trial.labels[name])
     return list(trials)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def label(value: Any) -> str:
     """Return a parameter's value as an axis shows it."""
-    return f"{value:g}" if _is_number(value) else str(cell(value))
+    return f"{value:g}" if is_number(value) else str(cell(value))

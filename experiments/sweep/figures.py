@@ -16,9 +16,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.report.style import SCHEDULER_COLOURS
 from experiments.report.words import metric_words
+from experiments.study.sweep import Findings, ranked
 from experiments.sweep.effects import Panel, Series, label, main_effects, sensitivity
-from experiments.sweep.ranking import ranked
-from experiments.sweep.run import Findings
 from experiments.sweep.words import without_unit
 
 COLUMNS = 4

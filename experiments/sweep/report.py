@@ -14,9 +14,8 @@ from typing import Any
 from experiments.report.page import figure, page, plotly_library, section
 from experiments.report.style import Figure, axis, colour, compact, heading, layout, on
 from experiments.report.words import metric_words
+from experiments.study.sweep import Findings, ranked
 from experiments.sweep.effects import Panel, label, main_effects, sensitivity
-from experiments.sweep.ranking import ranked
-from experiments.sweep.run import Findings
 from experiments.sweep.words import best_table, failures, headline, without_unit
 
 COLUMNS = 3
@@ -90,7 +89,7 @@ def front(findings: Findings) -> Figure:
                 "name": name,
                 "x": compact([trial.mean(x) for trial in trials]),
                 "y": compact([trial.mean(y) for trial in trials]),
-                "text": [_named(trial.assignment) for trial in trials],
+                "text": [_named(trial.labels) for trial in trials],
                 "marker": {"color": shade, "size": 9},
                 "hovertemplate": "%{text}<br>%{x:.4g}, %{y:.4g}<extra></extra>",
             }

@@ -14,9 +14,8 @@ from experiments.provenance import SCHEMA_VERSION, checkout_commit
 from experiments.report.tables import write_table
 from experiments.study.intervals import Interval, interval
 from experiments.study.points import code_digest
-from experiments.sweep.ranking import difference, eligible, ranked
-from experiments.sweep.run import Findings
-from experiments.sweep.trials import Trial, points_of
+from experiments.study.sweep import Findings, eligible, ranked
+from experiments.study.trials import Trial
 
 Columns = dict[str, list[Any]]
 
@@ -32,15 +31,12 @@ def write_tables(folder: Path, findings: Findings) -> None:
 
 def point_columns(findings: Findings) -> Columns:
     """Return a row for each point and replication, in that order; an empty cell: no such metric."""
-    points = points_of(findings.sweep, [trial.assignment for trial in findings.trials])
-    workloads = [point.config.workload for point in points]
     rows = [
         {
             "point": index,
             "replication": replication,
-            "seed": workloads[replication * len(findings.trials) + index].seed,
-            "skip": workloads[replication * len(findings.trials) + index].skip,
-            **{name: cell(value) for name, value in trial.assignment.items()},
+            **trial.parts[replication]._asdict(),
+            **{name: cell(value) for name, value in trial.labels.items()},
             "status": "completed" if record.error is None else "failed",
             "error": record.error or "",
             "key": record.key,
@@ -62,7 +58,7 @@ def summary_columns(findings: Findings) -> Columns:
         {
             "point": index,
             "is_default": "yes" if index == findings.default else "no",
-            **{name: cell(value) for name, value in trial.assignment.items()},
+            **{name: cell(value) for name, value in trial.labels.items()},
             "replications": len(trial.records),
             "failed_replications": len(trial.errors),
             "counts": "yes" if eligible(findings.sweep.config, trial) else "no",
@@ -87,7 +83,7 @@ def _against_default(findings: Findings, trial: Trial) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {}
     for metric in findings.sweep.config.metrics:
-        against = difference(trial, findings.trials[findings.default], metric)
+        against = trial.above(findings.trials[findings.default], metric)
         found |= _pair(f"{metric}_vs_default", against)
     return found
 

@@ -6,10 +6,9 @@ import math
 
 from experiments.report.words import metric_words
 from experiments.study.intervals import Interval, interval
+from experiments.study.sweep import Findings, ranked
+from experiments.study.trials import Trial
 from experiments.sweep.effects import label
-from experiments.sweep.ranking import difference, ranked
-from experiments.sweep.run import Findings
-from experiments.sweep.trials import Trial
 
 BEST = 5
 """How many points the table of the best lists; of a Pareto front, all."""
@@ -31,7 +30,7 @@ def headline(findings: Findings) -> str:
     if order[0] == findings.default:
         return f"{found}, which is the default ({counts})."
     base = findings.trials[findings.default]
-    gain = difference(best, base, metric)
+    gain = best.above(base, metric)
     share = gain.mean / base.mean(metric) if base.mean(metric) else math.nan
     return f"{found}, {signed(gain)} ({share:+.1%}) against the default ({counts})."
 
@@ -53,7 +52,7 @@ def best_table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     for index in shown:
         trial = findings.trials[index]
         row = [f"{index}, default" if index == findings.default else str(index)]
-        row += [label(value) for value in trial.assignment.values()]
+        row += [label(value) for value in trial.labels.values()]
         row += [_mean(trial, metric) for metric in config.metrics]
         if not several and order:
             metric = config.objectives[0].metric
@@ -81,7 +80,7 @@ def _mean(trial: Trial, metric: str) -> str:
 def _against(trial: Trial, best: Trial, metric: str) -> str:
     if trial is best or trial.errors:
         return ""
-    found = difference(trial, best, metric)
+    found = trial.above(best, metric)
     if math.isnan(found.half_width) or found.is_above_zero or found.is_below_zero:
         return signed(found)
     return f"{signed(found)}: alike"
@@ -107,7 +106,7 @@ def signed(found: Interval) -> str:
 def failures(findings: Findings) -> list[list[str]]:
     """Return a row a failed point: its position, its parameters, and its first error."""
     return [
-        [str(index), *(label(value) for value in trial.assignment.values()), trial.errors[0]]
+        [str(index), *(label(value) for value in trial.labels.values()), trial.errors[0]]
         for index, trial in enumerate(findings.trials)
         if trial.errors
     ]

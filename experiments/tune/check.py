@@ -7,19 +7,17 @@ out of the difference. Knows no search.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evenflow.results.bubbles import attribute
-from experiments.run_file.run import configured
+from experiments.run_file.run import configured, with_
 from experiments.runs import Outcome
-from experiments.study.dry_run import seed_matters
-from experiments.study.intervals import Interval, interval, paired_difference
-from experiments.study.points import Point
+from experiments.study.intervals import Interval
 from experiments.study.slo import larger_is_better
-from experiments.sweep.trials import Simulator, Trial
+from experiments.study.trials import Part, Simulator, Trial, seed_matters
 from experiments.tune.prepare import GLLM, is_sample, rows_of
-from experiments.tune.search import Candidate, Part, Search, Tried, Tuning, evaluate
+from experiments.tune.search import Candidate, Search, Tried, Tuning, evaluate
 
 TUNED = "tuned"
 FRESH, LATER = "fresh seeds", "later parts"
@@ -38,13 +36,11 @@ class Check:
 
     def gain(self, metric: str, rival: str) -> Interval:
         """Return by how much the winner's metric is above a baseline's, pair by pair."""
-        return paired_difference(
-            self.trials[TUNED].values(metric), self.trials[rival].values(metric)
-        )
+        return self.trials[TUNED].above(self.trials[rival], metric)
 
     def mean(self, metric: str, name: str) -> Interval:
         """Return a contender's metric over the parts."""
-        return interval(self.trials[name].values(metric))
+        return self.trials[name].interval(metric)
 
     def survives(self, metric: str, rival: str) -> bool:
         """Say whether the winner is better than a baseline beyond the interval."""
@@ -80,13 +76,12 @@ def unseen_parts(tuning: Tuning, checks: int) -> dict[str, tuple[Part, ...]]:
     return found
 
 
-def run_checks(search: Search, checks: int, simulator: Simulator, done: int = 0) -> list[Check]:
+def run_checks(search: Search, checks: int, simulator: Simulator) -> list[Check]:
     """Simulate the winner, the run as it is and gLLM's defaults on data the search did not see."""
     contenders = _contenders(search)
     found = []
     for name, parts in unseen_parts(search.tuning, checks).items():
-        trials = evaluate(search.tuning, list(contenders.values()), parts, simulator, done)
-        done += len(contenders) * len(parts)
+        trials = evaluate(search.tuning, list(contenders.values()), parts, simulator)
         found.append(Check(name, parts, dict(zip(contenders, trials, strict=True))))
     return found
 
@@ -112,16 +107,17 @@ def idle_by_cause(outcome: Outcome, *, ranks: int) -> dict[str, Any]:
 
 
 def run_bubbles(
-    search: Search, checks: Sequence[Check], simulator: Simulator, done: int = 0
+    search: Search, checks: Sequence[Check], simulator: Simulator
 ) -> dict[str, Mapping[str, Any]]:
     """Return GPU seconds by cause of the run as it is and of the winner, on one unseen part."""
     tuning = search.tuning
     part = checks[-1].parts[0] if checks else tuning.train[0]
     contenders = {tuning.default: search.default.candidate, TUNED: search.winner.candidate}
-    configs = [tuning.config_of(candidate, part) for candidate in contenders.values()]
+    ranks = [with_(tuning.document, each.patch).tensor_parallel for each in contenders.values()]
     points = [
-        Point(config, tuning.beside, idle_by_cause, (("ranks", config.tensor_parallel),))
-        for config in configs
+        replace(point, measure=idle_by_cause, more=(("ranks", count),))
+        for each, count in zip(contenders.values(), ranks, strict=True)
+        for point in tuning.study([part]).points([each.patch])
     ]
-    records = simulator.records(points, done)
+    records = simulator.records(points)
     return {name: record.values for name, record in zip(contenders, records, strict=True)}

@@ -14,14 +14,12 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model
 from experiments.run_file.build import Workload, build
-from experiments.run_file.run import RunConfig, configured
-from experiments.run_file.yaml_file import Document, assign, find
+from experiments.run_file.run import RunConfig, with_
+from experiments.run_file.yaml_file import Document, find
 
 SHIFTS = (-2, -1, 1, 2, 3)
 """Layers that the last stage gives to the others (below 0: takes from them), beside even and
 balanced splits."""
-
-KEYS = ("stages", "tensor_parallel", "split")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +38,6 @@ class Layout:
     @property
     def label(self) -> str:
         return f"{self.parallel}, {self.division}"
-
-    def over(self, document: Document) -> Document:
-        """Return the document with this layout in it."""
-        for key in KEYS:
-            if key in self.keys:
-                document = assign(document, [key], self.keys[key], f"layout {self.label}")
-        return document
 
 
 AS_GIVEN = Layout("as given", "as given", {})
@@ -121,7 +112,8 @@ def shifted(layers: Sequence[int], shift: int) -> tuple[int, ...]:
 
 def _tried(layout: Layout, document: Document, workload: Workload, beside: Path) -> Layout:
     try:
-        config = configured(layout.over(document))
+        places = dict.fromkeys(layout.keys, f"layout {layout.label}")
+        config = with_(document, layout.keys, places)
         built = build(config, workload.requests, beside, workload.texts)
     except UsageError as error:
         return replace(layout, reason=str(error))

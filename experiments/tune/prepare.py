@@ -14,11 +14,11 @@ from evenflow.schedulers import POOLED, policy
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, configured
 from experiments.run_file.yaml_file import Document, find, mistakes
-from experiments.study.dry_run import dry_run, seed_matters
+from experiments.study.searches import Parameter
 from experiments.study.slo import Condition, check_metrics, request_limits, service_levels
-from experiments.sweep.config import Parameter
+from experiments.study.trials import Part, dry_run, seed_matters
 from experiments.tune.layouts import Layout, layouts
-from experiments.tune.search import Candidate, Part, Tuning
+from experiments.tune.search import Candidate, Tuning
 from traces import SAMPLE_NAMES, load_trace
 
 AS_IS = "as given"

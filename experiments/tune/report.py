@@ -14,10 +14,10 @@ from evenflow.results.bubbles import CAUSES
 from experiments.report.outputs import write_json
 from experiments.report.tables import write_table
 from experiments.report.words import cause_label
-from experiments.run_file.yaml_file import find
+from experiments.run_file.yaml_file import find, patched
 from experiments.study.intervals import Interval
 from experiments.study.slo import Condition
-from experiments.sweep.trials import Trial
+from experiments.study.trials import Trial
 from experiments.tune.check import TUNED, Check, rivals
 from experiments.tune.search import Rank, Search, Tuning
 from experiments.tune.simplify import Worth
@@ -44,7 +44,7 @@ def write_winner(folder: Path, search: Search, final: Path) -> None:
     `final` is the folder that `folder` becomes.
     """
     tuning = search.tuning
-    document = search.winner.candidate.over(tuning.document)
+    document = patched(tuning.document, search.winner.candidate.patch)
     data = _moved(document.data, tuning.beside, final)
     head = f"# The best settings that evenflow tune found for {tuning.document.name}.\n"
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
@@ -69,8 +69,8 @@ def facts(
     return {
         "objective": tuning.objective,
         "slo": [str(condition) for condition in tuning.slo],
-        "winner": search.winner.candidate.assignment(),
-        "default": search.default.candidate.assignment(),
+        "winner": search.winner.candidate.labels,
+        "default": search.default.candidate.labels,
         "settings": [asdict(each) for each in worth],
         "trials": len(search.tried) - len(tuning.baselines),
         "failed_trials": sum(bool(each.trial.errors) for each in search.tried),
@@ -93,19 +93,14 @@ def facts(
 
 
 def _means(tuning: Tuning, trial: Trial) -> dict[str, float]:
-    return {metric: trial.mean(metric) for metric in metrics_of(tuning)}
-
-
-def metrics_of(tuning: Tuning) -> list[str]:
-    """Return the metrics that decide, the objective first."""
-    return list(dict.fromkeys([tuning.objective, *(each.metric for each in tuning.slo)]))
+    return {metric: trial.mean(metric) for metric in tuning.metrics}
 
 
 def _check_facts(search: Search, check: Check) -> dict[str, Any]:
     tuning = search.tuning
     against = {}
     for rival in rivals(search):
-        gains = {name: check.gain(name, rival.name) for name in metrics_of(tuning)}
+        gains = {name: check.gain(name, rival.name) for name in tuning.metrics}
         against[rival.name] = {
             "survives": check.survives(tuning.objective, rival.name),
             "gains": {
@@ -121,19 +116,19 @@ def _check_facts(search: Search, check: Check) -> dict[str, Any]:
 
 
 def _write_trials(path: Path, search: Search) -> None:
-    rows = [each.candidate.assignment() for each in search.tried]
+    rows = [each.candidate.labels for each in search.tried]
     keys = dict.fromkeys(key for row in rows for key in row)
     trials = [each.trial for each in search.tried]
     columns: dict[str, list[Any]] = {"name": [each.name for each in search.tried]}
     columns |= {key: [row.get(key, "") for row in rows] for key in keys}
-    for metric in (*metrics_of(search.tuning), "failed"):
+    for metric in (*search.tuning.metrics, "failed"):
         columns[metric] = [trial.mean(metric) for trial in trials]
     columns["error"] = [" ".join(trial.errors[:1]) for trial in trials]
     write_table(path, columns)
 
 
 def _write_checks(path: Path, tuning: Tuning, checks: Sequence[Check]) -> None:
-    metrics = metrics_of(tuning)
+    metrics = tuning.metrics
     rows = [
         (check.name, part.seed, part.skip, name, *(trial.values(m)[index] for m in metrics))
         for check in checks
@@ -158,7 +153,7 @@ def check_rows(search: Search, checks: Sequence[Check]) -> list[list[str]]:
     """Return a row for each check, metric and rival: both means, the gain, its interval."""
     rows = []
     for check in checks:
-        for metric in metrics_of(search.tuning):
+        for metric in search.tuning.metrics:
             for rival in rivals(search):
                 gain = check.gain(metric, rival.name)
                 tuned, other = (check.mean(metric, name).mean for name in (TUNED, rival.name))
@@ -204,7 +199,7 @@ def bubble_rows(search: Search, bubbles: Bubbles) -> list[list[str]]:
 def sentences(search: Search, checks: Sequence[Check], bubbles: Bubbles) -> list[str]:
     """Return what to say: what was found, whether it holds, why, and what did not fit."""
     tuning, winner = search.tuning, search.winner
-    words = ", ".join(f"{key} {value}" for key, value in winner.candidate.assignment().items())
+    words = ", ".join(f"{key} {value}" for key, value in winner.candidate.labels.items())
     said = [f"best of {len(search.tried)} tried: {words}"]
     if winner is search.default:
         return [*said, "these are the settings of the run as it is: nothing better was found"]

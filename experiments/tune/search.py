@@ -10,27 +10,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from evenflow.errors import UsageError
-from experiments.run_file.run import RunConfig, configured
-from experiments.run_file.yaml_file import Document, assign
-from experiments.study.points import Point
+from experiments.run_file.run import configured
+from experiments.run_file.yaml_file import Document, Patch, patched
+from experiments.study.searches import Optuna, Parameter, Score, optuna, proposed
 from experiments.study.slo import Condition, larger_is_better, request_limits, service_levels
-from experiments.sweep.config import Optuna, Parameter
-from experiments.sweep.search import proposed, study_of
-from experiments.sweep.trials import Simulator, Trial
+from experiments.study.trials import Case, Part, Simulator, Study, Trial, run
 from experiments.tune.layouts import Layout
 
 BATCH = 8
 """Proposals at a time. They follow from it, so that it is not the number of workers."""
-
-
-class Part(NamedTuple):
-    """The requests of one replication: a seed, and how many of the trace are skipped before."""
-
-    seed: int
-    skip: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +32,19 @@ class Candidate:
     params: Mapping[str, Any]
     layout: Layout
 
-    def over(self, document: Document) -> Document:
-        """Return the document with these settings in it."""
-        document = self.layout.over(document)
-        mapping = {"name": self.scheduler, **self.params}
-        return assign(document, ["scheduler"], mapping, f"scheduler {self.scheduler}")
+    @property
+    def patch(self) -> Patch:
+        return {**self.layout.keys, "scheduler": {"name": self.scheduler, **self.params}}
 
-    def assignment(self) -> dict[str, Any]:
-        """Return the settings as a row of a table."""
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The settings as a row of a table."""
         told = {f"{self.scheduler}.{name}": value for name, value in self.params.items()}
         return {"scheduler": self.scheduler, "layout": self.layout.label, **told}
+
+    @property
+    def case(self) -> Case:
+        return Case(self.labels, self.patch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +76,17 @@ class Tuning:
     def feasible(self) -> list[Layout]:
         return [layout for layout in self.layouts if not layout.reason]
 
-    def config_of(self, candidate: Candidate, part: Part) -> RunConfig:
-        """Return the run of a candidate on a part of the trace."""
-        config = configured(candidate.over(self.document))
-        changed = {"seed": part.seed, "skip": part.skip, "requests": self.requests}
-        workload = config.workload.model_copy(update=changed)
-        return config.model_copy(update={"workload": workload})
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that decide, the objective first."""
+        return list(dict.fromkeys([self.objective, *(each.metric for each in self.slo)]))
 
-    def point(self, candidate: Candidate, part: Part) -> Point:
-        """Return the point whose values are the run's summary and what its SLO needs."""
-        config = self.config_of(candidate, part)
-        metrics = tuple(dict.fromkeys([*(each.metric for each in self.slo), self.objective]))
-        more = (("metrics", metrics), ("limits", request_limits(self.slo, config.goodput)))
-        return Point(config, self.beside, service_levels, more)
+    def study(self, parts: Sequence[Part]) -> Study:
+        """Return the study of the run on some parts: its summary and what its SLO needs."""
+        run = patched(self.document, {"workload.requests": self.requests})
+        limits = request_limits(self.slo, configured(run).goodput)
+        more = (("metrics", tuple(self.metrics)), ("limits", limits))
+        return Study(run, self.beside, lambda config: parts, service_levels, more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +135,10 @@ class Rank:
 
     def excess(self, trial: Trial) -> dict[str, float]:
         """Return by how much each limit is missed, as a share of it; 0 or less where it is kept."""
-        found = {}
-        for condition in self.tuning.slo:
-            share = trial.mean(condition.metric) / condition.limit - 1
-            found[condition.metric] = -share if condition.at_least else share
-        found["failed"] = _failed(trial) - self.failed
-        return found
+        excess = {
+            each.metric: each.excess_share(trial.mean(each.metric)) for each in self.tuning.slo
+        }
+        return excess | {"failed": _failed(trial) - self.failed}
 
     def of(self, trial: Trial) -> tuple[bool, float, float]:
         """Return what is the smaller, the better the trial is."""
@@ -158,32 +148,16 @@ class Rank:
         missed = sum(max(amount, 0.0) for amount in excess.values())
         return unknown, missed, -value if larger_is_better(self.tuning.objective) else value
 
-    def tell(self, study: Any, asked: Any, trial: Trial) -> None:
-        from optuna.trial import TrialState
-
-        unknown, *_ = self.of(trial)
-        if unknown:
-            study.tell(asked, state=TrialState.FAIL)
-            return
-        for name, amount in self.excess(trial).items():
-            asked.set_constraint(name, amount)
-        study.tell(asked, trial.mean(self.tuning.objective))
+    def score(self, trial: Trial) -> Score:
+        """Return what Optuna is told of a trial."""
+        return [trial.mean(self.tuning.objective)], self.excess(trial)
 
 
 def evaluate(
-    tuning: Tuning,
-    candidates: Sequence[Candidate],
-    parts: Sequence[Part],
-    simulator: Simulator,
-    done: int = 0,
+    tuning: Tuning, candidates: Sequence[Candidate], parts: Sequence[Part], simulator: Simulator
 ) -> list[Trial]:
-    """Simulate candidates, each on the same parts; `done` points were simulated before."""
-    points = [tuning.point(candidate, part) for part in parts for candidate in candidates]
-    records = simulator.records(points, done)
-    return [
-        Trial(candidate.assignment(), tuple(records[index :: len(candidates)]))
-        for index, candidate in enumerate(candidates)
-    ]
+    """Simulate candidates, each on the same parts."""
+    return simulator.trials(tuning.study(parts), [candidate.case for candidate in candidates])
 
 
 def run_search(tuning: Tuning, simulator: Simulator) -> Search:
@@ -191,26 +165,26 @@ def run_search(tuning: Tuning, simulator: Simulator) -> Search:
 
     UsageError without the extra `tune`.
     """
-    goal = "maximize" if larger_is_better(tuning.objective) else "minimize"
-    study = study_of(Optuna(kind="optuna", trials=tuning.trials, seed=tuning.seed), [goal])
     candidates = list(tuning.baselines.values())
-    trials = evaluate(tuning, candidates, tuning.train, simulator)
-    named = zip(tuning.baselines, candidates, trials, strict=True)
-    tried = [Tried(name, candidate, trial) for name, candidate, trial in named]
-    for error in tried[0].trial.errors:
+
+    def propose(asked: Any) -> Case:
+        candidates.append(_propose(asked, tuning))
+        return candidates[-1].case
+
+    def score(trial: Trial) -> Score:
+        return Rank(tuning, _failed(baselines[0])).score(trial)
+
+    method = Optuna(kind="optuna", trials=tuning.trials, seed=tuning.seed, batch=BATCH)
+    goal = "maximize" if larger_is_better(tuning.objective) else "minimize"
+    search = optuna(method, [goal], propose, score)
+    baselines = evaluate(tuning, candidates, tuning.train, simulator)
+    for error in baselines[0].errors:
         raise UsageError(f"the run as it is fails: {error}")
-    first = len(tried)
-    rank = Rank(tuning, _failed(tried[0].trial))
-    while len(tried) < first + tuning.trials:
-        asked = [study.ask() for _ in range(min(BATCH, first + tuning.trials - len(tried)))]
-        candidates = [_propose(each, tuning) for each in asked]
-        trials = evaluate(
-            tuning, candidates, tuning.train, simulator, len(tried) * len(tuning.train)
-        )
-        for each, candidate, trial in zip(asked, candidates, trials, strict=True):
-            rank.tell(study, each, trial)
-            tried.append(Tried(f"trial {len(tried) - first}", candidate, trial))
+    trials = [*baselines, *run(tuning.study(tuning.train), simulator, search)]
+    names = [*tuning.baselines, *(f"trial {number}" for number in range(tuning.trials))]
+    tried = [Tried(*row) for row in zip(names, candidates, trials, strict=True)]
     asked_for = [tried[0], *(each for each in tried if each.candidate.scheduler in tuning.spaces)]
+    rank = Rank(tuning, _failed(baselines[0]))
     return Search(tuning, tuple(tried), min(asked_for, key=lambda each: rank.of(each.trial)))
 
 

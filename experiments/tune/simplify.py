@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evenflow.schedulers import POOLED, parameters, policy
-from experiments.sweep.trials import Simulator
+from experiments.study.trials import Simulator
 from experiments.tune.search import Candidate, Rank, Search, Tried, evaluate
 
 SLACK = 0.005
@@ -35,9 +35,7 @@ class Worth:
     kept: bool
 
 
-def simplified(
-    search: Search, simulator: Simulator, done: int = 0
-) -> tuple[Search, tuple[Worth, ...]]:
+def simplified(search: Search, simulator: Simulator) -> tuple[Search, tuple[Worth, ...]]:
     """Return the search with its winner simplified, and what each of its settings is worth.
 
     Each setting is taken back alone; then all those whose loss is within SLACK together, unless
@@ -48,15 +46,14 @@ def simplified(
     if not without or winner is search.default:
         return search, ()
     rank = Rank.over(search)
-    trials = evaluate(tuning, list(without.values()), tuning.train, simulator, done)
+    trials = evaluate(tuning, list(without.values()), tuning.train, simulator)
     idle = {
         name
         for name, trial in zip(without, trials, strict=True)
         if rank.is_as_good(trial, winner.trial, SLACK)
     }
     plain = _plain(search, winner.candidate, idle)
-    done += len(trials) * len(tuning.train)
-    [together] = evaluate(tuning, [plain], tuning.train, simulator, done)
+    [together] = evaluate(tuning, [plain], tuning.train, simulator)
     if idle and rank.is_as_good(together, winner.trial, SLACK):
         search = replace(search, winner=Tried(f"{winner.name}, simplified", plain, together))
     else:

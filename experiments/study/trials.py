@@ -1,0 +1,242 @@
+"""Trials: a run with some keys changed, simulated on several parts of its trace, as one table.
+
+The only loop over searches is `run`. Knows neither how cases are chosen nor what is good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import pandas as pd
+
+from evenflow.errors import UsageError
+from experiments.run_file.build import Workload
+from experiments.run_file.run import RunConfig, with_
+from experiments.run_file.yaml_file import Document, Patch
+from experiments.runs import Job, Outcome, run_job
+from experiments.study.intervals import Interval, interval, paired_difference
+from experiments.study.points import Point, Record, Store, run_points, summary
+from traces import SAMPLE_NAMES
+
+
+class Part(NamedTuple):
+    """The requests of one replication: a seed, and how many of the trace are skipped before."""
+
+    seed: int
+    skip: int
+
+    @property
+    def patch(self) -> Patch:
+        return {"workload.seed": self.seed, "workload.skip": self.skip}
+
+
+Parts: TypeAlias = Callable[[RunConfig], Sequence[Part]]
+"""The parts that a run is simulated on; as many of every run of a study."""
+
+
+def seeds(count: int) -> Parts:
+    """Return parts whose seeds count up from the run's own."""
+
+    def parts(config: RunConfig) -> list[Part]:
+        own = config.workload
+        return [Part(own.seed + index, own.skip) for index in range(count)]
+
+    return parts
+
+
+class Case(NamedTuple):
+    """What is tried: a patch of the run; `labels` name it in tables, as columns."""
+
+    labels: Mapping[str, Any]
+    patch: Patch
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A case that was tried: its labels, and the record of each part."""
+
+    labels: Mapping[str, Any]
+    records: tuple[Record, ...]
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def errors(self) -> list[str]:
+        return [record.error for record in self.records if record.error is not None]
+
+    def values(self, metric: str) -> list[float]:
+        """Return a metric on each part, NaN where there is none."""
+        return [float(record.values.get(metric, math.nan)) for record in self.records]
+
+    def mean(self, metric: str) -> float:
+        return math.fsum(self.values(metric)) / len(self.records)
+
+    def interval(self, metric: str) -> Interval:
+        """Return the mean of a metric with its confidence interval."""
+        return interval(self.values(metric))
+
+    def above(self, other: Trial, metric: str) -> Interval:
+        """Return by how much a metric is above that of another trial, part by part."""
+        return paired_difference(self.values(metric), other.values(metric))
+
+    def relative(self, other: Trial, metric: str) -> Interval:
+        """Return a metric as a multiple of another trial's, part by part; NaN over zero."""
+        pairs = zip(self.values(metric), other.values(metric), strict=True)
+        return interval([value / base if base else math.nan for value, base in pairs])
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A run, the parts of its trace that each case is simulated on, and what is kept of each.
+
+    `beside` is the folder that the run's relative paths start from; `measure` and `more` are as for
+    a `Point`; `places` say where a patch's key was written, for error messages.
+    """
+
+    run: Document | RunConfig
+    beside: Path
+    parts: Parts = field(default_factory=lambda: seeds(1))
+    measure: Callable[..., dict[str, Any]] = summary
+    more: tuple[tuple[str, Any], ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def config(self, patch: Patch) -> RunConfig:
+        """Return the run with a patch; UsageError naming the place of what cannot be."""
+        return with_(self.run, patch, self.places)
+
+    def points(self, patches: Sequence[Patch]) -> list[Point]:
+        """Return the points of patches, part by part: those of one part share their requests."""
+        rows = []
+        for patch in patches:
+            config = self.config(patch)
+            rows.append([self._point(config, part) for part in self.parts(config)])
+        return [point for column in zip(*rows, strict=True) for point in column]
+
+    def _point(self, config: RunConfig, part: Part) -> Point:
+        return Point(with_(config, part.patch), self.beside, self.measure, self.more)
+
+
+class Simulator:
+    """Who simulates and where results are kept; the rest is as for `run_points`.
+
+    `on_done` is called with the number of points done since the simulator was made.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        on_done: Callable[[int], None] | None = None,
+        on_failure: Callable[[Record], None] | None = None,
+        *,
+        retry: bool = False,
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._on_done = on_done or (lambda count: None)
+        self._on_failure = on_failure
+        self._retry = retry
+        self._done = 0
+
+    def records(self, points: Sequence[Point]) -> list[Record]:
+        """Return the record of each point, in order."""
+        before = self._done
+        records = run_points(
+            points,
+            self._store,
+            self._executor,
+            lambda count: self._on_done(before + count),
+            on_failure=self._on_failure,
+            retry=self._retry,
+        )
+        self._done += len(points)
+        return records
+
+    def trials(self, study: Study, cases: Sequence[Case]) -> list[Trial]:
+        """Simulate cases, each on all parts of the study."""
+        points = study.points([case.patch for case in cases])
+        records = self.records(points)
+        count = len(cases)
+        return [
+            Trial(case.labels, tuple(records[i::count]), tuple(map(_part_of, points[i::count])))
+            for i, case in enumerate(cases)
+        ]
+
+
+def _part_of(point: Point) -> Part:
+    workload = point.config.workload
+    return Part(workload.seed, workload.skip)
+
+
+Search: TypeAlias = Generator[Sequence[Case], list[Trial], None]
+"""A search yields a batch of cases, is sent their trials, and ends when it has seen enough."""
+
+
+def run(study: Study, simulator: Simulator, search: Search) -> list[Trial]:
+    """Simulate what a search asks for until it ends; return all trials in the order asked for."""
+    trials: list[Trial] = []
+    cases = next(search, None)
+    while cases is not None:
+        batch = simulator.trials(study, cases)
+        trials += batch
+        try:
+            cases = search.send(batch)
+        except StopIteration:
+            cases = None
+    return trials
+
+
+def table(trials: Sequence[Trial]) -> pd.DataFrame:
+    """Return a row for each case and part, in order: labels, seed, skip, values, and `error`.
+
+    `error` is None where the run was completed; a value that a run lacks is missing.
+    """
+    return pd.DataFrame(
+        [
+            {**trial.labels, **part._asdict(), **record.values, "error": record.error}
+            for trial in trials
+            for part, record in zip(trial.parts, trial.records, strict=True)
+        ]
+    )
+
+
+def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:
+    """Simulate the two smallest requests of a workload; UsageError if neither can be served.
+
+    It tells a run's mistakes and the names of its numbers before the first long one.
+    """
+    outcome = run_job(Job(config, _smallest(workload), beside))
+    if not outcome.summary["completed"]:
+        why = outcome.result.reason[0]
+        raise UsageError(f"workload: none of its requests can be served: the smallest: {why}")
+    return outcome
+
+
+def _smallest(workload: Workload) -> Workload:
+    sizes = [request.prompt_tokens + request.output_tokens for request in workload.requests]
+    places = sorted(sorted(range(len(sizes)), key=sizes.__getitem__)[:2])
+    texts = None if workload.texts is None else [workload.texts[place] for place in places]
+    return Workload([workload.requests[place] for place in places], workload.trace, texts)
+
+
+def seed_matters(config: RunConfig) -> bool:
+    """Say whether another seed gives another run: something of it is drawn."""
+    return (
+        config.workload.trace in SAMPLE_NAMES
+        or config.workload.arrivals.kind not in ("replay", "offline", "closed")
+        or config.speculative is not None
+        or "predictor" in config.scheduler.params
+    )
+
+
+def all_alike(config: RunConfig) -> str:
+    """Say why replications of a run whose seed does not matter are of no use, and what would be."""
+    return (
+        "all would be alike, as the seed draws nothing of trace "
+        f"{config.workload.trace} with {config.workload.arrivals.kind} arrivals; give random "
+        "arrivals, such as poisson"
+    )

@@ -1,3 +1,45 @@
-"""Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world."""
+"""Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world.
+
+`import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
+`ef.compare`, `ef.sweep`, `ef.capacity`, `ef.tune` and `ef.figures`, which are loaded when they are
+first asked for. They live upstairs, in `experiments`; no other module looks up there.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from evenflow.errors import PolicyError, StallError, UsageError
+from evenflow.types import Plan, Prefill, Request, Scheduler, View
 
 __version__ = "0.1.0"
+
+FRONT_DOOR = ("capacity", "compare", "figures", "simulate", "sweep", "tune")
+
+__all__ = [
+    "Plan",
+    "PolicyError",
+    "Prefill",
+    "Request",
+    "Scheduler",
+    "StallError",
+    "UsageError",
+    "View",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in FRONT_DOOR:
+        raise AttributeError(f"module 'evenflow' has no attribute {name!r}")
+    try:
+        return getattr(import_module("experiments.api"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("experiments", "experiments.api"):
+            raise
+        raise ImportError(
+            "experiments: what Python finds under this name is not evenflow's package; rename what "
+            "is in the way, or work in another folder"
+        ) from None
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *FRONT_DOOR])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from evenflow.results.run import Columns, RunResult
 from experiments.provenance import provenance, wall_clock
 from experiments.report import outputs
 from experiments.report.tables import write_table
-from experiments.run_file.build import Workload, build, load_workload
+from experiments.run_file.build import Built, MakeScheduler, Workload, build, load_workload
 from experiments.run_file.run import RunConfig
 from sim import simulate_replicas
 from sim.counterfactual import counterfactuals
@@ -32,11 +32,22 @@ STEADY_WINDOW = ("steady_start_s", "steady_stop_s")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One configuration to simulate on requests already made; `beside` is its file's folder."""
+    """One configuration to simulate on requests already made; `beside` is its file's folder.
+
+    `make_scheduler` makes the policy in place of the one that is named, and `source` says in the
+    provenance where it is from.
+    """
 
     config: RunConfig
     workload: Workload
     beside: Path
+    make_scheduler: MakeScheduler | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+    def built(self) -> Built:
+        """Return what is simulated; UsageError for what cannot be."""
+        requests, texts = self.workload.requests, self.workload.texts
+        return build(self.config, requests, self.beside, texts, self.make_scheduler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +66,12 @@ class Outcome:
 def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     """Simulate a job. `on_done` is called with the number of requests done."""
     started = time.perf_counter()
-    built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
+    built = job.built()
     results = simulate_replicas(built.world, on_done)
     source = {
         **provenance(job.config, job.workload.trace, built.cost_source),
         "deployment": built.deployment,
+        **job.source,
     }
     replicas = tuple(replace(result, provenance=source) for result in results)
     result = replace(merged(replicas), provenance=source)
@@ -81,11 +93,28 @@ def run_all_of(configs: Mapping[str, RunConfig], beside: Path) -> dict[str, Run]
 
 def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
     """Simulate the job again without each cause of bubbles; return the summaries by cause."""
-    world = build(job.config, job.workload.requests, job.beside, job.workload.texts).world
-    worlds = counterfactuals(world, outcome.result)
+    worlds = counterfactuals(job.built().world, outcome.result)
     return {
         cause: summarize(merged(simulate_replicas(changed))) for cause, changed in worlds.items()
     }
+
+
+def write_run(folder: Path, outcome: Outcome, label: str, save: outputs.Save, title: str) -> bool:
+    """Write all that `save` asks for of a run; say whether there is a report.
+
+    There is one with `all`, where the library is installed that draws it.
+    """
+    write_results(folder, outcome, save)
+    if save != "all":
+        return False
+    runs = with_bubbles(outcome, label)
+    write_details(folder, list(runs.values()))
+    if not can_report():
+        return False
+    from experiments.report.run_page import write_report
+
+    write_report(folder / "report.html", runs, title, outcome.result.provenance)
+    return True
 
 
 def write_results(

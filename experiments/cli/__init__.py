@@ -131,37 +131,25 @@ def simulate(
     from experiments.run_file.run import load_config
     from experiments.runs import (
         Job,
-        can_report,
         run_job,
-        with_bubbles,
         without_causes,
-        write_details,
-        write_results,
+        write_run,
     )
     from experiments.study.points import inputs_of
 
     config = load_config(run, set_ or ())
     folder = out or Path("out") / run.stem
-    report = save is Save.all and can_report()
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
         job = Job(config, load_workload(config, run.parent), run.parent)
         label = config.scheduler.name
         with progress([label], len(job.workload.requests)) as show:
             on_done = None if show is None else lambda count: show([count])
             outcome = run_job(job, on_done)
-        write_results(scratch, outcome, save.value)
+        report = write_run(scratch, outcome, label, save.value, run.name)
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
             as_is = {"as is": outcome.summary, **without}
             write_summaries(scratch / "counterfactuals.csv", "without", as_is)
-        if save is Save.all:
-            details = with_bubbles(outcome, label)
-            write_details(scratch, list(details.values()))
-        if report:
-            from experiments.report.run_page import write_report
-
-            path = scratch / "report.html"
-            write_report(path, details, run.name, outcome.result.provenance)
     print_summaries({label: outcome.summary})
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:

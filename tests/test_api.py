@@ -1,0 +1,139 @@
+"""The Python front door: `import evenflow as ef`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import evenflow as ef
+from evenflow import Plan, Prefill, View
+from tests.command_line import evenflow, write_inputs
+
+RUN: dict[str, Any] = {
+    "stages": 2,
+    "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5},
+    "kv": {"pages": 200},
+    "scheduler": {"name": "sarathi", "token_budget": 64},
+    "workload": {"trace": "trace.csv", "arrivals": "replay"},
+}
+
+
+class OneByOne:
+    """A policy with a state, which would show in a second run if it were shared."""
+
+    def __init__(self, limit: int = 10**9, *, max_model_len: int = 0) -> None:
+        self.limit = limit
+        self.max_model_len = max_model_len
+        self.asked = 0
+
+    def schedule(self, view: View) -> Plan:
+        self.asked += 1
+        prompt = next(view.prompts, None) if self.asked < self.limit else None
+        prefills = [Prefill(prompt.request_id, prompt.remaining)] if prompt else []
+        return Plan(prefills, decodes=view.ready_decodes)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_is_its_tables_and_writes_nothing(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    run = ef.simulate("RUN.yaml")
+    assert sorted(folder.iterdir()) == before
+    assert run.summary["completed"] == len(run.requests) == 20
+    assert evenflow("simulate", "RUN.yaml", "--out", "out")[0] == 0
+    for name in ("requests", "batches", "stages", "bubbles"):
+        written = pd.read_csv(f"out/{name}.csv", keep_default_na=False)
+        pd.testing.assert_frame_equal(getattr(run, name), written, check_dtype=False)
+    assert run.transfers.empty
+
+
+def test_what_is_written_is_what_the_command_writes() -> None:
+    ef.simulate("RUN.yaml", out="ours")
+    assert evenflow("simulate", "RUN.yaml", "--out", "theirs")[0] == 0
+    for path in Path("theirs").glob("*.csv"):
+        assert Path("ours", path.name).read_bytes() == path.read_bytes()
+    Path("ours/notes.txt").touch()
+    with pytest.raises(ef.UsageError, match="--force"):
+        ef.simulate("RUN.yaml", out="ours")
+    assert ef.simulate("RUN.yaml").write("ours", save="summary", force=True) == Path("ours")
+    left = sorted(path.name for path in Path("ours").iterdir())
+    assert left == ["manifest.json", "notes.txt", "summary.json"]
+
+
+@pytest.mark.parametrize("run", ["RUN.yaml", Path("RUN.yaml"), RUN], ids=["text", "path", "keys"])
+def test_a_run_may_be_a_file_or_its_keys(run: Any) -> None:
+    assert ef.simulate(run).summary == ef.simulate("RUN.yaml").summary
+
+
+def test_keys_are_changed_and_a_policy_replaced() -> None:
+    run = ef.simulate("RUN.yaml", set={"workload.requests": 5, "scheduler.token_budget": 32})
+    config = run.result.provenance["config"]
+    assert (len(run.requests), config["scheduler"]["params"]) == (5, {"token_budget": 32})
+    named = ef.simulate("RUN.yaml", scheduler="vllm")
+    assert named.result.provenance["config"]["scheduler"] == {"name": "vllm", "params": {}}
+    given = ef.simulate("RUN.yaml", scheduler={"name": "sarathi", "token_budget": 64})
+    assert given.summary == ef.simulate("RUN.yaml").summary
+
+
+def test_an_object_is_copied_and_a_class_is_called() -> None:
+    policy = OneByOne()
+    runs = [ef.simulate("RUN.yaml", scheduler=each) for each in (policy, policy, OneByOne)]
+    assert policy.asked == 0
+    assert runs[0].summary == runs[1].summary == runs[2].summary
+    policies = [run.result.provenance["policy"] for run in runs]
+    assert policies[0] == policies[2]
+    assert policies[0]["name"] == f"{OneByOne.__module__}:OneByOne"
+    assert len(policies[0]["source_sha256"]) == 64
+    engines = {"virtual_engines": True}
+    assert ef.simulate("RUN.yaml", scheduler=policy, set=engines).summary["completed"] == 20
+
+
+def test_several_pipelines_are_told_apart() -> None:
+    run = ef.simulate("RUN.yaml", scheduler="distserve", set={"workload.requests": 5})
+    assert set(run.batches.pipeline) == set(run.bubbles.pipeline) == {"prefill", "decode"}
+    assert len(run.transfers) == sum(run.requests.output_tokens > 1)
+    replicas = ef.simulate("RUN.yaml", set={"replicas": {"count": 2}})
+    assert set(replicas.stages.pipeline) == {"sarathi, replica 0", "sarathi, replica 1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"run": "none.yaml"}, "none.yaml: no such file"),
+        ({"run": {"stages": 2}}, "mistakes"),
+        ({"run": RUN, "scheduler": 3}, "scheduler: should be a name"),
+        ({"run": RUN, "scheduler": "sarahti"}, "unknown scheduler 'sarahti'"),
+        ({"run": RUN, "set": {"kv.pagse": 3}}, 'unknown key "kv.pagse"'),
+        ({"run": RUN, "scheduler": OneByOne(limit=3)}, "policy OneByOne stalls"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ef.UsageError, match=told) as caught:
+        ef.simulate(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_front_door_is_listed_and_loads_late() -> None:
+    assert {"simulate", "compare", "sweep", "capacity", "tune", "figures"} <= set(dir(ef))
+    with pytest.raises(AttributeError, match="simulat"):
+        ef.simulat  # noqa: B018
+    script = "import evenflow, sys, json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {"numpy", "pandas", "pydantic", "experiments"} & set(json.loads(done.stdout))

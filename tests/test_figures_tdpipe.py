@@ -18,11 +18,11 @@ from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from experiments.figures.blog_batching import mean_over_max, seat_use
-from experiments.figures.blog_chunking import steps_of_prompt
 from experiments.figures.blog_disaggregation import example_ms
 from experiments.figures.blog_fragmentation import known_in_advance
 from experiments.figures.make import FOLDER, make
 from experiments.figures.pairs import pairs
+from experiments.figures.scenarios import steps_of_prompt
 from experiments.figures.schema import load_plan
 from experiments.figures.series import busy_over_time, phases
 from experiments.figures.study import Study

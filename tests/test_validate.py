@@ -16,6 +16,7 @@ from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
 from experiments.validation.layers import (
     METRICS,
+    priced,
     same_batches,
     structure_errors,
     structure_of,
@@ -51,12 +52,18 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
+def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResult, Times]:
+    """Return a noisy run of a world and its times."""
+    served, journal = serve_noisily(world, seed, late_s)
+    times = measured_times(served, world, priced(world, journal).num_tokens)
+    return served.result, times
+
+
 @settings(max_examples=100, deadline=None)
 @given(worlds(), st.integers(0, 1000))
 def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -> None:
-    served, _ = serve_noisily(world, seed)
-    result = served.result
-    structure = structure_of(world, result, measured_times(served, world))
+    result, times = measured(world, seed)
+    structure = structure_of(world, result, times)
     again = structure.again
     assert structure.parted_at is None
     assert same_batches(result, again) == 1
@@ -69,10 +76,26 @@ def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -
         np.testing.assert_allclose(getattr(again, name), expected, atol=3e-9, rtol=0)
 
 
+def test_padding_keeps_links_busy() -> None:
+    params = {"max_num_seqs": 4, "padded": True}
+    world = World(
+        [Request(0, 0.0, 1, 1), Request(1, 0.0, 1, 2)],
+        lambda: create("static", params, max_model_len=MAX_MODEL_LEN),
+        AffineCost(0.01, 1e-5, 2),
+        depth=2,
+        total_pages=400,
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=2,
+        link=Link(1e-3, 0.0),
+    )
+    result, times = measured(world)
+    assert result.decode_tokens.tolist() == [0, 1]  # of two rows, one is padding
+    again = structure_of(world, result, times).again
+    np.testing.assert_allclose(again.end_s, result.end_s, atol=3e-9, rtol=0)
+
+
 def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() -> None:
-    served, _ = serve_noisily(WORLD, late_s=0.002)
-    result = served.result
-    times = measured_times(served, WORLD)
+    result, times = measured(WORLD, late_s=0.002)
     assert times.prepare_s == pytest.approx(0.002)
     at_once = replace(times, prepare_s=0 * times.prepare_s)
     found = structure_errors(result, structure_of(WORLD, result, at_once))
@@ -92,19 +115,16 @@ def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() ->
     ],
 )
 def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any]) -> None:
-    served, _ = serve_noisily(WORLD)
-    result = served.result
-    other = replace(WORLD, **rule)
-    found = structure_errors(result, structure_of(other, result, measured_times(served, other)))
+    result, times = measured(WORLD)
+    found = structure_errors(result, structure_of(replace(WORLD, **rule), result, times))
     assert found["parted_at"] is not None
     assert found["same_micro_batches"] < 0.9
     assert abs(found["metrics"]["mean_ttft_ms"]) > 0.01
 
 
 def test_errors_of_structure() -> None:
-    served, _ = serve_noisily(WORLD)
-    result = served.result
-    found = structure_errors(result, structure_of(WORLD, result, measured_times(served, WORLD)))
+    result, times = measured(WORLD)
+    found = structure_errors(result, structure_of(WORLD, result, times))
     assert (found["parted_at"], found["same_micro_batches"]) == (None, 1)
     assert all(abs(error) < 1e-6 for error in found["metrics"].values())
     assert set(found["metrics"]) == set(METRICS)

@@ -10,16 +10,18 @@ import pytest
 
 from evenflow.errors import PolicyError
 from evenflow.replay import Asked
-from experiments.validation.figure import draw_validation
+from experiments.report.plots import save
 from experiments.validation.layers import (
     bubble_shares,
     compared,
     cost_errors,
-    expected_seconds,
+    priced,
     repeat_errors,
     request_errors,
     summary_of,
 )
+from experiments.validation.validate import Validation
+from experiments.validation.write import draw_validation
 from sim import Link, simulate
 from tests.noisy_run import WORLD, serve_noisily
 
@@ -27,7 +29,7 @@ from tests.noisy_run import WORLD, serve_noisily
 def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
     served, journal = serve_noisily(WORLD)
     result = served.result
-    expected_s = expected_seconds(WORLD, journal)
+    expected_s = priced(WORLD, journal).expected_s
     tokens = result.prefill_tokens + result.decode_tokens
     assert expected_s == pytest.approx(np.repeat(0.01 + 1e-5 * tokens[:, None], 3, axis=1))
     lines = cost_errors([result], [expected_s])
@@ -40,7 +42,7 @@ def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
     asked = next(index for index, entry in enumerate(journal) if isinstance(entry, Asked))
     changed = [*journal[:asked], journal[asked]._replace(decision=None), *journal[asked + 1 :]]
     with pytest.raises(PolicyError, match="a recorded run does not replay"):
-        expected_seconds(WORLD, changed)
+        priced(WORLD, changed)
 
 
 def test_only_what_has_its_like_repeats() -> None:
@@ -87,5 +89,6 @@ def test_errors_of_requests() -> None:
 
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     result = simulate(WORLD)
-    draw_validation(result, result, simulate(replace(WORLD, link=Link(0, 0.001))), "t", tmp_path)
+    predicted = simulate(replace(WORLD, link=Link(0, 0.001)))
+    save(draw_validation(Validation({}, result, result, predicted), "t"), tmp_path / "validation")
     assert {path.name for path in tmp_path.iterdir()} == {"validation.png", "validation.svg"}

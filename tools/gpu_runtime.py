@@ -222,9 +222,9 @@ def validate_policies(subject: Subject, modes: Sequence[Mapping[str, Any]]) -> l
 
     Writes validation.md and the figures under the subject's folder.
     """
-    from experiments.validation.figure import draw_validation
-    from experiments.validation.table import markdown
+    from experiments.report.plots import save
     from experiments.validation.validate import validate
+    from experiments.validation.write import draw_validation, markdown
 
     rows, pages = [], []
     for stages in subject.scale.stages[:2]:
@@ -238,8 +238,8 @@ def validate_policies(subject: Subject, modes: Sequence[Mapping[str, Any]]) -> l
             pages.append(f"## {stages} stages, {rate:.3g} requests/s\n\n{markdown([found])}")
             folder = subject.folder / f"validation-{stages}-{policy}"
             folder.mkdir(exist_ok=True)
-            pictures = validation.measured, validation.again, validation.predicted
-            draw_validation(*pictures, f"{policy}, {stages} stages", folder)
+            figure = draw_validation(validation, f"{policy}, {stages} stages")
+            save(figure, folder / "validation")
             rows.append({"stages": stages, "rate": rate} | found)
             print(f"validated: {policy}, {stages} stages", flush=True)
     (subject.folder / "validation.md").write_text("\n".join(pages), encoding="utf-8")

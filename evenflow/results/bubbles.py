@@ -68,6 +68,13 @@ class Bubbles:
         """Return idle seconds of all stages together for each of CAUSES."""
         return dict(zip(CAUSES, self.stage_totals().sum(axis=0).tolist(), strict=True))
 
+    def shares(self) -> dict[str, float]:
+        """Return for each of CAUSES its share of the time of all stages, which is not 0."""
+        whole_s = self.busy_s + self.idle_s
+        return {
+            cause: idle_s / whole_s if whole_s else 0.0 for cause, idle_s in self.totals().items()
+        }
+
     def table(self) -> Columns:
         """Return the columns of bubbles.csv by name; the cause is spelt out."""
         return {

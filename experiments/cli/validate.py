@@ -7,16 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from evenflow.errors import UsageError
 from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.real import job_of
-
-if TYPE_CHECKING:
-    from experiments.validation.validate import Validation
 
 
 def validate_command(
@@ -48,8 +45,8 @@ def validate_command(
     from experiments.report.folder import check_folder, staged
     from experiments.study.compare import line_up, parse_schedulers
     from experiments.study.points import inputs_of
-    from experiments.validation.table import markdown, print_validation
     from experiments.validation.validate import validate
+    from experiments.validation.write import markdown, print_validation, write_validation
 
     if profile is not None:
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
@@ -65,7 +62,7 @@ def validate_command(
         with staged(folder if schedulers is None else folder / name, force=True) as scratch:
             validation = validate(each, runs, calibrate, _watched)
             found.append(validation.found)
-            _write(scratch, validation, run.name)
+            write_validation(scratch, validation, run.name)
             if schedulers is None:
                 (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
         print_validation(validation.found)
@@ -96,30 +93,12 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
     return [override]
 
 
-def _write(folder: Path, validation: Validation, title: str) -> None:
-    from experiments.provenance import wall_clock
-    from experiments.report.outputs import write_json
-    from experiments.validation.figure import draw_validation
-
-    folder.mkdir(exist_ok=True)
-    found = dict(validation.found)
-    write_json(folder / "wall_clock.json", wall_clock(found.pop("seconds")))
-    write_json(folder / "validation.json", found)
-    draw_validation(
-        validation.measured,
-        validation.again,
-        validation.predicted,
-        f"{title}, {found['scheduler']}",
-        folder,
-    )
-
-
 @contextmanager
-def _watched(name: str, total: int) -> Iterator[Callable[[int], None] | None]:
+def _watched(name: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar while a run is served, and say how long it took."""
     from experiments.cli.terminal import progress
 
     started_s = time.perf_counter()
     with progress([name], total) as show:
-        yield None if show is None else lambda count: show([count])
+        yield show.done
     typer.echo(f"{name}: {time.perf_counter() - started_s:.1f} s", err=True)

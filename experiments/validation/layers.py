@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from evenflow.errors import PolicyError
 from evenflow.replay import Entry, replay
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
-from evenflow.results.run import Floats, RunResult
+from evenflow.results.run import Floats, Ints, RunResult
 from evenflow.types import MicroBatch
 from experiments.validation.measured_times import Recorded, Times, as_admitted
 from runtime.serve import batcher_of
@@ -90,12 +91,12 @@ def metric_errors(real: RunResult, simulated: RunResult) -> dict[str, float]:
 def request_errors(one: RunResult, other: RunResult) -> dict[str, dict[str, float]]:
     """Return the distribution of |other / one - 1| over requests, for each latency."""
     ours, theirs = request_metrics(one), request_metrics(other)
-    found = {}
+    spreads = {}
     for name in PARTS:
-        first, second = getattr(ours, f"{name}_s"), getattr(theirs, f"{name}_s")
-        defined = np.isfinite(first) & np.isfinite(second) & (first > 0)
-        found[name] = spread_of(np.abs(second[defined] / first[defined] - 1))
-    return found
+        first_s, second_s = getattr(ours, f"{name}_s"), getattr(theirs, f"{name}_s")
+        defined = np.isfinite(first_s) & np.isfinite(second_s) & (first_s > 0)
+        spreads[name] = spread_of(np.abs(second_s[defined] / first_s[defined] - 1))
+    return spreads
 
 
 def spread_of(errors: Floats) -> dict[str, float]:
@@ -108,43 +109,54 @@ def spread_of(errors: Floats) -> dict[str, float]:
 
 def same_batches(one: RunResult, other: RunResult) -> float:
     """Return the share of micro-batches that hold the same numbers of tokens in both."""
-    counts = len(one.scheduled_s), len(other.scheduled_s)
-    count = min(counts)
-    same = (one.prefill_tokens[:count] == other.prefill_tokens[:count]) & (
-        one.decode_tokens[:count] == other.decode_tokens[:count]
+    ours, theirs = (
+        np.column_stack([result.prefill_tokens, result.decode_tokens]) for result in (one, other)
     )
-    return float(same.sum()) / max(*counts, 1)
+    count = min(len(ours), len(theirs))
+    same = (ours[:count] == theirs[:count]).all(axis=1)
+    return float(same.sum()) / max(len(ours), len(theirs), 1)
 
 
 # -- costs ----------------------------------------------------------------------------------------
 
 
+class Priced(NamedTuple):
+    """What the costs say of each micro-batch of a run, [m, depth] in seconds, and how many tokens
+    it computes, padding included, [m]."""
+
+    expected_s: Floats
+    num_tokens: Ints
+
+
 class PricingBatcher(Batcher):
-    """A Batcher that notes what each micro-batch should take on each stage."""
+    """A Batcher that notes what each micro-batch should take on each stage, and its tokens."""
 
     def __init__(self, *args: Any, costs: StageCost, **options: Any) -> None:
         super().__init__(*args, **options)
         self._costs = costs
         self.expected_s: list[list[float]] = []
+        self.num_tokens: list[int] = []
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
         if batch is not None:
             self.expected_s.append(list(self._costs.times(batch.charged or batch)))
+            self.num_tokens.append(batch.num_tokens)
         return batch
 
 
-def expected_seconds(world: World, journal: Iterable[Entry]) -> Floats:
-    """Return what the costs say of each micro-batch of a recorded run, [m, depth] in seconds.
+def priced(world: World, journal: Iterable[Entry]) -> Priced:
+    """Return what the costs say of a recorded run.
 
     Raises PolicyError when the journal, replayed, does not give the decisions that it records.
     """
-    batcher = batcher_of(world, lambda *a, **o: PricingBatcher(*a, **o, costs=world.costs))
+    batcher = batcher_of(world, partial(PricingBatcher, costs=world.costs))
     assert isinstance(batcher, PricingBatcher)
     difference = replay(journal, batcher)
     if difference is not None:
         raise PolicyError(f"a recorded run does not replay: {difference}")
-    return np.array(batcher.expected_s).reshape(-1, world.depth)
+    expected_s = np.array(batcher.expected_s).reshape(-1, world.depth)
+    return Priced(expected_s, np.array(batcher.num_tokens, dtype=np.int64))
 
 
 def cost_errors(
@@ -161,13 +173,13 @@ def cost_errors(
     tokens = np.concatenate(
         [np.column_stack([each.prefill_tokens, each.decode_tokens]) for each in results]
     )
-    found = []
+    lines = []
     for stage in range(measured_s.shape[1]):
-        errors = np.abs(expected[:, stage] / measured_s[:, stage] - 1)
         repeats = repeat_errors(tokens, measured_s[:, stage])
-        some = {"median": 0.0, "p95": 0.0}
-        apart, own = some | spread_of(errors), some | spread_of(repeats)
-        found.append(
+        none = {"median": 0.0, "p95": 0.0}
+        own = none | spread_of(repeats)
+        apart = none | spread_of(np.abs(expected[:, stage] / measured_s[:, stage] - 1))
+        lines.append(
             {
                 "median": apart["median"],
                 "p95": apart["p95"],
@@ -177,7 +189,7 @@ def cost_errors(
                 "repeated": len(repeats),
             }
         )
-    return found
+    return lines
 
 
 def repeat_errors(shapes: np.ndarray, measured_s: Floats) -> Floats:
@@ -207,37 +219,26 @@ def compared(
     values = np.array([summary[key] for summary in measured], dtype=float)
     mean = float(values.mean())
 
-    def relative(value: float) -> float | None:
-        return value / mean if mean else None
+    def over_mean(value: float, less: int = 0) -> float | None:
+        return float(value) / mean - less if mean else None
 
-    def error(value: float) -> float | None:
-        return value / mean - 1 if mean else None
-
-    found = {
+    line = {
         "measured": mean,
         "least": float(values.min()),
         "most": float(values.max()),
-        "spread": relative(float(np.ptp(values))),
+        "spread": over_mean(np.ptp(values)),
         "simulated": float(predicted[key]),
-        "error": error(float(predicted[key])),
+        "error": over_mean(predicted[key], 1),
     }
-    if not calibrated:
-        return found
-    drawn = np.array([summary[key] for summary in calibrated], dtype=float)
-    return found | {
-        "calibrated": float(drawn.mean()),
-        "calibrated_error": error(float(drawn.mean())),
-        "calibrated_spread": relative(float(np.ptp(drawn))),
-    }
+    if calibrated:
+        drawn = np.array([summary[key] for summary in calibrated], dtype=float)
+        line["calibrated"] = float(drawn.mean())
+        line["calibrated_error"] = over_mean(drawn.mean(), 1)
+        line["calibrated_spread"] = over_mean(np.ptp(drawn))
+    return line
 
 
 def bubble_shares(results: Sequence[RunResult]) -> dict[str, float]:
     """Return the mean share of all stages' time that is idle for each cause."""
-    shares = []
-    for result in results:
-        bubbles = attribute(result)
-        total_s = bubbles.busy_s + bubbles.idle_s
-        shares.append(
-            [seconds / total_s if total_s else 0.0 for seconds in bubbles.totals().values()]
-        )
+    shares = [list(attribute(result).shares().values()) for result in results]
     return dict(zip(CAUSES, np.mean(shares, axis=0).tolist(), strict=True))

@@ -7,19 +7,19 @@ run measured around the stages. Knows no metric.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evenflow.costs import StageCost
-from evenflow.results.run import Floats, RunResult
+from evenflow.results.run import Floats, Ints, RunResult
 from evenflow.types import MicroBatch
 from runtime import Served
 from sim import Timing, World
 from sim.timed import GRID_PER_S
 
-AROUND = ("schedule_s", "prepare_s", "hops_s", "freed_s", "returned_s")
+AROUND = tuple(name for name in Timing._fields if name != "stages_s")
 """The columns of Times that are not the stages' own."""
 
 STALL_PERCENTILE = 99
@@ -42,18 +42,14 @@ class Times:
 
     def timing(self, index: int) -> Timing:
         """Return the row of one micro-batch."""
-        return Timing(
-            float(self.schedule_s[index]),
-            self.prepare_s[index].tolist(),
-            self.stages_s[index].tolist(),
-            self.hops_s[index].tolist(),
-            float(self.freed_s[index]),
-            float(self.returned_s[index]),
-        )
+        return Timing(*(getattr(self, name)[index].tolist() for name in Timing._fields))
 
 
-def measured_times(served: Served, world: World) -> Times:
-    """Return the times of a real run of a world, on the grid of `sim.timed`."""
+def measured_times(served: Served, world: World, num_tokens: Ints) -> Times:
+    """Return the times of a real run of a world, on the grid of `sim.timed`.
+
+    `num_tokens` of each micro-batch, padding included, keep the world's links busy.
+    """
     result = served.result
     available_s, start_s = _on_grid(result.available_s), _on_grid(result.start_s)
     end_s, scheduled_s = _on_grid(result.end_s), _on_grid(result.scheduled_s)
@@ -67,7 +63,7 @@ def measured_times(served: Served, world: World) -> Times:
         schedule_s=available_s[:, 0] - decided_s,
         prepare_s=start_s - np.maximum(available_s, free_s),
         stages_s=end_s - start_s,
-        hops_s=available_s[:, 1:] - _departed_s(result, end_s, world),
+        hops_s=available_s[:, 1:] - _departed_s(end_s, world, num_tokens),
         freed_s=freed_s[: len(back_s)] - end_s[:, 0],
         returned_s=back_s - end_s[:, -1],
         arrivals_s=_on_grid(served.heard.admitted_s),
@@ -79,12 +75,11 @@ def _on_grid(times_s: object) -> Floats:
     return grid
 
 
-def _departed_s(result: RunResult, end_s: Floats, world: World) -> Floats:
+def _departed_s(end_s: Floats, world: World, num_tokens: Ints) -> Floats:
     """Return when the configuration's links have sent each micro-batch, [m, depth - 1]."""
     departed_s = end_s[:, :-1].copy()
-    tokens = result.prefill_tokens + result.decode_tokens
     for hop, link in enumerate(world.hops):
-        busy_s = link.per_token_s * tokens
+        busy_s = link.per_token_s * num_tokens
         if not busy_s.any():
             continue
         free_s = 0.0
@@ -107,13 +102,11 @@ class Recorded:
         self.parted_at: int | None = None
         self._times = times
         self._costs = costs
-        self._keys = list(
-            zip(result.prefill_tokens.tolist(), result.decode_tokens.tolist(), strict=True)
-        )
-        self._free_pages = result.free_pages.tolist()
+        numbers = result.prefill_tokens, result.decode_tokens, result.free_pages
+        self._batches = list(zip(*(column.tolist() for column in numbers), strict=True))
         self._alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, key in enumerate(self._keys):
-            self._alike[key].append(index)
+        for index, (prefill_tokens, decode_tokens, _) in enumerate(self._batches):
+            self._alike[prefill_tokens, decode_tokens].append(index)
         self._used: dict[tuple[int, int], int] = defaultdict(int)
         self._sums_s = [0.0, 0.0]  # measured, and by the costs, of the same micro-batches
 
@@ -121,9 +114,10 @@ class Recorded:
         """Return what the next micro-batch takes."""
         index, key = batch.batch_id, (batch.prefill_tokens, batch.decode_tokens)
         by_costs_s = self._costs.times(batch.charged or batch)
-        if self.parted_at is None and not self._agrees(index, batch):
+        same = self._batches[index : index + 1] == [(*key, batch.free_pages)]
+        if self.parted_at is None and not same:
             self.parted_at = index
-        timing = self._times.timing(index % len(self._keys))
+        timing = self._times.timing(index % len(self._batches))
         if self.parted_at is not None:
             timing = timing._replace(stages_s=self._alike_s(key, by_costs_s))
         self._used[key] += 1
@@ -131,20 +125,13 @@ class Recorded:
         self._sums_s[1] += sum(by_costs_s)
         return timing
 
-    def _agrees(self, index: int, batch: MicroBatch) -> bool:
-        if index >= len(self._keys):
-            return False
-        key = batch.prefill_tokens, batch.decode_tokens
-        return key == self._keys[index] and batch.free_pages == self._free_pages[index]
-
-    def _alike_s(self, key: tuple[int, int], by_costs_s: list[float]) -> list[float]:
+    def _alike_s(self, key: tuple[int, int], by_costs_s: list[float]) -> Sequence[float]:
         alike = self._alike.get(key)
-        if alike is None:
-            measured_s, expected_s = self._sums_s
-            scale = measured_s / expected_s if expected_s else 1.0
-            return [scale * seconds for seconds in by_costs_s]
-        stages_s: list[float] = self._times.stages_s[alike[self._used[key] % len(alike)]].tolist()
-        return stages_s
+        if alike is not None:
+            return self._times.timing(alike[self._used[key] % len(alike)]).stages_s
+        measured_s, expected_s = self._sums_s
+        scale = measured_s / expected_s if expected_s else 1.0
+        return [scale * seconds for seconds in by_costs_s]
 
 
 def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], Timing]:
@@ -154,27 +141,17 @@ def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], T
     at most its P99: what takes longer is a machine that stands still for a while. That holds up
     everything together; drawn for one message alone, it would merge micro-batches that never met.
     """
-    times = _without_stalls(times)
+    columns = {name: column for name in AROUND if (column := getattr(times, name)).size}
+    most = {name: np.percentile(c, STALL_PERCENTILE, axis=0) for name, c in columns.items()}
+    usual = replace(times, **{name: np.minimum(c, most[name]) for name, c in columns.items()})
     rng = np.random.default_rng(seed)
     count = len(times.schedule_s)
 
     def timing(batch: MicroBatch) -> Timing:
-        around = times.timing(int(rng.integers(count)))
+        around = usual.timing(int(rng.integers(count)))
         return around._replace(stages_s=costs.times(batch.charged or batch))
 
     return timing
-
-
-def _without_stalls(times: Times) -> Times:
-    around = {name: getattr(times, name) for name in AROUND}
-    return replace(
-        times,
-        **{
-            name: np.minimum(column, np.percentile(column, STALL_PERCENTILE, axis=0))
-            for name, column in around.items()
-            if column.size
-        },
-    )
 
 
 def as_admitted(world: World, times: Times) -> World:

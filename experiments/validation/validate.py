@@ -20,14 +20,16 @@ from evenflow.replay import Entry
 from evenflow.results.run import RunResult
 from experiments.real import servable, serve_job
 from experiments.run_file.build import build, load_workload
+from experiments.run_file.run import with_
 from experiments.runs import Job
 from experiments.validation.layers import (
     METRICS,
+    Priced,
     bubble_shares,
     compared,
     cost_errors,
-    expected_seconds,
     metric_errors,
+    priced,
     structure_errors,
     structure_of,
     summary_of,
@@ -39,21 +41,25 @@ from sim import World, simulate, simulate_timed
 DRAWS = 5
 """So many simulations, each with a seed of its own, share a calibrated prediction."""
 
+AROUND_MS = {
+    "freed_ms": "freed_s",
+    "returned_ms": "returned_s",
+    "schedule_ms": "schedule_s",
+    "prepare_ms": "prepare_s",
+    "hop_ms": "hops_s",
+}
+"""What the mean of each column of Times around the stages is called."""
+
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 """Given the name of a run and how many requests it has, watches it: takes the counts done."""
 
 
-def unwatched(name: str, total: int) -> AbstractContextManager[None]:
-    """Watch nothing."""
-    return nullcontext()
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One real run: what it came to, its journal and times, the load average before and after."""
+    """One real run: what it came to, by the costs too, its times, the load before and after."""
 
     served: Served
-    journal: list[Entry]
+    priced: Priced
     times: Times
     load: tuple[float, float]
 
@@ -76,7 +82,9 @@ class Validation:
     predicted: RunResult
 
 
-def validate(job: Job, runs: int, calibration: int = 0, watch: Watch = unwatched) -> Validation:
+def validate(
+    job: Job, runs: int, calibration: int = 0, watch: Watch = lambda *_: nullcontext()
+) -> Validation:
     """Serve a job `runs` times, simulate it, and return the three layers.
 
     `calibration`: before that, so many requests of the same kind, drawn with another seed, are
@@ -88,46 +96,39 @@ def validate(job: Job, runs: int, calibration: int = 0, watch: Watch = unwatched
         around = _measure(calibration_job(job, calibration), "calibration", watch)
     measured = [_measure(job, f"run {number + 1} of {runs}", watch) for number in range(runs)]
     world = _world(job)
-    plain = simulate(world)
-    calibrated = []
+    structures = [structure_of(world, run.result, run.times) for run in measured]
+    results = {"measured": [run.result for run in measured], "simulated": [simulate(world)]}
     if around is not None:
         timings = (drawn(around.times, world.costs, seed) for seed in range(DRAWS))
-        calibrated = [simulate_timed(world, timing) for timing in timings]
-    structures = [structure_of(world, each.result, each.times) for each in measured]
-    results = [each.result for each in measured]
-    summaries = [summary_of(result) for result in results]
-    drawn_summaries = [summary_of(result) for result in calibrated]
-    predicted = summary_of(plain)
-    shares = {"measured": results, "simulated": [plain], "calibrated": calibrated}
+        results["calibrated"] = [simulate_timed(world, timing) for timing in timings]
+    summaries = {name: [summary_of(result) for result in some] for name, some in results.items()}
+    lines = summaries["measured"], summaries["simulated"][0], summaries.get("calibrated", ())
     found = {
         "scheduler": job.config.scheduler.name,
         "runs": runs,
         "requests": len(world.requests),
-        "end_to_end": {
-            key: compared(key, summaries, predicted, drawn_summaries) for key in METRICS
-        },
+        "end_to_end": {key: compared(key, *lines) for key in METRICS},
         "structure": [
-            structure_errors(each.result, structure) | {"at_once": _at_once(world, each)}
-            for each, structure in zip(measured, structures, strict=True)
+            structure_errors(run.result, structure) | {"at_once": _at_once(world, run)}
+            for run, structure in zip(measured, structures, strict=True)
         ],
-        "costs": cost_errors(results, [expected_seconds(world, each.journal) for each in measured]),
-        "bubbles": {name: bubble_shares(some) for name, some in shares.items() if some},
+        "costs": cost_errors(results["measured"], [run.priced.expected_s for run in measured]),
+        "bubbles": {name: bubble_shares(some) for name, some in results.items()},
         "overheads": _overheads(measured),
         "calibration": None if around is None else _calibration(around),
-        "seconds": sum(each.served.wall_s for each in measured),
-        "load": [each.load for each in measured],
-        "provenance": results[0].provenance,
+        "seconds": sum(run.served.wall_s for run in measured),
+        "load": [run.load for run in measured],
+        "provenance": measured[0].result.provenance,
     }
-    prediction = calibrated[0] if calibrated else plain
-    return Validation(found, results[0], structures[0].again, prediction)
+    prediction = results.get("calibrated", results["simulated"])[0]
+    return Validation(found, measured[0].result, structures[0].again, prediction)
 
 
 def calibration_job(job: Job, requests: int) -> Job:
     """Return a short job of the same kind: as many requests, drawn with the next seed."""
+    fewer = min(requests, len(job.workload.requests))
     seed = job.config.workload.seed + 1
-    available = min(requests, len(job.workload.requests))
-    workload = job.config.workload.model_copy(update={"requests": available, "seed": seed})
-    config = job.config.model_copy(update={"workload": workload})
+    config = with_(job.config, {"workload.requests": fewer, "workload.seed": seed})
     return replace(job, config=config, workload=load_workload(config, job.beside))
 
 
@@ -140,14 +141,16 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
             raise KeyboardInterrupt
         if served.failure is not None:
             raise UsageError(f"{name} did not finish: {served.failure}")
-    times = measured_times(served, _world(job))
-    return Measured(served, journal, times, (before, os.getloadavg()[0]))
+    world = _world(job)
+    by_costs = priced(world, journal)
+    times = measured_times(served, world, by_costs.num_tokens)
+    return Measured(served, by_costs, times, (before, os.getloadavg()[0]))
 
 
-def _at_once(world: World, each: Measured) -> dict[str, float]:
+def _at_once(world: World, run: Measured) -> dict[str, float]:
     """Return the errors of structure if stages took no time before they start."""
-    at_once = replace(each.times, prepare_s=0 * each.times.prepare_s)
-    return metric_errors(each.result, structure_of(world, each.result, at_once).again)
+    at_once = replace(run.times, prepare_s=0 * run.times.prepare_s)
+    return metric_errors(run.result, structure_of(world, run.result, at_once).again)
 
 
 def _world(job: Job) -> World:
@@ -156,15 +159,12 @@ def _world(job: Job) -> World:
 
 def _overheads(measured: Sequence[Measured]) -> dict[str, float]:
     """Return the mean times around the stages, in ms; `driver_ms` of them the driver computes."""
-    found = [each.times for each in measured]
-    return {
-        "freed_ms": 1e3 * _mean([times.freed_s for times in found]),
-        "returned_ms": 1e3 * _mean([times.returned_s for times in found]),
-        "schedule_ms": 1e3 * _mean([times.schedule_s for times in found]),
-        "prepare_ms": 1e3 * _mean([times.prepare_s.ravel() for times in found]),
-        "hop_ms": 1e3 * _mean([times.hops_s.ravel() for times in found]),
-        "driver_ms": 1e3 * _mean([np.asarray(each.served.driver_s) for each in measured]),
+    parts = {
+        name: [getattr(run.times, column).ravel() for run in measured]
+        for name, column in AROUND_MS.items()
     }
+    parts["driver_ms"] = [np.asarray(run.served.driver_s) for run in measured]
+    return {name: 1e3 * _mean(columns) for name, columns in parts.items()}
 
 
 def _calibration(around: Measured) -> dict[str, Any]:

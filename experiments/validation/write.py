@@ -1,0 +1,297 @@
+"""What a validation found, for people: tables in a terminal and as Markdown, the figure, the files.
+
+Knows what `experiments.validation.validate` returns; computes nothing but worst cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from evenflow.results.metrics import request_metrics
+from evenflow.results.run import Floats, RunResult
+from experiments.provenance import wall_clock
+from experiments.report.outputs import write_json
+from experiments.report.plots import finish, key, plain_decades, save
+from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
+from experiments.report.tables import markdown_table, percent, print_numbers
+from experiments.report.words import metric_words
+from experiments.validation.validate import Validation
+
+Found = Mapping[str, Any]
+
+OVERVIEW = (
+    *(f"{part}_{name}_ms" for name in ("ttft", "tpot", "e2el") for part in ("mean", "p99")),
+    "output_throughput",
+    "busy_share",
+)
+"""The columns of a table of several validations."""
+
+BAND = 0.05
+SHOWN = 14
+"""So many micro-batches fill the window of the timelines."""
+
+KINDS = (
+    ("simulated from the run's own times", SCHEDULER_COLOURS[2], "x"),
+    ("predicted", SCHEDULER_COLOURS[1], "o"),
+)
+"""How `again` and `predicted` of a validation are drawn."""
+
+
+class Section(NamedTuple):
+    """A table: its title, the heads of its columns, its rows."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def write_validation(folder: Path, validation: Validation, title: str) -> None:
+    """Write validation.json, wall_clock.json and the figure."""
+    folder.mkdir(exist_ok=True)
+    found = dict(validation.found)
+    write_json(folder / "wall_clock.json", wall_clock(found.pop("seconds")))
+    write_json(folder / "validation.json", found)
+    save(draw_validation(validation, f"{title}, {found['scheduler']}"), folder / "validation")
+
+
+def print_validation(found: Found) -> None:
+    """Print the layers, and what the driver and the messages took."""
+    for section in sections(found):
+        print_numbers(section.heads, section.rows, section.title)
+    typer.echo("\n".join(notes(found)))
+
+
+def markdown(validations: Sequence[Found]) -> str:
+    """Return the tables of several validations as Markdown: one of all, then a heading each."""
+    parts = [_as_markdown(overview(validations))]
+    for found in validations:
+        parts.append(f"### {found['scheduler']}\n")
+        parts += map(_as_markdown, sections(found))
+        parts.append("".join(f"- {line}\n" for line in notes(found)))
+    return "\n".join(parts)
+
+
+def _as_markdown(section: Section) -> str:
+    return f"{section.title}:\n\n{markdown_table(section.heads, section.rows, right=True)}"
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def overview(validations: Sequence[Found]) -> Section:
+    """Return the errors of several validations, a line for each layer of each."""
+    rows = []
+    for found in validations:
+        name, lines = found["scheduler"], [found["end_to_end"][metric] for metric in OVERVIEW]
+        rows.append(_shares(f"{name}, spread of runs", (line["spread"] for line in lines)))
+        rows.append(_errors(f"{name}, simulated", (line["error"] for line in lines)))
+        if found["calibration"] is not None:
+            errors = (line["calibrated_error"] for line in lines)
+            rows.append(_errors(f"{name}, calibrated", errors))
+        worst = (
+            max((layer["metrics"].get(metric, 0.0) for layer in found["structure"]), key=abs)
+            for metric in OVERVIEW
+        )
+        rows.append(_errors(f"{name}, structure, worst run", worst))
+    heads = ["", *(_words(metric).removesuffix(" (ms)") for metric in OVERVIEW)]
+    return Section("Errors", heads, rows)
+
+
+def sections(found: Found) -> list[Section]:
+    """Return the tables of a validation."""
+    return [_end_to_end(found), _structure(found), _costs(found), _bubbles(found)]
+
+
+def notes(found: Found) -> list[str]:
+    """Return what to know beside the tables: times around the stages, calibration, load."""
+    lines = [f"around the stages, on average: {_around(found['overheads'])}"]
+    calibration = found["calibration"]
+    if calibration is None:
+        lines.append("not calibrated: the simulator knows only the configuration")
+    else:
+        lines.append(
+            f"calibrated on {calibration['requests']} other requests (seed {calibration['seed']}, "
+            f"{calibration['micro_batches']} micro-batches, {calibration['seconds']:.0f} s): "
+            + _around(calibration)
+        )
+    loads = ", ".join(f"{before:.1f} to {after:.1f}" for before, after in found["load"])
+    lines.append(f"load average of the machine, run by run: {loads}")
+    return lines
+
+
+def _around(times: Found) -> str:
+    return (
+        f"{times['freed_ms']:.2f} ms until the driver knows that stage 0 is free, "
+        f"{times['returned_ms']:.2f} ms that a micro-batch is back, "
+        f"{times['schedule_ms']:.2f} ms until stage 0 has the next ({times['driver_ms']:.2f} ms "
+        f"of them the driver computes), {times['hop_ms']:.2f} ms a hop, "
+        f"{times['prepare_ms']:.2f} ms until a stage starts what it could"
+    )
+
+
+def _end_to_end(found: Found) -> Section:
+    predictions = {"simulated": "error"}
+    if found["calibration"] is not None:
+        predictions["calibrated"] = "calibrated_error"
+    heads, rows = ["", "measured", "spread"], []
+    for prediction in predictions:
+        heads += [prediction, "error"]
+    for metric, line in found["end_to_end"].items():
+        row = [_words(metric), _number(line["measured"]), percent(line["spread"], sign=False)]
+        for prediction, error in predictions.items():
+            row += [_number(line[prediction]), percent(line[error])]
+        rows.append(row)
+    runs = "1 run" if found["runs"] == 1 else f"{found['runs']} runs"
+    what = f"{found['scheduler']}, {runs} of {found['requests']} requests"
+    return Section(f"End to end, {what}", heads, rows)
+
+
+def _structure(found: Found) -> Section:
+    """Give each run its column; the share of equal micro-batches first."""
+    layers = found["structure"]
+    rows = [_shares("equal micro-batches", (layer["same_micro_batches"] for layer in layers))]
+    rows.append(["first that differs", *map(_first_difference, layers)])
+    for metric in found["end_to_end"]:
+        if not metric.startswith(("p50", "p90")):
+            errors = (layer["metrics"].get(metric) for layer in layers)
+            rows.append(_errors(_words(metric), errors))
+    for name in layers[0]["requests"]:
+        most = (layer["requests"][name].get("p95") for layer in layers)
+        rows.append(_shares(f"a request's {name.upper()}, P95", most))
+    at_once = (layer["at_once"].get("mean_e2el_ms") for layer in layers)
+    rows.append(_errors("E2EL mean, stages starting at once", at_once))
+    heads = ["", *(f"run {number + 1}" for number in range(len(layers)))]
+    return Section("Structure: each run simulated from its own times", heads, rows)
+
+
+def _first_difference(layer: Found) -> str:
+    parted = layer["parted_at"]
+    return "none" if parted is None else f"{parted} of {layer['micro_batches']}"
+
+
+def _costs(found: Found) -> Section:
+    heads = ["stage", "median", "P95", "of the sum", "median repeat", "P95 repeat"]
+    names = ("median", "p95", "bias", "median_repeat", "p95_repeat")
+    rows = [
+        [str(stage), *(percent(line[name], sign=name == "bias", digits=3) for name in names)]
+        for stage, line in enumerate(found["costs"])
+    ]
+    return Section("Costs: errors of a micro-batch's seconds on a stage", heads, rows)
+
+
+def _bubbles(found: Found) -> Section:
+    runs = found["bubbles"].values()
+    rows = [
+        _shares(cause, (shares[cause] for shares in runs))
+        for cause in found["bubbles"]["measured"]
+        if any(shares[cause] > 0 for shares in runs)
+    ]
+    rows.append(_shares("all", (sum(shares.values()) for shares in runs)))
+    return Section("Bubbles: share of all stages' time", ["", *found["bubbles"]], rows)
+
+
+def _errors(label: str, errors: Iterable[float | None]) -> list[str]:
+    return [label, *map(percent, errors)]
+
+
+def _shares(label: str, shares: Iterable[float | None]) -> list[str]:
+    return [label, *(percent(share, sign=False) for share in shares)]
+
+
+def _words(metric: str) -> str:
+    """Return how a row is called: by rule where the summary in a terminal does not have it."""
+    if metric == "bubble_share":
+        return "stages idle"
+    words = metric_words(metric)
+    if words != metric:
+        return words
+    statistic, name, _ = metric.split("_")
+    return f"{name.upper()} {statistic if statistic == 'mean' else statistic.upper()} (ms)"
+
+
+def _number(value: float) -> str:
+    """Return four digits of a number, without an exponent."""
+    digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    return f"{value:.{digits}f}"
+
+
+# -- the figure -----------------------------------------------------------------------------------
+
+
+def draw_validation(validation: Validation, title: str) -> Figure:
+    """Draw each request measured against simulated, and the timelines."""
+    measured, again, predicted = validation.measured, validation.again, validation.predicted
+    figure = Figure(figsize=(10, 8.4), layout="constrained")
+    grid = figure.add_gridspec(4, 2, height_ratios=[3.4, 1, 1, 1])
+    for column, name in enumerate(("ttft", "e2el")):
+        latencies_s = [
+            getattr(request_metrics(result), f"{name}_s") for result in (measured, again, predicted)
+        ]
+        _scatter(figure.add_subplot(grid[0, column]), name.upper(), *latencies_s)
+    window = _window(measured)
+    rows = {"measured": measured, "from its own times": again, "predicted": predicted}
+    first: Axes | None = None
+    for row, (label, result) in enumerate(rows.items(), start=1):
+        axes = figure.add_subplot(grid[row, :], sharex=first)
+        first = first or axes
+        _timeline(axes, label, result, window)
+        axes.tick_params(labelbottom=row == len(rows))
+    axes.set(xlabel="time (s)", xlim=window)
+    keys = [Patch(color=PREFILL, label="all prefill"), Patch(color=DECODE, label="all decode")]
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _scatter(axes: Axes, name: str, real_s: Floats, *simulated_s: Floats) -> None:
+    """Draw every request, on logarithmic scales, with the diagonal and the band around it."""
+    seen_s = np.concatenate([real_s, *simulated_s])
+    seen_s = seen_s[seen_s > 0]
+    ends = np.array([seen_s.min(), seen_s.max()]) * [0.9, 1.1]
+    axes.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="0.88", linewidth=0)
+    axes.plot(ends, ends, color="0.4", linewidth=0.8)
+    for (label, shade, mark), theirs_s in zip(KINDS, simulated_s, strict=True):
+        apart = np.abs(theirs_s / real_s - 1)
+        inside = np.mean(apart[np.isfinite(apart)] <= BAND)
+        look: dict[str, Any] = {"markersize": 3, "markeredgewidth": 0.6, "markerfacecolor": "none"}
+        words = f"{label}: {inside:.0%} within 5 %"
+        axes.plot(real_s, theirs_s, mark, color=shade, label=words, zorder=3, **look)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel=f"{name} measured (s)", ylabel=f"{name} simulated (s)")
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_decades(axis)
+    key(axes, loc="upper left", handletextpad=0.2)
+    finish(axes, grid="")
+
+
+def _window(result: RunResult) -> tuple[float, float]:
+    """Return the time of a few micro-batches in the middle of a run."""
+    first = max(0, (len(result.scheduled_s) - SHOWN) // 2)
+    last = min(first + SHOWN, len(result.scheduled_s)) - 1
+    return float(result.start_s[first, 0]), float(result.end_s[last, -1])
+
+
+def _timeline(axes: Axes, label: str, result: RunResult, window: tuple[float, float]) -> None:
+    """Draw what each stage computes; the first stage is on top."""
+    tokens = result.prefill_tokens + result.decode_tokens
+    shares = result.prefill_tokens / np.maximum(tokens, 1)
+    for stage in range(result.depth):
+        start_s, end_s = result.start_s[:, stage], result.end_s[:, stage]
+        seen = np.flatnonzero((end_s > window[0]) & (start_s < window[1]))
+        axes.broken_barh(
+            list(zip(start_s[seen], (end_s - start_s)[seen], strict=True)),
+            (stage - 0.42, 0.84),
+            facecolors=[blend(share) for share in shares[seen].tolist()],
+            edgecolor="white",
+            linewidth=0.5,
+        )
+    axes.set(ylim=(result.depth - 0.5, -0.5), yticks=range(result.depth), ylabel="stage")
+    finish(axes, label, grid="")

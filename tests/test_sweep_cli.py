@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from experiments.study.points import HEADER
-from tests.command_line import evenflow
+from tests.command_line import evenflow, killed
 from tests.sweeps import RUN, write
 
 ROOT = Path(__file__).parent.parent
@@ -73,38 +69,14 @@ def test_every_executor_writes_the_same_bytes(folder: Path) -> None:
     assert [clock["executor"] for clock in clocks] == ["process", "dask"]
 
 
-def running(folder: Path) -> Iterator[int]:
-    """Yield the processes that work in a folder."""
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and (entry / "cwd").resolve(strict=True) == folder:
-                yield int(entry.name)
-        except OSError:
-            continue
-
-
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
 def test_a_killed_sweep_goes_on_and_repeats_nothing(folder: Path) -> None:
     (folder / "slow.py").write_text(SLOW, encoding="utf-8")
     slow = {**RUN, "scheduler": "slow:Slow"}
     write(folder, run=slow)
     sweep("whole")
-    command = [sys.executable, "-m", "experiments.cli", "sweep", "SWEEP.yaml", "--out", "killed"]
-    started = subprocess.Popen(
-        [*command, "--workers", "1"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while len(records("killed")) < 3 and started.poll() is None:
-        time.sleep(0.01)
-    started.send_signal(signal.SIGKILL)
-    started.wait()
-    others = set(running(folder)) - {os.getpid()}
-    deadline = time.monotonic() + 20
-    while others & set(running(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not others & set(running(folder))
+    arguments = ("sweep", "SWEEP.yaml", "--out", "killed", "--workers", "1")
+    killed(folder, *arguments, when=lambda processes: len(records("killed")) >= 3)
     before = records("killed")
     assert 3 <= len(before) < len(records("whole"))
     sweep("killed")

@@ -175,26 +175,19 @@ def compare(
     """Simulate several schedulers on the same requests and put them side by side."""
     from experiments.cli.terminal import print_no_report, print_summaries, progress
     from experiments.report.folder import staged
-    from experiments.report.outputs import write_summaries
     from experiments.run_file.run import load_config
-    from experiments.runs import can_report
-    from experiments.study.compare import line_up, parse_schedulers, report, run_all
+    from experiments.study.compare import line_up, parse_schedulers, run_all
     from experiments.study.points import inputs_of
 
     config = load_config(run, set_ or ())
     folder = out or Path("out") / f"{run.stem}-compare"
-    has_report = can_report()
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
         contenders = line_up(parse_schedulers(schedulers, config), run.parent)
         total = len(contenders[0].job.workload.requests)
         with progress([contender.label for contender in contenders], total) as show:
-            done = run_all(contenders, scratch, save.value, show)
-        summaries = {label: contest.summary for label, contest in done.items()}
-        runs = {name: run for contest in done.values() for name, run in contest.runs.items()}
-        write_summaries(scratch / "comparison.csv", "scheduler", summaries)
-        if has_report:
-            report(scratch / "report.html", runs, run.name)
-    print_summaries(summaries)
+            comparison = run_all(contenders, scratch, save.value, show)
+        has_report = comparison.write(scratch, run.name)
+    print_summaries(comparison.summaries)
     if not has_report:
         print_no_report()
     typer.echo(folder / "report.html" if has_report else folder)

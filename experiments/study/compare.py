@@ -5,22 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import signal
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import yaml
 
 from evenflow.errors import UsageError
-from experiments.report.outputs import Save
+from experiments.report.outputs import Save, write_summaries
 from experiments.run_file.build import build, load_workload, reads_text
-from experiments.run_file.run import RunConfig, SchedulerConfig
-from experiments.run_file.yaml_file import Loader
-from experiments.runs import Job, run_job, with_bubbles, write_details, write_results
+from experiments.run_file.run import RunConfig, with_
+from experiments.run_file.yaml_file import Loader, Patch
+from experiments.runs import Job, can_report, run_job, with_bubbles, write_details, write_results
+from experiments.study.executors import processes
 
 if TYPE_CHECKING:
     from ctypes import Array, c_long
@@ -43,11 +44,27 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """What a contender came to: its summary, and the run of each of its pipelines by name."""
+class Comparison:
+    """What schedulers came to, by label: their summaries, and the run of each pipeline."""
 
-    summary: dict[str, Any]
+    summaries: dict[str, dict[str, Any]]
     runs: dict[str, Run]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a scheduler, in the order given; the numbers of its summary."""
+        return pd.DataFrame.from_dict(self.summaries, orient="index").rename_axis("scheduler")
+
+    def write(self, folder: Path, title: str) -> bool:
+        """Write comparison.csv and, where its library is installed, report.html; say if it is."""
+        write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
+        if not can_report():
+            return False
+        from experiments.report.run_page import write_report
+
+        sources = {name: run.result.provenance for name, run in self.runs.items()}
+        write_report(folder / "report.html", self.runs, title, sources)
+        return True
 
 
 def parse_schedulers(text: str, config: RunConfig) -> dict[str, RunConfig]:
@@ -62,28 +79,26 @@ def parse_schedulers(text: str, config: RunConfig) -> dict[str, RunConfig]:
         raise UsageError(
             f"--schedulers {text}: should be like sarathi,{{name: sarathi, token_budget: 64}}"
         ) from None
-    found: dict[str, RunConfig] = {}
+    configs: dict[str, RunConfig] = {}
     for entry in entries:
-        label, scheduler = _scheduler(entry, config)
-        if label in found:
+        label, patch = _patch(entry, config)
+        if label in configs:
             raise UsageError(f"--schedulers {text}: {label} is there twice")
-        found[label] = config.model_copy(update={"scheduler": scheduler})
-    if not found:
+        configs[label] = with_(config, patch)
+    if not configs:
         raise UsageError("--schedulers: names no scheduler; give at least one")
-    return found
+    return configs
 
 
-def _scheduler(entry: object, config: RunConfig) -> tuple[str, SchedulerConfig]:
+def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
     if isinstance(entry, str):
-        if entry == config.scheduler.name:
-            return entry, config.scheduler
-        return entry, SchedulerConfig(name=entry)
+        return entry, {} if entry == config.scheduler.name else {"scheduler": {"name": entry}}
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise UsageError(f"--schedulers: {entry!r} should be a name, or a mapping with a name")
     params = {str(key): value for key, value in entry.items() if key != "name"}
     listed = ",".join(f"{key}={value}" for key, value in params.items())
     label = f"{entry['name']}({listed})" if listed else entry["name"]
-    return label, SchedulerConfig(name=entry["name"], params=params)
+    return label, {"scheduler": {"name": entry["name"], **params}}
 
 
 def line_up(configs: Mapping[str, RunConfig], beside: Path) -> list[Contender]:
@@ -99,43 +114,35 @@ def line_up(configs: Mapping[str, RunConfig], beside: Path) -> list[Contender]:
 
 def run_all(
     contenders: Sequence[Contender],
-    folder: Path,
-    save: Save,
+    folder: Path | None = None,
+    save: Save = "all",
     on_progress: Callable[[Sequence[int]], None] | None = None,
-) -> dict[str, Contest]:
-    """Simulate all contenders, each in a process of its own, and write their folders.
+) -> Comparison:
+    """Simulate all contenders, each in a process of its own, and write a folder of each.
 
-    `on_progress` is called now and then with the number of requests done by each.
+    `folder` None: nothing is written. `on_progress` is called now and then with the number of
+    requests done by each.
     """
-    context = multiprocessing.get_context("spawn")
-    done: Array[c_long] = context.RawArray("l", len(contenders))
+    tell = on_progress or (lambda counts: None)
+    done = multiprocessing.get_context("spawn").RawArray("l", len(contenders))
     workers = min(len(contenders), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, context, _start_worker, (done,)) as pool:
+    with processes(workers, _count_in, done) as pool:
+        futures = [
+            pool.submit(_run_one, index, contender, folder, save)
+            for index, contender in enumerate(contenders)
+        ]
         try:
-            futures = [
-                pool.submit(
-                    _run_one,
-                    index,
-                    contender.label,
-                    contender.job,
-                    folder / contender.folder,
-                    save,
-                )
-                for index, contender in enumerate(contenders)
-            ]
-            _watch(futures, lambda: None if on_progress is None else on_progress(list(done)))
-            done_all = [future.result() for future in futures]
+            _watch(futures, lambda: tell(list(done)))
         except BrokenProcessPool:
             raise UsageError(
                 "a scheduler's process died; the machine may be out of memory: try fewer requests"
             ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
+        outcomes = [future.result() for future in futures]
     labels = [contender.label for contender in contenders]
-    return dict(zip(labels, done_all, strict=True))
+    return Comparison(
+        {label: summary for label, (summary, _) in zip(labels, outcomes, strict=True)},
+        {name: run for _, runs in outcomes for name, run in runs.items()},
+    )
 
 
 def _watch(futures: Sequence[Future[Any]], tell: Callable[[], None]) -> None:
@@ -154,25 +161,20 @@ class _Worker:
     done: Array[c_long]
 
 
-def _start_worker(done: Array[c_long]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent tells the user; a worker just ends
+def _count_in(done: Array[c_long]) -> None:
     _Worker.done = done
 
 
-def _run_one(index: int, label: str, job: Job, folder: Path, save: Save) -> Contest:
+def _run_one(
+    index: int, contender: Contender, folder: Path | None, save: Save
+) -> tuple[dict[str, Any], dict[str, Run]]:
     def on_done(count: int) -> None:
         _Worker.done[index] = count
 
-    outcome = run_job(job, on_done)
-    write_results(folder, outcome, save)
-    runs = with_bubbles(outcome, label)
-    if save == "all":
-        write_details(folder, list(runs.values()))
-    return Contest(outcome.summary, runs)
-
-
-def report(path: Path, runs: Mapping[str, Run], title: str) -> None:
-    """Write one page about all runs."""
-    from experiments.report.run_page import write_report
-
-    write_report(path, runs, title, {name: run.result.provenance for name, run in runs.items()})
+    outcome = run_job(contender.job, on_done)
+    runs = with_bubbles(outcome, contender.label)
+    if folder is not None:
+        write_results(folder / contender.folder, outcome, save)
+        if save == "all":
+            write_details(folder / contender.folder, list(runs.values()))
+    return outcome.summary, runs

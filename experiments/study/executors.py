@@ -1,4 +1,4 @@
-"""Who simulates many points: processes of this machine, or a Dask cluster. One seam for both."""
+"""Who simulates many runs: processes of this machine that end with it, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -29,7 +29,7 @@ def executor_of(name: str = "process", workers: int | None = None) -> Iterator[E
     """
     kind, _, address = name.partition(":")
     if kind == "process" and not address:
-        with _processes(workers or os.cpu_count() or 1) as pool:
+        with processes(workers or os.cpu_count() or 1) as pool:
             yield pool
     elif kind == "dask":
         with _dask_client(address, workers or os.cpu_count() or 1) as client:
@@ -39,9 +39,15 @@ def executor_of(name: str = "process", workers: int | None = None) -> Iterator[E
 
 
 @contextmanager
-def _processes(workers: int) -> Iterator[Executor]:
+def processes(
+    workers: int, start: Callable[..., None] | None = None, *arguments: Any
+) -> Iterator[Executor]:
+    """Give a pool of processes of this machine, none of which outlives this one or the block.
+
+    Each calls `start` with the arguments first; they may be shared memory, as a task's may not.
+    """
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start_worker)
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (start, arguments))
     try:
         yield pool
     except BaseException:
@@ -53,9 +59,11 @@ def _processes(workers: int) -> Iterator[Executor]:
         pool.shutdown()
 
 
-def _start_worker() -> None:
+def _start_worker(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent tells the user; a worker just ends
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if start is not None:
+        start(*arguments)
 
 
 def _end_with_parent() -> None:

@@ -1,45 +1,44 @@
 """The serving state machine: queues, pages and the micro-batches in flight. Three verbs drive it.
 
 `add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a
-micro-batch back; where clients may leave, `abort` ends a request. The Batcher has no clock and
-decides nothing: mechanism is here and in `evenflow.rows`, policy in `evenflow.schedulers`. One
+micro-batch back; where clients may leave, `abort` ends a request, and where KV moves between
+engines, `release`, `reserve` and `adopt` follow it. The Batcher has no clock and decides nothing:
+mechanism is here, in `evenflow.queues` and in `evenflow.kv`, policy in `evenflow.schedulers`. One
 thread or process owns it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import abc
 from typing import get_args
 
+from evenflow.batch import Chunk, MicroBatch, padded_work, rectangle
 from evenflow.costs.base import work_of
+from evenflow.decodes import DecodeGroup, Sequence, Speculation
 from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.groups import DecodeGroup, Row
-from evenflow.kv import PagePool
-from evenflow.padding import padded_work, rectangle
-from evenflow.rows import Rows
-from evenflow.speculation import Speculation
-from evenflow.types import Chunk, MicroBatch, Order, Plan, Prefill, Request, Scheduler
-from evenflow.view import View
+from evenflow.kv import KvCache, PagePool
+from evenflow.queues import Queues
+from evenflow.request import Handover, Request
+from evenflow.scheduling import Order, Plan, Prefill, Scheduler, View
 
 ORDERS = frozenset(get_args(Order))
 
 
-class Batcher(Rows):
+class Batcher:
     """Serves requests with one engine; validates and carries out what its policy plans.
 
-    Parameters: `depth` pipeline stages; at most `max_in_flight` micro-batches at once (None: no
-    cap); `max_model_len` tokens of prompt and output; `pipelined_chunks` overrides the policy's
-    own; `speculation` lets a decode step yield several tokens; `keeps_pages`: a finished request's
-    pages stay until `release`, for another engine to fetch; `swap`: a preempted request's pages are
-    copied to the host, and back instead of being recomputed. A pool that is a PrefixCache shares
-    the pages of common prefixes. Raises UsageError when a step could yield more tokens than a page
+    Parameters: the pages, a pool or a KvCache, which may keep what is preempted; `depth` pipeline
+    stages; at most `max_in_flight` micro-batches at once (None: no cap); `max_model_len` tokens of
+    prompt and output; `pipelined_chunks` overrides the policy's own; `speculation` lets a decode
+    step yield several tokens; `keeps_pages`: a finished request's pages stay until `release`, for
+    another engine to fetch. Raises UsageError when a step could yield more tokens than a page
     holds.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        pool: PagePool,
+        kv: KvCache | PagePool,
         *,
         depth: int,
         max_in_flight: int | None,
@@ -47,34 +46,29 @@ class Batcher(Rows):
         pipelined_chunks: bool | None = None,
         speculation: Speculation | None = None,
         keeps_pages: bool = False,
-        swap: bool = False,
     ) -> None:
         if pipelined_chunks is None:
             pipelined_chunks = getattr(scheduler, "pipelined_chunks", False)
-        super().__init__(
-            pool,
-            pipelined_chunks=pipelined_chunks,
-            speculation=speculation,
-            keeps_pages=keeps_pages,
-            swap=swap,
-        )
         self.scheduler = scheduler
+        self.kv = kv if isinstance(kv, KvCache) else KvCache(kv)
+        self.pool = self.kv.pool
+        self.queues = Queues(self.kv, pipelined_chunks=pipelined_chunks, speculation=speculation)
+        self.view = View(self.queues, depth)
         self.depth = depth
         self.max_in_flight = max_in_flight if max_in_flight is not None else 1 << 60
         self.max_model_len = max_model_len
+        self.keeps_pages = keeps_pages
+        self.wake_at_s: float | None = None
         self._padded = getattr(scheduler, "padded", False)
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
-        if self._verified_tokens > pool.page_tokens:
+        if self._verified_tokens > self.pool.page_tokens:
             raise UsageError(
                 f"speculative: a step of k + 1 = {self._verified_tokens} tokens needs pages of at "
-                f"least as many, not {pool.page_tokens}"
+                f"least as many, not {self.pool.page_tokens}"
             )
-        self._charges = self.keeper.active or self._padded
-        self.wake_at_s: float | None = None
-        self.in_flight: dict[int, MicroBatch] = {}
+        self._charges = self.kv.keeps or self._padded
         self._batches = 0
         self._answer = ""  # the policy's, to the last question: why it sends nothing
-        self._view = View(self)
 
     # -- the three verbs ------------------------------------------------------------------------
 
@@ -83,9 +77,9 @@ class Batcher(Rows):
         reason = self.refusal(request)
         if reason is not None:
             return reason
-        if request.request_id in self.live:
+        if request.request_id in self.queues.live:
             raise ValueError(f"request {request.request_id} is already being served")
-        self.enqueue(request)
+        self.queues.enqueue(request)
         return None
 
     def next(self, now_s: float) -> MicroBatch | None:
@@ -95,12 +89,13 @@ class Batcher(Rows):
         nothing is sent, `wake_at_s` when the policy wants to be asked again. Raises PolicyError for
         a plan that cannot be carried out, StallError for one that would never send anything.
         """
+        queues = self.queues
         self.wake_at_s = None
-        self.now_s = now_s
+        queues.now_s = now_s
         while self.can_send:
-            preemptions = self.preemptions
+            preemptions = queues.preemptions
             try:
-                plan = self.scheduler.schedule(self._view)
+                plan = self.scheduler.schedule(self.view)
             except Exception as error:
                 what = f"raised {type(error).__name__}: {error}"
                 raise PolicyError(f"policy {self.policy_name} {what}") from error
@@ -108,68 +103,116 @@ class Batcher(Rows):
             if batch is not None:
                 self._answer = ""
                 return batch
-            if self.preemptions == preemptions:
+            if queues.preemptions == preemptions:
                 self._wait(plan)
                 return None
         return None
 
-    def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
-        """Take back a micro-batch that left the last stage at `now_s`; return the finished rows.
+    def complete(
+        self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int] = ()
+    ) -> list[Sequence]:
+        """Take back a micro-batch that left the last stage at `now_s`; return what finished.
 
         `stopped` names requests that ended before their limit (an end-of-sequence token).
         """
-        if self.in_flight.pop(batch.batch_id, None) is not batch:
+        queues = self.queues
+        if queues.in_flight.pop(batch.batch_id, None) is not batch:
             raise ValueError(f"micro-batch {batch.batch_id} is not in flight")
         group = batch.decodes
-        finished: list[Row] = []
+        finished: list[Sequence] = []
         if group is not None:
-            finished = group.step(now_s, self.gap_s, self.gap_count)
+            finished = group.step(now_s, queues.gap_s, queues.gap_count)
         for chunk in batch.chunks:
-            self.return_chunk(chunk)
+            queues.return_chunk(chunk)
             if not chunk.last:
                 continue
-            if self.token_of_prefill(chunk.row, now_s) or chunk.row.aborted:
-                finished.append(chunk.row)
+            if queues.token_of_prefill(chunk.sequence, now_s) or chunk.sequence.aborted:
+                finished.append(chunk.sequence)
             else:
                 group = group if group is not None else self._group_of(batch)
-                self.start_decoding(chunk.row, group)
-        if stopped or self.aborted:
-            finished = self.end_early(finished, batch.chunks, group, stopped)
-        for row in finished:
-            self.retire(row, now_s)
+                queues.start_decoding(chunk.sequence, group)
+        if stopped or queues.aborted:
+            finished = queues.end_early(finished, batch.chunks, group, stopped)
+        for seq in finished:
+            queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
         if group is not None and group.members:
-            self.ready.append(group)
+            queues.ready.append(group)
         return finished
 
-    def abort(self, request_id: int) -> Row:
-        """End a request before its time, wherever it is; return its row, `generated` up to date.
+    def abort(self, request_id: int) -> Sequence:
+        """End a request before its time, wherever it is; return it, `generated` up to date.
 
         Its pages are free at once or, while micro-batches compute with them, when the last of these
         has returned; so long it counts as running. Raises ValueError for a request that is not
         being served.
         """
-        row = self.live.get(request_id)
-        if row is None or row.aborted:
+        queues = self.queues
+        seq = queues.live.get(request_id)
+        if seq is None or seq.aborted:
             raise ValueError(f"request {request_id} is not being served")
-        row.aborted = True
-        self.leave_queues(row)
-        sent = (batch.decodes for batch in self.in_flight.values())
-        group = next((group for group in sent if group is not None and row in group), None)
+        seq.aborted = True
+        queues.leave_queues(seq)
+        sent = (batch.decodes for batch in queues.in_flight.values())
+        group = next((group for group in sent if group is not None and seq in group), None)
         if group is not None:
-            group.settle(row)
-        if group is not None or row.chunks_in_flight:
-            self.aborted.add(request_id)
+            group.settle(seq)
+        if group is not None or seq.chunks_in_flight:
+            queues.aborted.add(request_id)
         else:
-            self.give_up(row)
-        return row
+            queues.give_up(seq)
+        return seq
+
+    # -- KV that leaves for another engine, or arrives from one ---------------------------------
+
+    def release(self, request_id: int) -> None:
+        """Free the pages that a finished request kept: its KV is elsewhere, or of no more use."""
+        seq = self.queues.moving.pop(request_id)
+        self.kv.release(seq, seq.held_tokens)
+
+    def has_room(self, context_tokens: int, spare_pages: int) -> bool:
+        """Say whether the KV of so many tokens may come: what waits here goes first.
+
+        `spare_pages` stay free for what runs here to grow into, if anything does.
+        """
+        queues, pool = self.queues, self.pool
+        spare = spare_pages if queues.running or queues.moving else 0
+        return not queues.waiting and pool.pages_for(context_tokens) + spare <= pool.free_pages
+
+    def reserve(self, handover: Handover) -> None:
+        """Take pages for KV that sets out for here; ask `has_room` first."""
+        request, tokens = handover.request, handover.context_tokens
+        seq = Sequence(
+            request,
+            tokens,
+            computed=tokens,
+            generated=handover.generated,
+            epoch=handover.preemptions,
+            first_scheduled_s=handover.first_scheduled_s,
+            first_token_s=handover.first_token_s,
+            last_token_s=handover.last_token_s,
+            pages=self.pool.allocate(self.pool.pages_for(tokens)),
+        )
+        self.kv.tokens += tokens
+        self.queues.moving[request.request_id] = seq
+
+    def adopt(self, request_id: int) -> None:
+        """Put a request whose KV has arrived among the ready decodes: it arrives here with it."""
+        queues = self.queues
+        seq = queues.moving.pop(request_id)
+        queues.enter(seq)
+        queues.running += 1
+        group = queues.empty_group()
+        queues.start_decoding(seq, group)
+        queues.ready.append(group)
 
     # -- what is in the way ---------------------------------------------------------------------
 
     @property
     def can_send(self) -> bool:
         """Whether the cap allows a micro-batch and there is anything to put into it."""
-        return len(self.in_flight) < self.max_in_flight and bool(
-            self.ready.rows or self.waiting or self.partials
+        queues = self.queues
+        return len(queues.in_flight) < self.max_in_flight and bool(
+            queues.ready.num_sequences or queues.waiting or queues.partials
         )
 
     @property
@@ -182,7 +225,7 @@ class Batcher(Rows):
         """
         if self._answer and self.can_send:
             return self._answer
-        if self.waiting_tokens or self.running_decodes >= self.depth:
+        if self.queues.waiting_tokens or self.queues.running_decodes >= self.depth:
             return "policy"
         return "work"
 
@@ -209,121 +252,121 @@ class Batcher(Rows):
     def _carry_out(self, plan: Plan) -> MicroBatch | None:
         if type(plan) is not Plan:
             raise PolicyError(f"policy {self.policy_name} returned {plan!r}, not a Plan")
+        queues = self.queues
         for request_id in plan.preempt:
-            self.preempt(self._preemptible(request_id))
-        if self._keeps and plan.prefills:
+            queues.preempt(self._preemptible(request_id))
+        if self.kv.keeps and plan.prefills:
             self._resume(plan.prefills)
-        chunks: list[Chunk] = []
-        prefill_tokens = output = decode_tokens = decode_context = 0
-        for prefill in plan.prefills:
-            chunk = self._place(prefill)
-            chunks.append(chunk)
-            prefill_tokens += prefill.tokens
-            output += chunk.last
+        chunks = [self._place(prefill) for prefill in plan.prefills]
         group = self._take_decodes(plan) if plan.decodes else None
         if group is None and not chunks:
             return None
-        sampled = output
+        batch = self._micro_batch(chunks, group)
+        if self._charges:
+            self._charge(batch)
+        self._batches += 1
+        queues.in_flight[batch.batch_id] = batch
+        return batch
+
+    def _micro_batch(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
+        prefill_tokens = output = decode_tokens = decode_context = decoded = 0
+        for chunk in chunks:
+            prefill_tokens += chunk.stop - chunk.start
+            output += chunk.last
         if group is not None:
-            rows = len(group.members)
-            decode_tokens = rows * self._verified_tokens
-            decoded = rows if group.stride == 1 else group.next_tokens
-            sampled += decode_tokens
-            output += decoded
+            size = len(group.members)
+            decode_tokens = size * self._verified_tokens
+            decoded = size if group.stride == 1 else group.next_tokens
             decode_context = group.context
-            self.kv_tokens += decoded
-        self.kv_tokens += prefill_tokens
-        batch = MicroBatch(
+        self.kv.tokens += prefill_tokens + decoded
+        return MicroBatch(
             self._batches,
-            self.now_s,
+            self.queues.now_s,
             chunks,
             group,
             prefill_tokens,
             decode_tokens,
             decode_context,
-            sampled,
-            self.pool.free_pages,
-            output,
-            self.kv_tokens,
+            sampled_rows=output + decode_tokens,
+            free_pages=self.pool.free_pages,
+            output_tokens=output + decoded,
+            kv_tokens=self.kv.tokens,
         )
-        if self._charges:
-            self._charge(batch)
-        self._batches += 1
-        self.in_flight[batch.batch_id] = batch
-        return batch
 
     def _charge(self, batch: MicroBatch) -> None:
-        """Say what a micro-batch costs and holds where that is not just what its rows do."""
+        """Work out what a micro-batch costs and holds where that differs from what it computes."""
         batch.kv_tokens -= self.pool.saved_pages * self.pool.page_tokens
-        rows, pages = self.keeper.take_copies()
+        rows, pages = self.kv.take_copies()
         if self._padded:
             batch.charged = padded_work(batch.chunks, batch.decodes, self._verified_tokens)
         if rows:
             work = batch.charged or work_of(batch)
             batch.charged = work._replace(swapped_rows=rows, swapped_pages=pages)
 
-    def _resume(self, prefills: Sequence[Prefill]) -> None:
-        """Give rows what is kept of them, before pages for others push cached ones out."""
+    def _resume(self, prefills: abc.Sequence[Prefill]) -> None:
+        """Give sequences what is kept of them, before pages for others push cached ones out."""
         for request_id in dict.fromkeys(prefill.request_id for prefill in prefills):
-            row = self.live.get(request_id)
-            if row is not None and not row.pages:
-                self.keeper.resume(self.looked_up(row))
+            seq = self.queues.live.get(request_id)
+            if seq is not None and not seq.pages:
+                self.queues.resume(seq)
 
     def _place(self, prefill: Prefill) -> Chunk:
-        row = self._prefillable(prefill)
-        stop = row.computed + prefill.tokens
-        need = self.pool.pages_for(max(stop, prefill.hold_tokens)) - len(row.pages)
+        seq = self._prefillable(prefill)
+        stop = seq.computed + prefill.tokens
+        need = self.kv.missing_pages(seq, max(stop, prefill.hold_tokens))
         if need > 0:
             if need > self.pool.free_pages:
-                raise self._broken(row, f"needs {need} pages of {self.pool.free_pages} free")
-            row.pages += self.pool.allocate(need)
-        return self.schedule_chunk(row, stop)
+                raise self._broken(seq, f"needs {need} pages of {self.pool.free_pages} free")
+            seq.pages += self.pool.allocate(need)
+        return self.queues.schedule_chunk(seq, stop)
 
-    def _prefillable(self, prefill: Prefill) -> Row:
-        row = self.live.get(prefill.request_id)
-        if row is None or row.aborted or row.decoding:
-            what = "is not being served" if row is None or row.aborted else "decodes"
+    def _prefillable(self, prefill: Prefill) -> Sequence:
+        seq = self.queues.live.get(prefill.request_id)
+        if seq is None or seq.aborted or seq.decoding:
+            what = "is not being served" if seq is None or seq.aborted else "decodes"
             raise PolicyError(
                 f"policy {self.policy_name} prefills request {prefill.request_id}, which {what}"
             )
-        if not 1 <= prefill.tokens <= row.remaining:
-            raise self._broken(row, f"prefills {prefill.tokens} of {row.remaining} tokens left")
-        if row.chunks_in_flight and not self.pipelined_chunks:
-            raise self._broken(row, "prefills while an earlier chunk is in flight")
-        return row
+        if not 1 <= prefill.tokens <= seq.remaining:
+            raise self._broken(seq, f"prefills {prefill.tokens} of {seq.remaining} tokens left")
+        if seq.chunks_in_flight and not self.queues.pipelined_chunks:
+            raise self._broken(seq, "prefills while an earlier chunk is in flight")
+        return seq
 
     def _take_decodes(self, plan: Plan) -> DecodeGroup | None:
-        if not 0 < plan.decodes <= self.ready.rows:
+        ready, pool = self.queues.ready, self.pool
+        if not 0 < plan.decodes <= ready.num_sequences:
             raise PolicyError(
-                f"policy {self.policy_name} takes {plan.decodes} decodes of {self.ready.rows} ready"
+                f"policy {self.policy_name} takes {plan.decodes} decodes of {ready.num_sequences} "
+                "ready"
             )
         if plan.order not in ORDERS:
             raise PolicyError(f"policy {self.policy_name} asks for the order {plan.order!r}")
-        group = self.ready.take(plan.decodes, plan.order)
+        group = ready.take(plan.decodes, plan.order)
         if group.stride == 1 and group.tick not in group.page_at:
             return group
         due = group.due_pages()
-        while len(due) > self.pool.free_pages:
-            self.preempt(self.victim(plan.victims, group), group)
-            group = self.ready.top_up(group, plan.decodes, plan.order)
+        while len(due) > pool.free_pages:
+            self.queues.preempt(self.queues.victim(plan.victims, group), group)
+            group = ready.top_up(group, plan.decodes, plan.order)
             due = group.due_pages()
         if due:
-            group.grow(self.pool.allocate(len(due)), self.pool.page_tokens)
+            group.grow(pool.allocate(len(due)), pool.page_tokens)
         return group if group.members else None
 
-    def _preemptible(self, request_id: int) -> Row:
-        row = self.live.get(request_id)
-        if row is None or row.chunks_in_flight or not row.pages:
+    def _preemptible(self, request_id: int) -> Sequence:
+        seq = self.queues.live.get(request_id)
+        if seq is None or seq.chunks_in_flight or not seq.pages:
             raise PolicyError(
                 f"policy {self.policy_name} preempts request {request_id}, which holds no pages "
                 "or is in flight"
             )
-        if row.decoding and row not in self.ready:
-            raise self._broken(row, "preempts it while it is in flight")
-        return row
+        if seq.decoding and seq not in self.queues.ready:
+            raise self._broken(seq, "preempts it while it is in flight")
+        return seq
 
     def _group_of(self, batch: MicroBatch) -> DecodeGroup:
-        group = self.empty_group()
+        group = self.queues.empty_group()
         if self._padded:
             group.rectangle = rectangle(batch.chunks)
         return group
@@ -331,15 +374,16 @@ class Batcher(Rows):
     # -- waiting and errors ---------------------------------------------------------------------
 
     def _wait(self, plan: Plan) -> None:
-        if not self.in_flight and not self.moving and plan.wake_at_s is None:
-            row = next(iter(self.live.values()))
+        queues = self.queues
+        if not queues.in_flight and not queues.moving and plan.wake_at_s is None:
+            seq = next(iter(queues.live.values()))
             raise StallError(
-                f"policy {self.policy_name} stalls at {self.now_s:.6g} s: nothing is in flight, "
-                f"{len(self.live)} requests wait (request {row.request.request_id} first), "
+                f"policy {self.policy_name} stalls at {queues.now_s:.6g} s: nothing is in flight, "
+                f"{len(queues.live)} requests wait (request {seq.request.request_id} first), "
                 "and it sends nothing"
             )
         self.wake_at_s = plan.wake_at_s
         self._answer = "kv" if plan.kv_limited else "policy"
 
-    def _broken(self, row: Row, what: str) -> PolicyError:
-        return PolicyError(f"policy {self.policy_name}, request {row.request.request_id}: {what}")
+    def _broken(self, seq: Sequence, what: str) -> PolicyError:
+        return PolicyError(f"policy {self.policy_name}, request {seq.request.request_id}: {what}")

@@ -1,6 +1,17 @@
-"""Paged KV cache: which page ids are free. Knows neither requests nor policies."""
+"""The KV cache: which pages are free, what full pages hold, and what of it each request has.
+
+A `PagePool` hands out pages; in a `PrefixCache` full pages of known content are found again and
+shared; a `KvCache` gives them to holders, and keeps what it can of a holder that loses its pages.
+Knows no queue and no policy: who is admitted or preempted is not decided here.
+"""
 
 from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict, abc
+from dataclasses import dataclass, field
+
+from evenflow.request import Prefix, Request
 
 
 class PagePool:
@@ -62,3 +73,239 @@ class PagePool:
         assert len(free) == self.free_pages, counts
         assert len(free) + len(held) == self.total_pages, counts
         assert len(set(free).union(held)) == self.total_pages, counts
+
+
+class CachedPage:
+    """A node of the tree. `page` is its id, -1 once evicted; `holders` requests use it now."""
+
+    __slots__ = ("blocks", "children", "holders", "page", "parent")
+
+    def __init__(self, page: int, parent: CachedPage | None, blocks: tuple[int, ...]) -> None:
+        self.page = page
+        self.parent = parent
+        self.blocks = blocks
+        self.children: dict[tuple[int, ...], CachedPage] = {}
+        self.holders = 1
+
+
+def pages_in_use(chain: abc.Sequence[CachedPage]) -> int:
+    """Return how many pages of a chain requests hold: who holds one holds those before it."""
+    return bisect_left(chain, True, key=lambda node: not node.holders)
+
+
+class PrefixCache(PagePool):
+    """A pool whose published pages stay findable until they are evicted.
+
+    A page is known by its content and that of all pages before it: the cached pages are a tree, and
+    a prompt is looked up by walking down from the root (the hash chain of serving engines, without
+    the collisions). Whether a page has been computed yet is not known here.
+    `free_pages` counts pages that no request holds: empty ones, and idle ones, whose content is
+    still there. Idle pages are evicted only when no empty one is left, the longest idle first; a
+    page is given back after those that follow it in the chain, so it never goes before them.
+    """
+
+    __slots__ = ("_idle", "_published", "_root")
+
+    def __init__(self, total_pages: int, page_tokens: int = 16) -> None:
+        super().__init__(total_pages, page_tokens)
+        self._root = CachedPage(-1, None, ())
+        self._published: dict[int, CachedPage] = {}
+        self._idle: OrderedDict[int, CachedPage] = OrderedDict()
+
+    def find(self, chain: list[CachedPage], prefix: Prefix, tokens: int) -> None:
+        """Bring `chain` up to date: the cached full pages that the first `tokens` begin with.
+
+        Costs O(1) where nothing has changed since `chain` was found, O(pages that changed) else.
+        """
+        while chain and chain[-1].page < 0:
+            chain.pop()
+        node = chain[-1] if chain else self._root
+        for index in range(len(chain), self._full_pages(prefix, tokens)):
+            found = node.children.get(self._blocks(prefix, index))
+            if found is None:
+                return
+            chain.append(found)
+            node = found
+
+    def hold(self, chain: abc.Sequence[CachedPage]) -> list[int]:
+        """Count one more holder of each page of a chain; return the page ids."""
+        for node in chain:
+            if node.holders:
+                self.saved_pages += 1
+            else:
+                del self._idle[node.page]
+                self.free_pages -= 1
+            node.holders += 1
+        return [node.page for node in chain]
+
+    def publish(
+        self, pages: list[int], chain: list[CachedPage], prefix: Prefix, tokens: int
+    ) -> None:
+        """Make the full pages of the first `tokens` tokens findable; `chain` are those that are.
+
+        Where a page of the same content is known already, it takes the place of the one in `pages`,
+        which becomes free: the same content is never there twice.
+        """
+        node = chain[-1] if chain else self._root
+        for index in range(len(chain), self._full_pages(prefix, tokens)):
+            blocks = self._blocks(prefix, index)
+            known = node.children.get(blocks)
+            if known is None:
+                known = CachedPage(pages[index], node, blocks)
+                node.children[blocks] = self._published[known.page] = known
+            else:
+                super().free([pages[index]])
+                pages[index : index + 1] = self.hold([known])
+            chain.append(known)
+            node = known
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` page ids, evicting idle pages as needed; ask `free_pages` first.
+
+        Raises ValueError when fewer are free.
+        """
+        if count <= self.free_pages:
+            for _ in range(count - self.free_pages + len(self._idle)):
+                self._evict()
+        return super().allocate(count)
+
+    def free(self, pages: list[int]) -> None:
+        """Give page ids back, the last first; published ones become idle with their last holder."""
+        own = []
+        for page in reversed(pages):
+            node = self._published.get(page)
+            if node is None:
+                own.append(page)
+                continue
+            node.holders -= 1
+            assert node.holders >= 0, f"page {page} has {node.holders} holders"
+            if node.holders:
+                self.saved_pages -= 1
+            else:
+                self._idle[page] = node
+                self.free_pages += 1
+        super().free(own)
+
+    def _evict(self) -> None:
+        page, node = self._idle.popitem(last=False)
+        assert node.parent is not None
+        del node.parent.children[node.blocks], self._published[page]
+        node.page = -1
+        self._free_ids.append(page)
+
+    def _full_pages(self, prefix: Prefix, tokens: int) -> int:
+        return min(tokens, prefix.tokens) // self.page_tokens
+
+    def _blocks(self, prefix: Prefix, index: int) -> tuple[int, ...]:
+        """Return the blocks that a page overlaps; with the pages before, they say what it holds."""
+        start = index * self.page_tokens
+        stop = start + self.page_tokens - 1
+        return prefix.blocks[start // prefix.block_tokens : stop // prefix.block_tokens + 1]
+
+    def check_integrity(self, held: list[int]) -> None:
+        """Raise AssertionError unless every page is empty, idle or held, and counts its holders.
+
+        `held` are the ids of all requests; a page that n of them share is there n times.
+        """
+        for page, node in self._published.items():
+            assert node.page == page, f"page {page} is published as {node.page}"
+            counts = f"page {page}: {node.holders} holders counted, {held.count(page)} hold it"
+            assert node.holders == held.count(page), counts
+            assert (page in self._idle) == (not node.holders), counts
+        distinct = list(dict.fromkeys(held))
+        shared = [page for page in held if page in self._published]
+        assert self.saved_pages == len(shared) - len(set(shared)), f"{self.saved_pages} saved"
+        assert len(held) - self.saved_pages == len(distinct), "an unpublished page is held twice"
+        self.free_pages -= len(self._idle)
+        try:
+            super().check_integrity([*distinct, *self._idle])
+        finally:
+            self.free_pages += len(self._idle)
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A request as the KV cache knows it; it "waits" while it holds no `pages`.
+
+    Of a holder that waits, `kept_tokens` counts the leading tokens that need not be computed again:
+    they are in the `chain` of cached pages (found while it waits, held from then on) or,
+    `swapped_tokens` of them, on the host.
+    """
+
+    request: Request
+    pages: list[int] = field(default_factory=list, kw_only=True)
+    chain: list[CachedPage] = field(default_factory=list, kw_only=True)
+    kept_tokens: int = field(default=0, kw_only=True)
+    swapped_tokens: int = field(default=0, kw_only=True)
+
+
+class KvCache:
+    """The pages of a pool in the hands of holders, and what is kept of those that wait.
+
+    Two places keep it: pages of the pool that are findable by content, if `pool` is a PrefixCache,
+    and with `swap` a copy on the host, which has no limit. `keeps`: whether either does. `tokens`
+    are computed and held, shared ones once for each holder. Copies to and from the host are summed
+    up until they are taken.
+    """
+
+    __slots__ = ("_cache", "_swapped_pages", "_swapped_rows", "keeps", "pool", "swap", "tokens")
+
+    def __init__(self, pool: PagePool, *, swap: bool = False) -> None:
+        self.pool = pool
+        self.swap = swap
+        self.tokens = 0
+        self._cache = pool if isinstance(pool, PrefixCache) else None
+        self.keeps = self._cache is not None or swap
+        self._swapped_rows = self._swapped_pages = 0
+
+    def missing_pages(self, holder: Holder, tokens: int) -> int:
+        """Return how many more pages a holder needs to hold so many tokens; at most 0: none."""
+        return self.pool.pages_for(tokens) - len(holder.pages)
+
+    def release(self, holder: Holder, tokens: int) -> None:
+        """Free all pages of a holder, in which `tokens` tokens are."""
+        self.tokens -= tokens
+        self.pool.free(holder.pages)
+        holder.pages = []
+
+    def look_up(self, holder: Holder, tokens: int) -> None:
+        """Update what is kept of a holder that waits: full pages that its `tokens` begin with."""
+        prefix = holder.request.prefix
+        if self._cache is None or prefix is None or holder.swapped_tokens:
+            return
+        self._cache.find(holder.chain, prefix, tokens)
+        holder.kept_tokens = len(holder.chain) * self._cache.page_tokens
+
+    def resume(self, holder: Holder) -> None:
+        """Give a holder that stops waiting the cached pages, or order its copy from the host."""
+        if holder.swapped_tokens:
+            self._copy(holder.swapped_tokens)
+            holder.swapped_tokens = 0
+        elif holder.chain and self._cache is not None:
+            holder.pages = self._cache.hold(holder.chain)
+
+    def publish(self, holder: Holder, tokens: int) -> None:
+        """Make a holder's full pages findable as far as `tokens` tokens have been scheduled."""
+        prefix = holder.request.prefix
+        if self._cache is not None and prefix is not None:
+            self._cache.publish(holder.pages, holder.chain, prefix, tokens)
+
+    def suspend(self, holder: Holder, tokens: int) -> None:
+        """Free the pages of a holder that will wait; keep what it can of the `tokens` in them."""
+        self.publish(holder, tokens)
+        holder.chain = []
+        holder.kept_tokens = 0
+        if self.swap:
+            self._copy(tokens)
+            holder.kept_tokens = holder.swapped_tokens = tokens
+        self.release(holder, tokens)
+
+    def take_copies(self) -> tuple[int, int]:
+        """Return the holders and pages copied since the last call."""
+        copies = self._swapped_rows, self._swapped_pages
+        self._swapped_rows = self._swapped_pages = 0
+        return copies
+
+    def _copy(self, tokens: int) -> None:
+        self._swapped_rows += 1
+        self._swapped_pages += self.pool.pages_for(tokens)

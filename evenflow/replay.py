@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
+from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
-from evenflow.groups import Row
-from evenflow.types import Handover, MicroBatch, Request
+from evenflow.decodes import Sequence
+from evenflow.request import Handover, Request
 
 
 class Decision(NamedTuple):
@@ -76,16 +77,18 @@ class RecordingBatcher(Batcher):
         self._record(Asked(now_s, decision_of(batch)))
         return batch
 
-    def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
+    def complete(
+        self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()
+    ) -> list[Sequence]:
         finished = super().complete(batch, now_s, stopped)
-        ids = tuple(row.request.request_id for row in finished)
+        ids = tuple(seq.request.request_id for seq in finished)
         self._record(Completed(now_s, batch.batch_id, tuple(stopped), ids))
         return finished
 
-    def abort(self, request_id: int) -> Row:
-        row = super().abort(request_id)
+    def abort(self, request_id: int) -> Sequence:
+        seq = super().abort(request_id)
         self._record(Aborted(request_id))
-        return row
+        return seq
 
     def release(self, request_id: int) -> None:
         super().release(request_id)
@@ -104,9 +107,9 @@ def decision_of(batch: MicroBatch | None) -> Decision | None:
     """Return what a micro-batch holds; read it before the micro-batch completes."""
     if batch is None:
         return None
-    chunks = tuple((c.row.request.request_id, c.start, c.stop) for c in batch.chunks)
-    decoding = batch.decodes.rows() if batch.decodes is not None else ()
-    return Decision(chunks, tuple(row.request.request_id for row in decoding))
+    chunks = tuple((c.sequence.request.request_id, c.start, c.stop) for c in batch.chunks)
+    decoding = batch.decodes.sequences() if batch.decodes is not None else ()
+    return Decision(chunks, tuple(seq.request.request_id for seq in decoding))
 
 
 def replay(journal: Iterable[Entry], batcher: Batcher) -> str | None:
@@ -140,8 +143,8 @@ def _again(
     if isinstance(entry, Completed):
         if entry.batch_id not in in_flight:
             raise ValueError(f"micro-batch {entry.batch_id} is not in flight")
-        rows = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
-        return tuple(row.request.request_id for row in rows), entry.finished
+        sequences = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
+        return tuple(seq.request.request_id for seq in sequences), entry.finished
     _carry_out(entry, batcher)
     return None, None
 

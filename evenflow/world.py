@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from evenflow.batcher import Batcher
 from evenflow.costs import StageCost
-from evenflow.speculation import Speculation
-from evenflow.types import Request, Scheduler
+from evenflow.decodes import Speculation
+from evenflow.errors import UsageError
+from evenflow.kv import KvCache, PagePool, PrefixCache
+from evenflow.request import Request
+from evenflow.scheduling import Scheduler
 
 Dispatch = Literal["stage0", "eager"]
 
@@ -73,7 +77,8 @@ class World:
     between stages a link of its own kind, in place of `link`. `replicas` > 1: as many pipelines of
     this kind, each with its own pages and policy, among which `router` divides the requests.
     `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
-    copied to the host and back; what the copies cost is up to `costs` (SwapCost).
+    copied to the host and back; what the copies cost is up to `costs` (SwapCost). Raises UsageError
+    for more engines than pages.
     """
 
     requests: Sequence[Request]
@@ -96,6 +101,27 @@ class World:
     router: Router = "round_robin"
     prefix_cache: bool = False
     swap: bool = False
+
+    def __post_init__(self) -> None:
+        if self.virtual_engines > 1 and self.total_pages < self.virtual_engines:
+            raise UsageError(
+                f"virtual_engines: {self.virtual_engines} engines share {self.total_pages} KV "
+                "pages; at least one page each is right"
+            )
+
+    def batcher(self, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
+        """Return a fresh engine, one of `virtual_engines`, of the kind that `made_by` makes."""
+        pool = PrefixCache if self.prefix_cache else PagePool
+        pages = pool(self.total_pages // self.virtual_engines, self.page_tokens)
+        return made_by(
+            self.make_scheduler(),
+            KvCache(pages, swap=self.swap),
+            depth=self.depth,
+            max_in_flight=self.max_in_flight if self.virtual_engines == 1 else 1,
+            max_model_len=self.max_model_len,
+            pipelined_chunks=self.pipelined_chunks,
+            speculation=self.speculation,
+        )
 
     @property
     def hops(self) -> tuple[Link, ...]:

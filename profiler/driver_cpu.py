@@ -15,8 +15,8 @@ from evenflow.batcher import Batcher
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
 from evenflow.kv import PagePool
+from evenflow.scheduling import View
 from evenflow.types import Plan, Prefill, Request
-from evenflow.view import View
 from profiler.shots import point
 
 PROMPT_TOKENS = 32
@@ -32,7 +32,7 @@ class _Everything:
 
 
 def driver_points(rows: Sequence[int], repeats: int) -> list[Point]:
-    """Measure `next` and `rows` (cpu_schedule), `complete` (cpu_sample) at so many decodes."""
+    """Measure `next` and `sequences` (cpu_schedule), `complete` (cpu_sample) at so many decodes."""
     points = []
     for count in rows:
         schedule_s, sample_s = _steps(count, repeats)
@@ -82,7 +82,7 @@ def _steps(rows: int, repeats: int) -> tuple[list[float], list[float]]:
         start_s = perf_counter()
         batch = batcher.next(float(step))
         assert batch is not None
-        batch.rows()
+        batch.sequences()
         scheduled_s = perf_counter()
         batcher.complete(batch, float(step))
         sample_s.append(perf_counter() - scheduled_s)

@@ -112,7 +112,7 @@ class Driver:
 
     def abandon(self, reason: str) -> None:
         """Record what is still being served as aborted, once `run` has ended."""
-        for request_id in list(self._batcher.live):
+        for request_id in list(self._batcher.queues.live):
             self._abort(request_id, reason)
 
     @property
@@ -127,15 +127,15 @@ class Driver:
             max_in_flight=self._serving.max_in_flight,
             total_pages=batcher.pool.total_pages,
             page_tokens=batcher.pool.page_tokens,
-            gap_s=batcher.gap_s,
-            gap_count=batcher.gap_count,
+            gap_s=batcher.queues.gap_s,
+            gap_count=batcher.queues.gap_count,
         )
 
     @property
     def _goes_on(self) -> bool:
         if self._stops or self._quits:
             return bool(self._sent) and not self._quits
-        return bool(self._front or self._batcher.live)
+        return bool(self._front or self._batcher.queues.live)
 
     def _now_s(self) -> float:
         return self._clock() - self.origin_s
@@ -213,12 +213,12 @@ class Driver:
 
     def _abort(self, request_id: int, reason: str) -> bool:
         """Abort a request, unless it has ended; say whether it had not."""
-        row = self._batcher.live.get(request_id)
-        if row is None or row.aborted:
+        seq = self._batcher.queues.live.get(request_id)
+        if seq is None or seq.aborted:
             return False
         self._batcher.abort(request_id)
-        self._writer.ended([row])
-        self._recorder.abort(row, reason)
+        self._writer.ended([seq])
+        self._recorder.abort(seq, reason)
         self._left(1)
         return True
 

@@ -1,6 +1,6 @@
-"""Which row holds which pages, told to the workers as differences: both ends of that.
+"""Which sequence holds which pages, told to the workers as differences: both ends of that.
 
-A step names only the pages that are new to a row and the rows that gave theirs back, so a decode
+A step names only the pages that are new to a sequence and those that gave theirs back, so a decode
 that goes on costs its id. Knows no sockets and no clock.
 """
 
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
+from evenflow.decodes import Sequence
 from evenflow.errors import WorkerError
-from evenflow.groups import Row
-from evenflow.types import MicroBatch
 from runtime.tokens import TokenBook
 from runtime.wire import Growth, Piece, Step
 
 
 @dataclass(slots=True)
 class _Told:
-    """What the workers know of a row: its first `pages` pages, as of its `epoch`."""
+    """What the workers know of a sequence: its first `pages` pages, as of its `epoch`."""
 
     epoch: int
     pages: int = 0
@@ -44,15 +44,15 @@ class StepWriter:
         dropped = self._ended + self._preempted()
         self._ended = []
         pieces = [
-            Piece(chunk.row.request.request_id, chunk.start, chunk.stop, chunk.last, new_pages)
-            for chunk, new_pages in ((c, self._new_pages(c.row)) for c in batch.chunks)
+            Piece(chunk.sequence.request.request_id, chunk.start, chunk.stop, chunk.last, new_pages)
+            for chunk, new_pages in ((c, self._new_pages(c.sequence)) for c in batch.chunks)
         ]
         decodes, grown = [], []
-        for row in batch.decodes.rows() if batch.decodes is not None else ():
-            request_id = row.request.request_id
+        for seq in batch.decodes.sequences() if batch.decodes is not None else ():
+            request_id = seq.request.request_id
             decodes.append(request_id)
-            if len(row.pages) > self._told[request_id].pages:
-                grown.append(Growth(request_id, self._new_pages(row)))
+            if len(seq.pages) > self._told[request_id].pages:
+                grown.append(Growth(request_id, self._new_pages(seq)))
         tokens, draws = [], []
         if self._book is not None:
             tokens = self._book.inputs(batch.chunks, decodes)
@@ -60,25 +60,25 @@ class StepWriter:
         told = batch.batch_id, dropped, pieces, decodes, grown
         return Step(*told, activation_bytes, work_s, hops_s, tokens, draws)
 
-    def ended(self, rows: list[Row]) -> None:
-        """Note rows that finished or were aborted: no later step has them."""
-        for row in rows:
-            if self._told.pop(row.request.request_id, None) is not None:
-                self._ended.append(row.request.request_id)
+    def ended(self, sequences: list[Sequence]) -> None:
+        """Note sequences that finished or were aborted: no later step has them."""
+        for seq in sequences:
+            if self._told.pop(seq.request.request_id, None) is not None:
+                self._ended.append(seq.request.request_id)
             if self._book is not None:
-                self._book.ended(row.request.request_id)
+                self._book.ended(seq.request.request_id)
 
-    def _new_pages(self, row: Row) -> list[int]:
-        told = self._told.setdefault(row.request.request_id, _Told(row.epoch))
-        new_pages = row.pages[told.pages :]
-        told.pages = len(row.pages)
+    def _new_pages(self, seq: Sequence) -> list[int]:
+        told = self._told.setdefault(seq.request.request_id, _Told(seq.epoch))
+        new_pages = seq.pages[told.pages :]
+        told.pages = len(seq.pages)
         return new_pages
 
     def _preempted(self) -> list[int]:
-        if self._batcher.preemptions == self._preemptions:
+        if self._batcher.queues.preemptions == self._preemptions:
             return []
-        self._preemptions = self._batcher.preemptions
-        live = self._batcher.live
+        self._preemptions = self._batcher.queues.preemptions
+        live = self._batcher.queues.live
         gone = [number for number, told in self._told.items() if live[number].epoch != told.epoch]
         for request_id in gone:
             del self._told[request_id]

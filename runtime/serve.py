@@ -20,7 +20,6 @@ import numpy as np
 
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
-from evenflow.kv import PagePool
 from evenflow.replay import Entry, RecordingBatcher
 from evenflow.results.run import RunResult
 from evenflow.types import MicroBatch
@@ -103,7 +102,7 @@ def serve(
     from runtime.pipeline import Pipeline
 
     recording = partial(RecordingBatcher, record=record)
-    batcher = batcher_of(world, Batcher if record is None else recording)
+    batcher = world.batcher(Batcher if record is None else recording)
     serving = _serving(world, workers)
     try:
         with Pipeline(
@@ -128,18 +127,6 @@ def serve(
     ends = failure, interrupted, unfinished
     free_pages = batcher.pool.free_pages
     return Served(driver.result(), wall_s, *ends, driver.work_s, free_pages, driver.heard)
-
-
-def batcher_of(world: World, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
-    """Return the Batcher of a world, of the kind that `made_by` makes."""
-    return made_by(
-        world.make_scheduler(),
-        PagePool(world.total_pages, world.page_tokens),
-        depth=world.depth,
-        max_in_flight=world.max_in_flight,
-        max_model_len=world.max_model_len,
-        pipelined_chunks=world.pipelined_chunks,
-    )
 
 
 def _serving(world: World, workers: Workers) -> Serving:

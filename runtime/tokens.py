@@ -80,13 +80,13 @@ class TokenBook:
         """Return what stage 0 computes: the ids of each chunk, then each decode's last one."""
         ids: list[int] = []
         for chunk in chunks:
-            ids += self._of(chunk.row.request).ids[chunk.start : chunk.stop]
+            ids += self._of(chunk.sequence.request).ids[chunk.start : chunk.stop]
         ids += [self._known[request_id].ids[-1] for request_id in decodes]
         return ids
 
     def draws(self, chunks: Sequence[Chunk]) -> list[Draw]:
         """Return how the requests draw whose prompts end in these chunks, greedy ones left out."""
-        texts = (self._of(chunk.row.request).text for chunk in chunks if chunk.last)
+        texts = (self._of(chunk.sequence.request).text for chunk in chunks if chunk.last)
         return [text.draw for text in texts if text.draw is not None]
 
     def sampled(self, request_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:

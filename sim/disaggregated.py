@@ -9,14 +9,15 @@ nothing of the others. Does not know machines that change pools, nor several eng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from evenflow.batcher import Batcher
-from evenflow.groups import Row
+from evenflow.decodes import Sequence
 from evenflow.results.combine import of_pools
 from evenflow.results.run import Recorder, RunResult
 from evenflow.types import Handover, Request
@@ -39,7 +40,7 @@ class PooledWorld:
     pool and fewer in the mixed one.
     """
 
-    requests: Sequence[Request]
+    requests: abc.Sequence[Request]
     prefill: World
     decode: World
     mixed: World | None = None
@@ -75,7 +76,7 @@ class Pool(Driver):
         clock: Clock,
         *,
         on_room: Callable[[float], None],
-        on_finished: Callable[[Pool, list[Row], float], None],
+        on_finished: Callable[[Pool, list[Sequence], float], None],
     ) -> None:
         super().__init__(world, pipeline, None, batcher, clock)
         self.engine = self.engines[0]
@@ -83,9 +84,14 @@ class Pool(Driver):
         self._on_room = on_room
         self._on_finished = on_finished
 
-    def record(self, row: Row) -> None:
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that await prefill here."""
+        return self.engine.queues.waiting_tokens
+
+    def record(self, seq: Sequence) -> None:
         """Count a request among those that this pool served."""
-        self._recorder.finish([row])
+        self._recorder.finish([seq])
 
     def result(self) -> RunResult:
         """Return what happened here; a request whose KV came from elsewhere arrived with it."""
@@ -107,8 +113,8 @@ class Pool(Driver):
         super()._settle(now_s)
         self._on_room(now_s)  # what waited here, and went first, may have been admitted
 
-    def _finished(self, rows: list[Row], now_s: float) -> None:
-        self._on_finished(self, rows, now_s)
+    def _finished(self, sequences: list[Sequence], now_s: float) -> None:
+        self._on_finished(self, sequences, now_s)
 
 
 class Disaggregated:
@@ -200,12 +206,12 @@ class Disaggregated:
         refusals = [pool.engine.refusal(request) for pool in self._decoding]
         return None if None in refusals else f"decode pool: {refusals[0]}"
 
-    def _route(self, pools: Sequence[Pool]) -> Pool:
+    def _route(self, pools: abc.Sequence[Pool]) -> Pool:
         """Choose among the pools that could prefill: the first, unless its queue is too long."""
-        first, last = pools[0].engine, pools[-1].engine
+        first, last = pools[0], pools[-1]
         if first.waiting_tokens > self._world.borrow_tokens:
-            return pools[-1] if last.waiting_tokens < first.waiting_tokens else pools[0]
-        return pools[0]
+            return last if last.waiting_tokens < first.waiting_tokens else first
+        return first
 
     def changed(self, now_s: float, but: Pool | None = None) -> None:
         """Prompts have come: ask the pools that prefill, save one that is asked anyway."""
@@ -215,15 +221,15 @@ class Disaggregated:
 
     # -- from pool to pool ------------------------------------------------------------------------
 
-    def _finished(self, pool: Pool, rows: list[Row], now_s: float) -> None:
+    def _finished(self, pool: Pool, sequences: list[Sequence], now_s: float) -> None:
         """A pool is done with requests: so are the clients, or else their KV goes on."""
         ended = 0
-        for row in rows:
-            if row.generated >= self._served[row.request.request_id].output_tokens:
-                self._end(pool, row)
+        for seq in sequences:
+            if seq.generated >= self._served[seq.request.request_id].output_tokens:
+                self._end(pool, seq)
                 ended += 1
             else:
-                self._hand_over(pool, row, now_s)
+                self._hand_over(pool, seq, now_s)
         if not ended:
             return
         if self._replace_done is not None:
@@ -232,30 +238,30 @@ class Disaggregated:
         if self._on_done is not None:
             self._on_done(self._requests.num_done)
 
-    def _end(self, pool: Pool, row: Row) -> None:
-        request_id = row.request.request_id
+    def _end(self, pool: Pool, seq: Sequence) -> None:
+        request_id = seq.request.request_id
         if pool.engine.keeps_pages:
             pool.engine.release(request_id)
         del self._served[request_id]
-        pool.record(row)
-        self._requests.finish([row])
+        pool.record(seq)
+        self._requests.finish([seq])
 
-    def _hand_over(self, pool: Pool, row: Row, now_s: float) -> None:
-        request = self._served[row.request.request_id]
+    def _hand_over(self, pool: Pool, seq: Sequence, now_s: float) -> None:
+        request = self._served[seq.request.request_id]
         handover = Handover(
             request,
-            row.generated,
-            row.first_token_s,
-            row.last_token_s,
-            row.epoch,
-            row.first_scheduled_s,
+            seq.generated,
+            seq.first_token_s,
+            seq.last_token_s,
+            seq.epoch,
+            seq.first_scheduled_s,
         )
         if pool is self.mixed and self._stays(pool, handover):
             pool.engine.release(request.request_id)
             pool.engine.reserve(handover)
             pool.engine.adopt(request.request_id)
             return
-        pool.record(row)
+        pool.record(seq)
         tokens = _whole_pages(pool.engine, handover)
         self._transfers.put(Transfer(handover, self._order.index(pool), tokens, now_s))
 

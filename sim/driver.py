@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
+from evenflow.decodes import Sequence
 from evenflow.errors import PolicyError
-from evenflow.groups import Row
-from evenflow.kv import PagePool
-from evenflow.prefix_cache import PrefixCache
+from evenflow.request import Request
 from evenflow.results.run import WAIT_REASONS, Recorder, RunResult
-from evenflow.types import MicroBatch, Request
 from evenflow.world import World
 from sim.arrivals import Arrivals
 from sim.clock import LAST, Clock, Signal
@@ -38,13 +37,12 @@ class Driver:
         clock: Clock | None = None,
     ) -> None:
         self._world = world
-        self._batcher = batcher
         self._clock = clock or Clock()
         self._recorder = Recorder(world.depth)
         self._on_done: list[Callable[[int], None]] = []
         if on_done is not None:
             self.when_done(lambda _: on_done(self.num_done))
-        self.engines = tuple(self._engine() for _ in range(world.virtual_engines))
+        self.engines = tuple(world.batcher(batcher) for _ in range(world.virtual_engines))
         self._turns = deque(self.engines)
         self._travelling: deque[tuple[Batcher, MicroBatch]] = deque()  # first sent, first back
         self._pipeline = pipeline(self._clock, world, self._recorder, self.changed, self._returned)
@@ -65,8 +63,8 @@ class Driver:
             max_in_flight=self._world.max_in_flight,
             total_pages=sum(engine.pool.total_pages for engine in self.engines),
             page_tokens=self._world.page_tokens,
-            gap_s=[gap for engine in self.engines for gap in engine.gap_s],
-            gap_count=[count for engine in self.engines for count in engine.gap_count],
+            gap_s=[gap for engine in self.engines for gap in engine.queues.gap_s],
+            gap_count=[count for engine in self.engines for count in engine.queues.gap_count],
             engines=len(self.engines),
             prefix_cache=self._world.prefix_cache,
         )
@@ -79,7 +77,7 @@ class Driver:
     @property
     def outstanding(self) -> int:
         """Requests that were admitted and have not finished."""
-        return sum(len(engine.live) for engine in self.engines)
+        return sum(len(engine.queues.live) for engine in self.engines)
 
     def when_done(self, call: Callable[[int], None]) -> None:
         """Have `call` called with how many requests are done, whenever some are."""
@@ -147,30 +145,15 @@ class Driver:
             self._finished(finished, now_s)
         self.changed(now_s)
 
-    def _finished(self, rows: list[Row], now_s: float) -> None:
-        self._recorder.finish(rows)
+    def _finished(self, sequences: list[Sequence], now_s: float) -> None:
+        self._recorder.finish(sequences)
         for call in self._on_done:
-            call(len(rows))
+            call(len(sequences))
 
     def admit(self, request: Request) -> bool:
         """Give an arrival to the engine with the fewest live requests; say whether it is served."""
-        engine = min(self.engines, key=lambda engine: len(engine.live))
+        engine = min(self.engines, key=lambda engine: len(engine.queues.live))
         reason = engine.add(request)
         if reason is not None:
             self._recorder.reject(request, reason)
         return reason is None
-
-    def _engine(self) -> Batcher:
-        world = self._world
-        pages = world.total_pages // world.virtual_engines
-        pool = PrefixCache if world.prefix_cache else PagePool
-        return self._batcher(
-            world.make_scheduler(),
-            pool(pages, world.page_tokens),
-            depth=world.depth,
-            max_in_flight=world.max_in_flight if world.virtual_engines == 1 else 1,
-            max_model_len=world.max_model_len,
-            pipelined_chunks=world.pipelined_chunks,
-            speculation=world.speculation,
-            swap=world.swap,
-        )

@@ -13,7 +13,6 @@ from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
 from runtime.driver import Driver
-from runtime.serve import batcher_of
 from runtime.serving import Serving, StepCost
 from runtime.wire import Free, Message, Returned, Step
 from sim import World
@@ -86,7 +85,7 @@ class NoisyPipeline:
 def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any, list[Any]]:
     """Return a run of the real driver, as `runtime.serve` does, and its journal."""
     pipeline: Any = NoisyPipeline(world, seed, late_s)
-    batcher = batcher_of(world, RecordingBatcher)
+    batcher = world.batcher(RecordingBatcher)
     assert isinstance(batcher, RecordingBatcher)
 
     def cost(batch: MicroBatch) -> StepCost:

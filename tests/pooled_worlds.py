@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost, estimates
+from evenflow.decodes import Speculation
 from evenflow.schedulers import create
-from evenflow.speculation import Speculation
 from sim import RUNTIMES, Link, PooledWorld, TransferLink, World
 from tests.worlds import MAX_MODEL_LEN, POLICIES, requests
 

@@ -8,8 +8,8 @@ from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, StallError
 from evenflow.kv import PagePool
 from evenflow.replay import RecordingBatcher, decision_of, replay
+from evenflow.scheduling import View
 from evenflow.types import Plan, Prefill, Request
-from evenflow.view import View
 
 
 class Scripted:
@@ -52,9 +52,9 @@ def test_a_request_from_arrival_to_end() -> None:
         (((), (7,)), 40, 1, 7),
         (((), (7,)), 41, 1, 7),
     ]
-    (row,) = finished
-    assert (row.first_token_s, row.completion_s, row.generated) == (2.5, 4.5, 3)
-    assert serving.gap_s == [1.0, 1.0]
+    (seq,) = finished
+    assert (seq.first_token_s, seq.completion_s, seq.generated) == (2.5, 4.5, 3)
+    assert serving.queues.gap_s == [1.0, 1.0]
     assert serving.pool.free_pages == 10
     assert serving.next(5.0) is None
     assert serving.wait_reason == "work"
@@ -81,10 +81,12 @@ def test_preemption_recomputes_prompt_and_output_as_one_prompt() -> None:
         (((1, 0, 17),), ()),
         ((), (1,)),
     ]
-    (row,) = finished
-    assert (row.first_token_s, row.epoch, row.generated) == (1.0, 1, 3)
-    assert serving.preemptions == 1
-    assert sorted(serving.gap_s) == [1.0, 1.0, 1.0, 3.0], "the victim's gap spans its recompute"
+    (seq,) = finished
+    assert (seq.first_token_s, seq.epoch, seq.generated) == (1.0, 1, 3)
+    assert serving.queues.preemptions == 1
+    assert sorted(serving.queues.gap_s) == [1.0, 1.0, 1.0, 3.0], (
+        "the victim's gap spans its recompute"
+    )
 
 
 def test_decodes_by_arrival_and_by_return() -> None:
@@ -132,7 +134,7 @@ def test_what_can_never_fit_is_refused(request_: Request, reason: str) -> None:
     refusal = serving.add(request_)
     assert refusal is not None
     assert reason in refusal or "11 KV pages exceed the pool's 10" in refusal
-    assert not serving.live
+    assert not serving.queues.live
 
 
 def test_the_same_request_twice_is_refused() -> None:
@@ -228,13 +230,13 @@ def test_an_early_stop_ends_a_request_and_frees_its_pages() -> None:
     assert decision_of(batch).decodes == (1,)  # type: ignore[union-attr]
     serving.complete(batch, 2.0)
     serving.pool.check_integrity([])
-    assert View(serving).expected_output_tokens == 0
+    assert serving.view.expected_output_tokens == 0
 
 
 def test_a_view_does_not_show_the_true_output_length() -> None:
     serving = batcher(pages=100)
     serving.add(Request(0, 0.0, 4, 777, predicted_output_tokens=5))
-    prompt = next(iter(View(serving).waiting))
+    prompt = next(iter(serving.view.waiting))
     shown = {name: getattr(prompt, name) for name in dir(prompt) if not name.startswith("_")}
     assert 777 not in shown.values()
     assert shown["predicted_output_tokens"] == 5

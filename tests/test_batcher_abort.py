@@ -16,8 +16,8 @@ def test_a_request_that_waits_is_aborted_at_once() -> None:
     serving = batcher(prefill(1, 4))
     serving.add(Request(0, 0.0, 40, 2))
     serving.add(Request(1, 0.0, 4, 1))
-    row = serving.abort(0)
-    assert (row.generated, serving.waiting_tokens, list(serving.live)) == (0, 4, [1])
+    seq = serving.abort(0)
+    assert (seq.generated, serving.queues.waiting_tokens, list(serving.queues.live)) == (0, 4, [1])
     with pytest.raises(ValueError, match="request 0 is not being served"):
         serving.abort(0)
     assert serving.next(0.0) is not None
@@ -39,12 +39,13 @@ def test_chunks_in_flight_keep_the_pages_of_an_aborted_request_until_the_last_is
     serving.abort(0)
     with pytest.raises(ValueError, match="request 0 is not being served"):
         serving.abort(0)
-    log = [(serving.pool.free_pages, serving.running, serving.waiting_tokens)]
+    queues = serving.queues
+    log = [(serving.pool.free_pages, queues.running, queues.waiting_tokens)]
     for batch in (first, second):
         assert serving.complete(batch, 1.0) == []
-        log.append((serving.pool.free_pages, serving.running, serving.waiting_tokens))
+        log.append((serving.pool.free_pages, queues.running, queues.waiting_tokens))
     assert log == [(8, 1, 0), (8, 1, 0), (10, 0, 0)]
-    assert not serving.live
+    assert not queues.live
     serving.add(Request(1, 0.0, 4, 1))
     assert serving.next(2.0) is not None
 
@@ -58,10 +59,10 @@ def test_an_aborted_decode_has_counted_the_tokens_it_got() -> None:
         serving.complete(batch, now_s)
     batch = serving.next(3.0)
     assert batch is not None
-    row = serving.abort(0)
-    assert row.generated == 3
+    seq = serving.abort(0)
+    assert seq.generated == 3
     serving.complete(batch, 4.0)
-    assert row.generated == 4, "the token in flight came out and was thrown away"
+    assert seq.generated == 4, "the token in flight came out and was thrown away"
 
 
 def test_a_decode_is_aborted_at_once_when_ready_and_on_return_when_in_flight() -> None:
@@ -73,10 +74,15 @@ def test_a_decode_is_aborted_at_once_when_ready_and_on_return_when_in_flight() -
     serving.complete(batch, 1.0)
     batch = serving.next(1.0)
     assert batch is not None
-    assert [row.generated for row in (serving.abort(0), serving.abort(1))] == [1, 1]
-    assert (serving.pool.free_pages, serving.running_decodes) == (8, 2)
+    assert [seq.generated for seq in (serving.abort(0), serving.abort(1))] == [1, 1]
+    queues = serving.queues
+    assert (serving.pool.free_pages, queues.running_decodes) == (8, 2)
     assert serving.complete(batch, 2.0) == [], "request 0 got its last token, and is aborted"
-    assert (serving.pool.free_pages, serving.running_decodes, list(serving.live)) == (9, 1, [2])
+    assert (serving.pool.free_pages, serving.queues.running_decodes, list(serving.queues.live)) == (
+        9,
+        1,
+        [2],
+    )
     batch = serving.next(3.0)
     assert batch is not None
     assert decision_of(batch).decodes == (2,)  # type: ignore[union-attr]
@@ -85,7 +91,7 @@ def test_a_decode_is_aborted_at_once_when_ready_and_on_return_when_in_flight() -
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_a_policy_that_goes_on_with_an_aborted_request_is_told(pipelined: bool) -> None:
     serving = batcher(prefill(0, 4), prefill(0, 4))
-    serving.pipelined_chunks = pipelined
+    serving.queues.pipelined_chunks = pipelined
     serving.add(Request(0, 0.0, 40, 2))
     serving.add(Request(1, 0.0, 40, 2))
     serving.next(0.0)

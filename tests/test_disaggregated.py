@@ -197,7 +197,7 @@ def test_the_verbs_of_a_move() -> None:
         assert batch is not None
         finished = engine.complete(batch, now_s + 1)
     assert [row.request.request_id for row in finished] == [7]
-    assert engine.gap_s == [1.5, 1.0]
+    assert engine.queues.gap_s == [1.5, 1.0]
     assert engine.pool.free_pages == 7  # kept, for whoever fetches them
     engine.release(7)
     assert engine.pool.free_pages == 10

@@ -9,7 +9,7 @@ import pytest
 
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, SwapCost, Work
-from evenflow.kv import PagePool
+from evenflow.kv import KvCache, PagePool
 from evenflow.replay import decision_of
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
@@ -69,12 +69,16 @@ def swapping(pages: int = 5) -> tuple[Batcher, list[object]]:
     """Two requests of 32 tokens and 8 to generate; return the Batcher and its decisions."""
     scheduler = create("sarathi", {"watermark": 0.0}, max_model_len=64)
     serving = Batcher(
-        scheduler, PagePool(pages), depth=1, max_in_flight=1, max_model_len=64, swap=True
+        scheduler,
+        KvCache(PagePool(pages), swap=True),
+        depth=1,
+        max_in_flight=1,
+        max_model_len=64,
     )
     for request_id in (0, 1):
         serving.add(Request(request_id, 0.0, 32, 8))
     log: list[object] = []
-    while serving.live:
+    while serving.queues.live:
         batch = serving.next(float(len(log)))
         assert batch is not None
         work = batch.charged or Work()
@@ -94,8 +98,8 @@ def test_a_swapped_request_goes_on_where_it_was() -> None:
     ]
     assert log[8:10] == [(((((1, 32, 33)),), ()), 1, 2), (((), (1,)), 0, 0)]
     assert len(log) == 8 + 7
-    assert serving.preemptions == 1
-    assert serving.kv_tokens == 0
+    assert serving.queues.preemptions == 1
+    assert serving.kv.tokens == 0
 
 
 def test_the_micro_batch_waits_for_its_copies() -> None:

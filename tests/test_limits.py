@@ -10,8 +10,8 @@ from evenflow.errors import UsageError
 from evenflow.schedulers import create
 from evenflow.schedulers.limits import Count
 from evenflow.schedulers.sarathi import Sarathi
+from evenflow.scheduling import View
 from evenflow.types import Plan
-from evenflow.view import View
 
 
 class Mine:

@@ -12,12 +12,11 @@ import pytest
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
-from evenflow.prefix_cache import PrefixCache
+from evenflow.kv import PrefixCache
 from evenflow.replay import decision_of
 from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
-from evenflow.view import View
 from sim import World, simulate
 from tests.command_line import RUN, evenflow
 from traces import load_trace, make_requests, with_conversations
@@ -42,7 +41,7 @@ def serve(serving: Batcher, *requests: Request) -> list[tuple[tuple[int, int, in
     for request in requests:
         assert serving.add(request) is None
     log = []
-    while serving.live:
+    while serving.queues.live:
         batch = serving.next(0.0)
         assert batch is not None
         decision = decision_of(batch)
@@ -79,7 +78,7 @@ def test_prompts_that_start_together_share_pages_once_they_are_computed() -> Non
     batch = serving.next(0.0)
     assert batch is not None
     assert decision_of(batch) == (((0, 0, 64), (1, 0, 64)), ())
-    assert [row.pages for row in serving.live.values()] == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert [row.pages for row in serving.queues.live.values()] == [[0, 1, 2, 3], [0, 1, 2, 3]]
     assert (batch.free_pages, batch.kv_tokens) == (60, 64)
 
 
@@ -97,12 +96,12 @@ def test_a_policy_sees_what_is_left() -> None:
     serving = batcher()
     serve(serving, asking(0, 80, 1, 2, 3))
     serving.add(asking(1, 89, 1, 2, 4))
-    (prompt,) = View(serving).waiting
+    (prompt,) = serving.view.waiting
     assert (prompt.tokens, prompt.computed, prompt.remaining, prompt.pages) == (89, 64, 25, 0)
-    assert serving.waiting_tokens == 25
+    assert serving.queues.waiting_tokens == 25
     serving.next(0.0)
     serving.add(asking(2, 89, 1, 2, 5))
-    (prompt,) = View(serving).waiting
+    (prompt,) = serving.view.waiting
     assert (prompt.remaining, prompt.pages) == (25, 4)
 
 
@@ -125,7 +124,7 @@ def test_preempted_requests_find_their_own_pages() -> None:
     ended it has to compute only the token it had generated."""
     serving = batcher(pages=5, watermark=0.0)
     log = serve(serving, asking(0, 32, 1, output=8), asking(1, 32, 2, output=8))
-    assert serving.preemptions == 1
+    assert serving.queues.preemptions == 1
     assert log == [((0, 0, 32), (1, 0, 32)), ((1, 32, 33),)]
 
 

@@ -187,3 +187,16 @@ def test_wrong_replicas_are_one_line(given: str, message: str, tmp_path: Path) -
     assert status == 2
     assert message in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_more_engines_than_pages_is_a_mistake_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_inputs(tmp_path)
+    settings = ["--set", "virtual_engines=3", "--set", "kv.pages=2"]
+    assert evenflow("simulate", "RUN.yaml", "--out", "out", *settings) == (
+        2,
+        "",
+        "error: virtual_engines: 3 engines share 2 KV pages; at least one page each is right\n",
+    )

@@ -17,8 +17,8 @@ from evenflow.errors import PolicyError, StallError, WorkerError
 from evenflow.kv import PagePool
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
+from evenflow.scheduling import View
 from evenflow.types import MicroBatch, Plan, Request, Scheduler
-from evenflow.view import View
 from runtime.driver import Driver
 from runtime.front import TraceReplay
 from runtime.serving import Serving, StepCost

@@ -138,7 +138,8 @@ def test_every_client_ends_and_every_page_is_free(
     gaps = np.maximum(result.output_tokens[served] - 1, 0)
     assert result.gap_count.sum() == gaps.sum()
     owner.pool.check_integrity([])
-    assert (owner.running, owner.waiting_tokens, owner.kv_tokens) == (0, 0, 0)
+    queues = owner.queues
+    assert (queues.running, queues.waiting_tokens, owner.kv.tokens) == (0, 0, 0)
     assert replay(owner.journal, batcher(policy, depth)) is None
 
 

@@ -267,7 +267,7 @@ def test_stop_lets_what_is_in_the_pipeline_come_back() -> None:
     with pipeline() as workers:
         driver = Driver(serving(), owner, workers, on_done=lambda _: driver.stop())
         driver.run()
-    assert not owner.in_flight
+    assert not owner.queues.in_flight
     assert 0 < driver.num_done < len(REQUESTS)
 
 

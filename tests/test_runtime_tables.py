@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
+from evenflow.decodes import Sequence
 from evenflow.errors import WorkerError
-from evenflow.groups import Row
 from evenflow.types import MicroBatch, Request
 from evenflow.world import World
 from runtime.page_tables import PageTable, StepWriter
@@ -50,29 +50,32 @@ class Told(Batcher):
             assert isinstance(step, Step)
             rows = self.table.apply(step)
             assert rows == rows_of(batch)
-            assert len(self.table) <= len(self.live)
+            assert len(self.table) <= len(self.queues.live)
             spans = [(row.request_id, range(row.start, row.stop)) for row in rows]
             assert step.tokens == [token_at(number, at) for number, span in spans for at in span]
             ends = [(row.request_id, row.stop) for row in rows if row.last]
             self.sampled[batch.batch_id] = ends
         return batch
 
-    def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
+    def complete(
+        self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()
+    ) -> list[Sequence]:
         ends = self.sampled.pop(batch.batch_id)
         ids = [number for number, _ in ends]
         assert not self.book.sampled(ids, [token_at(*end) for end in ends])
         finished = super().complete(batch, now_s, stopped)
         self.writer.ended(finished)
-        assert len(self.book) <= len(self.live)
+        assert len(self.book) <= len(self.queues.live)
         return finished
 
 
 def rows_of(batch: MicroBatch) -> list[Piece]:
     rows = [
-        Piece(c.row.request.request_id, c.start, c.stop, c.last, c.row.pages) for c in batch.chunks
+        Piece(c.sequence.request.request_id, c.start, c.stop, c.last, c.sequence.pages)
+        for c in batch.chunks
     ]
     if batch.decodes is not None:
-        for row in batch.decodes.rows():
+        for row in batch.decodes.sequences():
             context = batch.decodes.context_of(row)
             rows.append(Piece(row.request.request_id, context, context + 1, True, row.pages))
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenflow.groups import Row
+from evenflow.decodes import Sequence
 from evenflow.types import Chunk, Request
 from runtime.tokens import RandomTexts, Text, TokenBook
 from runtime.wire import Draw
@@ -11,8 +11,8 @@ REQUEST = Request(7, 0.0, 50, 4)
 
 
 def chunk(start: int, stop: int) -> Chunk:
-    row = Row(REQUEST, 0, REQUEST.prompt_tokens)
-    return Chunk(row, start, stop, stop == REQUEST.prompt_tokens, 0)
+    seq = Sequence(REQUEST, REQUEST.prompt_tokens)
+    return Chunk(seq, start, stop, stop == REQUEST.prompt_tokens, 0)
 
 
 def test_prompts_follow_from_the_seed_and_the_request() -> None:

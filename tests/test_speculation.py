@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, DraftedCost, Work, decode_work, prefill_work
 from evenflow.costs.drafts import share_of, step_of
+from evenflow.decodes import Speculation, SpeculativeGroup
 from evenflow.errors import UsageError
 from evenflow.kv import PagePool
 from evenflow.results.metrics import summarize
@@ -21,7 +22,6 @@ from evenflow.schedulers import create
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
-from evenflow.speculation import Speculation, SpeculativeGroup
 from evenflow.types import Request
 from sim import World, simulate
 

@@ -56,13 +56,15 @@ def test_the_example_of_figure_9() -> None:
     log = []
     for number in range(8):
         batcher.complete(batches[number], 2.0 + number)
-        returned = batcher.ready.group_sizes[-1]
-        average = batcher.running_decodes / 4
+        returned = batcher.queues.ready.group_sizes[-1]
+        average = batcher.queues.running_decodes / 4
         members = set(batches[number].decodes.members)
         batches.append(send(batcher, 2.0 + number))
         assert set(batches[-1].decodes.members) <= members or number == 4, "batches mix"
         assert batcher.next(2.0 + number) is None, "a fifth batch in decode"
-        log.append((returned, average, batches[-1].decode_tokens, batcher.ready.rows))
+        log.append(
+            (returned, average, batches[-1].decode_tokens, batcher.queues.ready.num_sequences)
+        )
     assert log == [  # returned, average, submitted, withheld
         (80, 116, 80, 0),
         (120, 114, 114, 6),

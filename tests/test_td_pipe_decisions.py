@@ -10,7 +10,6 @@ from evenflow.batcher import Batcher
 from evenflow.kv import PagePool
 from evenflow.schedulers.td_pipe import TDPipe
 from evenflow.types import Request
-from evenflow.view import View
 from tests.td_pipe_parts import NO_SWITCH, batcher_of, offline, send, td_pipe
 
 
@@ -86,7 +85,7 @@ def test_the_public_code_looks_for_the_end_of_decode_once_a_round() -> None:
             TDPipe(variant=variant, decode_s=flat, prefill_s=lambda tokens: 1.0), [90] * 4
         )
         assert letters(batcher, 1) == "D"
-        batcher.complete(next(iter(batcher.in_flight.values())), 3.0)
+        batcher.complete(next(iter(batcher.queues.in_flight.values())), 3.0)
         arrive(batcher, 1)
         assert letters(batcher, 1) == answer
 
@@ -143,7 +142,7 @@ def test_a_finish_ratio_waits_for_pages_without_a_new_split() -> None:
     batcher = deciding(policy, [2, 2, 2, 90, 90, 90, 90, 90], pages=30)
     arrive(batcher, 1, prompt=380)
     batches = [send(batcher, 2.0)]
-    batcher.complete(next(iter(batcher.in_flight.values())), 3.0)
+    batcher.complete(next(iter(batcher.queues.in_flight.values())), 3.0)
     batches.append(send(batcher, 3.0))
     assert [batch.decode_tokens for batch in batches] == [1, 4]
 
@@ -186,7 +185,7 @@ def test_a_finish_ratio_is_reached_at_exactly_its_share_of_the_requests(ratio: f
     for early, answer in ((ends, "P"), (ends - 1, "D")):
         outputs = [2] * early + [90] * (10 - early)
         batcher = deciding(TDPipe(request_finish_ratio=ratio), outputs)
-        batcher.complete(next(iter(batcher.in_flight.values())), 2.0)
+        batcher.complete(next(iter(batcher.queues.in_flight.values())), 2.0)
         arrive(batcher, 1)
         assert letters(batcher, 1) == answer
 
@@ -199,7 +198,11 @@ def test_an_evicted_request_has_not_finished() -> None:
         batcher.add(Request(number, 0.0, 16, output, output))
     batcher.complete(send(batcher, 0.0), 1.0)
     batcher.complete(send(batcher, 1.0), 2.0)
-    assert (batcher.preemptions, batcher.completed, batcher.pool.free_pages) == (1, 1, 3)
+    assert (batcher.queues.preemptions, batcher.queues.completed, batcher.pool.free_pages) == (
+        1,
+        1,
+        3,
+    )
     assert letters(batcher, 1) == "D"
 
 
@@ -212,10 +215,10 @@ def test_the_public_code_takes_the_first_that_arrived(order: tuple[int, int]) ->
         batcher.add(request)
     batcher.complete(send(batcher, 0.0), 1.0)
     batches = send(batcher, 1.0), send(batcher, 1.0)
-    assert [len(batch.rows()) for batch in batches] == [3, 2]
+    assert [len(batch.sequences()) for batch in batches] == [3, 2]
     for number in order:
         batcher.complete(batches[number], 2.0)
-    assert [row.order for row in send(batcher, 3.0).rows()] == [0, 1, 2]
+    assert [row.order for row in send(batcher, 3.0).sequences()] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("live", "answer"), [(380, "P"), (384, "D")])
@@ -240,6 +243,6 @@ def test_from_192_rows_a_batch_the_public_code_counts_as_saturated(live: int, an
 def test_the_lengths_of_running_decodes() -> None:
     batcher = deciding(TDPipe(request_finish_ratio=1.0), [90, 90, 90, 90], predicted=70)
     # The first two have returned with their second token; the others are in flight for theirs.
-    view = View(batcher)
+    view = batcher.view
     assert list(view.decode_lengths) == [(17, 2, 70)] * 2 + [(16, 1, 70)] * 2
     assert view.decode_context_tokens == 2 * 17 + 2 * 16

@@ -15,7 +15,6 @@ from evenflow.types import Request
 from experiments.real import servable
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
-from runtime.serve import batcher_of
 from sim import driver
 from sim.tandem import Tandem
 from tests.command_line import evenflow, write_inputs
@@ -41,7 +40,7 @@ def test_a_real_run_has_the_scheduler_of_the_simulation(tmp_path: Path) -> None:
         config = load_config(tmp_path / "RUN.yaml", [f"scheduler={name}"])
         world = servable(build(config, [Request(0, 0.0, 8, 2)], tmp_path))
         simulated = driver.Driver(world, Tandem).engines[0].scheduler
-        real = batcher_of(world).scheduler
+        real = world.batcher().scheduler
         assert type(real) is type(simulated)
         assert type(real).__module__ == f"evenflow.schedulers.{name}"
 

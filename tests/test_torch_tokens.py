@@ -62,7 +62,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert tokens == expected
     batcher.pool.check_integrity([])
     if name not in ("static", "orca"):  # they reserve all pages beforehand
-        assert batcher.preemptions
+        assert batcher.queues.preemptions
 
 
 @pytest.fixture

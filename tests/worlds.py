@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, SwapCost, estimates
+from evenflow.decodes import Speculation
 from evenflow.schedulers import create
-from evenflow.speculation import Speculation
 from evenflow.types import Prefix, Request
 from sim import RUNTIMES, Link, World
 
@@ -36,6 +37,17 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("td_pipe", {"request_finish_ratio": 0.3}),
     ("td_pipe", {"variant": "code", "max_batch_rows": 2}),
 ]
+
+
+def require_idle(engine: Batcher) -> None:
+    """Fail unless nothing is left in an engine: no request, no token, no page."""
+    queues = engine.queues
+    engine.pool.check_integrity([])
+    assert not queues.live
+    assert not queues.moving
+    assert (queues.running, queues.running_decodes, queues.ready.num_sequences) == (0, 0, 0)
+    assert (queues.waiting_tokens, len(queues.in_flight)) == (0, 0)
+    assert (engine.kv.tokens, engine.view.expected_output_tokens) == (0, 0)
 
 
 @st.composite

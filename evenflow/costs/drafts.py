@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evenflow.costs.base import BatchShape, StageCost, decode_work
-from evenflow.speculation import Speculation
+from evenflow.decodes import Speculation
 
 
 class DraftedCost:

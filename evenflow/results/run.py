@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from evenflow.groups import Row
-from evenflow.types import MicroBatch, Request
+from evenflow.batch import MicroBatch
+from evenflow.decodes import Sequence
+from evenflow.request import Request
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Columns = Mapping[str, NDArray[Any] | list[str]]
+Columns = abc.Mapping[str, NDArray[Any] | list[str]]
 """A table: equally long columns by name."""
 
 WAIT_REASONS = ("kv", "policy", "work")
@@ -102,19 +103,19 @@ class RunResult:
     engines: int = 1
     replicas: int = 1
 
-    request_id: Annotated[Ints, Column("requests", int, "row.request.request_id")]
-    arrival_s: Annotated[Floats, Column("requests", float, "row.request.arrival_s")]
-    prompt_tokens: Annotated[Ints, Column("requests", int, "row.request.prompt_tokens")]
-    output_tokens: Annotated[Ints, Column("requests", int, "row.generated")]
+    request_id: Annotated[Ints, Column("requests", int, "sequence.request.request_id")]
+    arrival_s: Annotated[Floats, Column("requests", float, "sequence.request.arrival_s")]
+    prompt_tokens: Annotated[Ints, Column("requests", int, "sequence.request.prompt_tokens")]
+    output_tokens: Annotated[Ints, Column("requests", int, "sequence.generated")]
     first_scheduled_s: Annotated[
-        Floats, Column("requests", float, "row.first_scheduled_s", written=False)
+        Floats, Column("requests", float, "sequence.first_scheduled_s", written=False)
     ]
-    first_token_s: Annotated[Floats, Column("requests", float, "row.first_token_s")]
-    completion_s: Annotated[Floats, Column("requests", float, "row.completion_s")]
-    preemptions: Annotated[Ints, Column("requests", int, "row.epoch")]
+    first_token_s: Annotated[Floats, Column("requests", float, "sequence.first_token_s")]
+    completion_s: Annotated[Floats, Column("requests", float, "sequence.completion_s")]
+    preemptions: Annotated[Ints, Column("requests", int, "sequence.epoch")]
     status: Annotated[list[str], Column("requests", str, "status")]
     reason: Annotated[list[str], Column("requests", str, "reason")]
-    cached_tokens: Annotated[Ints | None, Column("requests", int, "row.cached_tokens")] = None
+    cached_tokens: Annotated[Ints | None, Column("requests", int, "sequence.cached_tokens")] = None
 
     scheduled_s: Annotated[Floats, Column("batches", float)]
     prefill_tokens: Annotated[Ints, Column("batches", int)]
@@ -133,7 +134,7 @@ class RunResult:
     gap_count: Annotated[Ints, Column("gaps", int)]
 
     provenance: dict[str, Any] = field(default_factory=dict)
-    pools: Mapping[str, RunResult] = field(default_factory=dict)
+    pools: abc.Mapping[str, RunResult] = field(default_factory=dict)
     transfers: Transfers | None = None
 
     @property
@@ -184,12 +185,12 @@ GAPS = columns_of(RunResult, "gaps")
 TRANSFERS = columns_of(Transfers, "transfers")
 
 
-def _written(result: object, columns: Mapping[str, Column]) -> dict[str, Any]:
+def _written(result: object, columns: abc.Mapping[str, Column]) -> dict[str, Any]:
     table = {name: getattr(result, name) for name, column in columns.items() if column.written}
     return {name: values for name, values in table.items() if values is not None}
 
 
-def gathered(columns: Mapping[str, Column], records: Iterable[object]) -> dict[str, Any]:
+def gathered(columns: abc.Mapping[str, Column], records: abc.Iterable[object]) -> dict[str, Any]:
     """Return those columns of records that have a path: each value is where it leads."""
     led_to = {name: column for name, column in columns.items() if column.path is not None}
     values_of = attrgetter(*(str(column.path) for column in led_to.values()))
@@ -204,7 +205,7 @@ def gathered(columns: Mapping[str, Column], records: Iterable[object]) -> dict[s
 class Ended(NamedTuple):
     """A request that needs nothing more, and why. Rejected, it got nothing of what it asked for."""
 
-    row: Row
+    sequence: Sequence
     status: str
     reason: str
 
@@ -219,12 +220,12 @@ class Recorder:
         self._depth = depth
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
         self._batches = array("d")
-        self._completed: list[Row] = []
+        self._completed: list[Sequence] = []
         self._others: list[Ended] = []
         self._wait_s = array("d")
         self._wait_reason = array("q")
 
-    def batch(self, batch: MicroBatch, stage_times: Sequence[float]) -> None:
+    def batch(self, batch: MicroBatch, stage_times: abc.Sequence[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
         self._batches.fromlist(
             [
@@ -243,15 +244,15 @@ class Recorder:
         self._wait_s.append(now_s)
         self._wait_reason.append(WAIT_CODES[reason])
 
-    def finish(self, rows: list[Row]) -> None:
-        self._completed += rows
+    def finish(self, sequences: list[Sequence]) -> None:
+        self._completed += sequences
 
-    def abort(self, row: Row, reason: str) -> None:
-        self._others.append(Ended(row, "aborted", reason))
+    def abort(self, seq: Sequence, reason: str) -> None:
+        self._others.append(Ended(seq, "aborted", reason))
 
     def reject(self, request: Request, reason: str) -> None:
-        row = Row(request, 0, request.prompt_tokens, generated=request.output_tokens)
-        self._others.append(Ended(row, "rejected", reason))
+        seq = Sequence(request, request.prompt_tokens, generated=request.output_tokens)
+        self._others.append(Ended(seq, "rejected", reason))
 
     @property
     def num_done(self) -> int:
@@ -261,14 +262,14 @@ class Recorder:
     def result(
         self,
         *,
-        gap_s: Sequence[float],
-        gap_count: Sequence[int],
+        gap_s: abc.Sequence[float],
+        gap_count: abc.Sequence[int],
         prefix_cache: bool = False,
         **facts: Any,
     ) -> RunResult:
         """Return the columns of the run; `facts` are the fields of a RunResult that are none."""
-        ended = [*(Ended(row, "completed", "") for row in self._completed), *self._others]
-        ended.sort(key=lambda entry: entry.row.request.request_id)
+        ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
+        ended.sort(key=lambda entry: entry.sequence.request.request_id)
         columns = gathered(REQUESTS, ended)
         if not prefix_cache:
             columns["cached_tokens"] = None

@@ -17,7 +17,7 @@ from evenflow.schedulers.static import Static
 from evenflow.schedulers.td_pipe import TDPipe
 from evenflow.schedulers.token_throttling import TokenThrottling
 from evenflow.schedulers.vllm import VLLM
-from evenflow.types import Scheduler
+from evenflow.scheduling import Scheduler
 
 POLICIES: Mapping[str, type[Scheduler]] = {
     "static": Static,

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from evenflow.kv import PagePool
 from evenflow.schedulers.limits import Count, checked
-from evenflow.types import Prefill, SearchSpace
-from evenflow.view import Prompt, View
+from evenflow.scheduling import Prefill, Prompt, SearchSpace, View
 
 UNLIMITED = 1 << 60
 """The rows or tokens of a micro-batch without a cap."""

@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Count, Fraction, Positive, checked
-from evenflow.types import Plan, SearchSpace
-from evenflow.view import View
+from evenflow.scheduling import Plan, SearchSpace, View
 
 
 class Sarathi:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from evenflow.schedulers.admission import UNLIMITED, Reserving, Room
 from evenflow.schedulers.limits import Count, checked
-from evenflow.types import Plan
-from evenflow.view import View
+from evenflow.scheduling import Plan, View
 
 
 class Static(Reserving):

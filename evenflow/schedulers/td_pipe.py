@@ -18,8 +18,7 @@ from evenflow.schedulers.td_pipe_rules import (
     stealing_share,
     temporal_intensity,
 )
-from evenflow.types import Order, Plan, SearchSpace
-from evenflow.view import Prompt, View
+from evenflow.scheduling import Order, Plan, Prompt, SearchSpace, View
 
 FUTURE_POINTS = {
     "paper": tuple(range(32, 1025, 32)),

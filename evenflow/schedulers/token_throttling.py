@@ -9,8 +9,7 @@ from annotated_types import Ge
 
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Count, Fraction, checked
-from evenflow.types import Plan, Prefill, SearchSpace, Victim
-from evenflow.view import View
+from evenflow.scheduling import Plan, Prefill, SearchSpace, Victim, View
 
 VICTIMS: dict[str, Victim] = {"latest": "last_returned", "most_pages": "most_pages"}
 

@@ -7,8 +7,7 @@ from typing import ClassVar
 from evenflow.kv import PagePool
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Count, Fraction, checked
-from evenflow.types import Plan, SearchSpace
-from evenflow.view import View
+from evenflow.scheduling import Plan, SearchSpace, View
 
 
 class VLLM:

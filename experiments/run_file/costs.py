@@ -23,11 +23,11 @@ from evenflow.costs import (
 )
 from evenflow.costs.drafts import share_of, step_of
 from evenflow.costs.tables import TableCost
+from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GPUS
 from evenflow.specs.model import ModelSpec
-from evenflow.speculation import Speculation
 from experiments.run_file.fields import Count, Keys, NonNegative, needed, short_form
 from experiments.run_file.links import NameOrAllReduce
 

@@ -19,7 +19,6 @@ from evenflow.types import Request
 from experiments.real import servable
 from experiments.run_file.build import build
 from experiments.run_file.run import RunConfig
-from runtime.serve import batcher_of
 
 NAME = "decisions.jsonl.gz"
 
@@ -73,7 +72,7 @@ def replay_folder(folder: Path) -> str | None:
     config, beside = read_head(path)
     world = servable(build(config, [], beside))
     try:
-        return replay(read_entries(path), batcher_of(world))
+        return replay(read_entries(path), world.batcher())
     except PolicyError as error:
         return str(error)
     except ValueError as error:

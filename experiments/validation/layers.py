@@ -22,7 +22,6 @@ from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, Ints, RunResult
 from evenflow.types import MicroBatch
 from experiments.validation.measured_times import Recorded, Times, as_admitted
-from runtime.serve import batcher_of
 from sim import World, simulate_timed
 
 NAMES = ("ttft", "tpot", "itl", "e2el")
@@ -150,7 +149,7 @@ def priced(world: World, journal: Iterable[Entry]) -> Priced:
 
     Raises PolicyError when the journal, replayed, does not give the decisions that it records.
     """
-    batcher = batcher_of(world, partial(PricingBatcher, costs=world.costs))
+    batcher = world.batcher(partial(PricingBatcher, costs=world.costs))
     assert isinstance(batcher, PricingBatcher)
     difference = replay(journal, batcher)
     if difference is not None:

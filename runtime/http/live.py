@@ -198,10 +198,10 @@ def _gauges(batcher: Batcher) -> Mapping[str, float]:
     own."""
     pool = batcher.pool
     return {
-        "vllm:num_requests_running": batcher.running,
-        "vllm:num_requests_waiting": len(batcher.waiting),
+        "vllm:num_requests_running": batcher.queues.running,
+        "vllm:num_requests_waiting": len(batcher.queues.waiting),
         "vllm:kv_cache_usage_perc": 1 - pool.free_pages / pool.total_pages,
-        "vllm:num_preemptions_total": batcher.preemptions,
+        "vllm:num_preemptions_total": batcher.queues.preemptions,
         "evenflow:kv_pages_free": pool.free_pages,
         "evenflow:kv_pages_total": pool.total_pages,
     }

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost, estimates
-from evenflow.kv import PagePool
-from evenflow.prefix_cache import PrefixCache
+from evenflow.decodes import Speculation
+from evenflow.kv import PrefixCache
 from evenflow.replay import Aborted, RecordingBatcher, replay
 from evenflow.schedulers import create
-from evenflow.speculation import Speculation
 from evenflow.types import MicroBatch, Request
-from tests.worlds import MAX_MODEL_LEN, POLICIES, prefixes
+from evenflow.world import World
+from tests.worlds import MAX_MODEL_LEN, POLICIES, prefixes, require_idle
 
 ACTIONS = st.lists(
     st.one_of(
@@ -28,26 +28,26 @@ ACTIONS = st.lists(
 
 
 @st.composite
-def batchers(draw: st.DrawFn) -> tuple[RecordingBatcher, RecordingBatcher]:
-    """Two fresh Batchers of one kind: of every policy, with pools that force preemption."""
+def deployments(draw: st.DrawFn) -> World:
+    """Worlds of every policy without requests, with pools that force preemption."""
     name, params = draw(st.sampled_from(POLICIES))
     depth = draw(st.integers(1, 3))
-    cap = draw(st.sampled_from([depth, depth, None]))
-    pages = draw(st.sampled_from([16, 20, 60]))
-    pool = draw(st.sampled_from([PagePool, PagePool, PrefixCache]))
-    options = {
-        "pipelined_chunks": draw(st.sampled_from([None, True, False])),
-        "speculation": draw(st.sampled_from([None, None, Speculation(3, 0.7)])),
-        "swap": draw(st.booleans()),
-    }
     costs = AffineCost(0.005, 0.0001, depth)
-
-    def make() -> RecordingBatcher:
-        policy = create(name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs))
-        shape = {"depth": depth, "max_in_flight": cap, "max_model_len": MAX_MODEL_LEN}
-        return RecordingBatcher(policy, pool(pages), **shape, **options)
-
-    return make(), make()
+    return World(
+        requests=(),
+        make_scheduler=lambda: create(
+            name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)
+        ),
+        costs=costs,
+        depth=depth,
+        total_pages=draw(st.sampled_from([16, 20, 60])),
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=draw(st.sampled_from([depth, depth, None])),
+        pipelined_chunks=draw(st.sampled_from([None, True, False])),
+        speculation=draw(st.sampled_from([None, None, Speculation(3, 0.7)])),
+        prefix_cache=draw(st.sampled_from([False, False, True])),
+        swap=draw(st.booleans()),
+    )
 
 
 class Play:
@@ -74,15 +74,15 @@ class Play:
 
     def complete(self, stopped: tuple[int, ...] = ()) -> None:
         if self.in_flight:
-            rows = self.owner.complete(self.in_flight.popleft(), self.now_s, stopped)
-            assert not any(row.aborted for row in rows)
-            self.finished += len(rows)
+            ended = self.owner.complete(self.in_flight.popleft(), self.now_s, stopped)
+            assert not any(seq.aborted for seq in ended)
+            self.finished += len(ended)
 
     def abort(self, choice: int) -> None:
-        served = [number for number, row in self.owner.live.items() if not row.aborted]
+        live = self.owner.queues.live.items()
+        served = [number for number, seq in live if not seq.aborted]
         if served:
-            row = self.owner.abort(served[choice % len(served)])
-            assert row.aborted
+            assert self.owner.abort(served[choice % len(served)]).aborted
             self.aborted += 1
 
     def play(self, action: str, one: int, other: int, draw: st.DataObject) -> None:
@@ -99,7 +99,7 @@ class Play:
 
     def drain(self) -> None:
         """Serve what is left, without clients that leave."""
-        while self.owner.live:
+        while self.owner.queues.live:
             self.now_s += 0.01
             self.next()
             if not self.owner.can_send or self.owner.wake_at_s is None:
@@ -107,37 +107,35 @@ class Play:
             self.check()
 
     def check(self) -> None:
-        owner, rows = self.owner, list(self.owner.live.values())
-        owner.pool.check_integrity([page for row in rows for page in row.pages])
-        waits = [row for row in rows if not (row.aborted or row.decoding)]
-        assert owner.waiting_tokens == sum(row.remaining for row in waits)
-        assert owner.running == len(rows) - len(owner.waiting)
-        assert owner.running_decodes == sum(row.decoding for row in rows)
-        sent = [batch.decodes for batch in owner.in_flight.values() if batch.decodes is not None]
-        decoding = [*owner.ready.groups, *sent]
-        assert owner.running_decodes == sum(map(len, decoding))
-        if owner.speculation is None:
-            prefilling = (row.computed for row in rows if row.pages and not row.decoding)
+        queues = self.owner.queues
+        live = list(queues.live.values())
+        self.owner.pool.check_integrity([page for seq in live for page in seq.pages])
+        waits = [seq for seq in live if not (seq.aborted or seq.decoding)]
+        assert queues.waiting_tokens == sum(seq.remaining for seq in waits)
+        assert queues.running == len(live) - len(queues.waiting)
+        assert queues.running_decodes == sum(seq.decoding for seq in live)
+        sent = [batch.decodes for batch in queues.in_flight.values() if batch.decodes is not None]
+        decoding = [*queues.ready.groups, *sent]
+        assert queues.running_decodes == sum(map(len, decoding))
+        if queues.speculation is None:
+            prefilling = (seq.computed for seq in live if seq.pages and not seq.decoding)
             contexts = (group.context for group in decoding)
-            assert owner.kv_tokens == sum(prefilling) + sum(contexts) + sum(map(len, sent))
-        assert not any(row.aborted for row in [*owner.waiting, *owner.partials, *owner.ready])
+            assert self.owner.kv.tokens == sum(prefilling) + sum(contexts) + sum(map(len, sent))
+        assert not any(seq.aborted for seq in [*queues.waiting, *queues.partials, *queues.ready])
 
 
 @settings(max_examples=300, deadline=None)
-@given(batchers(), ACTIONS, st.data())
+@given(deployments(), ACTIONS, st.data())
 def test_clients_may_leave_at_any_moment(
-    pair: tuple[RecordingBatcher, RecordingBatcher],
-    actions: list[tuple[str, int, int]],
-    data: st.DataObject,
+    world: World, actions: list[tuple[str, int, int]], data: st.DataObject
 ) -> None:
-    owner, fresh = pair
+    owner = world.batcher(RecordingBatcher)
+    assert isinstance(owner, RecordingBatcher)
     play = Play(owner)
     for action in actions:
         play.play(*action, data)
     play.drain()
     assert play.added == play.refused + play.aborted + play.finished
     assert sum(isinstance(entry, Aborted) for entry in owner.journal) == play.aborted
-    assert (owner.running, owner.running_decodes, owner.waiting_tokens) == (0, 0, 0)
-    assert (owner.kv_tokens, owner.ready.rows, len(owner.in_flight)) == (0, 0, 0)
-    owner.pool.check_integrity([])
-    assert replay(owner.journal, fresh) is None
+    require_idle(owner)
+    assert replay(owner.journal, world.batcher()) is None

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from evenflow.batcher import Batcher
 from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
-from evenflow.view import View
 from evenflow.world import World
 from sim.driver import Driver
 from sim.tandem import Tandem
-from tests.worlds import worlds
+from tests.worlds import require_idle, worlds
 
 
 def run(world: World) -> tuple[RunResult, list[RecordingBatcher]]:
@@ -41,12 +39,7 @@ def test_requests_tokens_and_pages_are_conserved(world: World) -> None:
     assert (result.kv_tokens > 0).all()
     assert (result.kv_tokens <= slots).all()
     for engine in engines:
-        engine.pool.check_integrity([])
-        assert not engine.live
-        assert (engine.running, engine.running_decodes, engine.ready.rows) == (0, 0, 0)
-        assert (engine.waiting_tokens, len(engine.in_flight)) == (0, 0)
-        assert View(engine).expected_output_tokens == 0
-        assert engine.kv_tokens == 0
+        require_idle(engine)
 
 
 @settings(max_examples=300, deadline=None)
@@ -79,7 +72,7 @@ def check_journal(engine: RecordingBatcher) -> None:
             prompt_tokens[entry.request.request_id] = entry.request.prompt_tokens
         elif isinstance(entry, Asked) and entry.decision is not None:
             for request_id, start, stop in entry.decision.chunks:
-                kept = start % engine.pool.page_tokens == 0 or engine.swap
+                kept = start % engine.pool.page_tokens == 0 or engine.kv.swap
                 assert start == computed[request_id] or kept, "chunks leave a gap"
                 computed[request_id] = stop
             for request_id in entry.decision.decodes:
@@ -99,17 +92,7 @@ def check_journal(engine: RecordingBatcher) -> None:
 def test_replaying_a_run_gives_the_same_decisions(world: World) -> None:
     _, engines = run(world)
     for engine in engines:
-        fresh = Batcher(
-            world.make_scheduler(),
-            type(engine.pool)(engine.pool.total_pages, engine.pool.page_tokens),
-            depth=engine.depth,
-            max_in_flight=engine.max_in_flight,
-            max_model_len=engine.max_model_len,
-            pipelined_chunks=engine.pipelined_chunks,
-            speculation=engine.speculation,
-            swap=engine.swap,
-        )
-        assert replay(engine.journal, fresh) is None
+        assert replay(engine.journal, world.batcher()) is None
 
 
 @settings(max_examples=100, deadline=None)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from evenflow.groups import Row
-from evenflow.prefix_cache import CachedPage, PrefixCache
+from evenflow.decodes import Sequence
+from evenflow.kv import CachedPage, PrefixCache
 from evenflow.replay import RecordingBatcher
 from evenflow.types import MicroBatch, Prefix
 from evenflow.world import World
@@ -154,30 +154,34 @@ class CheckedBatcher(RecordingBatcher):
             assert batch.kv_tokens == sum(self.tokens_by_page().values())
         return batch
 
-    def complete(self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()) -> list[Row]:
+    def complete(
+        self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()
+    ) -> list[Sequence]:
         finished = super().complete(batch, now_s, stopped)
         self.check()
         return finished
 
     def check(self) -> None:
-        rows = self.live.values()
-        self.pool.check_integrity([page for row in rows for page in row.pages])
-        remaining = [row.remaining for row in rows if not row.decoding]
-        assert self.waiting_tokens == sum(remaining)
+        sequences = self.queues.live.values()
+        self.pool.check_integrity([page for seq in sequences for page in seq.pages])
+        remaining = [seq.remaining for seq in sequences if not seq.decoding]
+        assert self.queues.waiting_tokens == sum(remaining)
 
     def tokens_by_page(self) -> dict[int, int]:
         """Return the filled slots of each page, a shared page once."""
         page_tokens = self.pool.page_tokens
-        flying = [batch.decodes for batch in self.in_flight.values() if batch.decodes is not None]
-        context = {row.order: row.computed for row in self.live.values()}
-        for group in (*self.ready._groups, *flying):
-            for row in group.rows():
-                gained = min(group.stride, row.finish_tick - group.tick) if group in flying else 0
-                context[row.order] = group.context_of(row) + gained
+        flying = [
+            batch.decodes for batch in self.queues.in_flight.values() if batch.decodes is not None
+        ]
+        context = {seq.order: seq.computed for seq in self.queues.live.values()}
+        for group in (*self.queues.ready._groups, *flying):
+            for seq in group.sequences():
+                gained = min(group.stride, seq.finish_tick - group.tick) if group in flying else 0
+                context[seq.order] = group.context_of(seq) + gained
         return {
-            page: min(max(context[row.order] - index * page_tokens, 0), page_tokens)
-            for row in self.live.values()
-            for index, page in enumerate(row.pages)
+            page: min(max(context[seq.order] - index * page_tokens, 0), page_tokens)
+            for seq in self.queues.live.values()
+            for index, page in enumerate(seq.pages)
         }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
-from evenflow.kv import PagePool
 from evenflow.replay import RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
@@ -21,14 +21,15 @@ from sim.stages import StageProcesses
 from sim.tandem import Tandem
 from tests.pooled_worlds import pooled_worlds
 from tests.properties.test_invariants import check_journal
+from tests.worlds import require_idle
 
 
 class AuditedBatcher(RecordingBatcher):
     """Counts its pages after all that may move one: free and held are always all of them."""
 
     def audit(self) -> None:
-        rows = {id(row): row for row in (*self.live.values(), *self.moving.values())}
-        self.pool.check_integrity([page for row in rows.values() for page in row.pages])
+        held = {id(seq): seq for seq in (*self.queues.live.values(), *self.queues.moving.values())}
+        self.pool.check_integrity([page for seq in held.values() for page in seq.pages])
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
@@ -41,18 +42,18 @@ class AuditedBatcher(RecordingBatcher):
         return finished
 
     def release(self, request_id: int) -> None:
-        assert self.moving[request_id].pages, "KV left from nowhere"
+        assert self.queues.moving[request_id].pages, "KV left from nowhere"
         super().release(request_id)
         self.audit()
 
     def reserve(self, handover: Handover) -> None:
         super().reserve(handover)
-        held = self.moving[handover.request.request_id].pages
+        held = self.queues.moving[handover.request.request_id].pages
         assert len(held) * self.pool.page_tokens >= handover.context_tokens
         self.audit()
 
     def adopt(self, request_id: int) -> None:
-        assert self.moving[request_id].pages, "KV arrived nowhere"
+        assert self.queues.moving[request_id].pages, "KV arrived nowhere"
         super().adopt(request_id)
         self.audit()
 
@@ -73,12 +74,7 @@ def test_requests_tokens_and_pages_are_conserved(world: PooledWorld) -> None:
     assert result.gap_count.sum() == (result.output_tokens[done] - 1).sum()
     assert sum(len(pool.scheduled_s) for pool in result.pools.values()) == len(result.scheduled_s)
     for pool in system.pools.values():
-        engine = pool.engine
-        engine.pool.check_integrity([])
-        assert not engine.live
-        assert not engine.moving
-        assert (engine.running, engine.running_decodes, engine.ready.rows) == (0, 0, 0)
-        assert (engine.waiting_tokens, len(engine.in_flight)) == (0, 0)
+        require_idle(pool.engine)
 
 
 @settings(max_examples=150, deadline=None)
@@ -121,17 +117,8 @@ def test_replaying_each_pool_gives_the_same_decisions(world: PooledWorld) -> Non
     for name, pool in system.pools.items():
         engine = pool.engine
         assert isinstance(engine, RecordingBatcher)
-        fresh = Batcher(
-            getattr(world, name).make_scheduler(),
-            PagePool(engine.pool.total_pages, engine.pool.page_tokens),
-            depth=engine.depth,
-            max_in_flight=engine.max_in_flight,
-            max_model_len=engine.max_model_len,
-            pipelined_chunks=engine.pipelined_chunks,
-            speculation=engine.speculation,
-            keeps_pages=engine.keeps_pages,
-        )
-        assert replay(engine.journal, fresh) is None
+        again = partial(Batcher, keeps_pages=engine.keeps_pages)
+        assert replay(engine.journal, getattr(world, name).batcher(again)) is None
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,0 +1,96 @@
+"""What travels through the stages together: chunks of prompts and a group of decodes.
+
+Knows the numbers of a micro-batch, also of one that is padded, as in classic static batching, where
+every sequence costs as much as the longest; not what they cost.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from evenflow.costs.base import ChunkShape, Span, Work
+from evenflow.decodes import DecodeGroup, Rectangle, Sequence
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, stop) of a sequence's prompt, computed in one micro-batch.
+
+    `last`: the prompt ends here, so the chunk yields a token. `epoch` is the sequence's when the
+    chunk was scheduled: a result of another epoch is stale and never applied.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    last: bool
+    epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatch:
+    """What travels through the stages together.
+
+    `decodes` is the group of sequences that decode (None: no decode). They compute `decode_tokens`
+    tokens: one each, or with speculative decoding the proposals too. `decode_context` is the number
+    of tokens they attend to, before this step, summed. `sampled_rows` tokens need logits: every
+    decode token and every last chunk. `output_tokens` come out when the micro-batch returns: as
+    many, or with speculative decoding those that are accepted. `free_pages` counts the pages left
+    when the micro-batch was scheduled, and `kv_tokens` the token slots that are filled in the
+    others, its own tokens included. `charged` is the work that costs time where it is not just that
+    of the sequences: padding, or pages copied to and from the host.
+    """
+
+    batch_id: int
+    scheduled_s: float
+    chunks: abc.Sequence[Chunk]
+    decodes: DecodeGroup | None
+    prefill_tokens: int
+    decode_tokens: int
+    decode_context: int
+    sampled_rows: int
+    free_pages: int
+    output_tokens: int
+    kv_tokens: int = 0
+    charged: Work | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed, padding included."""
+        charged = self.charged or self
+        return charged.prefill_tokens + charged.decode_tokens
+
+    def sequences(self) -> list[Sequence]:
+        """The sequences of the micro-batch, prefill chunks first."""
+        decoding = list(self.decodes.sequences()) if self.decodes is not None else []
+        return [chunk.sequence for chunk in self.chunks] + decoding
+
+
+def rectangle(chunks: abc.Sequence[ChunkShape]) -> Rectangle:
+    """Return the rectangle around the prompts that end with these chunks."""
+    return Rectangle(len(chunks), max(chunk.stop for chunk in chunks))
+
+
+def padded_work(
+    chunks: abc.Sequence[ChunkShape], group: DecodeGroup | None, row_tokens: int = 1
+) -> Work:
+    """Return what a micro-batch has to compute when it is padded.
+
+    Each chunk has as many tokens as the longest and ends where the last one ends. Decodes are those
+    of all rows of the group's rectangle, also where the sequence has ended, each attending to the
+    longest prompt and the tokens decoded since, and computing `row_tokens` tokens.
+    """
+    rows = context = longest = stop = 0
+    if group is not None:
+        rows, context = len(group), group.context
+        if group.rectangle is not None:
+            rows = group.rectangle.rows
+            context = rows * (group.rectangle.prompt_tokens + group.tick)
+    if chunks:
+        longest = max(chunk.stop - chunk.start for chunk in chunks)
+        stop = max(chunk.stop for chunk in chunks)
+    spans = (Span(stop - longest, stop),) * len(chunks)
+    decode_tokens = rows * row_tokens
+    sampled_rows = len(chunks) + decode_tokens
+    return Work(spans, longest * len(chunks), decode_tokens, context, sampled_rows)

@@ -1,0 +1,454 @@
+"""Sequences, the groups in which they decode together, and the groups that are ready.
+
+Sequences that decode together advance together, so a group keeps one tick; what a sequence needs
+later (its next page, its end) waits in a bucket under the tick at which it happens: a step costs
+O(changes), not O(sequences). Speculative groups gain several tokens a step. Knows no policy, no
+pool and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import islice
+from typing import NamedTuple
+
+from evenflow.errors import UsageError
+from evenflow.kv import Holder
+from evenflow.specs.checks import require_counts, require_not_negative
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Holder):
+    """The serving state of one request, owned by the Batcher.
+
+    Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill
+    must compute (the prompt, plus what was generated before a preemption) and `computed` what has
+    been scheduled of it, or kept. A decoding sequence attends to `context` tokens. `order` numbers
+    arrivals. `epoch` counts preemptions, so that a result from before one is recognised. An
+    `aborted` sequence is still there only while micro-batches compute with its pages. Of its prompt
+    `cached_tokens` were never computed.
+    """
+
+    prompt_tokens: int
+    computed: int = 0
+    order: int = -1
+    chunks_in_flight: int = 0
+    generated: int = 0
+    epoch: int = 0
+    decoding: bool = False
+    aborted: bool = False
+    cached_tokens: int = 0
+    first_scheduled_s: float = float("nan")
+    first_token_s: float = float("nan")
+    last_token_s: float = float("nan")
+    completion_s: float = float("nan")
+    # While in a group: context = base + group.tick, and the ticks of its next page and its end.
+    base: int = 0
+    joined_tick: int = 0
+    page_tick: int = -1
+    finish_tick: int = -1
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens not yet scheduled."""
+        return self.prompt_tokens - self.computed
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens in its pages: what is computed, and of a decode all but the last one generated."""
+        if self.decoding:
+            return self.request.prompt_tokens + self.generated - 1
+        return self.computed
+
+
+class DecodeLengths(NamedTuple):
+    """A running decode: the tokens it attends to, and its output so far and as predicted."""
+
+    context_tokens: int
+    generated_tokens: int
+    predicted_output_tokens: int | None
+
+
+class Rectangle(NamedTuple):
+    """What the sequences of a padded batch are padded to: `rows` prompts of `prompt_tokens`."""
+
+    rows: int
+    prompt_tokens: int
+
+
+Buckets = dict[int, list[Sequence]]
+
+
+class DecodeGroup:
+    """Sequences that decode in lock-step: an ordered handle with its length and total context.
+
+    `members` maps request ids to sequences, in the order in which they joined. `context` is the
+    number of tokens they attend to, summed. `last_s` is when those that have stepped together last
+    got a token; a member that joined since then remembers its own time. A step yields `stride`
+    tokens a member: one, unless tokens are speculated. `rectangle` is what the group is padded to,
+    where it is.
+    """
+
+    __slots__ = (
+        "_fresh",
+        "context",
+        "finish_at",
+        "last_s",
+        "members",
+        "page_at",
+        "rectangle",
+        "stride",
+        "tick",
+    )
+
+    def __init__(self) -> None:
+        self.members: dict[int, Sequence] = {}
+        self._fresh: list[Sequence] = []
+        self.tick = 0
+        self.stride = 1
+        self.context = 0
+        self.last_s = float("nan")
+        self.rectangle: Rectangle | None = None
+        self.page_at: Buckets = {}
+        self.finish_at: Buckets = {}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.request.request_id in self.members
+
+    def sequences(self) -> abc.Iterator[Sequence]:
+        """Iterate over the members in the order in which they joined."""
+        return iter(self.members.values())
+
+    def empty(self) -> DecodeGroup:
+        """Return a group of the same kind without sequences."""
+        return DecodeGroup()
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens that the next step yields."""
+        return len(self.members)
+
+    def context_of(self, seq: Sequence) -> int:
+        return seq.base + self.tick
+
+    def last_token_of(self, seq: Sequence) -> float:
+        """Return when a member got its last token."""
+        return seq.last_token_s if seq in self._fresh else self.last_s
+
+    def lengths(self) -> abc.Iterator[DecodeLengths]:
+        """Iterate over the lengths of the members."""
+        tick = self.tick
+        for seq in self.members.values():
+            generated = seq.generated + tick - seq.joined_tick
+            predicted = seq.request.predicted_output_tokens
+            yield DecodeLengths(seq.base + tick, generated, predicted)
+
+    def join(self, seq: Sequence, context: int, page_tokens: int) -> None:
+        """Add a sequence that attends to `context` tokens, the last of `seq.last_token_s`."""
+        tick = self.tick
+        self.members[seq.request.request_id] = seq
+        self.context += context
+        seq.base = context - tick
+        seq.joined_tick = tick
+        steps = seq.request.output_tokens - seq.generated
+        room = len(seq.pages) * page_tokens - context
+        seq.finish_tick = tick + steps
+        self.finish_at.setdefault(seq.finish_tick, []).append(seq)
+        seq.page_tick = tick + room if room < steps else -1
+        if room < steps:
+            self.page_at.setdefault(seq.page_tick, []).append(seq)
+        if len(self.members) == 1:
+            self.last_s = seq.last_token_s
+        elif seq.last_token_s != self.last_s:
+            self._fresh.append(seq)
+
+    def leave(self, seq: Sequence) -> int:
+        """Remove a sequence; return the number of tokens it attends to."""
+        del self.members[seq.request.request_id]
+        context = seq.base + self.tick
+        self.context -= context
+        self.settle(seq)
+        _discard(self.finish_at, seq.finish_tick, seq)
+        if seq.page_tick >= 0:
+            _discard(self.page_at, seq.page_tick, seq)
+        if seq in self._fresh:
+            self._fresh.remove(seq)
+        else:
+            seq.last_token_s = self.last_s
+        return context
+
+    def settle(self, seq: Sequence) -> None:
+        """Bring the sequence's own count of generated tokens up to date."""
+        seq.generated += self.tick - seq.joined_tick
+        seq.joined_tick = self.tick
+
+    def split(self, count: int, page_tokens: int) -> DecodeGroup:
+        """Move the first `count` members into a group of their own."""
+        return self._move(list(islice(self.members.values(), count)), page_tokens)
+
+    def split_last(self, count: int, page_tokens: int) -> DecodeGroup:
+        """Move the last `count` members into a group of their own."""
+        sequences = list(islice(reversed(self.members.values()), count))
+        return self._move(sequences[::-1], page_tokens)
+
+    def _move(self, sequences: list[Sequence], page_tokens: int) -> DecodeGroup:
+        part = self.empty()
+        for seq in sequences:
+            part.join(seq, self.leave(seq), page_tokens)
+        return part
+
+    def absorb(self, other: DecodeGroup, page_tokens: int) -> None:
+        """Take over every member of another group."""
+        for seq in list(other.sequences()):
+            self.join(seq, other.leave(seq), page_tokens)
+
+    def due_pages(self) -> list[Sequence]:
+        """Return the sequences whose next token needs a new page."""
+        return self.page_at.get(self.tick, [])
+
+    def grow(self, pages: list[int], page_tokens: int) -> None:
+        """Give one page to each sequence that is due."""
+        self._grow_at(self.tick, pages, page_tokens)
+
+    def _grow_at(self, tick: int, pages: list[int], page_tokens: int) -> None:
+        due = self.page_at.pop(tick)
+        later = tick + page_tokens
+        again: list[Sequence] = []
+        for seq, page in zip(due, pages, strict=True):
+            seq.pages.append(page)
+            seq.page_tick = -1
+            if seq.finish_tick > later:
+                seq.page_tick = later
+                again.append(seq)
+        if again:
+            self.page_at.setdefault(later, []).extend(again)
+
+    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
+        """Record one token for every member at `now_s`; return the members that end with it.
+
+        Appends the times since each member's previous token to `gap_s`, with how many members they
+        hold for. Those that end have left the group.
+        """
+        size = settled = len(self.members)
+        if self._fresh:
+            settled -= len(self._fresh)
+            for seq in self._fresh:
+                gap_s.append(now_s - seq.last_token_s)
+                gap_count.append(1)
+            self._fresh = []
+        if settled:
+            gap_s.append(now_s - self.last_s)
+            gap_count.append(settled)
+        self.last_s = now_s
+        self.tick += 1
+        self.context += size
+        if self.tick not in self.finish_at:
+            return []
+        finished = self.finish_at.pop(self.tick)
+        for seq in finished:
+            del self.members[seq.request.request_id]
+            self.context -= seq.base + self.tick
+            seq.generated = seq.request.output_tokens
+        return finished
+
+
+def _discard(buckets: Buckets, tick: int, seq: Sequence) -> None:
+    bucket = buckets[tick]
+    bucket.remove(seq)
+    if not bucket:
+        del buckets[tick]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """`k` tokens are proposed a step; each is accepted with probability `acceptance`, in turn.
+
+    UsageError when the numbers are none.
+    """
+
+    k: int
+    acceptance: float
+
+    def __post_init__(self) -> None:
+        require_counts("speculative", k=self.k)
+        require_not_negative("speculative", acceptance=self.acceptance)
+        if self.acceptance > 1:
+            raise UsageError(f"speculative: acceptance is {self.acceptance}; at most 1 is right")
+
+    @property
+    def verified_tokens(self) -> int:
+        """Tokens that a sequence computes in a step: the proposals and the last sure token."""
+        return self.k + 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected tokens that a sequence gains in a step: 1 + a + a^2 + ... + a^k.
+
+        The first wrong proposal ends the step and is replaced by a right token; if all are right,
+        the step yields one more (Leviathan et al., 2023, equation 1).
+        """
+        return sum(self.acceptance**power for power in range(self.k + 1))
+
+
+class SpeculativeGroup(DecodeGroup):
+    """Sequences that gain several tokens together in a step, `tokens_per_step` on average.
+
+    Every member of the group gains the same whole number of tokens in a step: what is left over
+    from the average is carried to the next step, so n steps yield the average times n, rounded.
+    Known error: real sequences accept independently, so real latencies spread more.
+    """
+
+    __slots__ = ("_carry", "_tokens_per_step")
+
+    def __init__(self, tokens_per_step: float, carry: float = 0.5) -> None:
+        super().__init__()
+        self._tokens_per_step = tokens_per_step
+        self._carry = carry + tokens_per_step
+        self._plan_step()
+
+    def _plan_step(self) -> None:
+        self.stride = int(self._carry)
+
+    def empty(self) -> SpeculativeGroup:
+        """Return a group without sequences that goes on at the same point."""
+        return SpeculativeGroup(self._tokens_per_step, self._carry - self._tokens_per_step)
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens that the next step yields; a sequence that reaches its end yields fewer."""
+        stop = self.tick + self.stride
+        excess = sum(
+            (stop - tick) * len(self.finish_at.get(tick, ())) for tick in range(self.tick + 1, stop)
+        )
+        return len(self.members) * self.stride - excess
+
+    def due_pages(self) -> list[Sequence]:
+        """Return the sequences whose next step needs a new page."""
+        ticks = range(self.tick, self.tick + self.stride)
+        return [seq for tick in ticks for seq in self.page_at.get(tick, ())]
+
+    def grow(self, pages: list[int], page_tokens: int) -> None:
+        """Give one page to each sequence that is due."""
+        for tick in range(self.tick, self.tick + self.stride):
+            count = len(self.page_at.get(tick, ()))
+            if count:
+                self._grow_at(tick, pages[:count], page_tokens)
+                pages = pages[count:]
+
+    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
+        """Record the tokens of a step, which come together; return the members that end."""
+        finished: list[Sequence] = []
+        for _ in range(self.stride):
+            if self.members:
+                finished += super().step(now_s, gap_s, gap_count)
+        self._carry += self._tokens_per_step - self.stride
+        self._plan_step()
+        return finished
+
+
+class ReadyQueue:
+    """Groups in the order in which they returned; `num_sequences` counts their members.
+
+    Taking whole groups costs O(1) a group; taking part of one costs O(members that move). Which
+    members of a group go first is deterministic, and by arrival only where the order asked for is
+    arrival.
+    """
+
+    __slots__ = ("_groups", "_page_tokens", "num_sequences")
+
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._groups: list[DecodeGroup] = []
+        self.num_sequences = 0
+
+    def __iter__(self) -> abc.Iterator[Sequence]:
+        return (seq for group in self._groups for seq in group.sequences())
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return any(seq in group for group in self._groups)
+
+    @property
+    def groups(self) -> abc.Sequence[DecodeGroup]:
+        return self._groups
+
+    @property
+    def group_sizes(self) -> list[int]:
+        return [len(group) for group in self._groups]
+
+    def append(self, group: DecodeGroup) -> None:
+        self._groups.append(group)
+        self.num_sequences += len(group.members)
+
+    def remove(self, seq: Sequence) -> None:
+        group = next(group for group in self._groups if seq in group)
+        group.leave(seq)
+        self.num_sequences -= 1
+        if not len(group):
+            self._groups.remove(group)
+
+    def due_pages(self, count: int, order: str) -> int:
+        """Return how many of the first `count` members need a page for their next token."""
+        if count >= self.num_sequences:
+            return sum(len(group.due_pages()) for group in self._groups)
+        return sum(
+            0 <= seq.page_tick - group.tick < group.stride
+            for group, seq in self._first(count, order)
+        )
+
+    def take(self, count: int, order: str) -> DecodeGroup:
+        """Remove the first `count` members in `order` and return them as one group."""
+        groups = self._groups
+        if len(groups) == 1 and count == self.num_sequences:
+            self.num_sequences = 0
+            return groups.pop()
+        by_arrival = order == "arrival" and count < self.num_sequences
+        self.num_sequences -= count
+        if by_arrival:
+            return self._take_by_arrival(count)
+        end = 0 if order == "first_returned" else -1
+        taken = self._take_from(end, count)
+        while len(taken) < count:
+            taken = self._merge(taken, self._take_from(end, count - len(taken)))
+        return taken
+
+    def top_up(self, group: DecodeGroup, count: int, order: str) -> DecodeGroup:
+        """Return the group with as many more members as are there and it needs to have `count`."""
+        missing = min(count - len(group), self.num_sequences)
+        if not missing:
+            return group
+        more = self.take(missing, order)
+        return self._merge(group, more) if len(group) else more
+
+    def _take_from(self, end: int, count: int) -> DecodeGroup:
+        group = self._groups[end]
+        if len(group) <= count:
+            return self._groups.pop(end)
+        excess = len(group) - count
+        if count <= excess:
+            return group.split(count, self._page_tokens)
+        self._groups[end] = group.split_last(excess, self._page_tokens)
+        return group
+
+    def _merge(self, one: DecodeGroup, other: DecodeGroup) -> DecodeGroup:
+        larger, smaller = (one, other) if len(one) >= len(other) else (other, one)
+        larger.absorb(smaller, self._page_tokens)
+        return larger
+
+    def _take_by_arrival(self, count: int) -> DecodeGroup:
+        taken = self._groups[0].empty()
+        for group, seq in self._first(count, "arrival"):
+            taken.join(seq, group.leave(seq), self._page_tokens)
+        self._groups = [group for group in self._groups if len(group)]
+        return taken
+
+    def _first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
+        groups = self._groups if order != "last_returned" else self._groups[::-1]
+        members = ((group, seq) for group in groups for seq in group.sequences())
+        if order == "arrival":
+            return nsmallest(count, members, key=lambda member: member[1].order)
+        return list(islice(members, count))

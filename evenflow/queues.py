@@ -1,0 +1,262 @@
+"""The sequences that an engine serves: where each is, and what moves it from there.
+
+A sequence waits, is prefilled in chunks, decodes in a group, and ends; preempted, it waits again.
+The counters follow. Knows no policy and no clock: `evenflow.batcher` says what happens.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import abc, deque
+
+from evenflow.batch import Chunk, MicroBatch
+from evenflow.decodes import DecodeGroup, ReadyQueue, Sequence, Speculation, SpeculativeGroup
+from evenflow.kv import KvCache
+from evenflow.request import Request
+
+
+def _by_arrival(seq: Sequence) -> int:
+    return seq.order
+
+
+def _by_pages(seq: Sequence) -> tuple[int, int]:
+    return len(seq.pages), seq.order
+
+
+class Queues:
+    """The sequences of one engine, and how many there are of which.
+
+    `live` are all that are being served: those `waiting`, `partials` (partly scheduled and free to
+    go on, by arrival), those `ready` to decode, and those of the micro-batches `in_flight`. Beside
+    them, `moving` sequences hold pages while their KV leaves or arrives. `gap_s` has each gap
+    between tokens, for `gap_count` requests each; `now_s` is when something last happened.
+    """
+
+    def __init__(
+        self, kv: KvCache, *, pipelined_chunks: bool, speculation: Speculation | None
+    ) -> None:
+        self.kv = kv
+        self.pipelined_chunks = pipelined_chunks
+        self.speculation = speculation
+        self.now_s = 0.0
+        self.waiting: deque[Sequence] = deque()
+        self.partials: list[Sequence] = []
+        self.ready = ReadyQueue(kv.pool.page_tokens)
+        self.in_flight: dict[int, MicroBatch] = {}
+        self.live: dict[int, Sequence] = {}
+        self.moving: dict[int, Sequence] = {}
+        self.aborted: set[int] = set()  # of the live: end when their micro-batches return
+        self.waiting_tokens = 0
+        self.running = 0
+        self.running_decodes = 0
+        self.preemptions = 0
+        self.completed = 0
+        self.completed_tokens = 0  # the output of those
+        self.gap_s: list[float] = []
+        self.gap_count: list[int] = []
+        self._arrived = 0
+
+    # -- waiting, and prefilled in chunks -------------------------------------------------------
+
+    def enter(self, seq: Sequence) -> None:
+        """Count a sequence among the live, the last to arrive."""
+        seq.order = self._arrived
+        self._arrived += 1
+        self.live[seq.request.request_id] = seq
+
+    def enqueue(self, request: Request) -> None:
+        """Let a request wait."""
+        seq = Sequence(request, request.prompt_tokens)
+        self.enter(seq)
+        self._look_up(seq)
+        self.waiting.append(seq)
+        self.waiting_tokens += seq.remaining
+
+    def _look_up(self, seq: Sequence) -> None:
+        self.kv.look_up(seq, seq.prompt_tokens - 1)  # at least one is left to compute
+        seq.computed = seq.kept_tokens
+
+    def looked_up(self, seq: Sequence) -> Sequence:
+        """Return a sequence that waits after looking what is kept of it now."""
+        before = seq.remaining
+        self._look_up(seq)
+        self.waiting_tokens += seq.remaining - before
+        return seq
+
+    def resume(self, seq: Sequence) -> None:
+        """Give a sequence that is about to leave the queue what is kept of it."""
+        self.kv.resume(self.looked_up(seq))
+        if not seq.epoch:
+            seq.cached_tokens = seq.kept_tokens
+
+    def schedule_chunk(self, seq: Sequence, stop: int) -> Chunk:
+        """Send the tokens of a sequence up to `stop`, for which it holds pages."""
+        start = seq.computed
+        last = stop == seq.prompt_tokens
+        goes_on = self.pipelined_chunks and not last
+        if start == seq.kept_tokens:
+            self._leave_queue(seq)
+            if not seq.epoch:
+                seq.first_scheduled_s = self.now_s
+            self.running += 1
+            self.kv.tokens += start
+            if goes_on:
+                insort(self.partials, seq, key=_by_arrival)
+        elif not goes_on:
+            self.partials.remove(seq)
+        seq.computed = stop
+        seq.chunks_in_flight += 1
+        self.waiting_tokens -= stop - start
+        if self.kv.keeps:
+            self.kv.publish(seq, stop)
+        return Chunk(seq, start, stop, last, seq.epoch)
+
+    def return_chunk(self, chunk: Chunk) -> None:
+        """Take a chunk back; unless it was the last, the sequence may go on."""
+        seq = chunk.sequence
+        if chunk.epoch != seq.epoch:
+            raise ValueError(f"stale chunk of request {seq.request.request_id}")
+        seq.chunks_in_flight -= 1
+        if not (chunk.last or self.pipelined_chunks or seq.aborted):
+            insort(self.partials, seq, key=_by_arrival)
+
+    def _leave_queue(self, seq: Sequence) -> None:
+        if self.waiting[0] is seq:
+            self.waiting.popleft()
+        else:
+            self.waiting.remove(seq)
+
+    # -- decoding, and the end ------------------------------------------------------------------
+
+    def token_of_prefill(self, seq: Sequence, now_s: float) -> bool:
+        """Record the token a last chunk yields; return whether it is the request's last."""
+        if seq.generated:
+            self.gap_s.append(now_s - seq.last_token_s)
+            self.gap_count.append(1)
+        else:
+            seq.first_token_s = now_s
+        seq.last_token_s = now_s
+        seq.generated += 1
+        return seq.generated >= seq.request.output_tokens
+
+    def empty_group(self) -> DecodeGroup:
+        """Return a group of decodes without members."""
+        if self.speculation is None:
+            return DecodeGroup()
+        return SpeculativeGroup(self.speculation.tokens_per_step)
+
+    def start_decoding(self, seq: Sequence, group: DecodeGroup) -> None:
+        """Let a sequence whose prompt is computed join a group of decodes."""
+        seq.decoding = True
+        group.join(seq, seq.prompt_tokens, self.kv.pool.page_tokens)
+        self.running_decodes += 1
+
+    def retire(self, seq: Sequence, now_s: float, *, keeps_pages: bool) -> None:
+        """End a sequence; its pages are free unless another engine is to fetch them."""
+        seq.completion_s = now_s
+        self.completed += 1
+        self.completed_tokens += seq.generated
+        self.kv.publish(seq, seq.held_tokens)
+        if keeps_pages:
+            self.moving[seq.request.request_id] = seq
+        else:
+            self.kv.release(seq, seq.held_tokens)
+        self._leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        self.running -= 1
+        self.running_decodes -= seq.decoding
+        del self.live[seq.request.request_id]
+
+    # -- a client that leaves -------------------------------------------------------------------
+
+    def leave_queues(self, seq: Sequence) -> None:
+        """Take a sequence out of where it could be scheduled from; it still holds its pages."""
+        if seq.decoding:
+            if seq in self.ready:
+                self.ready.remove(seq)
+            return
+        self.waiting_tokens -= seq.remaining
+        if not seq.pages:
+            self._leave_queue(seq)
+        elif seq in self.partials:
+            self.partials.remove(seq)
+
+    def end_early(
+        self,
+        finished: list[Sequence],
+        chunks: abc.Sequence[Chunk],
+        group: DecodeGroup | None,
+        stopped: abc.Collection[int],
+    ) -> list[Sequence]:
+        """Take those that stopped or were aborted out of what a micro-batch brought back.
+
+        Return all that finished; aborted ones did not.
+        """
+        if group is not None:
+            ended = {*stopped, *self.aborted}
+            members = [seq for seq in group.sequences() if seq.request.request_id in ended]
+            for seq in members:
+                group.leave(seq)
+            finished += members
+        gone = [seq for seq in finished if seq.aborted]
+        gone += (chunk.sequence for chunk in chunks if chunk.sequence.aborted)
+        for seq in dict.fromkeys(gone):
+            if not seq.chunks_in_flight:
+                self.aborted.remove(seq.request.request_id)
+                self.give_up(seq)
+        return [seq for seq in finished if not seq.aborted]
+
+    def give_up(self, seq: Sequence) -> None:
+        """Forget a sequence that is in no queue and no micro-batch any more; its pages are free."""
+        if seq.pages:
+            self.kv.release(seq, seq.held_tokens)
+            self._leave(seq)
+        else:  # it has only waited
+            del self.live[seq.request.request_id]
+
+    # -- preemption -----------------------------------------------------------------------------
+
+    def victim(self, rule: str, forming: DecodeGroup | None = None) -> Sequence:
+        """Choose among what is not in flight: ready decodes, those `forming`, partials by arrival.
+
+        `rule` is a `scheduling.Victim`. Of those that returned together, the last one is the last
+        returned.
+        """
+        groups = [*self.ready.groups, forming] if forming is not None else self.ready.groups
+        members = [(group, seq) for group in groups for seq in group.sequences()]
+        if rule == "last_returned":
+            return max(reversed(members), key=_last_token_s)[1]
+        decoding = [seq for _, seq in members]
+        if rule == "most_pages":
+            return max(decoding, key=_by_pages)
+        partials = [seq for seq in self.partials if not seq.chunks_in_flight]
+        return max(decoding + partials, key=_by_arrival)
+
+    def preempt(self, seq: Sequence, group: DecodeGroup | None = None) -> None:
+        """Free all pages and queue the sequence first; its output is part of its next prompt.
+
+        `group` is what is forming, which may hold the sequence.
+        """
+        if not seq.decoding:
+            self.partials.remove(seq)
+            self.waiting_tokens -= seq.remaining
+        elif group is not None and seq in group:
+            group.leave(seq)
+        else:
+            self.ready.remove(seq)
+        self.kv.suspend(seq, seq.held_tokens)
+        self.running -= 1
+        self.running_decodes -= seq.decoding
+        self.preemptions += 1
+        seq.decoding = False
+        seq.prompt_tokens = seq.request.prompt_tokens + seq.generated
+        seq.epoch += 1
+        self._look_up(seq)
+        self.waiting.appendleft(seq)
+        self.waiting_tokens += seq.remaining
+
+
+def _last_token_s(member: tuple[DecodeGroup, Sequence]) -> float:
+    group, seq = member
+    return group.last_token_of(seq)

@@ -1,0 +1,257 @@
+"""What a policy reads and writes: a View of the serving, and a Plan for the next micro-batch.
+
+A View is a live facade over an engine's queues and counters: nothing is copied when a policy is
+asked, and nothing here shows the true length of an output.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any, Literal, NamedTuple, Protocol
+
+from evenflow.decodes import DecodeGroup, DecodeLengths, Sequence
+from evenflow.kv import pages_in_use
+from evenflow.queues import Queues
+
+__all__ = [
+    "DecodeLengths",
+    "Order",
+    "Plan",
+    "Prefill",
+    "Prompt",
+    "Scheduler",
+    "SearchSpace",
+    "Victim",
+    "View",
+]
+
+
+class Prompt:
+    """A request that awaits prefill, as a policy sees it. Lengths are in tokens."""
+
+    __slots__ = ("_sequence", "request_id")
+
+    def __init__(self, seq: Sequence) -> None:
+        self._sequence = seq
+        self.request_id = seq.request.request_id
+
+    @property
+    def arrival_s(self) -> float:
+        return self._sequence.request.arrival_s
+
+    @property
+    def tokens(self) -> int:
+        """What the prefill must compute: the prompt, and after a preemption also its output."""
+        return self._sequence.prompt_tokens
+
+    @property
+    def computed(self) -> int:
+        """How many of `tokens` need not be planned: scheduled, or kept from before (see
+        docs/kv.md)."""
+        return self._sequence.computed
+
+    @property
+    def remaining(self) -> int:
+        return self._sequence.prompt_tokens - self._sequence.computed
+
+    @property
+    def pages(self) -> int:
+        """KV pages it holds or, while it waits, would share with requests that hold them."""
+        seq = self._sequence
+        if seq.pages or not seq.chain:
+            return len(seq.pages)
+        return pages_in_use(seq.chain)
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far: more than none only after a preemption."""
+        return self._sequence.generated
+
+    @property
+    def predicted_output_tokens(self) -> int | None:
+        return self._sequence.request.predicted_output_tokens
+
+
+class View:
+    """The state of serving at the moment a policy is asked. Every counter is O(1).
+
+    What iterates says over what; a policy that looks at every request whenever it is asked is slow.
+    Constants of the run: `depth` pipeline stages, `total_pages` of `page_tokens` tokens each.
+    """
+
+    __slots__ = ("_pool", "_queues", "_ready", "depth", "page_tokens", "total_pages")
+
+    def __init__(self, queues: Queues, depth: int) -> None:
+        self._queues = queues
+        self._ready = queues.ready
+        self._pool = queues.kv.pool
+        self.depth = depth
+        self.total_pages = self._pool.total_pages
+        self.page_tokens = self._pool.page_tokens
+
+    @property
+    def now_s(self) -> float:
+        return self._queues.now_s
+
+    @property
+    def free_pages(self) -> int:
+        return self._pool.free_pages
+
+    @property
+    def waiting(self) -> abc.Iterator[Prompt]:
+        """Prompts of which nothing is scheduled, first come first; preempted ones at the front."""
+        queues = self._queues
+        if not queues.kv.keeps:
+            return map(Prompt, queues.waiting)
+        return map(Prompt, map(queues.looked_up, queues.waiting))
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queues.waiting)
+
+    @property
+    def partials(self) -> list[Prompt]:
+        """Partly scheduled prompts whose next chunk may go now, by arrival."""
+        return list(map(Prompt, self._queues.partials))
+
+    @property
+    def prompts(self) -> abc.Iterator[Prompt]:
+        """All prompts of which a chunk may go now: `partials`, then `waiting`."""
+        yield from map(Prompt, self._queues.partials)
+        yield from self.waiting
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens awaiting prefill: all prompts that wait, and what is left of partly scheduled
+        ones, less what a cache kept of them when they were last looked at."""
+        return self._queues.waiting_tokens
+
+    @property
+    def running(self) -> int:
+        """Requests that were admitted and have not finished: partly prefilled or decoding."""
+        return self._queues.running
+
+    @property
+    def running_decodes(self) -> int:
+        """Decoding requests, ready and in flight."""
+        return self._queues.running_decodes
+
+    @property
+    def ready_decodes(self) -> int:
+        """Decoding requests that are not in flight."""
+        return self._ready.num_sequences
+
+    @property
+    def ready_group_sizes(self) -> list[int]:
+        """Sizes of the groups in which the ready decodes returned, longest returned first."""
+        return self._ready.group_sizes
+
+    @property
+    def decode_context_tokens(self) -> int:
+        """Tokens that the running decodes attend to, those in flight as they were sent, summed."""
+        return sum(group.context for group in self._decode_groups())
+
+    @property
+    def decode_lengths(self) -> abc.Iterator[DecodeLengths]:
+        """The lengths of each running decode, those in flight as they were sent; looks at each."""
+        for group in self._decode_groups():
+            yield from group.lengths()
+
+    def _decode_groups(self) -> abc.Iterator[DecodeGroup]:
+        yield from self._ready.groups
+        for batch in self._queues.in_flight.values():
+            if batch.decodes is not None:
+                yield batch.decodes
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches that are in the pipeline."""
+        return len(self._queues.in_flight)
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions since the start of the run."""
+        return self._queues.preemptions
+
+    @property
+    def expected_output_tokens(self) -> float:
+        """Tokens the running decodes are still expected to produce; looks at each of them.
+
+        A request counts with its predicted output, or else with the mean output of the requests
+        that have completed (0 before the first), less what it has produced, and never below 0.
+        """
+        queues = self._queues
+        mean = queues.completed_tokens / queues.completed if queues.completed else 0.0
+        return sum(
+            max((mean if predicted is None else predicted) - generated, 0)
+            for _, generated, predicted in self.decode_lengths
+        )
+
+    def decode_pages(self, count: int, order: Order) -> int:
+        """Return how many new pages the next token of the first `count` ready decodes needs."""
+        return self._ready.due_pages(count, order)
+
+    def victim(self, rule: Victim) -> int:
+        """Return which request a rule preempts next, of those that run and are not in flight."""
+        return self._queues.victim(rule).request.request_id
+
+
+Order = Literal["arrival", "first_returned", "last_returned"]
+"""Which ready decodes go first: by arrival, the longest returned, or the most recently returned."""
+
+Victim = Literal["latest_arrived", "last_returned", "most_pages"]
+"""Which ready request is preempted when a decode needs a page and none is free."""
+
+
+class Prefill(NamedTuple):
+    """A plan's order to compute the next `tokens` of a request's prompt.
+
+    `hold_tokens`: the request holds pages for at least this many tokens from now on (the whole
+    prompt, or the model's length where memory is reserved); 0 means as many as are computed.
+    """
+
+    request_id: int
+    tokens: int
+    hold_tokens: int = 0
+
+
+class Plan(NamedTuple):
+    """A policy's answer: what the next micro-batch holds. The default plan sends nothing.
+
+    `decodes` ready decodes are taken in `order`. Prefills get their pages first; when a decode then
+    needs a page and none is free, ready requests are preempted by the `victims` rule. `preempt`
+    names requests to preempt before anything else. `wake_at_s` asks to be asked again at that time.
+    `kv_limited` says that work was held back because pages do not suffice (for bubble attribution).
+    """
+
+    prefills: abc.Sequence[Prefill] = ()
+    decodes: int = 0
+    order: Order = "arrival"
+    victims: Victim = "latest_arrived"
+    preempt: abc.Sequence[int] = ()
+    wake_at_s: float | None = None
+    kv_limited: bool = False
+
+
+SearchSpace = abc.Mapping[str, abc.Sequence[Any] | abc.Mapping[str, Any]]
+"""Values worth trying of a policy's parameters, by name; see `Scheduler`."""
+
+
+class Scheduler(Protocol):
+    """A policy: reads a view, returns a plan. It has no clock, no I/O and no unseeded randomness.
+
+    A policy may also have
+    - `pipelined_chunks` (bool, default False): consecutive chunks of one prompt may be in flight at
+      once;
+    - `padded` (bool, default False): the requests of a micro-batch compute as much as the longest
+      of them, ended ones included, until all have ended;
+    - `uncapped` (bool, default False): it limits the micro-batches in flight itself, so a
+      deployment that sets no cap has none, where else it is the number of stages;
+    - `predictor`: which predictor fills in `predicted_output_tokens` before the run;
+    - `search_space` (class attribute): which values are worth trying of its parameters, by name: a
+      list of them, or a mapping of `low`, `high` and, if so, `log` and `integer`, as in SWEEP.yaml;
+    - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve such a
+      request, or None.
+    """
+
+    def schedule(self, view: View) -> Plan: ...

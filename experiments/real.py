@@ -1,30 +1,41 @@
-"""From a configuration to a real run: what can be served, by which workers, and what comes of it.
+"""From a configuration to a real run: what can be served, by which workers, what comes of it.
 
-Starts nothing itself: that is `runtime.serve`.
+A run is served by `runtime.serve`; its folder is written as a simulation's is. No command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenflow.errors import UsageError
-from evenflow.replay import Entry
+from evenflow.errors import PolicyError, UsageError
+from evenflow.replay import Entry, replay
 from evenflow.results.metrics import summarize
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
 from evenflow.world import World
 from experiments.provenance import provenance
-from experiments.run_file.build import Built, build
-from experiments.run_file.run import RunConfig, RuntimeConfig
+from experiments.report.outputs import write_tokens
+from experiments.run_file.build import Built, Workload, build, load_workload
+from experiments.run_file.run import RunConfig, RuntimeConfig, load_config
 from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
 from experiments.run_file.yaml_file import find
-from experiments.runs import Job, Outcome
+from experiments.runs import (
+    Job,
+    Outcome,
+    with_bubbles,
+    write_details,
+    write_page,
+    write_results,
+)
+from experiments.validation import journal
 from profiler.machine import device_name, driver_version
 from runtime import Served, Workers, serve
 
@@ -33,6 +44,9 @@ if TYPE_CHECKING:
 
     from runtime.http.live import LiveServer
     from runtime.torch.settings import TorchSettings
+
+CLIENTS = "clients"
+"""What stands for the trace in the provenance of a served run."""
 
 
 def serve_job(
@@ -62,6 +76,91 @@ def outcome_of(job: Job, served: Served) -> Outcome:
     """Return what a served job came to, as that of a simulated one."""
     result = served.result
     return Outcome(result, summarize(result, job.config.goodput), served.wall_s, (result,))
+
+
+def job_of(path: Path, overrides: Sequence[str] = (), *, clients: bool = False) -> Job:
+    """Return the job that a file and its overrides describe; UsageError if it cannot be served.
+
+    `clients` have the requests: a workload is not read.
+    """
+    if clients:
+        overrides = [*overrides, f"workload={{trace: {CLIENTS}}}"]
+    config = load_config(path, overrides)
+    check_servable(config)
+    if clients:
+        return Job(config, Workload([], {"name": CLIENTS, "dropped": {}}), path.parent)
+    return Job(config, load_workload(config, path.parent), path.parent)
+
+
+def serve_into(
+    folder: Path,
+    job: Job,
+    title: str,
+    on_done: Callable[[int], None] | None = None,
+    live: LiveServer | None = None,
+) -> tuple[Served, Outcome, list[str]]:
+    """Serve a job and write its files as `simulate` does, with the journal beside them.
+
+    Return what came of it, and what to say of files that could not be written. UsageError when the
+    results cannot be.
+    """
+    lost: list[str] = []
+    tokens: defaultdict[int, list[int]] = defaultdict(list)
+    made_up = job.config.workers.kind == "emulated"
+
+    def on_token(request_id: int, token: int) -> None:
+        tokens[request_id].append(token)
+
+    path = folder / journal.NAME
+    with journal.journal_written(path, job.config, job.beside, lost.append) as record:
+        served = serve_job(job, on_done, record, None if made_up else on_token, live)
+    outcome = outcome_of(job, served)
+    try:
+        write_results(folder, outcome, "all", {"real_run": served.facts()})
+        if not made_up:
+            write_tokens(folder / "tokens.jsonl.gz", tokens)
+    except OSError as error:
+        count = outcome.summary["completed"]
+        what = f"cannot write: {error.strerror}; the results of {count} finished requests are lost"
+        raise UsageError(f"{title}: {what}") from None
+    runs = with_bubbles(outcome, f"{job.config.scheduler.name}, real")
+    with _left_out_if_full(folder, lost):
+        write_details(folder, list(runs.values()))
+    with _left_out_if_full(folder, lost):
+        write_page(folder, runs, title, outcome.result.provenance)
+    return served, outcome, lost
+
+
+@contextmanager
+def _left_out_if_full(folder: Path, lost: list[str]) -> Iterator[None]:
+    """Remove the files that a `with` block has begun when it cannot write one; say which."""
+    before = set(folder.iterdir())
+    try:
+        yield
+    except OSError as error:
+        begun = sorted(set(folder.iterdir()) - before)
+        for path in begun:
+            path.unlink()
+        names = ", ".join(path.name for path in begun)
+        lost.append(f"{names} and the like are left out: cannot write: {error.strerror}")
+
+
+def replay_folder(folder: Path) -> str | None:
+    """Feed the inputs of a recorded run to a fresh Batcher; return the first difference, or None.
+
+    UsageError when the folder holds no record, or one that cannot be read.
+    """
+    path = folder / journal.NAME
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one")
+    config, beside = journal.read_head(path)
+    world = servable(build(config, [], beside))
+    try:
+        return replay(journal.read_entries(path), world.batcher())
+    except PolicyError as error:
+        return str(error)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def check_servable(config: RunConfig) -> None:

@@ -109,11 +109,18 @@ def write_run(folder: Path, outcome: Outcome, label: str, save: outputs.Save, ti
         return False
     runs = with_bubbles(outcome, label)
     write_details(folder, list(runs.values()))
+    return write_page(folder, runs, title, outcome.result.provenance)
+
+
+def write_page(
+    folder: Path, runs: Mapping[str, Run], title: str, provenance: Mapping[str, Any]
+) -> bool:
+    """Write one report about all runs, where the library is installed that draws it; say so."""
     if not can_report():
         return False
     from experiments.report.run_page import write_report
 
-    write_report(folder / "report.html", runs, title, outcome.result.provenance)
+    write_report(folder / "report.html", runs, title, provenance)
     return True
 
 

@@ -18,10 +18,8 @@ from evenflow.errors import UsageError
 from experiments.cli.capacity import capacity_command
 from experiments.cli.figures import figures_command
 from experiments.cli.options import Force, Out, RunFile, Set
-from experiments.cli.profile import check_command, measure_command
-from experiments.cli.profile_import import import_command
-from experiments.cli.real import replay_command, run_command
-from experiments.cli.serve import serve_command
+from experiments.cli.profile import check_command, import_command, measure_command
+from experiments.cli.real import replay_command, run_command, serve_command
 from experiments.cli.sweep import sweep_command
 from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
 from experiments.cli.tune import tune_command
@@ -120,8 +118,8 @@ def simulate(
     """Simulate one configuration and write what happened."""
     from experiments.cli.terminal import (
         print_counterfactuals,
+        print_folder,
         print_left_out,
-        print_no_report,
         print_summaries,
         progress,
     )
@@ -143,9 +141,8 @@ def simulate(
         job = Job(config, load_workload(config, run.parent), run.parent)
         label = config.scheduler.name
         with progress([label], len(job.workload.requests)) as show:
-            on_done = None if show is None else lambda count: show([count])
-            outcome = run_job(job, on_done)
-        report = write_run(scratch, outcome, label, save.value, run.name)
+            outcome = run_job(job, show.done)
+        write_run(scratch, outcome, label, save.value, run.name)
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
             as_is = {"as is": outcome.summary, **without}
@@ -154,9 +151,7 @@ def simulate(
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:
         print_counterfactuals(as_is)
-    if save is Save.all and not report:
-        print_no_report()
-    typer.echo(folder / "report.html" if report else folder)
+    print_folder(folder, report=save is Save.all)
 
 
 @app.command()
@@ -173,7 +168,7 @@ def compare(
     force: Force = False,
 ) -> None:
     """Simulate several schedulers on the same requests and put them side by side."""
-    from experiments.cli.terminal import print_no_report, print_summaries, progress
+    from experiments.cli.terminal import print_folder, print_summaries, progress
     from experiments.report.folder import staged
     from experiments.run_file.run import load_config
     from experiments.study.compare import line_up, parse_schedulers, run_all
@@ -186,11 +181,9 @@ def compare(
         total = len(contenders[0].job.workload.requests)
         with progress([contender.label for contender in contenders], total) as show:
             comparison = run_all(contenders, scratch, save.value, show)
-        has_report = comparison.write(scratch, run.name)
+        comparison.write(scratch, run.name)
     print_summaries(comparison.summaries)
-    if not has_report:
-        print_no_report()
-    typer.echo(folder / "report.html" if has_report else folder)
+    print_folder(folder)
 
 
 @app.command("schedulers")

@@ -75,9 +75,8 @@ def _answer(
 
     with staged(folder, force=True) as scratch, executor_of(executor) as pool:
         with progress(["rates simulated"], None) as show:
-            tell = None if show is None else lambda count: show([count])
             store = Store(folder / STORE)
-            capacity = capacity_of(question, store, pool, proof=proof, on_done=tell)
+            capacity = capacity_of(question, store, pool, proof=proof, on_done=show.done)
         refuse_short(capacity)
         told = facts(capacity, per_hour)
         write_capacity(scratch, capacity, told | {"provenance": proof.provenance})

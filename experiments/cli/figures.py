@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +40,7 @@ def figures_command(
     list_: Annotated[bool, typer.Option("--list", help="Only list the figures.")] = False,
 ) -> None:
     """Make the papers' figures, and the table that compares their claims with ours."""
+    from experiments.cli.terminal import progress
     from experiments.figures.make import chosen, make, write_claims
     from experiments.report.folder import check_folder
     from experiments.study.executors import executor_of
@@ -59,8 +58,8 @@ def figures_command(
         for plan in plans:
             started = time.perf_counter()
             try:
-                with _progress(plan.name) as show:
-                    drawing = make(plan, out, store, pool, show)
+                with progress([plan.name]) as show:
+                    drawing = make(plan, out, store, pool, show.done)
             except UsageError as error:
                 failures[plan.name] = str(error)
                 if len(plans) > 1:
@@ -118,17 +117,3 @@ def _print_claims(found: Sequence[Answer]) -> None:
         print_table(("claim", "paper", "ours", "verdict"), rows)
     counts = Counter(worst(group) for group in by_claim(found))
     typer.echo("; ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(name, total=None)
-        yield lambda done, asked: bars.update(task, completed=done, total=asked)

@@ -1,8 +1,9 @@
-"""The commands `evenflow profile --device ... --out ...` and `evenflow profile check`."""
+"""The commands `evenflow profile`, `profile check` and `profile import`: they parse and print."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from evenflow.costs.profile.file import Profile
     from profiler import Settings
 
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What another tool measured.")]
 LEGEND = """\
 error: of predictions, against the median run of each micro-batch. spread: of the machine, single
 runs against that median; halves: the median of its first runs against that of its last.
@@ -73,18 +75,46 @@ def check_command(
     require_device(read_profile(file).header.device_kind)
     from runtime.torch.timed import timed_stage
 
-    rows = check_profile(
-        file,
-        timed_stage,
-        batches=batches,
-        repeats=repeats,
-        layers=layers,
-        tensor_parallel=tensor_parallel,
-        seed=seed,
-        progress=show_measuring if sys.stderr.isatty() else None,
-    )
+    with measuring() as show:
+        rows = check_profile(
+            file,
+            timed_stage,
+            batches=batches,
+            repeats=repeats,
+            layers=layers,
+            tensor_parallel=tensor_parallel,
+            seed=seed,
+            progress=show,
+        )
     record_errors(file, rows)
     typer.echo(LEGEND + errors_table(rows))
+
+
+def import_command(
+    files: Files,
+    *,
+    model: Annotated[str, typer.Option("--model", help="A model's name, or its config.json.")],
+    device: Annotated[str, typer.Option("--device", help="The device measured, e.g. A40.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The profile to write.")],
+    dtype: Annotated[str, typer.Option("--dtype", help="bfloat16, float16, float32.")] = "bfloat16",
+    tile_tokens: Annotated[
+        int, typer.Option("--tile-tokens", help="Tokens that linear operators pad to.")
+    ] = 128,
+) -> None:
+    """Make a profile of Vidur's CSVs (mlp, attention, all_reduce, send_recv) or total lengths."""
+    from evenflow.costs.profile.cost import missing_operators
+    from evenflow.costs.profile.file import write_profile
+    from evenflow.specs.model import model as model_named
+    from profiler import import_files
+
+    imported = import_files(files, model_named(model), device, dtype, tile_tokens)
+    write_profile(out, imported.profile)
+    typer.echo(out)
+    if imported.zeros:
+        typer.echo(f"left out: {imported.zeros} times of 0 ms", err=True)
+    missing = missing_operators(imported.profile)
+    if missing:
+        typer.echo(f"not in it: {', '.join(missing)}; costs need fill: roofline", err=True)
 
 
 def measured(model: str, out: Path, settings: Settings) -> Profile:
@@ -94,10 +124,14 @@ def measured(model: str, out: Path, settings: Settings) -> Profile:
     require_device(settings.device)  # says so where there is no torch, which the next line needs
     from runtime.torch.timed import profile_model
 
-    return profile_model(model, out, settings, show_measuring if sys.stderr.isatty() else None)
+    with measuring() as show:
+        return profile_model(model, out, settings, show)
 
 
-def show_measuring(done: float, left_s: float) -> None:
-    """Rewrite one line of the terminal: how much is done, and how long the rest takes."""
-    end = "\n" if done >= 1 else ""
-    typer.echo(f"\rmeasuring: {done:4.0%}, {left_s:5.0f} s left {end}", nl=False, err=True)
+@contextmanager
+def measuring() -> Iterator[Callable[[float, float], None]]:
+    """Show how much is measured; gives what takes the share done and the seconds left."""
+    from experiments.cli.terminal import progress
+
+    with progress(["measuring, %"], 100) as show:
+        yield lambda done, left_s: show.done(round(100 * done))

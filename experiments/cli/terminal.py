@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -20,6 +21,14 @@ LINE_EVERY_S = 60.0
 
 TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
+
+
+def print_folder(folder: Path, *, report: bool = True) -> None:
+    """Say where the results are, and that there is no page where a `report` was asked for."""
+    page = folder / "report.html"
+    if report and not page.exists():
+        print_no_report()
+    typer.echo(page if page.exists() else folder)
 
 
 def print_no_report() -> None:

@@ -13,7 +13,6 @@ import typer
 
 from evenflow.errors import UsageError
 from experiments.cli.options import Force, Out, RunFile, Set
-from experiments.cli.real import job_of
 
 
 def validate_command(
@@ -42,6 +41,7 @@ def validate_command(
     force: Force = False,
 ) -> None:
     """Serve one configuration several times, simulate it, and print how far they are apart."""
+    from experiments.real import job_of
     from experiments.report.folder import check_folder, staged
     from experiments.study.compare import line_up, parse_schedulers
     from experiments.study.points import inputs_of
@@ -50,7 +50,7 @@ def validate_command(
 
     if profile is not None:
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
-    job = job_of(run, set_)
+    job = job_of(run, set_ or ())
     folder = out or Path("out") / f"{run.stem}-validate"
     check_folder(folder, force=force, reads=inputs_of(job.config, run))
     contenders = {job.config.scheduler.name: job}

@@ -20,7 +20,7 @@ from experiments.report.outputs import Save, write_summaries
 from experiments.run_file.build import build, load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Loader, Patch
-from experiments.runs import Job, can_report, run_job, with_bubbles, write_details, write_results
+from experiments.runs import Job, run_job, with_bubbles, write_details, write_page, write_results
 from experiments.study.executors import processes
 
 if TYPE_CHECKING:
@@ -58,13 +58,8 @@ class Comparison:
     def write(self, folder: Path, title: str) -> bool:
         """Write comparison.csv and, where its library is installed, report.html; say if it is."""
         write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
-        if not can_report():
-            return False
-        from experiments.report.run_page import write_report
-
         sources = {name: run.result.provenance for name, run in self.runs.items()}
-        write_report(folder / "report.html", self.runs, title, sources)
-        return True
+        return write_page(folder, self.runs, title, sources)
 
 
 def parse_schedulers(text: str, config: RunConfig) -> dict[str, RunConfig]:

@@ -1,4 +1,4 @@
-"""The journal of a real run as a file, a line an entry, and its replay by a fresh Batcher.
+"""The journal of a real run as a file, a line an entry.
 
 Does not know what an entry means to a Batcher: that is `evenflow.replay`.
 """
@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import evenflow
-from evenflow.errors import PolicyError, UsageError
-from evenflow.replay import Aborted, Added, Asked, Completed, Decision, Entry, replay
+from evenflow.errors import UsageError
+from evenflow.replay import Aborted, Added, Asked, Completed, Decision, Entry
 from evenflow.types import Request
-from experiments.real import servable
-from experiments.run_file.build import build
 from experiments.run_file.run import RunConfig
 
 NAME = "decisions.jsonl.gz"
@@ -59,24 +57,6 @@ def journal_written(
         if failures:
             path.unlink()
             on_loss(f"{path.name} is left out: cannot write: {failures[0].strerror}")
-
-
-def replay_folder(folder: Path) -> str | None:
-    """Feed the inputs of a recorded run to a fresh Batcher; return the first difference, or None.
-
-    UsageError when the folder holds no record, or one that cannot be read.
-    """
-    path = folder / NAME
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one")
-    config, beside = read_head(path)
-    world = servable(build(config, [], beside))
-    try:
-        return replay(read_entries(path), world.batcher())
-    except PolicyError as error:
-        return str(error)
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}") from None
 
 
 def read_head(path: Path) -> tuple[RunConfig, Path]:

@@ -250,12 +250,12 @@ def test_published_decode_steps_without_tuning() -> None:
 @pytest.mark.usefixtures("package")
 def test_the_bundled_efficiencies_are_the_fits() -> None:
     pytest.importorskip("scipy", reason="fitting needs scipy: install evenflow[fit]")
-    from tools.calibrate_silicon import CHECKED_ON, errors, fit
-    from tools.efficiencies import bundled
+    from tools.calibrate import CHECKED_ON, FITTED_ON, bundled, operators, soft_fit
 
     for name in ("A100-80G", "H200"):
         spec = gpu(name)
-        assert fit(spec) == pytest.approx(bundled(spec), rel=5e-3)
-        off = errors(spec, CHECKED_ON, bundled(spec))
+        found = soft_fit([operators(spec, FITTED_ON)], spec)
+        assert found == pytest.approx(bundled(spec), rel=5e-3)
+        off = operators(spec, CHECKED_ON).errors(spec, bundled(spec))
         stated = [float(number) / 100 for number in re.findall(r"([0-9.]+) %", spec.source)]
         assert stated == pytest.approx([off.mean, off.p95], abs=0.002)

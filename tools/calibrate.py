@@ -1,0 +1,319 @@
+"""Fit the three efficiencies of a GPU's roofline to measured times, and say how far off they are.
+
+`python -m tools.calibrate l20 FOLDER`: whole models measured on L20 (the folder of the measured
+files), fitted on each and both; the published facts, and the figure. `silicon`: measured operators
+of real GPUs, fitted on some models and checked on others (needs the extra `silicon`). `vidur FILE`:
+linear operators that Vidur published (MIT licence, not carried here),
+data/profiling/compute/a40/meta-llama/Llama-2-70b-hf/mlp.csv of github.com/microsoft/vidur, commit
+e26eb8f: medians of one layer on 1, 2, 4 and 8 ranks, without attention. Fits need the extra `fit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evenflow.costs import RooflineCost, StageCost, Work, decode_work, prefill_work
+from evenflow.costs.formulas import Rates, linear_s
+from evenflow.costs.silicon.cost import GPUS, silicon_cost, silicon_source
+from evenflow.errors import UsageError
+from evenflow.results.run import Floats
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.gpu import GpuSpec, gpu
+from evenflow.specs.model import ModelSpec, model
+from profiler import import_files
+from tools.published_facts import facts_table, published_facts
+
+HEAD = (
+    "| GPU | efficiencies | compute | bandwidth | overhead per layer | mean error | P95 | worst "
+    "| predicts |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+class Efficiencies(NamedTuple):
+    """What a fit yields: shares of the two peaks, seconds per layer that neither explains."""
+
+    compute: float
+    bandwidth: float
+    per_layer_overhead_s: float
+
+    def on(self, spec: GpuSpec) -> GpuSpec:
+        """Return the GPU with these efficiencies."""
+        return replace(
+            spec,
+            compute_efficiency=self.compute,
+            bandwidth_efficiency=self.bandwidth,
+            per_layer_overhead_s=self.per_layer_overhead_s,
+        )
+
+
+def bundled(spec: GpuSpec) -> Efficiencies:
+    """Return the efficiencies that the GPU table carries."""
+    return Efficiencies(
+        spec.compute_efficiency, spec.bandwidth_efficiency, spec.per_layer_overhead_s
+    )
+
+
+class Errors(NamedTuple):
+    """Absolute relative errors of predicted against measured times, as shares of the measured."""
+
+    mean: float
+    p95: float
+    worst: float
+
+
+class Times(NamedTuple):
+    """Measured seconds of work of these `sizes`, and what the roofline says of them on a GPU."""
+
+    name: str
+    sizes: Sequence[Any]
+    seconds: Floats
+    roofline: Callable[[GpuSpec, Sequence[Any]], Floats]
+
+    def predicted(self, base: GpuSpec, efficiencies: Efficiencies) -> Floats:
+        """Return the predicted seconds of each size."""
+        return self.roofline(efficiencies.on(base), self.sizes)
+
+    def errors(self, base: GpuSpec, efficiencies: Efficiencies) -> Errors:
+        """Return how far the prediction is from what was measured."""
+        off = np.abs(self.predicted(base, efficiencies) / self.seconds - 1)
+        return Errors(float(off.mean()), float(np.percentile(off, 95)), float(off.max()))
+
+
+def fit(times: Sequence[Times], base: GpuSpec) -> Efficiencies:
+    """Return the efficiencies with the least squared relative error; every size counts the same."""
+
+    def off(candidate: Efficiencies) -> Floats:
+        return np.concatenate([one.predicted(base, candidate) / one.seconds - 1 for one in times])
+
+    return _least_squares(off, (0.9, 0.9, 1.0))
+
+
+def soft_fit(times: Sequence[Times], base: GpuSpec) -> Efficiencies:
+    """Return the efficiencies of least relative error, soft: few sizes far off decide little."""
+
+    def off(candidate: Efficiencies) -> Floats:
+        ratios = [one.predicted(base, candidate) / one.seconds for one in times]
+        return np.log(np.concatenate(ratios))
+
+    return _least_squares(off, (0.7, 0.8, 0.5), loss="soft_l1", f_scale=0.05)
+
+
+def _least_squares(
+    off: Callable[[Efficiencies], Floats], start: tuple[float, float, float], **how: Any
+) -> Efficiencies:
+    """`start`: compute, bandwidth, and the overhead in units of 0.1 ms; `how` as scipy has it."""
+    from scipy.optimize import least_squares
+
+    def read(values: Floats) -> Efficiencies:
+        return Efficiencies(float(values[0]), float(values[1]), float(values[2]) * 1e-4)
+
+    bounds = ((0.1, 0.1, 0), (1.5, 1.5, 100))
+    return read(least_squares(lambda values: off(read(values)), start, bounds=bounds, **how).x)
+
+
+def row(label: str, base: GpuSpec, efficiencies: Efficiencies, times: Times) -> str:
+    """Return a line of the table: efficiencies, and how far off they are from measured times."""
+    off = times.errors(base, efficiencies)
+    return (
+        f"| {base.name} | {label} | {efficiencies.compute:.4f} | {efficiencies.bandwidth:.4f} "
+        f"| {efficiencies.per_layer_overhead_s * 1e6:.1f} us | {off.mean:.2%} | {off.p95:.2%} "
+        f"| {off.worst:.1%} | {times.name} |"
+    )
+
+
+# -- whole models on L20 --------------------------------------------------------------------------
+
+FILES = {"Qwen2.5-32B": "tdpipe_L20-Qwen2.5-32B.csv", "Llama2-13B": "tdpipe_L20-Llama-13B.csv"}
+"""Model -> its file of measured times."""
+
+
+def whole_model(spec: ModelSpec, tokens: Sequence[int], seconds: Floats) -> Times:
+    """Return seconds of a whole model, embedding and head included, for prompts, one a batch."""
+
+    def roofline(base: GpuSpec, sizes: Sequence[int]) -> Floats:
+        cost = RooflineCost(Deployment(spec, base, (spec.num_layers,)))
+        return np.array([cost.times(prefill_work(size))[0] for size in sizes])
+
+    return Times(spec.name, tokens, seconds, roofline)
+
+
+def read_lengths(path: Path, spec: ModelSpec) -> Times:
+    """Read a file with the columns `Total Length` (tokens) and `Execute Time` (milliseconds).
+
+    Most of its lengths are over one tile (128 tokens): those decide a fit.
+    """
+    try:
+        table = np.loadtxt(path, delimiter=",", skiprows=1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: not a table of length and time ({error})") from error
+    return whole_model(spec, [int(tokens) for tokens in table[:, 0]], table[:, 1] / 1000)
+
+
+def l20_table(profiles: Sequence[Times], base: GpuSpec) -> str:
+    """Return the table of fits: each model alone and both, against each model."""
+    lines = [HEAD]
+    for chosen in [*([profile] for profile in profiles), list(profiles)]:
+        label, found = " + ".join(profile.name for profile in chosen), fit(chosen, base)
+        lines += [row(f"fitted on {label}", base, found, profile) for profile in profiles]
+    return "\n".join(lines)
+
+
+def draw_l20(profiles: Sequence[Times], base: GpuSpec, path: Path) -> None:
+    """Write the figure: measured and predicted time per length, each model from the other's fit."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    grid = figure.subplots(2, len(profiles), sharex=True, height_ratios=(3, 1), squeeze=False)
+    for (top, bottom), profile in zip(grid.T, profiles, strict=True):
+        others = [each for each in profiles if each is not profile]
+        predicted = profile.predicted(base, fit(others, base))
+        off = predicted / profile.seconds - 1
+        top.plot(profile.sizes, profile.seconds * 1000, ".", ms=2.5, color="0.6", label="measured")
+        label = f"predicted, fitted on {others[0].name}"
+        top.plot(profile.sizes, predicted * 1000, "-", lw=1.2, color="C3", label=label)
+        top.set_title(f"{profile.name} on {base.name}: mean error {np.abs(off).mean():.1%}")
+        top.set_ylim(bottom=0)
+        top.legend(frameon=False, loc="upper left")
+        bottom.plot(profile.sizes, off * 100, "-", lw=0.8, color="C3")
+        bottom.axhline(0, color="0.3", lw=0.6)
+        bottom.set(ylim=(-25, 25), xticks=range(0, 2049, 256))
+        bottom.set_xlabel("tokens in one prefill micro-batch")
+    for axes in figure.axes:
+        axes.grid(axis="x", color="0.9", lw=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0][0].set_ylabel("whole model, ms")
+    grid[1][0].set_ylabel("error, %")
+    figure.savefig(path, dpi=130)
+
+
+def _l20(given: argparse.Namespace) -> None:
+    base = gpu("L20")
+    profiles = [read_lengths(given.folder / file, model(name)) for name, file in FILES.items()]
+    print(l20_table(profiles, base))
+    print(f"\n{facts_table(published_facts())}")
+    given.figure.parent.mkdir(parents=True, exist_ok=True)
+    draw_l20(profiles, base, given.figure)
+    print(f"\n{given.figure}")
+
+
+# -- operators measured on real GPUs --------------------------------------------------------------
+
+FITTED_ON = ("Llama-3.1-8B", "Qwen2.5-14B", "Llama-3.1-70B")
+CHECKED_ON = ("Mistral-7B", "Qwen2.5-32B", "Llama2-13B")
+
+WORKS: tuple[Work, ...] = (
+    *(
+        decode_work(rows, rows * context)
+        for rows in (1, 4, 16, 64, 128, 256)
+        for context in (128, 512, 1024, 2048)
+        if rows * context <= 256 * 1024
+    ),
+    *(
+        prefill_work(tokens, context)
+        for tokens in (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+        for context in (0, 2048)
+    ),
+)
+"""Micro-batches that engines send: decode steps and prompt chunks, with and without context."""
+
+
+def operators(base: GpuSpec, names: Sequence[str], framework: str = "vllm") -> Times:
+    """Return the seconds of WORKS by the measured operators, for each model whole on one GPU."""
+
+    def seconds(cost: Callable[[Deployment], StageCost], spec: GpuSpec) -> Floats:
+        specs = [model(name) for name in names]
+        costs = [cost(Deployment(each, spec, (each.num_layers,))) for each in specs]
+        return np.array([each.times(work)[0] for each in costs for work in WORKS])
+
+    measured = seconds(lambda each: silicon_cost(each, silicon_source(each, framework)), base)
+    return Times(", ".join(names), WORKS, measured, lambda spec, _: seconds(RooflineCost, spec))
+
+
+def _silicon(given: argparse.Namespace) -> None:
+    print(HEAD)
+    for name in GPUS:
+        base = gpu(name)
+        checked = operators(base, CHECKED_ON)
+        for label, found in (
+            ("fitted", soft_fit([operators(base, FITTED_ON)], base)),
+            ("bundled", bundled(base)),
+        ):
+            print(row(label, base, found, checked), flush=True)
+
+
+# -- linear operators that Vidur published --------------------------------------------------------
+
+LINEARS = ("linear_qkv", "linear_o", "linear_up", "linear_down")
+TILE_TOKENS = 128
+
+
+def layers(spec: ModelSpec, sizes: Sequence[tuple[int, int]], seconds: Floats) -> Times:
+    """Return seconds of the four linear operators of a layer, by (tokens, ranks).
+
+    The roofline's have the overhead of a layer included.
+    """
+
+    def roofline(base: GpuSpec, sizes: Sequence[tuple[int, int]]) -> Floats:
+        rates = Rates.of(base)
+        linears_s = [
+            sum(
+                linear_s(tokens, shape, spec.dtype_bytes, TILE_TOKENS, rates)
+                for shape in spec.linear_shapes(ranks)
+            )
+            for tokens, ranks in sizes
+        ]
+        return base.per_layer_overhead_s + np.array(linears_s)
+
+    return Times(spec.name, sizes, seconds, roofline)
+
+
+def read_layers(path: Path, spec: ModelSpec) -> Times:
+    """Read Vidur's file; UsageError where it has no size with all four operators."""
+    profile = import_files([path], spec, "as in the file", "float16").profile
+    found: dict[tuple[int, int], dict[str, float]] = defaultdict(dict)
+    for point in profile.points:
+        if point.operator in LINEARS:
+            assert point.tokens is not None  # the importer gives linear operators their tokens
+            found[point.tokens, point.ranks][point.operator] = point.median_s
+    whole = {size: sum(times.values()) for size, times in found.items() if len(times) == 4}
+    if not whole:
+        raise UsageError(f"{path}: no number of tokens has all of {', '.join(LINEARS)}")
+    return layers(spec, list(whole), np.array(list(whole.values())))
+
+
+def _vidur(given: argparse.Namespace) -> None:
+    times, base = read_layers(given.file, model(given.model)), gpu(given.gpu)
+    print(f"{len(times.sizes)} sizes (tokens, ranks) of {given.model} on {given.gpu}\n\n{HEAD}")
+    for label, found in (("fitted", soft_fit([times], base)), ("bundled", bundled(base))):
+        print(row(label, base, found, times))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the fits, and the efficiencies that `gpu.py` carries, with their errors."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    sources = parser.add_subparsers(required=True)
+    l20 = sources.add_parser("l20")
+    l20.add_argument("folder", type=Path, help="holds the measured files")
+    l20.add_argument("--figure", type=Path, default=Path("docs/figures/l20_calibration.png"))
+    l20.set_defaults(run=_l20)
+    sources.add_parser("silicon").set_defaults(run=_silicon)
+    vidur = sources.add_parser("vidur")
+    vidur.add_argument("file", type=Path, help="Vidur's mlp.csv")
+    vidur.add_argument("--gpu", default="A40")
+    vidur.add_argument("--model", default="Llama2-70B")
+    vidur.set_defaults(run=_vidur)
+    given = parser.parse_args(arguments)
+    given.run(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
-from traces import load_trace, make_requests
+from traces import Poisson, load_trace, make_requests
 
 DEPTH = 4
 OWN_RATE_PER_S = 5.9
@@ -28,8 +28,7 @@ MAX_MODEL_LEN = 32_768
 
 def requests(count: int, speed: float) -> list[Request]:
     trace = load_trace("azure-conv-sample", limit=count)
-    arrivals = {"kind": "poisson", "rate": OWN_RATE_PER_S * speed}
-    return make_requests(trace, arrivals, count, seed=0)
+    return make_requests(trace, Poisson(rate=OWN_RATE_PER_S * speed), count, seed=0)
 
 
 def world(policy: str, given: list[Request], pages: int = 25_000) -> World:

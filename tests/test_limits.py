@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
+from evenflow.keys import Count
 from evenflow.schedulers import create
-from evenflow.schedulers.limits import Count
 from evenflow.schedulers.sarathi import Sarathi
 from evenflow.scheduling import View
 from evenflow.types import Plan

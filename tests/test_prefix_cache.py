@@ -19,7 +19,7 @@ from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
 from sim import World, simulate
 from tests.command_line import RUN, evenflow
-from traces import load_trace, make_requests, with_conversations
+from traces import Offline, Replay, load_trace, make_requests, with_conversations
 
 PAGE = 16
 
@@ -160,14 +160,14 @@ def test_hits_of_a_mooncake_trace_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     lines = mooncake_line(600, 0, 1), mooncake_line(600, 0, 2), mooncake_line(600, 0, 1)
     path.write_text("".join(lines))
-    requests = make_requests(load_trace(path), {"kind": "replay"})
+    requests = make_requests(load_trace(path), Replay())
     assert requests[0].prefix == Prefix((0, 1), 512, 600)
     assert sequential(requests)["prefix_hit_rate"] == (0 + 512 + 592) / 1800
 
 
 def test_mooncake_hits_equal_an_independent_count_over_hash_ids(shared: Path) -> None:
     path = shared / "traces" / "mooncake_conversation_trace_head4000.jsonl.gz"
-    requests = make_requests(load_trace(path), {"kind": "replay"})
+    requests = make_requests(load_trace(path), Replay())
     requests = [replace(request, output_tokens=1) for request in requests]  # for speed
     lasting: set[tuple[int, int]] = set()  # (block, tokens of it that were there)
     hit_tokens = 0
@@ -191,7 +191,7 @@ def test_conversations_are_told_apart_by_their_lengths(tmp_path: Path) -> None:
     trace = with_conversations(load_trace(path))
     assert trace.prefixes is not None
     assert [prefix.blocks for prefix in trace.prefixes] == [(0,), (0,), (1,), (1,), (2,)]
-    requests = make_requests(trace, {"kind": "offline"})
+    requests = make_requests(trace, Offline())
     assert requests[3].prefix == Prefix((1,), 51, 51)
 
 
@@ -206,7 +206,7 @@ def test_conversations_need_a_trace_of_turns(name: str, tmp_path: Path) -> None:
 def test_multi_turn_sharegpt_finds_its_history(shared: Path) -> None:
     """Every turn but the first finds the history's full pages, but for the last token of it."""
     path = shared / "traces" / "sharegpt_8k_filtered_stats_llama2_tokenizer.csv.gz"
-    requests = make_requests(with_conversations(load_trace(path, limit=300)), {"kind": "offline"})
+    requests = make_requests(with_conversations(load_trace(path, limit=300)), Offline())
     hit_tokens = total = 0
     for request in requests:
         history = total if request.prompt_tokens >= total else 0

@@ -12,7 +12,7 @@ from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
 from tests.test_points import RUN
-from traces import load_trace, make_requests
+from traces import Offline, load_trace, make_requests
 
 ROWS = [(1.0 * i * i, 10 + i, 4 + i % 3) for i in range(20)]
 SKIPPED = "skipped as asked"
@@ -53,7 +53,7 @@ def test_a_sample_goes_on_where_a_shorter_draw_ends() -> None:
     assert whole.arrival_s is not None
     np.testing.assert_array_equal(part.arrival_s, whole.arrival_s[10:] - whole.arrival_s[10])
     assert part.rows_read == len(part) + sum(part.dropped.values())
-    longer = make_requests(part, {"kind": "offline"}, 25)
+    longer = make_requests(part, Offline(), 25)
     assert [r.prompt_tokens for r in longer][:20] == part.prompt_tokens.tolist()
 
 

@@ -1,7 +1,7 @@
 """Request traces: load public formats, draw samples like them, give arrivals, make requests."""
 
 from traces.arrivals import (
-    ARRIVALS,
+    AnyArrivals,
     Arrivals,
     Closed,
     Gamma,
@@ -9,8 +9,6 @@ from traces.arrivals import (
     OnOff,
     Poisson,
     Replay,
-    arrival_times,
-    make_arrivals,
     make_requests,
 )
 from traces.describe import convert, fit, info
@@ -21,11 +19,11 @@ from traces.samples import SAMPLE_NAMES, sample_trace
 from traces.trace import FILTERS, Trace, with_conversations
 
 __all__ = [
-    "ARRIVALS",
     "FILTERS",
     "FORMATS",
     "PREDICTORS",
     "SAMPLE_NAMES",
+    "AnyArrivals",
     "Arrivals",
     "Closed",
     "Gamma",
@@ -35,12 +33,10 @@ __all__ = [
     "Predictor",
     "Replay",
     "Trace",
-    "arrival_times",
     "convert",
     "fit",
     "info",
     "load_trace",
-    "make_arrivals",
     "make_predictor",
     "make_requests",
     "sample_trace",

@@ -1,4 +1,4 @@
-"""When requests arrive, and the making of requests from a trace.
+"""When requests arrive, as a configuration says it, and the making of requests from a trace.
 
 An arrival process gives times for any number of requests. It knows nothing of lengths; random ones
 draw gaps at unit rate and divide by the rate, so that a change of rate stretches the same pattern
@@ -8,15 +8,14 @@ draw gaps at unit rate and divide by the rate, so that a change of rate stretche
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from itertools import repeat
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
+from pydantic import Discriminator, Field
 
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError
+from evenflow.keys import Count, Keys, Positive, short_form
 from evenflow.types import Request
 from traces.samples import random_stream, sample_trace
 from traces.trace import SKIPPED, Floats, Trace
@@ -28,14 +27,11 @@ class Arrivals(Protocol):
     def times(self, n: int, rng: np.random.Generator, trace_s: Floats | None, /) -> Floats: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The trace's own times, `scale` times as fast (2: twice the rate)."""
+class Replay(Keys):
+    """The trace's own times, `scale` times as fast: 2 is twice the rate."""
 
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("replay", scale=self.scale)
+    kind: Literal["replay"] = "replay"
+    scale: Positive = 1.0
 
     def times(self, n: int, _rng: np.random.Generator, trace_s: Floats | None, /) -> Floats:
         if trace_s is None:
@@ -49,40 +45,31 @@ class Replay:
         return trace_s[:n] / self.scale
 
 
-@dataclass(frozen=True, slots=True)
-class Poisson:
+class Poisson(Keys):
     """Independent exponential gaps at `rate` requests per second.
 
-    `rescale` stretches the times so that the last is at n / rate, as vLLM's benchmark does.
+    `rescale` stretches the times so that the last of n is at n / rate, as vLLM's benchmark does.
     """
 
-    rate: float
+    kind: Literal["poisson"] = "poisson"
+    rate: Positive
     rescale: bool = False
-
-    def __post_init__(self) -> None:
-        positive("poisson", rate=self.rate)
 
     def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         return at_rate(np.cumsum(rng.standard_exponential(n)), self.rate, self.rescale)
 
 
-@dataclass(frozen=True, slots=True)
-class Gamma:
+class Gamma(Keys):
     """Independent gamma gaps at `rate` requests per second with shape `burstiness`.
 
     The coefficient of variation is 1 / sqrt(burstiness): 1 is Poisson, below 1 is burstier,
-    infinite gives equal gaps. The parameters are those of vLLM's benchmark.
+    infinite (.inf) gives equal gaps. The parameters are those of vLLM's benchmark.
     """
 
-    rate: float
-    burstiness: float = 1.0
+    kind: Literal["gamma"] = "gamma"
+    rate: Positive
+    burstiness: Annotated[float, Field(gt=0)] = 1.0
     rescale: bool = False
-
-    def __post_init__(self) -> None:
-        positive("gamma", rate=self.rate)
-        if not self.burstiness > 0:
-            given = f"burstiness is {self.burstiness}"
-            raise UsageError(f"gamma arrivals: {given}; expected a number above 0")
 
     def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         if math.isinf(self.burstiness):
@@ -92,16 +79,13 @@ class Gamma:
         return at_rate(np.cumsum(gaps), self.rate, self.rescale)
 
 
-@dataclass(frozen=True, slots=True)
-class OnOff:
+class OnOff(Keys):
     """Poisson arrivals for `on_s`, silence for `off_s`, and again; `rate` is the mean over both."""
 
-    rate: float
-    on_s: float
-    off_s: float
-
-    def __post_init__(self) -> None:
-        positive("onoff", rate=self.rate, on_s=self.on_s, off_s=self.off_s)
+    kind: Literal["onoff"] = "onoff"
+    rate: Positive
+    on_s: Positive
+    off_s: Positive
 
     def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         rate_while_on = self.rate * (self.on_s + self.off_s) / self.on_s
@@ -109,88 +93,48 @@ class OnOff:
         return busy_s + np.floor(busy_s / self.on_s) * self.off_s
 
 
-@dataclass(frozen=True, slots=True)
-class Offline:
+class Offline(Keys):
     """All requests at time 0."""
+
+    kind: Literal["offline"] = "offline"
 
     def times(self, n: int, _rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         return np.zeros(n)
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Keys):
     """`concurrency` clients, each sending its next request when the last one is answered.
 
     The arrivals follow from the run, so the times given here are all 0: whoever runs it must look
     at the concurrency.
     """
 
-    concurrency: int
-
-    def __post_init__(self) -> None:
-        if not self.concurrency >= 1:
-            raise UsageError(
-                f"closed arrivals: concurrency is {self.concurrency}; expected at least 1"
-            )
+    kind: Literal["closed"] = "closed"
+    concurrency: Count
 
     def times(self, n: int, _rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         return np.zeros(n)
 
 
-ARRIVALS: Mapping[str, type[Arrivals]] = MappingProxyType(
-    {
-        "replay": Replay,
-        "poisson": Poisson,
-        "gamma": Gamma,
-        "onoff": OnOff,
-        "offline": Offline,
-        "closed": Closed,
-    }
-)
-"""The kinds of arrivals by name; their fields are their options."""
-
-
-def make_arrivals(kind: str = "", **options: Any) -> Arrivals:
-    """Build arrivals from a kind in ARRIVALS and its options; None counts as not given.
-
-    Raises UsageError for an unknown kind or option, a missing one, and a value out of range.
-    """
-    if kind not in ARRIVALS:
-        raise UsageError(f'arrivals kind "{kind}" is unknown; {instead_of(kind, ARRIVALS)}')
-    given = {key: value for key, value in options.items() if value is not None}
-    names = [field.name for field in fields(ARRIVALS[kind])]  # type: ignore[arg-type]
-    for key in given:
-        if key not in names:
-            known = instead_of(key, names) if names else "it has none"
-            raise UsageError(f'{kind} arrivals: option "{key}" is unknown; {known}')
-    try:
-        return ARRIVALS[kind](**given)
-    except TypeError as error:
-        needed = ", ".join(names)
-        raise UsageError(f"{kind} arrivals: {given or 'no options'}; expected {needed}") from error
-
-
-def arrival_times(
-    kind: str, n: int, rng: np.random.Generator, trace_times: Floats | None = None, **options: Any
-) -> Floats:
-    """Return the times of n arrivals of a kind, in seconds, never decreasing, [n]."""
-    return make_arrivals(kind, **options).times(n, rng, trace_times)
+AnyArrivals = Annotated[
+    Replay | Poisson | Gamma | OnOff | Closed | Offline,
+    short_form("kind"),
+    Discriminator("kind"),
+]
+"""What a configuration says of arrivals: a mapping with one of the kinds, or the kind alone."""
 
 
 def make_requests(
     trace: Trace,
-    arrivals: Arrivals | Mapping[str, Any],
+    arrivals: Arrivals,
     n: int | None = None,
     seed: int = 0,
 ) -> list[Request]:
     """Return the trace's first n requests (None: all) with arrival times of the given process.
 
-    `arrivals` is a process or its options with `kind`. Ids count from 0 in order of arrival. `seed`
-    draws only the arrivals: lengths are the trace's. A sample is drawn on to n; a file with fewer
-    requests raises UsageError.
+    Ids count from 0 in order of arrival. `seed` draws only the arrivals: lengths are the trace's. A
+    sample is drawn on to n; a file with fewer requests raises UsageError.
     """
-    if isinstance(arrivals, Mapping):
-        arrivals = make_arrivals(**arrivals)
     n = len(trace) if n is None else n
     if n < 1:
         raise UsageError(f"{n} requests asked; expected at least 1")
@@ -216,10 +160,3 @@ def at_rate(unit_rate_times: Floats, rate: float, rescale: bool) -> Floats:
     if rescale and unit_rate_times[-1] > 0:
         unit_rate_times = unit_rate_times * (n / unit_rate_times[-1])
     return unit_rate_times / rate
-
-
-def positive(kind: str, **options: float) -> None:
-    """Raise UsageError unless every option is a finite number above 0."""
-    for key, value in options.items():
-        if not 0 < value < math.inf:
-            raise UsageError(f"{kind} arrivals: {key} is {value}; expected a number above 0")

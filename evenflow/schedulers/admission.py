@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from evenflow.keys import Count
 from evenflow.kv import PagePool
-from evenflow.schedulers.limits import Count, checked
+from evenflow.schedulers.limits import checked
 from evenflow.scheduling import Prefill, Prompt, SearchSpace, View
 
 UNLIMITED = 1 << 60

@@ -22,16 +22,12 @@ from typing import (
     get_type_hints,
 )
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-Count = Annotated[int, Ge(1)]
-Positive = Annotated[float, Gt(0)]
-Share = Annotated[float, Gt(0), Le(1)]
-Fraction = Annotated[float, Ge(0), Lt(1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-BOUNDS = {Ge: "of at least", Gt: "above", Le: "at most", Lt: "below"}
+BOUNDS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
 
 Policy = TypeVar("Policy")
 Params = ParamSpec("Params")
@@ -92,7 +88,8 @@ def _words(declared: Any) -> str:
     if get_origin(declared) is Annotated:
         plain, *limits = get_args(declared)
         told = [limit for limit in limits if isinstance(limit, str)]
-        return told[0] if told else f"{_words(plain)} {' and '.join(map(_bound, limits))}"
+        bounds = [bound for limit in limits for bound in _bounds(limit)]
+        return told[0] if told else f"{_words(plain)} {' and '.join(bounds)}"
     if get_origin(declared) is Literal:
         return " or ".join(map(str, get_args(declared)))
     if get_origin(declared) in (Union, UnionType):
@@ -104,6 +101,11 @@ def _words(declared: Any) -> str:
     return WORDS.get(declared, getattr(declared, "__name__", str(declared)))
 
 
-def _bound(limit: Any) -> str:
-    value = next(getattr(limit, key) for key in ("ge", "gt", "le", "lt") if hasattr(limit, key))
-    return f"{BOUNDS[type(limit)]} {value}"
+def _bounds(limit: Any) -> list[str]:
+    """Return the bounds in one annotation, pydantic's `Field(gt=0, le=1)` or a single one."""
+    return [
+        f"{words} {getattr(part, key)}"
+        for part in getattr(limit, "metadata", [limit])
+        for key, words in BOUNDS.items()
+        if hasattr(part, key)
+    ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
+from evenflow.keys import Count, Positive
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import Count, Fraction, Positive, checked
+from evenflow.schedulers.limits import Fraction, checked
 from evenflow.scheduling import Plan, SearchSpace, View
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Reserving, Room
-from evenflow.schedulers.limits import Count, checked
+from evenflow.schedulers.limits import checked
 from evenflow.scheduling import Plan, View
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Predicate
-
+from evenflow.keys import Count, Share, expect, is_count
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import Count, Share, checked
+from evenflow.schedulers.limits import checked
 from evenflow.schedulers.td_pipe_rules import (
     DecodeTime,
     FutureUsage,
@@ -29,13 +28,14 @@ CODE_PEAK_ROWS = 256
 CODE_FULL = 0.9
 
 
-def _is_rising(points: Sequence[int]) -> bool:
-    return bool(points) and points[0] >= 1 and all(one < other for one, other in pairwise(points))
+def _is_rising(points: object) -> bool:
+    steps = points if isinstance(points, list | tuple) else []
+    rising = all(map(is_count, steps)) and all(one < other for one, other in pairwise(steps))
+    return bool(steps) and rising
 
 
-FuturePoints = Annotated[
-    Sequence[int], Predicate(_is_rising), "numbers of decode steps in rising order"
-]
+RISING = "numbers of decode steps in rising order"
+FuturePoints = Annotated[Sequence[int], expect(_is_rising, RISING), RISING]
 
 
 class TDPipe:

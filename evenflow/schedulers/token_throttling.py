@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
+from pydantic import Field
 
+from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import Count, Fraction, checked
+from evenflow.schedulers.limits import Fraction, checked
 from evenflow.scheduling import Plan, Prefill, SearchSpace, Victim, View
 
 VICTIMS: dict[str, Victim] = {"latest": "last_returned", "most_pages": "most_pages"}
@@ -84,7 +85,7 @@ class TokenThrottling:
         *,
         iterations: Count = 8,
         max_prefill: Count = 2048,
-        min_prefill: Annotated[int, Ge(0)] = 32,
+        min_prefill: Annotated[int, Field(ge=0)] = 32,
         kv_thresh: Fraction = 0.05,
         use_wt: bool = True,
         use_ut: bool = True,

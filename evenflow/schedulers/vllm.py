@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from evenflow.keys import Count
 from evenflow.kv import PagePool
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import Count, Fraction, checked
+from evenflow.schedulers.limits import Fraction, checked
 from evenflow.scheduling import Plan, SearchSpace, View
 
 

@@ -24,11 +24,11 @@ from experiments.capacity.rate_search import (
 )
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig
-from experiments.run_file.workload import Arrivals, ReplayArrivals
 from experiments.study.intervals import Interval, interval
 from experiments.study.points import Point, Record, Store, run_points
 from experiments.study.slo import Condition, Limits, check_metrics, request_limits, service_levels
 from experiments.study.trials import dry_run, seed_matters
+from traces import AnyArrivals, Replay
 
 CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Rates of the curve, as multiples of the capacity."""
@@ -182,14 +182,14 @@ def prove(question: Question) -> Proof:
     return Proof(start, outcome.result.provenance)
 
 
-def own_rate(arrivals: Arrivals, requests: Sequence[Request]) -> float:
+def own_rate(arrivals: AnyArrivals, requests: Sequence[Request]) -> float:
     """Return the mean rate at which requests arrive, in requests/s.
 
     UsageError for arrivals that have none: offline, closed, or a trace that comes all at once.
     """
     if len(requests) < 2:
         raise UsageError(f"workload: {len(requests)} request has no rate; give more requests")
-    if isinstance(arrivals, ReplayArrivals):
+    if isinstance(arrivals, Replay):
         span_s = requests[-1].arrival_s - requests[0].arrival_s
         if span_s > 0:
             return (len(requests) - 1) / span_s
@@ -206,8 +206,8 @@ def own_rate(arrivals: Arrivals, requests: Sequence[Request]) -> float:
 def at_rate(config: RunConfig, rate: float, start: float, seed: int) -> RunConfig:
     """Return the configuration with its arrivals at `rate` (at `start` as it is) and a seed."""
     arrivals = config.workload.arrivals
-    if isinstance(arrivals, ReplayArrivals):
-        changed: Arrivals = ReplayArrivals(kind="replay", scale=arrivals.scale * rate / start)
+    if isinstance(arrivals, Replay):
+        changed: AnyArrivals = Replay(scale=arrivals.scale * rate / start)
     else:
         changed = arrivals.model_copy(update={"rate": rate})
     workload = config.workload.model_copy(update={"arrivals": changed, "seed": seed})

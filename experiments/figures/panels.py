@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from evenflow.keys import Keys
 from experiments.figures.style import colors_of, grid_lines
-from experiments.run_file.fields import Keys
 
 MARKERS = "osD^v<>"
 GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from evenflow.errors import UsageError
+from evenflow.keys import Keys
 from experiments.figures.kinds import check_like
 from experiments.figures.layers import layered, set_by_hand, without_links
 from experiments.run_file import yaml_file
-from experiments.run_file.fields import Keys
 from experiments.run_file.yaml_file import mistakes
 from experiments.systems import keys_of_system
 

@@ -24,28 +24,12 @@ from experiments.run_file.links import hops_of
 from experiments.run_file.policy_folders import make_importable
 from experiments.run_file.pools import MixedPoolConfig, divide, run_of_pool, system, transfer_link
 from experiments.run_file.run import RunConfig
-from experiments.run_file.workload import ClosedArrivals
+from experiments.run_file.workload import Workload
 from experiments.run_file.yaml_file import find
 from sim import PooledWorld
-from traces import (
-    load_trace,
-    make_predictor,
-    make_requests,
-    with_conversations,
-    with_predictions,
-)
+from traces import Closed, make_predictor, with_predictions
 
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """The requests of a run, and which trace they are from (for the provenance).
-
-    `texts`: their prompts, where a predictor may read them and the trace holds them.
-    """
-
-    requests: list[Request]
-    trace: dict[str, Any]
-    texts: Sequence[str] | None = None
+__all__ = ["Built", "Workload", "build", "load_workload", "reads_text"]
 
 
 def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -> Workload:
@@ -54,25 +38,7 @@ def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -
     A relative path is looked for in the current folder, then in `beside`, the configuration's.
     `keep_text` keeps the prompts even where this configuration's scheduler reads none.
     """
-    given = config.workload
-    trace = load_trace(
-        find(given.trace, beside),
-        format=given.format,
-        limit=given.requests,
-        skip=given.skip,
-        tokenizer=None if given.tokenizer is None else find(given.tokenizer, beside),
-        filter=given.filter,
-        seed=given.seed,
-        keep_text=keep_text or reads_text(config),
-    )
-    if given.conversations:
-        trace = with_conversations(trace)
-    requests = make_requests(trace, given.arrivals.model_dump(), given.requests, given.seed)
-    facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
-    origin = {name: getattr(trace, name) for name in facts}
-    if trace.path is not None:
-        origin["path"] = given.trace  # as written: the same from whichever folder it was found
-    return Workload(requests, origin, trace.texts)
+    return config.workload.load(beside, keep_text=keep_text or reads_text(config))
 
 
 def reads_text(config: RunConfig) -> bool:
@@ -321,7 +287,7 @@ def _engines(config: RunConfig) -> int:
 def _concurrency(config: RunConfig) -> int | None:
     """Return how many requests a closed loop holds; None for open arrivals."""
     arrivals = config.workload.arrivals
-    return arrivals.concurrency if isinstance(arrivals, ClosedArrivals) else None
+    return arrivals.concurrency if isinstance(arrivals, Closed) else None
 
 
 def _formula(config: RunConfig) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from evenflow.costs.drafts import share_of, step_of
 from evenflow.costs.tables import TableCost
 from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
+from evenflow.keys import Count, Keys, NonNegative, needed, short_form
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GPUS
 from evenflow.specs.model import ModelSpec
-from experiments.run_file.fields import Count, Keys, NonNegative, needed, short_form
 from experiments.run_file.links import NameOrAllReduce
 
 

@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 
 from evenflow.costs import Fabric, Measured, Ring, TwoLevel
 from evenflow.errors import UsageError
+from evenflow.keys import Count, Keys, NameOr, NonNegative, Positive, expect, needed
 from evenflow.specs.gpu import LinkSpec, link
 from evenflow.world import Link
-from experiments.run_file.fields import Count, Keys, NameOr, NonNegative, Positive, expect, needed
 
 
 class LinkKeys(Keys):

@@ -13,9 +13,7 @@ from pydantic import BaseModel, Field
 
 from evenflow import schedulers
 from evenflow.errors import UsageError
-from evenflow.specs.model import model
-from experiments.run_file.costs import AffineCosts, Costs
-from experiments.run_file.fields import (
+from evenflow.keys import (
     Count,
     Keys,
     NameOr,
@@ -24,6 +22,8 @@ from experiments.run_file.fields import (
     is_count,
     short_form,
 )
+from evenflow.specs.model import model
+from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.links import TransferLinkConfig, link_spec
 from experiments.run_file.run import RunConfig, SchedulerConfig
 from experiments.run_file.yaml_file import Document, checked, find

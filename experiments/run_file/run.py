@@ -14,11 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from evenflow.costs import Fabric, StageCost, SwapCost
-from evenflow.results.metrics import Limit
-from evenflow.world import RUNTIMES, RuntimeOverheads
-from experiments.run_file import yaml_file
-from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
-from experiments.run_file.fields import (
+from evenflow.keys import (
     Count,
     Keys,
     NameOr,
@@ -30,6 +26,10 @@ from experiments.run_file.fields import (
     needed,
     short_form,
 )
+from evenflow.results.metrics import Limit
+from evenflow.world import RUNTIMES, RuntimeOverheads
+from experiments.run_file import yaml_file
+from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
 from experiments.run_file.links import NameOrLink, NodesConfig, fabric_of
 from experiments.run_file.workers import EmulatedWorkers, Workers
 from experiments.run_file.workload import WorkloadConfig

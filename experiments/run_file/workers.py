@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field
 
-from experiments.run_file.fields import Count, Keys, NonNegative, Positive, Share, short_form
+from evenflow.keys import Count, Keys, NonNegative, Positive, Share, short_form
 
 Index = Annotated[int, Field(ge=0)]
 

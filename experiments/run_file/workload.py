@@ -1,73 +1,30 @@
-"""The schema of the workload: which requests come, and when."""
+"""The workload: which requests come, and when."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Discriminator, Field
+from pydantic import Field
 
-from experiments.run_file.fields import Count, Keys, Positive, short_form
-
-
-class ReplayArrivals(Keys):
-    """The trace's own times, `scale` times as fast: 2 is twice the rate."""
-
-    kind: Literal["replay"]
-    scale: Positive = 1.0
+from evenflow.keys import Count, Keys
+from evenflow.types import Request
+from experiments.run_file.yaml_file import find
+from traces import AnyArrivals, Replay, load_trace, make_requests, with_conversations
 
 
-class PoissonArrivals(Keys):
-    """Independent arrivals at `rate` requests per second.
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of a run, and which trace they are from (for the provenance).
 
-    `rescale` stretches them so that the last of n comes at n / rate, as vLLM's benchmark does.
+    `texts`: their prompts, where a predictor may read them and the trace holds them.
     """
 
-    kind: Literal["poisson"]
-    rate: Positive
-    rescale: bool = False
-
-
-class GammaArrivals(Keys):
-    """Gamma-distributed gaps; burstiness 1 is Poisson, above is steadier (.inf: equal gaps)."""
-
-    kind: Literal["gamma"]
-    rate: Positive
-    burstiness: Annotated[float, Field(gt=0)] = 1.0
-    rescale: bool = False
-
-
-class OnOffArrivals(Keys):
-    """Poisson arrivals for `on_s`, none for `off_s`, and again; `rate` is the mean over both."""
-
-    kind: Literal["onoff"]
-    rate: Positive
-    on_s: Positive
-    off_s: Positive
-
-
-class ClosedArrivals(Keys):
-    """`concurrency` clients; each sends its next request when the last one is finished."""
-
-    kind: Literal["closed"]
-    concurrency: Count
-
-
-class OfflineArrivals(Keys):
-    """All requests wait at time 0."""
-
-    kind: Literal["offline"]
-
-
-Arrivals = Annotated[
-    ReplayArrivals
-    | PoissonArrivals
-    | GammaArrivals
-    | OnOffArrivals
-    | ClosedArrivals
-    | OfflineArrivals,
-    short_form("kind"),
-    Discriminator("kind"),
-]
+    requests: list[Request]
+    trace: dict[str, Any]
+    texts: Sequence[str] | None = None
 
 
 class WorkloadConfig(Keys):
@@ -81,8 +38,29 @@ class WorkloadConfig(Keys):
     format: str | None = None
     requests: Count | None = None
     skip: Annotated[int, Field(ge=0)] = 0
-    arrivals: Arrivals = ReplayArrivals(kind="replay")
+    arrivals: AnyArrivals = Replay()
     seed: Annotated[int, Field(ge=0)] = 0
     tokenizer: str | None = None
     filter: str | None = None
     conversations: bool = False
+
+    def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
+        """Load the trace, its prompts too if `keep_text`, and give its requests their times."""
+        trace = load_trace(
+            find(self.trace, beside),
+            format=self.format,
+            limit=self.requests,
+            skip=self.skip,
+            tokenizer=None if self.tokenizer is None else find(self.tokenizer, beside),
+            filter=self.filter,
+            seed=self.seed,
+            keep_text=keep_text,
+        )
+        if self.conversations:
+            trace = with_conversations(trace)
+        requests = make_requests(trace, self.arrivals, self.requests, self.seed)
+        facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
+        origin = {name: getattr(trace, name) for name in facts}
+        if trace.path is not None:
+            origin["path"] = self.trace  # as written: the same from whichever folder it was found
+        return Workload(requests, origin, trace.texts)

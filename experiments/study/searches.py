@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
-from experiments.run_file.fields import Count, Keys, expect, short_form
+from evenflow.keys import Count, Keys, expect, short_form
 from experiments.run_file.yaml_file import Patch
 from experiments.study.trials import Case, Search, Trial
 from traces.samples import random_stream

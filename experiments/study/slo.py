@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import Field
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.keys import Keys
 from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.run import RunResult
-from experiments.run_file.fields import Keys
 from experiments.runs import Outcome
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")

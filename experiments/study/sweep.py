@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
+from evenflow.keys import Count, Keys, expect, needed
 from evenflow.schedulers import POOLED, parameters, policy
 from experiments.run_file import pools as config_pools
 from experiments.run_file import yaml_file
 from experiments.run_file.build import build
-from experiments.run_file.fields import Count, Keys, expect, needed
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find
 from experiments.study.points import Point, Record, workload_of

@@ -27,11 +27,11 @@ rates = st.floats(0.01, 1000)
 seeds = st.integers(0, 2**32)
 spans = st.floats(0.1, 100)
 processes: st.SearchStrategy[Arrivals] = st.one_of(
-    st.builds(Poisson, rates, st.booleans()),
-    st.builds(Gamma, rates, st.floats(0.05, 20), st.booleans()),
-    st.builds(OnOff, rates, spans, spans),
+    st.builds(Poisson, rate=rates, rescale=st.booleans()),
+    st.builds(Gamma, rate=rates, burstiness=st.floats(0.05, 20), rescale=st.booleans()),
+    st.builds(OnOff, rate=rates, on_s=spans, off_s=spans),
     st.just(Offline()),
-    st.builds(Closed, st.integers(1, 99)),
+    st.builds(Closed, concurrency=st.integers(1, 99)),
 )
 
 
@@ -53,7 +53,9 @@ def test_the_mean_rate_is_within_the_bounds_of_the_central_limit(
     rate: float, burstiness: float, seed: int
 ) -> None:
     n = 4000
-    span = Gamma(rate, burstiness).times(n, random_stream(seed, "arrivals"), None)[-1]
+    span = Gamma(rate=rate, burstiness=burstiness).times(n, random_stream(seed, "arrivals"), None)[
+        -1
+    ]
     spread = (n / burstiness) ** 0.5 / rate  # standard deviation of the sum of n gamma gaps
     assert abs(span - n / rate) < 6 * spread
 
@@ -62,7 +64,7 @@ def test_the_mean_rate_is_within_the_bounds_of_the_central_limit(
 def test_samples_extend_and_make_valid_requests(name: str, n: int, more: int, seed: int) -> None:
     short, long = sample_trace(name, n, seed), sample_trace(name, n + more, seed)
     assert short.prompt_tokens.tolist() == long.prompt_tokens[:n].tolist()
-    requests = make_requests(short, Poisson(1.0), n + more, seed)
+    requests = make_requests(short, Poisson(rate=1.0), n + more, seed)
     assert [r.request_id for r in requests] == list(range(n + more))
     assert [r.output_tokens for r in requests] == long.output_tokens.tolist()
     assert all(r.prompt_tokens >= 1 and r.output_tokens >= 1 for r in requests)

@@ -1,4 +1,7 @@
-"""What the parts of the schema share: limits of numbers, short forms, refusal of unknown keys."""
+"""What the schemas share: limits of numbers, short forms, refusal of unknown keys.
+
+Knows no key by name. Who reads a document says what is wrong in it, and where.
+"""
 
 from __future__ import annotations
 

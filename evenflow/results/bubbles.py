@@ -8,7 +8,7 @@ happened; what would have happened without a cause is a question for the simulat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,10 @@ class Bubbles:
         }
 
 
+Pieces = tuple[NDArray[Any], ...]
+"""The columns of Bubbles: stage, start, end, cause, batch."""
+
+
 def attribute(result: RunResult) -> Bubbles:
     """Return every idle interval within the window, each piece with its cause.
 
@@ -95,60 +99,41 @@ def attribute(result: RunResult) -> Bubbles:
     """
     if result.replicas > 1:
         raise ValueError(f"bubbles need one pipeline, not {result.replicas} merged")
-    if result.pools:
-        return _side_by_side(result)
-    return _attribute(result, _window(result))
+    window = _window(result)
+    pieces = _of_pools(result, window) if result.pools else _of_pipeline(result, window)
+    return Bubbles(result.depth, window, *map(np.concatenate, zip(*pieces, strict=True)))
 
 
-def _attribute(result: RunResult, window: tuple[float, float]) -> Bubbles:
+def _of_pipeline(result: RunResult, window: tuple[float, float]) -> list[Pieces]:
+    """Return the pieces of each stage. A pool that got no work, while others did, starved."""
     if not np.isfinite(result.returned_s).all():
         lost = int(np.argmin(np.isfinite(result.returned_s)))
         raise ValueError(f"micro-batch {lost} never returned: bubbles need a run that has ended")
-    stages: list[_Pieces] = []
-    if len(result.scheduled_s):
-        timeline = timeline_of(result, window[0])
-        rows = _tile(first_stage(result, timeline), timeline, 0)
-        stages.append(_pieces(rows, timeline, 0, window[1]))
-        for stage in range(1, result.depth):
-            rows = _tile(later_stage(result, timeline, stage, rows), timeline, stage)
-            stages.append(_pieces(rows, timeline, stage, window[1]))
-    none = _Pieces(*(np.zeros(0, dtype=np.int64), np.zeros(0)) * 2)
-    batch, start_s, cause, end_s = (
-        np.concatenate(column) for column in zip(none, *stages, strict=True)
-    )
-    stage_of = np.repeat(np.arange(len(stages)), [len(pieces.batch) for pieces in stages])
-    return Bubbles(result.depth, window, stage_of, start_s, end_s, cause, batch)
+    if not len(result.scheduled_s):
+        count = result.depth if window[1] > window[0] else 0
+        alike = (np.full(count, value) for value in (*window, STARVATION, -1))
+        return [(np.arange(count), *alike)]
+    timeline = timeline_of(result, window[0])
+    rows = _tile(first_stage(result, timeline), timeline, 0)
+    pieces = [_pieces(rows, timeline, 0, window[1])]
+    for stage in range(1, result.depth):
+        rows = _tile(later_stage(result, timeline, stage, rows), timeline, stage)
+        pieces.append(_pieces(rows, timeline, stage, window[1]))
+    return pieces
 
 
-def _side_by_side(result: RunResult) -> Bubbles:
-    """Put the pools' pieces together: over the window of the whole, with its micro-batches."""
-    window = _window(result)
+def _of_pools(result: RunResult, window: tuple[float, float]) -> list[Pieces]:
+    """Return the pools' pieces, with the stages and the micro-batches of the whole."""
     position = np.argsort(schedule_order(result.pools))
-    parts: list[tuple[NDArray[Any], ...]] = []
+    pieces: list[Pieces] = []
     first_stage, first_batch = 0, 0
     for pool in result.pools.values():
-        found = _attribute(pool, window) if len(pool.scheduled_s) else _never_ran(pool, window)
-        own = position[first_batch : first_batch + len(pool.scheduled_s)]
-        batch = np.append(own, -1)[found.batch]
-        parts.append((found.stage + first_stage, found.start_s, found.end_s, found.cause, batch))
-        first_stage += pool.depth
-        first_batch += len(own)
-    return Bubbles(result.depth, window, *map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _never_ran(pool: RunResult, window: tuple[float, float]) -> Bubbles:
-    """A pool that got no work, while others did, starved."""
-    count = pool.depth if window[1] > window[0] else 0
-    start_s, end_s = (np.full(count, at_s) for at_s in window)
-    cause, batch = (np.full(count, value) for value in (STARVATION, -1))
-    return Bubbles(pool.depth, window, np.arange(count), start_s, end_s, cause, batch)
-
-
-class _Pieces(NamedTuple):
-    batch: Ints
-    start_s: Floats
-    cause: Ints
-    stop_s: Floats
+        stop_batch = first_batch + len(pool.scheduled_s)
+        own = np.append(position[first_batch:stop_batch], -1)
+        for stage, *times_and_cause, batch in _of_pipeline(pool, window):
+            pieces.append((stage + first_stage, *times_and_cause, own[batch]))
+        first_stage, first_batch = first_stage + pool.depth, stop_batch
+    return pieces
 
 
 def _window(result: RunResult) -> tuple[float, float]:
@@ -185,15 +170,11 @@ def _starts(rows: Rows, free_s: Floats) -> Floats:
     return np.where(first, free_s[rows.batch], previous(rows.stop_s)[: len(first)])
 
 
-def _pieces(rows: Rows, timeline: Timeline, stage: int, window_end_s: float) -> _Pieces:
+def _pieces(rows: Rows, timeline: Timeline, stage: int, window_end_s: float) -> Pieces:
     """Add where each row begins, and the time from the last micro-batch to the end of the run."""
     begin_s = _starts(rows, timeline.free_s[:, stage])
     last_end_s = timeline.start_s[-1, stage] + timeline.service_s[-1, stage]
-    if window_end_s - last_end_s <= RESOLUTION_S:
-        return _Pieces(rows.batch, begin_s, rows.cause, rows.stop_s)
-    return _Pieces(
-        np.append(rows.batch, -1),
-        np.append(begin_s, last_end_s),
-        np.append(rows.cause, FILL_DRAIN),
-        np.append(rows.stop_s, window_end_s),
-    )
+    if window_end_s - last_end_s > RESOLUTION_S:
+        begin_s = np.append(begin_s, last_end_s)
+        rows = Rows(*map(np.append, rows, (-1, window_end_s, FILL_DRAIN)))
+    return np.full(len(begin_s), stage), begin_s, rows.stop_s, rows.cause, rows.batch

@@ -11,7 +11,7 @@ import numpy as np
 
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
-from tools.draw_bubbles import tandem
+from tools.draw_docs import tandem
 
 DEPTH, REQUEST_BATCHES = 4, 38  # micro-batches for each request, as on the Azure conversation trace
 

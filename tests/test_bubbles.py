@@ -10,7 +10,7 @@ import pytest
 
 from evenflow.results.bubbles import CAUSES, Bubbles, attribute
 from evenflow.results.run import WAIT_REASONS, RunResult
-from tools.draw_bubbles import FIGURES, TITLES, draw, scenarios, tandem
+from tools.draw_docs import FIGURES, TITLES, draw_bubbles, scenarios, tandem
 
 Piece = tuple[int, float, float, str, int]
 
@@ -288,6 +288,6 @@ def test_a_run_that_has_not_ended_is_refused() -> None:
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_drawing_in_the_documentation_is_of_this_run(cause: str, tmp_path: Path) -> None:
-    draw(cause, scenarios()[cause], tmp_path)
+    draw_bubbles(cause, scenarios()[cause], tmp_path)
     assert TITLES[cause] in (tmp_path / f"bubbles_{cause}.svg").read_text()
     assert (FIGURES / f"bubbles_{cause}.svg").is_file()

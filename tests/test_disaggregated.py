@@ -15,7 +15,7 @@ from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Handover, Request
 from sim import PooledWorld, TransferLink, simulate
-from tools.draw_pools import LINK, pool, scenario
+from tools.draw_docs import LINK, pool, pooled_scenario
 
 
 def prompts(*output_tokens: int) -> list[Request]:
@@ -69,7 +69,7 @@ def test_the_link_is_first_come_first_served() -> None:
 
 
 def test_a_full_decode_pool_keeps_kv_on_the_prefill_side() -> None:
-    result = simulate(scenario())  # what docs/disaggregation.md draws
+    result = simulate(pooled_scenario())  # what docs/disaggregation.md draws
     # Request 0 arrives at 12.6, holds 101 of 110 pages and ends with its third token at 32.6.
     assert transfers(result) == [
         (0, "prefill", "decode", 10.0, 10.0, 12.6, 0.0),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evenflow.results.bubbles import CAUSES, Bubbles, attribute
 from evenflow.results.run import WAIT_REASONS, RunResult
-from tools.draw_bubbles import tandem
+from tools.draw_docs import tandem
 
 UNEVEN = {"uneven_prefill", "prefill_decode", "uneven_decode", "uneven_stages"}
 

@@ -5,7 +5,7 @@ Knows a subject to run and the curves of a profile; no command line and no figur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from evenflow.costs.base import StageCost
-from evenflow.costs.curves import Curve, Surface
-from evenflow.costs.profile.file import Point, Profile, read_profile, write_profile
+from evenflow.costs.profile.cost import Parts
+from evenflow.costs.profile.file import Profile, read_profile, write_profile
+from evenflow.specs.model import ModelSpec
 from profiler.rounds import Progress, Subject, shoot
 from profiler.shapes import Shape
-from profiler.shots import PER_LAYER, PER_ROW, Shot, stage_s, undisturbed
+from profiler.shots import ATTENTION, PER_LAYER, PER_ROW, Shot, stage_s, undisturbed
 from profiler.stopwatch import Stopwatch
 
-TILED = ("linear_qkv", "linear_o", "linear_up", "linear_down")
 STAGE = "stage"
 
 
@@ -73,21 +73,21 @@ def take(
 def errors(
     shots: Mapping[Shape, Sequence[Shot]],
     profile: Profile,
+    spec: ModelSpec,
     cost: StageCost,
     *,
-    layers: int,
     ranks: int,
 ) -> list[Errors]:
     """Compare runs with predictions, per operator and for whole stages (the last of the list).
 
-    `cost` is the profile's on one stage of `layers` layers.
+    `cost` is the profile's on one stage of all layers of the model.
     """
-    predictors = _predictors(profile, ranks)
+    predictors = _predictors(Parts(profile, spec, ranks, None, spec.name))
     pairs: dict[str, list[_Pair]] = {}
     for shape, runs in shots.items():
         for operator, predict in predictors.items():
             if operator in runs[0].seconds:
-                count = PER_LAYER[operator] * layers if operator in PER_LAYER else 1
+                count = PER_LAYER[operator] * spec.num_layers if operator in PER_LAYER else 1
                 pair = _pair(count * predict(shape), runs, itemgetter(operator))
                 pairs.setdefault(operator, []).append(pair)
         pairs.setdefault(STAGE, []).append(_pair(cost.times(shape.work())[0], runs, stage_s))
@@ -164,41 +164,20 @@ def _between_halves(times: Sequence[float]) -> float:
     return float(abs(first / second - 1))
 
 
-def _predictors(profile: Profile, ranks: int) -> dict[str, Callable[[Shape], float]]:
-    return dict(_each_predictor(profile, ranks))
+def _predictors(parts: Parts) -> dict[str, Callable[[Shape], float]]:
+    """Return what predicts the seconds of each operator that the profile has, of one layer."""
+    operators = (*PER_LAYER, "embedding", "head", "sample")
+    there = [operator for operator in operators if parts.profile.of(operator, parts.ranks)]
+    return {operator: _predictor(parts, operator) for operator in there}
 
 
-def _each_predictor(profile: Profile, ranks: int) -> Iterator[tuple[str, Callable[[Shape], float]]]:
-    for operator in (*PER_LAYER, "embedding", "head", "sample"):
-        points = profile.of(operator, ranks)
-        if operator == "attention_prefill" and points:
-            yield operator, _prefill(_surface(points, per_row=False))
-        elif operator == "attention_decode" and points:
-            yield operator, _decode(_surface(points, per_row=True))
-        elif points:
-            tile = profile.header.tile_tokens if operator in TILED else 1
-            sizes = [point.tokens or 0 for point in points]
-            curve = Curve(sizes, [point.median_s for point in points], tile)
-            yield operator, _along(curve, by_rows=operator in PER_ROW)
-
-
-def _surface(points: Sequence[Point], *, per_row: bool) -> Surface:
-    return Surface(
-        {
-            (tokens, context / tokens if per_row else context): point.median_s
-            for point in points
-            for tokens, context in [(point.tokens or 0, point.context_tokens or 0)]
-        }
-    )
-
-
-def _prefill(surface: Surface) -> Callable[[Shape], float]:
-    return lambda shape: sum(surface.prefill(*chunk)[0] for chunk in shape.chunks)
-
-
-def _decode(surface: Surface) -> Callable[[Shape], float]:
-    return lambda shape: surface.decode(len(shape.decodes), sum(shape.decodes))[0]
-
-
-def _along(curve: Curve, *, by_rows: bool) -> Callable[[Shape], float]:
-    return lambda shape: curve(shape.rows if by_rows else shape.tokens)
+def _predictor(parts: Parts, operator: str) -> Callable[[Shape], float]:
+    if operator in ATTENTION:
+        attention = parts.attention(operator)
+        if operator == "attention_prefill":
+            return lambda shape: sum(attention(*chunk)[0] for chunk in shape.chunks)
+        return lambda shape: attention(len(shape.decodes), sum(shape.decodes))[0]
+    along = parts.by_tokens(operator)
+    if operator in PER_ROW:
+        return lambda shape: along(shape.rows).seconds
+    return lambda shape: along(shape.tokens).seconds

@@ -237,13 +237,9 @@ def _of_model(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[tuple[st
 
 
 def _count(row: Row, column: str, place: str) -> int:
-    text = row.get(column, "")
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (value >= 0 and value.is_integer()):
-        raise UsageError(f'{place}: {column} is "{text}"; it should be a whole number from 0')
+    value = _number(row, column)
+    if not value.is_integer():
+        raise UsageError(_wrong(row, column, place, "a whole number from 0"))
     return int(value)
 
 
@@ -252,11 +248,20 @@ def _seconds(row: Row, operator: str, place: str) -> float:
 
 
 def _milliseconds(row: Row, column: str, place: str) -> float:
-    text = row.get(column, "")
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:  # NaN compares false
-        raise UsageError(f'{place}: {column} is "{text}"; it should be milliseconds, not negative')
+    value = _number(row, column)
+    if math.isnan(value):
+        raise UsageError(_wrong(row, column, place, "milliseconds, not negative"))
     return value / 1000
+
+
+def _number(row: Row, column: str) -> float:
+    """Return a cell's number if it is 0 or more and finite, else NaN."""
+    try:
+        value = float(row.get(column, ""))
+    except ValueError:
+        return math.nan
+    return value if 0 <= value < math.inf else math.nan
+
+
+def _wrong(row: Row, column: str, place: str, right: str) -> str:
+    return f'{place}: {column} is "{row.get(column, "")}"; it should be {right}'

@@ -61,6 +61,18 @@ def libraries() -> str:
     return f"torch {torch.__version__}, python {platform.python_version()}"
 
 
+def _cores() -> list[int]:
+    """Return the cores that may be used; none where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+
+
+def require_threads(threads: int) -> None:
+    """Raise a UsageError unless there is a core for each of so many threads."""
+    most = len(_cores()) or os.cpu_count() or 1
+    if not 1 <= threads <= most:
+        raise UsageError(f"--threads {threads}: from 1 to the number of cores, {most}, is right")
+
+
 @contextmanager
 def pinned(device: str, threads: int) -> Iterator[None]:
     """Let torch use `threads` threads, on as many cores (the last ones); undo it afterwards.
@@ -69,10 +81,7 @@ def pinned(device: str, threads: int) -> Iterator[None]:
     """
     import torch
 
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-    most = len(cores) or os.cpu_count() or 1
-    if not 1 <= threads <= most:
-        raise UsageError(f"--threads {threads}: from 1 to the number of cores, {most}, is right")
+    cores = _cores()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     if cores and device == "cpu":

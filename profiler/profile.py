@@ -101,6 +101,7 @@ def profile(
     goes on from the journal beside `out`. UsageError on anything that cannot be measured here.
     """
     machine.require_device(settings.device)
+    machine.require_threads(settings.threads)
     require_shareable(spec, settings.tensor_parallel)
     spec = replace(spec, num_layers=min(settings.layers, spec.num_layers))
     limits = settings.limits(spec.max_position_embeddings)
@@ -162,6 +163,7 @@ def check_profile(
     profile = read_profile(path)
     header = profile.header
     machine.require_device(header.device_kind)
+    machine.require_threads(header.threads)
     if (here := machine.device_name(header.device_kind)) != header.device:
         raise UsageError(f'{path}: measured on "{header.device}"; this is "{here}"')
     limits = _limits_of(profile, tensor_parallel, path)
@@ -182,7 +184,7 @@ def check_profile(
             rng=rng,
             progress=progress,
         )
-    return check.errors(shots, profile, cost, layers=layers, ranks=tensor_parallel)
+    return check.errors(shots, profile, spec, cost, ranks=tensor_parallel)
 
 
 def _grid_words(shapes: int, shots: Sequence[Shot], layers: int, minutes: float) -> str:

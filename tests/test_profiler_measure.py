@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -243,10 +244,10 @@ def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -
     shapes = random_shapes(LIMITS, 40, rng)
     shots = check.take(machine, shapes, Stopwatch(machine), repeats=4, rng=rng)
     assert all(len(runs) == 4 for runs in shots.values())
-    cost = ExactCost(machine, 0.9)
+    cost, spec = ExactCost(machine, 0.9), replace(model("Qwen2.5-14B"), num_layers=LAYERS)
     rows = {
         row.operator: row
-        for row in check.errors(shots, profile, cost, layers=LAYERS, ranks=1)  # type: ignore[arg-type]
+        for row in check.errors(shots, profile, spec, cost, ranks=1)  # type: ignore[arg-type]
     }
     assert list(rows)[-1] == "stage"
     assert rows["stage"].median == pytest.approx(0.1)

@@ -53,7 +53,7 @@ def profile_cost(
     """
     check_fits(profile, model, name)
     check_units(profile, model, name)
-    parts = _Parts(profile, model, tensor_parallel, fill, name)
+    parts = Parts(profile, model, tensor_parallel, fill, name)
     parts.check_complete()
     tables = Tables(
         parts.whole_layer() if parts.is_total else parts.layer(with_all_reduces),
@@ -133,8 +133,8 @@ def check_device(profile: Profile, gpu_name: str, name: str) -> None:
         )
 
 
-class _Parts:
-    """Look up what a layer and the ends are made of, in the file or from the fill."""
+class Parts:
+    """What a layer and the ends are made of, of the file or from the fill."""
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
 from evenflow.costs.profile.cost import profile_cost  # noqa: E402
-from evenflow.costs.profile.file import OPERATORS, read_profile  # noqa: E402
+from evenflow.costs.profile.file import OPERATORS, Point, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import ModelSpec  # noqa: E402
 from profiler import Settings, check_profile  # noqa: E402
 from profiler.check import errors_table  # noqa: E402
 from profiler.driver_cpu import detokenise_points  # noqa: E402
 from profiler.rounds import MIN_ROUNDS  # noqa: E402
+from profiler.shots import point  # noqa: E402
 from runtime.torch import timed  # noqa: E402
 from runtime.torch.timed import profile_model, timed_stage  # noqa: E402
 from tests.command_line import evenflow  # noqa: E402
@@ -47,8 +49,19 @@ def config(tmp_path_factory: Any) -> Path:
 @pytest.fixture(scope="module")
 def profile_path(config: Path) -> Path:
     path = config.parent / "profile.csv"
-    profile_model(config, path, Settings(minutes=0.001, max_tokens=32, max_rows=4))
+    with pytest.MonkeyPatch.context() as patch:
+        spare_processes(patch)
+        profile_model(config, path, Settings(minutes=0.001, max_tokens=32, max_rows=4))
     return path
+
+
+def spare_processes(patch: pytest.MonkeyPatch) -> None:
+    """Let transfers take a microsecond, so that no processes measure them."""
+
+    def transfers(_device: str, sizes: Sequence[int], _repeats: int) -> list[Point]:
+        return [point(("transfer", None, None, size), [1e-6]) for size in sizes]
+
+    patch.setattr(import_module("profiler.profile"), "transfer_points", transfers)
 
 
 def test_a_profile_has_every_operator_and_where_it_is_from(profile_path: Path) -> None:
@@ -93,9 +106,7 @@ def test_an_interrupted_profile_goes_on(
 
     settings = Settings(minutes=0.001, max_tokens=32, max_rows=4)
     out = tmp_path / "profile.csv"
-    monkeypatch.setattr(
-        import_module("profiler.profile"), "transfer_points", lambda *_: []
-    )  # spares two processes
+    spare_processes(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(timed.TimedStage, "prepare", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -130,9 +141,13 @@ def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -
     assert rows[-1].operator == "stage"
 
 
-def test_the_command_measures_and_checks(config: Path, tmp_path: Path) -> None:
+def test_the_command_measures_and_checks(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare_processes(monkeypatch)
     out = str(tmp_path / "p.csv")
-    options = ["--model", str(config), "--minutes", "0.001", "--max-tokens", "32"]
+    limits = ["--max-tokens", "32", "--max-rows", "4"]
+    options = ["--model", str(config), "--minutes", "0.001", *limits]
     status, printed, complaints = evenflow("profile", *options, "--out", out)
     assert (status, complaints) == (0, "")  # no progress where nobody watches
     assert printed.splitlines()[-1] == out

@@ -103,7 +103,7 @@ def serve(
 
     recording = partial(RecordingBatcher, record=record)
     batcher = world.batcher(Batcher if record is None else recording)
-    serving = _serving(world, workers)
+    serving = serving_of(world, workers)
     try:
         with Pipeline(
             workers.settings,
@@ -129,7 +129,8 @@ def serve(
     return Served(driver.result(), wall_s, *ends, driver.work_s, free_pages, driver.heard)
 
 
-def _serving(world: World, workers: Workers) -> Serving:
+def serving_of(world: World, workers: Workers) -> Serving:
+    """Return what a driver needs to know of a world and of its workers."""
     from runtime.serving import Serving, StepCost
 
     per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from evenflow.costs import AffineCost
-from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
-from evenflow.types import MicroBatch, Request
-from runtime.driver import Driver
-from runtime.serving import Serving, StepCost
+from evenflow.types import Request
 from runtime.wire import Free, Message, Returned, Step
 from sim import World
+from tests.test_runtime_driver import drive
 
 WORLD = World(
     [Request(i, 0.013 * i, 30 + 11 * i % 80, 1 + 7 * i % 40) for i in range(60)],
@@ -84,23 +82,5 @@ class NoisyPipeline:
 
 def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any, list[Any]]:
     """Return a run of the real driver, as `runtime.serve` does, and its journal."""
-    pipeline: Any = NoisyPipeline(world, seed, late_s)
-    batcher = world.batcher(RecordingBatcher)
-    assert isinstance(batcher, RecordingBatcher)
-
-    def cost(batch: MicroBatch) -> StepCost:
-        busy_s = [hop.per_token_s * batch.num_tokens for hop in world.hops]
-        hops_s = busy_s or [0.0] * (world.depth - 1)
-        return StepCost(world.costs.times(batch.charged or batch), hops_s, 0)
-
-    serving = Serving(
-        world.requests,
-        cost,
-        world.depth,
-        world.max_in_flight,
-        world.dispatch,
-        world.concurrency,
-    )
-    driver = Driver(serving, batcher, pipeline, clock=pipeline.clock)
-    driver.run()
+    driver, batcher = drive(world, NoisyPipeline(world, seed, late_s))
     return SimpleNamespace(result=driver.result(), heard=driver.heard), batcher.journal

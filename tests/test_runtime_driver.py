@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 import runtime.driver
 from evenflow.costs import AffineCost, estimates
 from evenflow.errors import PolicyError, StallError, WorkerError
-from evenflow.kv import PagePool
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
 from evenflow.scheduling import View
-from evenflow.types import MicroBatch, Plan, Request, Scheduler
+from evenflow.types import Plan, Request, Scheduler
 from runtime.driver import Driver
 from runtime.front import TraceReplay
-from runtime.serving import Serving, StepCost
+from runtime.serve import Workers, serving_of
 from runtime.wire import Free, Message, Returned, Step
 from sim import World, driver
 from sim.tandem import Tandem
@@ -62,29 +61,11 @@ class VirtualPipeline:
         return messages
 
 
-def drive(world: World, pipeline: Any = None, **more: Any) -> tuple[Driver, RecordingBatcher]:
+def drive(world: World, pipeline: Any = None, **limits: Any) -> tuple[Driver, RecordingBatcher]:
     pipeline = pipeline or VirtualPipeline(world.depth)
-    batcher = RecordingBatcher(
-        world.make_scheduler(),
-        PagePool(world.total_pages, world.page_tokens),
-        depth=world.depth,
-        max_in_flight=world.max_in_flight,
-        max_model_len=world.max_model_len,
-        pipelined_chunks=world.pipelined_chunks,
-    )
-
-    def cost(batch: MicroBatch) -> StepCost:
-        return StepCost(world.costs.times(batch.charged or batch), [0.0] * (world.depth - 1), 0)
-
-    serving = Serving(
-        world.requests,
-        cost,
-        world.depth,
-        world.max_in_flight,
-        world.dispatch,
-        world.concurrency,
-        **more,
-    )
+    batcher = world.batcher(RecordingBatcher)
+    assert isinstance(batcher, RecordingBatcher)
+    serving = serving_of(world, Workers([], **limits))
     real = Driver(serving, batcher, pipeline, clock=pipeline.clock)
     real.run()
     return real, batcher

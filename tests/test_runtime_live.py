@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime.driver
+from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
-from evenflow.kv import PagePool
 from evenflow.replay import Aborted, RecordingBatcher, replay
 from evenflow.schedulers import create
-from evenflow.types import MicroBatch, Request
+from evenflow.types import Request, Scheduler
 from runtime.driver import Driver
 from runtime.page_tables import PageTable
-from runtime.serving import Serving, StepCost
+from runtime.serve import Workers, serving_of
 from runtime.wire import Step
+from sim import World
 from tests.test_runtime_driver import TICK_S, VirtualPipeline
 from tests.worlds import MAX_MODEL_LEN, POLICIES
 
@@ -85,30 +86,24 @@ def scripts(draw: st.DrawFn) -> list[tuple[float, Request | int]]:
     return [(at_s, event) for at_s, _, event in events]
 
 
-def batcher(policy: tuple[str, dict[str, object]], depth: int) -> RecordingBatcher:
+def world_of(policy: tuple[str, dict[str, object]], depth: int) -> World:
     costs = AffineCost(4 * TICK_S, TICK_S / 16, depth)
     name, params = policy
-    scheduler = create(name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs))
-    shape: dict[str, Any] = {"depth": depth, "max_in_flight": depth}
-    return RecordingBatcher(scheduler, PagePool(PAGES), max_model_len=MAX_MODEL_LEN, **shape)
+
+    def make() -> Scheduler:
+        return create(name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs))
+
+    return World([], make, costs, depth, PAGES, MAX_MODEL_LEN, max_in_flight=depth)
 
 
 def live_driver(
-    events: list[tuple[float, Request | int]], owner: RecordingBatcher, ends_after: int = 99
+    events: list[tuple[float, Request | int]],
+    world: World,
+    owner: Batcher,
+    on_token: Callable[[int, int], bool | None],
 ) -> Driver:
-    """Return a driver whose requests end with their token number `ends_after`."""
-    costs = AffineCost(4 * TICK_S, TICK_S / 16, owner.depth)
-    got: Counter[int] = Counter()
-
-    def cost(batch: MicroBatch) -> StepCost:
-        return StepCost(costs.times(batch.charged or batch), [0.0] * (owner.depth - 1), 0)
-
-    def on_token(request_id: int, token: int) -> bool:
-        got[request_id] += 1
-        return got[request_id] == ends_after
-
-    pipeline: Any = Checked(owner.depth)
-    serving = Serving([], cost, owner.depth, owner.depth)
+    pipeline: Any = Checked(world.depth)
+    serving = serving_of(world, Workers([]))
     front = Script(events)
     return Driver(serving, owner, pipeline, front=front, on_token=on_token, clock=pipeline.clock)
 
@@ -121,10 +116,17 @@ def test_every_client_ends_and_every_page_is_free(
     events: list[tuple[float, Request | int]],
     ends_after: int,
 ) -> None:
-    owner = batcher(policy, depth)
+    world = world_of(policy, depth)
+    owner: Any = world.batcher(RecordingBatcher)
+    got: Counter[int] = Counter()
+
+    def on_token(request_id: int, token: int) -> bool:
+        got[request_id] += 1
+        return got[request_id] == ends_after  # the request ends with this one
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime.driver, "LOOK_S", 64 * TICK_S)
-        driver = live_driver(events, owner, ends_after)
+        driver = live_driver(events, world, owner, on_token)
         driver.run()
     result = driver.result()
     requests = [event for _, event in events if isinstance(event, Request)]
@@ -140,7 +142,7 @@ def test_every_client_ends_and_every_page_is_free(
     owner.pool.check_integrity([])
     queues = owner.queues
     assert (queues.running, queues.waiting_tokens, owner.kv.tokens) == (0, 0, 0)
-    assert replay(owner.journal, batcher(policy, depth)) is None
+    assert replay(owner.journal, world.batcher()) is None
 
 
 def by_id(request: Request) -> int:
@@ -148,8 +150,11 @@ def by_id(request: Request) -> int:
 
 
 def test_what_is_served_when_a_driver_quits_is_recorded_as_aborted() -> None:
-    owner = batcher(("sarathi", {}), 2)
-    driver = live_driver([(0.0, Request(0, 0.0, 4, 2)), (0.0, Request(1, 0.0, 4, 60))], owner)
+    world = world_of(("sarathi", {}), 2)
+    events: list[tuple[float, Request | int]] = [
+        (0.0, Request(0, 0.0, 4, 2)),
+        (0.0, Request(1, 0.0, 4, 60)),
+    ]
     tokens = 0
 
     def on_token(request_id: int, token: int) -> bool:
@@ -159,7 +164,7 @@ def test_what_is_served_when_a_driver_quits_is_recorded_as_aborted() -> None:
             driver.quit()
         return False
 
-    driver._on_token = on_token
+    driver = live_driver(events, world, world.batcher(), on_token)
     driver.run()
     driver.abandon("the server was stopped")
     result = driver.result()

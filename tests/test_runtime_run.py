@@ -12,25 +12,25 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import active_children
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
-import sim
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
 from evenflow.errors import WorkerError
-from evenflow.kv import PagePool
-from evenflow.replay import Entry, RecordingBatcher, replay
+from evenflow.replay import RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers import POLICIES, create
-from evenflow.types import MicroBatch, Request
+from evenflow.types import Request, Scheduler
 from runtime.driver import Driver
 from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
 from runtime.pipeline import Pipeline
-from runtime.serving import Serving, StepCost
+from runtime.serve import Workers, serving_of
 from runtime.wire import Failed, driver_address, encode, open_socket
 from runtime.worker import Settings
+from sim import World
 from tests.failing_workers import Failing, Leaving, NeverMade, Stuck
 
 PAGES, DEPTH = 24, 4
@@ -50,23 +50,23 @@ def _nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert not list(Path(folder).iterdir())
 
 
-def policy(name: str) -> Callable[[], object]:
-    return lambda: create(name, {}, max_model_len=PAGES * 16, **estimates(COSTS))
+def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> World:
+    def make() -> Scheduler:
+        return create(name, {}, max_model_len=PAGES * 16, **estimates(COSTS))
+
+    return World(requests, make, COSTS, DEPTH, PAGES, PAGES * 16, max_in_flight=DEPTH)
 
 
-def batcher(name: str, record: Callable[[Entry], None] | None = None) -> Batcher:
-    kind = Batcher if record is None else RecordingBatcher
-    more = {} if record is None else {"record": record}
-    pool = PagePool(PAGES)
-    options = {"depth": DEPTH, "max_in_flight": DEPTH, "max_model_len": PAGES * 16}
-    return kind(policy(name)(), pool, **options, **more)  # type: ignore[arg-type]
-
-
-def serving(requests: Sequence[Request] = REQUESTS, **more: object) -> Serving:
-    def cost(batch: MicroBatch) -> StepCost:
-        return StepCost(COSTS.times(batch), [0.0] * (DEPTH - 1), 0)
-
-    return Serving(requests, cost, DEPTH, DEPTH, **more)  # type: ignore[arg-type]
+def driver_of(
+    workers: Pipeline,
+    world: World | None = None,
+    owner: Batcher | None = None,
+    patience_s: float = 30.0,
+    **more: Any,
+) -> Driver:
+    world = world or world_of()
+    serving = serving_of(world, Workers([], patience_s=patience_s))
+    return Driver(serving, owner or world.batcher(), workers, **more)
 
 
 def pipeline(*faults: tuple[int, Settings], **more: float) -> Pipeline:
@@ -78,16 +78,15 @@ def pipeline(*faults: tuple[int, Settings], **more: float) -> Pipeline:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
-    journal: list[Entry] = []
     tokens: dict[int, list[int]] = defaultdict(list)
-    owner = batcher(name, journal.append)
+    world = world_of(name)
+    owner = world.batcher(RecordingBatcher)
+    assert isinstance(owner, RecordingBatcher)
     with pipeline() as workers:
-        driver = Driver(
-            serving(), owner, workers, on_token=lambda number, token: tokens[number].append(token)
-        )
+        driver = driver_of(workers, world, owner, on_token=lambda i, token: tokens[i].append(token))
         driver.run()
     result = driver.result()
-    assert replay(journal, batcher(name)) is None
+    assert replay(owner.journal, world.batcher()) is None
     assert result.status == ["completed"] * len(REQUESTS)
     for request in REQUESTS:
         positions = range(request.prompt_tokens, request.prompt_tokens + request.output_tokens)
@@ -112,29 +111,6 @@ def check_causes(result: object) -> None:
     assert (start[1:] >= end[:-1]).all(), "a stage served two at once"
 
 
-def test_the_scheduler_is_the_one_of_the_simulation() -> None:
-    made = []
-
-    def make() -> object:
-        made.append(policy("token_throttling")())
-        return made[-1]
-
-    world = sim.World(
-        REQUESTS[:2],
-        make,
-        COSTS,
-        DEPTH,
-        PAGES,
-        PAGES * 16,
-        16,
-        DEPTH,  # type: ignore[arg-type]
-    )
-    sim.simulate(world)
-    real = batcher("token_throttling").scheduler
-    assert type(real) is type(made[0])
-    assert type(real).__module__ == "evenflow.schedulers.token_throttling"
-
-
 def run_and_fail(
     workers: Pipeline, during: Callable[[Pipeline], None] | None = None, patience_s: float = 30.0
 ) -> Driver:
@@ -143,9 +119,7 @@ def run_and_fail(
             during(workers)
 
     with workers:
-        owner = batcher("sarathi")
-        limits = serving(patience_s=patience_s)
-        driver = Driver(limits, owner, workers, on_done=when_one_is_done)
+        driver = driver_of(workers, patience_s=patience_s, on_done=when_one_is_done)
         started_s = time.monotonic()
         with pytest.raises(WorkerError) as caught:
             driver.run()
@@ -173,11 +147,14 @@ def test_a_worker_that_hangs_is_an_error() -> None:
     run_and_fail(pipeline(), stop, patience_s=0.5)
 
 
-def test_a_worker_that_is_stopped_is_named_within_seconds_whatever_the_patience() -> None:
+def test_a_worker_that_is_stopped_is_named_within_seconds_whatever_the_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pipeline() as workers:
+        monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
         os.kill(workers.process_ids[1], signal.SIGSTOP)
         stopped_s = time.monotonic()
-        driver = Driver(serving(patience_s=3600.0), batcher("sarathi"), workers)
+        driver = driver_of(workers, patience_s=3600.0)
         with pytest.raises(WorkerError, match=r"stage 1 .* says nothing for \d+\.\d s"):
             driver.run()
         assert time.monotonic() - stopped_s < 15
@@ -189,7 +166,7 @@ def test_a_micro_batch_may_take_longer_than_a_worker_may_be_silent(
     monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
     faults = Faults(slow_factor=3.5 / COSTS.base_s)
     with pipeline((1, EmulatedSettings(faults=faults))) as workers:
-        driver = Driver(serving([Request(0, 0.0, 20, 1)]), batcher("sarathi"), workers)
+        driver = driver_of(workers, world_of(requests=[Request(0, 0.0, 20, 1)]))
         driver.run()
     assert driver.result().status == ["completed"]
 
@@ -197,24 +174,24 @@ def test_a_micro_batch_may_take_longer_than_a_worker_may_be_silent(
 def test_nobody_is_silent_while_the_driver_itself_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
     with pipeline() as workers:
+        monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 1.5)
         workers.receive(0)
-        time.sleep(3.5)
+        time.sleep(2.0)
         assert workers.receive(0) == []
 
 
-@pytest.mark.parametrize("where", ["prepare", "execute"])
-def test_a_worker_that_fails_says_why(where: str) -> None:
-    with pytest.raises(WorkerError, match=f"stage 1 failed: ValueError: cannot {where}"):  # noqa: SIM117
-        with pipeline((1, Failing(where))) as workers:
-            Driver(serving(), batcher("sarathi"), workers).run()
-
-
-def test_a_worker_that_leaves_without_a_word_is_an_error() -> None:
-    with pytest.raises(WorkerError, match=r"stage 1 .* ended with status 0"):  # noqa: SIM117
-        with pipeline((1, Leaving())) as workers:
-            Driver(serving(), batcher("sarathi"), workers).run()
+@pytest.mark.parametrize(
+    ("worker", "message"),
+    [
+        (Failing("prepare"), "stage 1 failed: ValueError: cannot prepare"),
+        (Failing("execute"), "stage 1 failed: ValueError: cannot execute"),
+        (Leaving(), r"stage 1 .* ended with status 0"),
+    ],
+)
+def test_a_worker_that_fails_or_leaves_is_an_error(worker: Settings, message: str) -> None:
+    with pytest.raises(WorkerError, match=message), pipeline((1, worker)) as workers:
+        driver_of(workers).run()
 
 
 def test_what_a_worker_said_may_come_after_its_end() -> None:
@@ -223,7 +200,7 @@ def test_what_a_worker_said_may_come_after_its_end() -> None:
         late = threading.Thread(target=say_late, args=(context, ended))
         late.start()
         with pytest.raises(WorkerError, match="stage 1 failed: it had a reason"):
-            Driver(serving(), batcher("sarathi"), workers).run()
+            driver_of(workers).run()
         late.join()
 
 
@@ -263,9 +240,10 @@ def test_a_folder_with_too_long_a_name_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_stop_lets_what_is_in_the_pipeline_come_back() -> None:
-    owner = batcher("sarathi")
+    world = world_of()
+    owner = world.batcher()
     with pipeline() as workers:
-        driver = Driver(serving(), owner, workers, on_done=lambda _: driver.stop())
+        driver = driver_of(workers, world, owner, on_done=lambda _: driver.stop())
         driver.run()
     assert not owner.queues.in_flight
     assert 0 < driver.num_done < len(REQUESTS)
@@ -274,7 +252,7 @@ def test_stop_lets_what_is_in_the_pipeline_come_back() -> None:
 def test_slow_stages_and_links_slow_only_themselves() -> None:
     faults = Faults(slow_factor=3.0, link_delay_s=0.02)
     with pipeline((1, EmulatedSettings(latency_s=0.01, faults=faults))) as workers:
-        driver = Driver(serving(REQUESTS[:3]), batcher("sarathi"), workers)
+        driver = driver_of(workers, world_of(requests=REQUESTS[:3]))
         driver.run()
     result = driver.result()
     assert ((result.end_s - result.start_s)[:, 1] >= 2.99 * COSTS.base_s).all()

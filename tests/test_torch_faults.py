@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import tempfile
@@ -16,15 +15,13 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.errors import UsageError, WorkerError
+from evenflow.errors import WorkerError
 from runtime.driver import Driver
 from runtime.pipeline import Pipeline
-from runtime.torch.settings import torch_settings
-from runtime.worker import Place
 from tests.command_line import evenflow, write_inputs
 from tests.test_runtime_cli import gone, group, spawn
 from tests.tiny_models import save_checkpoint
-from tests.torch_pipeline import batcher_of, pipeline_of, serving_of, settings_of
+from tests.torch_pipeline import driver_of, pipeline_of, settings_of, world_of
 
 LIMIT_S = 10.0
 TORCH = """\
@@ -93,8 +90,8 @@ def broken_run(
             break_it(workers)
 
     with pipeline_of(settings_of(folder, 2, transport=transport)) as workers:
-        batcher = batcher_of("sarathi", 2, {"token_budget": 12})
-        driver = Driver(serving_of(2), batcher, workers, on_done=on_done)
+        world = world_of("sarathi", 2, {"token_budget": 12})
+        driver = driver_of(workers, world, world.batcher(), on_done=on_done)
         with pytest.raises(WorkerError) as caught:
             driver.run()
     return driver, time.monotonic() - broken_s[0], str(caught.value)
@@ -124,45 +121,6 @@ def test_a_damaged_file_is_one_line_of_the_command(run: Path) -> None:
     assert "model.safetensors: truncated or not a safetensors file" in errors
     assert len(errors.splitlines()) == 1
     assert not out.exists()
-
-
-def no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def truncated(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-
-
-def another_shape(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-
-
-def too_many_layers(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (no_weights, r"no model\.safetensors"),
-        (truncated, r"model\.safetensors: truncated or not a safetensors file"),
-        (another_shape, r'mlp\.gate_proj\.weight" is \[48, 32\]; config\.json asks for \[64, 32\]'),
-        (too_many_layers, r'"model\.layers\.2\.\S+" has no place in its config\.json'),
-    ],
-)
-def test_weights_that_do_not_belong_are_refused(
-    damage: Callable[[Path], None], message: str, tmp_path: Path
-) -> None:
-    save_checkpoint(tmp_path, "llama")
-    damage(tmp_path)
-    layers = json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"]
-    (settings,) = torch_settings(str(tmp_path), [(0, layers)])
-    with pytest.raises(UsageError, match=message):
-        settings.make(Place(0, 1, 4, 8, str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.replay import Entry, replay
+from evenflow.replay import RecordingBatcher, replay
 from evenflow.types import Request
 from runtime.tokens import RandomTexts, Text
 from tests.tiny_models import save_checkpoint
@@ -18,13 +18,12 @@ from tests.torch_pipeline import (
     REQUESTS,
     TEXTS,
     VOCABULARY,
-    batcher_of,
     generated,
     pipeline_of,
     serve,
-    serving_of,
     settings_of,
     threads_for_processes,
+    world_of,
 )
 
 POLICIES: list[tuple[str, dict[str, Any]]] = [
@@ -56,9 +55,10 @@ def test_greedy_tokens_are_those_of_transformers(
 ) -> None:
     threads_for_processes(monkeypatch)
     folder, expected = checkpoint
-    batcher = batcher_of(name, stages, params)
+    world = world_of(name, stages, params)
+    batcher = world.batcher()
     with pipeline_of(settings_of(folder, stages, transport="one_process")) as pipeline:
-        tokens = serve(pipeline, serving_of(stages), batcher)
+        tokens = serve(pipeline, world, batcher)
     assert tokens == expected
     batcher.pool.check_integrity([])
     if name not in ("static", "orca"):  # they reserve all pages beforehand
@@ -78,13 +78,12 @@ def test_what_a_request_draws_does_not_depend_on_its_company(llama: tuple[Path, 
     for stages, (name, params) in ((1, POLICIES[2]), (2, POLICIES[3]), (2, POLICIES[5])):
         settings = settings_of(folder, stages, transport="one_process")
         with pipeline_of(settings) as pipeline:
-            served = serving_of(stages, text_of=texts)
-            found.append(serve(pipeline, served, batcher_of(name, stages, params)))
+            found.append(serve(pipeline, world_of(name, stages, params), text_of=texts))
     assert found[0] == found[1] == found[2]
     assert sum(found[0][i] != greedy[i] for i in greedy) >= 8
     with pipeline_of(settings_of(folder, 1, transport="one_process")) as pipeline:
-        other = serving_of(1, text_of=RandomTexts(VOCABULARY, 0, (1.0, 50, 0.95), sampling_seed=4))
-        assert serve(pipeline, other, batcher_of("vllm", 1)) != found[0]
+        other = RandomTexts(VOCABULARY, 0, (1.0, 50, 0.95), sampling_seed=4)
+        assert serve(pipeline, world_of("vllm", 1), text_of=other) != found[0]
 
 
 def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]) -> None:
@@ -95,9 +94,10 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
         stop_ids = frozenset(ends.get(request.request_id, []))
         return Text(TEXTS(request).prompt_ids, stop_ids=stop_ids)
 
-    batcher = batcher_of("sarathi", 2, {"token_budget": 12})
+    world = world_of("sarathi", 2, {"token_budget": 12})
+    batcher = world.batcher()
     with pipeline_of(settings_of(folder, 2, transport="one_process")) as pipeline:
-        tokens = serve(pipeline, serving_of(2, text_of=text_of), batcher)
+        tokens = serve(pipeline, world, batcher, text_of)
     for number, full in greedy.items():
         stop = ends.get(number)
         assert tokens[number] == (full[: full.index(stop[0]) + 1] if stop else full)
@@ -123,7 +123,7 @@ def test_real_processes_serve_one_policy_after_the_other(
     expected = generated(save_checkpoint(tmp_path, "qwen2"))
     with pipeline_of(settings_of(tmp_path, stages, transport=transport)) as pipeline:
         for name, params in policies:
-            journal: list[Entry] = []
-            batcher = batcher_of(name, stages, params, journal.append)
-            assert serve(pipeline, serving_of(stages), batcher) == expected
-            assert replay(journal, batcher_of(name, stages, params)) is None
+            world = world_of(name, stages, params)
+            batcher: Any = world.batcher(RecordingBatcher)
+            assert serve(pipeline, world, batcher) == expected
+            assert replay(batcher.journal, world.batcher()) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,16 @@ import pytest
 import runtime.pipeline
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
-from evenflow.kv import PagePool
-from evenflow.replay import Entry, RecordingBatcher
 from evenflow.schedulers import create
 from evenflow.specs.deployment import split_layers
-from evenflow.types import MicroBatch, Request
+from evenflow.types import Request, Scheduler
 from runtime.driver import Driver
 from runtime.pipeline import Pipeline
-from runtime.serving import Serving, StepCost
+from runtime.serve import Workers, serving_of
 from runtime.tokens import RandomTexts, TextOf
 from runtime.torch.settings import TorchSettings, cut, torch_settings
 from runtime.worker import run_stages
+from sim import World
 from tests.tiny_models import PAGE_TOKENS, SHAPE
 
 LAYERS, VOCABULARY = SHAPE["num_hidden_layers"], SHAPE["vocab_size"]
@@ -91,45 +90,36 @@ def pipeline_of(settings: Sequence[TorchSettings], **more: Any) -> Pipeline:
     return Pipeline(settings, PAGE_TOKENS, PAGES, together=together, **more)
 
 
-def batcher_of(
-    name: str,
-    stages: int,
-    params: dict[str, Any] | None = None,
-    record: Callable[[Entry], None] | None = None,
-) -> Batcher:
-    """Return a Batcher over PAGES pages, with a policy made as a simulation makes it."""
+def world_of(name: str, stages: int, params: dict[str, Any] | None = None, **more: Any) -> World:
+    """Return REQUESTS, or others, over PAGES pages, with a policy made as a simulation makes it."""
     costs = AffineCost(0.001, 1e-5, stages)
-    policy = create(name, params or {}, max_model_len=MAX_MODEL_LEN, **estimates(costs))
-    kind: Any = Batcher if record is None else RecordingBatcher
-    return kind(  # type: ignore[no-any-return]
-        policy,
-        PagePool(PAGES, PAGE_TOKENS),
-        depth=stages,
-        max_in_flight=stages,
-        max_model_len=MAX_MODEL_LEN,
-        **({} if record is None else {"record": record}),
-    )
+
+    def make() -> Scheduler:
+        return create(name, params or {}, max_model_len=MAX_MODEL_LEN, **estimates(costs))
+
+    sizes = stages, PAGES, MAX_MODEL_LEN, PAGE_TOKENS
+    return World(more.pop("requests", REQUESTS), make, costs, *sizes, max_in_flight=stages, **more)
 
 
-def serving_of(
-    stages: int, requests: Sequence[Request] = REQUESTS, text_of: TextOf = TEXTS, **more: Any
-) -> Serving:
-    """Return what a driver serves: `requests`, with made-up prompts."""
-
-    def cost(batch: MicroBatch) -> StepCost:
-        return StepCost([0.0] * stages, [0.0] * (stages - 1), 0)
-
-    return Serving(requests, cost, stages, stages, text_of=text_of, **more)
+def driver_of(
+    pipeline: Pipeline, world: World, batcher: Batcher, text_of: TextOf = TEXTS, **more: Any
+) -> Driver:
+    """Return the driver of a world whose prompts are made up."""
+    return Driver(serving_of(world, Workers([], text_of=text_of)), batcher, pipeline, **more)
 
 
-def serve(pipeline: Pipeline, serving: Serving, batcher: Batcher) -> dict[int, list[int]]:
+def serve(
+    pipeline: Pipeline, world: World, batcher: Batcher | None = None, text_of: TextOf = TEXTS
+) -> dict[int, list[int]]:
     """Serve to the end; return the tokens of each request."""
     tokens: dict[int, list[int]] = defaultdict(list)
-    driver = Driver(
-        serving, batcher, pipeline, on_token=lambda number, token: tokens[number].append(token)
-    )
+
+    def on_token(request_id: int, token: int) -> None:
+        tokens[request_id].append(token)
+
+    driver = driver_of(pipeline, world, batcher or world.batcher(), text_of, on_token=on_token)
     driver.run()
-    assert driver.result().status == ["completed"] * len(serving.requests)
+    assert driver.result().status == ["completed"] * len(world.requests)
     return tokens
 
 

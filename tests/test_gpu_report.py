@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'"
 from evenflow.costs.profile.file import read_profile
 from tests.test_profile_measure import CONFIG, spare_processes
 from tests.torch_pipeline import threads_for_processes
-from tools import gpu_report, gpu_runtime
+from tools import gpu_report
 from tools.gpu_report import main
 
 POLICIES = ("token_throttling", "vllm")
@@ -26,8 +26,8 @@ def test_the_report_measures_checks_and_compares_tokens(
 ) -> None:
     threads_for_processes(monkeypatch)
     spare_processes(monkeypatch)
-    monkeypatch.setattr(gpu_runtime, "POLICIES", POLICIES)
-    monkeypatch.setattr(gpu_runtime, "MODES", ("one_process",))  # the one that threads can do
+    monkeypatch.setattr(gpu_report, "POLICIES", POLICIES)
+    monkeypatch.setattr(gpu_report, "MODES", ("one_process",))  # the one that threads can do
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
     options = ["--device", "cpu", "--minutes", "0.001", "--batches", "4", "--max-tokens", "16"]
     models = ["--models", str(tmp_path / "tiny.json")]
@@ -61,8 +61,8 @@ def check_served(found: dict[str, Any]) -> None:
 def test_what_serving_lacks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu_runtime, "NEEDED", {"zmq": "pyzmq", "not_there": "some-package"})
-    found = gpu_report._serve(tmp_path, "Llama-3.1-8B", "no.csv", gpu_runtime.Scale("cpu"))
+    monkeypatch.setattr(gpu_report, "NEEDED", {"zmq": "pyzmq", "not_there": "some-package"})
+    found = gpu_report._serve(tmp_path, "Llama-3.1-8B", "no.csv", gpu_report.Scale("cpu"))
     assert found["left_out"].startswith("needs some-package: bring them as wheels")
     assert "serving and validation are left out" in capsys.readouterr().out
 

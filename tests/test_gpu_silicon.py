@@ -9,7 +9,7 @@ import pytest
 from evenflow.costs.profile.file import write_profile
 from evenflow.specs.model import model
 from tests.profiles import points, prefill_s, profile
-from tools.gpu_silicon import CHUNKS, DECODES, TOKENS, compare
+from tools.gpu_report import CHUNKS, DECODES, TOKENS, compare
 
 NAME = "Llama-3.1-8B"
 

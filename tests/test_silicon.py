@@ -26,11 +26,10 @@ from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import ModelSpec, model
 from tools.silicon_errors import GPUS as NAMES
 from tools.silicon_errors import (
+    attention_errors,
     disagreement,
     peak_of,
     product_errors,
-    prompt_errors,
-    step_errors,
 )
 
 PEAK = Peak(1e15, 1e12)
@@ -210,7 +209,8 @@ def test_frameworks_and_versions_are_chosen_or_refused() -> None:
 def test_points_left_out_are_estimated_within_the_bound(system: str) -> None:
     tables = from_memory(load_tables(system, "vllm"), 128)
     products = product_errors(tables, peak_of(NAMES[system]), shapes=40)
-    prompts, steps = prompt_errors(tables), step_errors(tables)
+    prompts = attention_errors(tables.context, prompt_times)
+    steps = attention_errors(tables.generation, step_times)
     for off in (products, prompts, steps):
         assert off.median <= 0.05
     if system != "l40s":

@@ -11,7 +11,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'"
 
 from tests.command_line import evenflow, write_inputs  # noqa: E402
 from tests.tiny_models import save_checkpoint  # noqa: E402
-from tools.gpu_runtime import MODES, Scale, check_tokens  # noqa: E402
+from tools.gpu_report import MODES, Scale, check_tokens  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

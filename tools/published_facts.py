@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
+from evenflow.costs import RooflineCost, prefill_work
 from evenflow.costs.base import StageCost
 from evenflow.costs.collectives import Ring
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
@@ -19,6 +19,7 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import LinkSpec, gpu, link
 from evenflow.specs.model import model
+from experiments.figures.iterations import REFERENCE, in_chunks, joined
 
 
 class Fact(NamedTuple):
@@ -95,7 +96,7 @@ def _l20_times() -> Iterator[Fact]:
     cost = roofline(_deployment("Qwen2.5-32B", "L20"), None)
     for tokens, published_ms in ((1, 85.5), (2047, 1208)):
         name = f"L20, Qwen2.5-32B, length {tokens}, ms"
-        yield Fact(name, published_ms, 1000 * cost(0, prefill_work(tokens)))
+        yield Fact(name, published_ms, 1000 * cost.times(prefill_work(tokens))[0])
 
 
 def _decode_iterations(costs: Costs) -> Iterator[Fact]:
@@ -103,7 +104,6 @@ def _decode_iterations(costs: Costs) -> Iterator[Fact]:
 
     Four ranks with NVLink in pairs all-reduce over PCIe between the pairs.
     """
-    work = decode_work(32, 32 * 4096)
     pcie = link("allreduce-a100-pcie")
     ethernet = link("ethernet-100g").transfer_s(0)
     cases = (
@@ -123,14 +123,14 @@ def _decode_iterations(costs: Costs) -> Iterator[Fact]:
             cost = costs(deployment, all_reduce)
         except UsageError:  # not measured: A40, and heads of 64 on A100
             continue
-        seconds = sum(cost.times(work)) + between_s
+        seconds = sum(cost.times(REFERENCE)) + between_s
         yield Fact(f"decode iteration, {name}, ms", published_ms, 1000 * seconds)
 
 
 def _by_tokens(costs: Costs) -> Iterator[Fact]:
     """Sarathi-Serve, section 3: one token is as dear as a short prompt; 512 tokens saturate."""
     cost = costs(_deployment("Mistral-7B", "A100-80G"), None)
-    times_s = {tokens: cost(0, prefill_work(tokens)) for tokens in (1, 128, 512, 4096)}
+    times_s = {tokens: cost.times(prefill_work(tokens))[0] for tokens in (1, 128, 512, 4096)}
     yield Fact("128 prompt tokens over 1, Mistral-7B, A100", 1.0, times_s[128] / times_s[1])
     rate = (512 / times_s[512]) / (4096 / times_s[4096])
     yield Fact("prompt tokens/s of 512 over 4096, Mistral-7B, A100", 1.0, rate)
@@ -139,40 +139,27 @@ def _by_tokens(costs: Costs) -> Iterator[Fact]:
 def _tensor_parallel_prefill() -> Iterator[Fact]:
     """TD-Pipe, Fig. 6: Llama-30B prefill of 2048 tokens on L20."""
     work = prefill_work(2048)
-    alone_s = roofline(_deployment("Llama-30B", "L20"), None)(0, work)
+    alone_s = roofline(_deployment("Llama-30B", "L20"), None).times(work)[0]
     for ranks, published in ((2, 0.2584), (4, 0.4739)):
         cost = roofline(_deployment("Llama-30B", "L20", 1, ranks), link("allreduce-l20"))
-        share = 60 * cost.all_reduce_s(2048) / cost(0, work)
+        share = 60 * cost.all_reduce_s(2048) / cost.times(work)[0]
         yield Fact(f"TP{ranks} prefill, Llama-30B, L20, share of communication", published, share)
-    speed_up = alone_s / cost(0, work)
+    speed_up = alone_s / cost.times(work)[0]
     yield Fact("TP4 prefill, Llama-30B, L20, speed-up over 1 GPU", 1.84, speed_up)
 
 
 def _chunking(costs: Costs) -> Iterator[Fact]:
     """Sarathi-Serve, Fig. 14, section 4.3 and Fig. 9: prompts in chunks, and with decodes."""
     cost = costs(_deployment("Yi-34B", "A100-80G", 1, 2), None)
-    whole_s = cost(0, prefill_work(8192))
-    yield Fact(
-        "chunks of 512 over one piece, Yi-34B TP2 (at most)", 1.25, _chunked_s(cost, 512) / whole_s
-    )
-    tile = _chunked_s(cost, 257) / _chunked_s(cost, 256)
-    yield Fact("chunks of 257 over chunks of 256, Yi-34B TP2 (worst)", 1.32, tile)
-    decodes = decode_work(32, 32 * 4096)
     prompt = prefill_work(8192)
-    both = Work(prompt.chunks, 8192, 32, decodes.decode_context, 33)
-    yield Fact(
-        "decodes with a whole prompt over decodes, Yi-34B TP2 (largest)",
-        28.3,
-        cost(0, both) / cost(0, decodes),
+    in_512, in_257, in_256 = (
+        sum(cost.times(chunk)[0] for chunk in in_chunks(8192, tokens)) for tokens in (512, 257, 256)
     )
-
-
-def _chunked_s(cost: StageCost, chunk_tokens: int, prompt_tokens: int = 8192) -> float:
-    total_s = 0.0
-    for start in range(0, prompt_tokens, chunk_tokens):
-        tokens = min(chunk_tokens, prompt_tokens - start)
-        total_s += cost(0, prefill_work(tokens, start, last=start + tokens == prompt_tokens))
-    return total_s
+    pieces = in_512 / cost.times(prompt)[0]
+    yield Fact("chunks of 512 over one piece, Yi-34B TP2 (at most)", 1.25, pieces)
+    yield Fact("chunks of 257 over chunks of 256, Yi-34B TP2 (worst)", 1.32, in_257 / in_256)
+    ratio = cost.times(joined(REFERENCE, prompt))[0] / cost.times(REFERENCE)[0]
+    yield Fact("decodes with a whole prompt over decodes, Yi-34B TP2 (largest)", 28.3, ratio)
 
 
 if __name__ == "__main__":

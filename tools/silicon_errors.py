@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,32 +59,29 @@ def product_errors(tables: SiliconTables, peak: Peak, shapes: int = 60, seed: in
     return _errors(pairs())
 
 
-def prompt_errors(tables: SiliconTables, points: int = 600, seed: int = 0) -> Errors:
-    """Leave out random (heads, tokens) of prompt attention, one at a time."""
-    context = tables.context
-    chosen = _choose([(heads, size) for heads in context for size in context[heads]], points, seed)
+Points = Mapping[Heads, Mapping[Any, float]]
+"""Seconds by heads, then by the size of what is attended to."""
+
+
+def attention_errors(
+    known: Points,
+    estimate: Callable[[Any, Heads], Mapping[Any, float]],
+    points: int = 600,
+    seed: int = 0,
+) -> Errors:
+    """Leave out random points of attention, one at a time: `estimate` them from the rest.
+
+    A point is (heads, tokens) of a prompt, or (heads, rows, context) of a decode step.
+    """
+    large = [(heads, size) for heads in known for size in known[heads] if heads[0] >= MIN_HEADS]
+    chosen = np.random.default_rng(seed).choice(len(large), min(points, len(large)), replace=False)
 
     def pairs() -> Iterator[tuple[float, float]]:
-        for heads, size in chosen:
-            rest = {each: times for each, times in context[heads].items() if each != size}
-            estimated = prompt_times({**context, heads: rest}, heads)
+        for heads, size in (large[each] for each in chosen):
+            rest = {each: times for each, times in known[heads].items() if each != size}
+            estimated = estimate({**known, heads: rest}, heads)
             if size in estimated:
-                yield estimated[size], context[heads][size]
-
-    return _errors(pairs())
-
-
-def step_errors(tables: SiliconTables, points: int = 600, seed: int = 0) -> Errors:
-    """Leave out random (heads, rows, context) of decode attention, one at a time."""
-    steps = tables.generation
-    chosen = _choose([(heads, point) for heads in steps for point in steps[heads]], points, seed)
-
-    def pairs() -> Iterator[tuple[float, float]]:
-        for heads, point in chosen:
-            rest = {each: times for each, times in steps[heads].items() if each != point}
-            estimated = step_times({**steps, heads: rest}, heads)
-            if point in estimated:
-                yield estimated[point], steps[heads][point]
+                yield estimated[size], known[heads][size]
 
     return _errors(pairs())
 
@@ -103,14 +100,6 @@ def disagreement(tables: SiliconTables, other: SiliconTables) -> Errors:
         for m, seconds in tables.gemm[n][k].items()
         if m in other.gemm[n][k]
     )
-
-
-def _choose(
-    known: list[tuple[Heads, object]], points: int, seed: int
-) -> list[tuple[Heads, object]]:
-    large = [each for each in known if each[0][0] >= MIN_HEADS]
-    chosen = np.random.default_rng(seed).choice(len(large), min(points, len(large)), replace=False)
-    return [large[each] for each in chosen]
 
 
 def _errors(pairs: Iterator[tuple[float, float]]) -> Errors:
@@ -136,11 +125,11 @@ def main() -> None:
         for framework, chosen in tables.items():
             errors = (
                 product_errors(chosen, peak, EVERY_SHAPE),
-                prompt_errors(chosen),
-                step_errors(chosen),
+                attention_errors(chosen.context, prompt_times),
+                attention_errors(chosen.generation, step_times),
                 disagreement(chosen, tables["sglang" if framework == "vllm" else "vllm"]),
                 product_errors(measured[framework], peak, EVERY_SHAPE),
-                step_errors(measured[framework]),
+                attention_errors(measured[framework].generation, step_times),
             )
             cells = " | ".join(f"{each.median:.1%}, {each.p95:.1%}" for each in errors)
             print(f"| {name} | {framework} {chosen.versions['gemm']} | {cells} |", flush=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from experiments.study.sweep import Sweep, load_sweep
+from experiments.study.sweep_file import Sweep, load_sweep
 
 RUN: dict[str, Any] = {
     "stages": 2,

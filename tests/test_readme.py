@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from experiments.run_file.run import RunConfig
-from experiments.study.sweep import SweepConfig
+from experiments.study.sweep_file import SweepConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -10,16 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
+from experiments.study.findings import Findings, main_effects, ranked, run_sweep, sensitivity
 from experiments.study.points import Record, Store
 from experiments.study.searches import Range
 from experiments.study.slo import pareto_front
-from experiments.study.sweep import (
-    Findings,
+from experiments.study.sweep import sweep_part, write_findings
+from experiments.study.sweep_file import (
     Sweep,
     check,
     chosen_patches,
@@ -27,13 +29,8 @@ from experiments.study.sweep import (
     expected_points,
     known_patches,
     load_sweep,
-    ranked,
-    run_shard,
-    run_sweep,
 )
 from experiments.study.trials import Part, Simulator, Trial
-from experiments.sweep.effects import main_effects, sensitivity
-from experiments.sweep.tables import point_columns, summary_columns, write_tables
 from tests.sweeps import GRID, RUN, sweep
 
 
@@ -113,9 +110,9 @@ def test_replications_may_be_windows_of_the_trace(tmp_path: Path) -> None:
     run = {**RUN, "workload": {"trace": "trace.csv", "requests": 3, "skip": 1}}
     asked = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
     check(asked)
-    found = point_columns(simulated(asked, tmp_path))
-    assert (found["seed"], found["skip"]) == ([0, 1] * 2, [1, 4] * 2)
-    assert found["total_input_tokens"] == [11 + 12 + 13, 14 + 15 + 16] * 2
+    points = simulated(asked, tmp_path).points
+    assert points[["seed", "skip"]].to_numpy().tolist() == [[0, 1], [1, 4]] * 2
+    assert points["total_input_tokens"].to_list() == [11 + 12 + 13, 14 + 15 + 16] * 2
     del run["workload"]["requests"]
     endless = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
     with pytest.raises(UsageError, match=r"replicate: windows needs .*workload\.requests"):
@@ -131,33 +128,31 @@ def test_the_run_as_it_is_does_not_weigh_in_an_effect(tmp_path: Path) -> None:
 
 def test_findings_and_tables(tmp_path: Path) -> None:
     found = simulated(sweep(tmp_path), tmp_path)
+    points, table = found.points, found.table
     assert len(found.trials) == 6
-    columns = point_columns(found)
-    assert columns["replication"] == [0, 1] * 6
-    assert columns["seed"] == [0, 1] * 6
-    assert set(columns["status"]) == {"completed"}
-    summary = summary_columns(found)
-    best = summary["place"].index(1)
+    assert points["replication"].to_list() == points["seed"].to_list() == [0, 1] * 6
+    assert set(points["status"]) == {"completed"}
+    best = table["place"].to_list().index(1)
     assert best == ranked(found)[0]
-    assert summary["mean_e2el_ms"][best] == min(summary["mean_e2el_ms"])
-    assert summary["mean_e2el_ms"][0] == pytest.approx(sum(columns["mean_e2el_ms"][:2]) / 2)
+    assert table["mean_e2el_ms"][best] == table["mean_e2el_ms"].min()
+    assert table["mean_e2el_ms"][0] == pytest.approx(points["mean_e2el_ms"][:2].mean())
     assert (found.default, found.default_is_extra) == (4, False)
-    assert summary["mean_e2el_ms_vs_default"][4] == 0
-    write_tables(tmp_path, found)
+    assert table["mean_e2el_ms_vs_default"][4] == 0
+    write_findings(tmp_path, found, "title")
     with open(tmp_path / "points.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["mean_e2el_ms"]) for row in rows] == columns["mean_e2el_ms"]
-    assert rows[2]["max_in_flight"] == "2"
+    assert [float(row["mean_e2el_ms"]) for row in rows] == points["mean_e2el_ms"].to_list()
+    assert (rows[2]["max_in_flight"], rows[2]["completed"]) == ("2", "6")
 
 
 def test_points_that_fail_are_rows_too(tmp_path: Path) -> None:
     asked = sweep(tmp_path, parameters={"scheduler.token_budget": [0, 128]})
     found = simulated(asked, tmp_path)
-    columns = point_columns(found)
-    assert columns["status"] == ["failed", "failed", "completed", "completed"]
-    assert "token_budget" in columns["error"][0]
-    assert columns["mean_e2el_ms"][0] == ""
-    assert summary_columns(found)["failed_replications"] == [2, 0]
+    points = found.points
+    assert points["status"].to_list() == ["failed", "failed", "completed", "completed"]
+    assert "token_budget" in points["error"][0]
+    assert math.isnan(points["mean_e2el_ms"][0])
+    assert found.table["failed_replications"].to_list() == [2, 0]
     assert ranked(found) == [1]
     assert main_effects(found, "mean_e2el_ms")[0].values == [128]
 
@@ -194,7 +189,8 @@ def test_a_search_proposes_the_same_again(tmp_path: Path, sampler: str) -> None:
     first = simulated(asked, tmp_path)
     again = simulated(asked, tmp_path)
     afresh = simulated(asked, tmp_path, "other store")
-    assert point_columns(first) == point_columns(again) == point_columns(afresh)
+    pd.testing.assert_frame_equal(first.points, again.points)
+    pd.testing.assert_frame_equal(first.points, afresh.points)
     assert 6 < len(first.trials) <= 13
 
 
@@ -206,15 +202,16 @@ def test_a_search_goes_on_from_a_part_of_its_results(tmp_path: Path) -> None:
     kept = Store(tmp_path / "part")
     for trial in whole.trials[:5]:
         kept.put(trial.records[0])
-    assert point_columns(simulated(asked, tmp_path, "part")) == point_columns(whole)
+    pd.testing.assert_frame_equal(simulated(asked, tmp_path, "part").points, whole.points)
 
 
 def test_shards_put_together_leave_nothing_to_do(tmp_path: Path) -> None:
     asked = sweep(tmp_path)
-    with ThreadPoolExecutor(1) as executor:
-        merged = Simulator(Store(tmp_path / "store"), executor)
-        shards = [run_shard(asked, merged, index, 5) for index in range(5)]
-    assert [len(shard) for shard in shards] == [3, 3, 2, 2, 2]
+    sizes = []
+    for index in range(5):
+        sweep_part(asked, index, 5, out=tmp_path, executor="process", workers=1)
+        sizes.append(len(list((tmp_path / "store").glob("*/*.json"))))
+    assert sizes == [3, 6, 8, 10, 12]
     closed = ThreadPoolExecutor(1)
     closed.shutdown()  # so that a run would be an error
     assert len(run_sweep(asked, Simulator(Store(tmp_path / "store"), closed)).trials) == 6

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments.study.points import HEADER, Record, Store
-from experiments.study.sweep import check, load_sweep
+from experiments.study.sweep_file import check, load_sweep
 from tests.command_line import evenflow
 from tests.sweeps import RUN, write
 

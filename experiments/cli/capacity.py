@@ -66,12 +66,12 @@ def _answer(
         sentences,
         write_capacity,
     )
-    from experiments.cli.sweep import STORE
     from experiments.cli.terminal import progress
     from experiments.report.folder import staged
     from experiments.report.tables import print_table
     from experiments.study.executors import executor_of
     from experiments.study.points import Store
+    from experiments.study.trials import STORE
 
     with staged(folder, force=True) as scratch, executor_of(executor) as pool:
         with progress(["rates simulated"], None) as show:

@@ -67,12 +67,11 @@ def _work(
     tuning: Tuning, wish: Wish, folder: Path, executor: str
 ) -> tuple[Search, Sequence[Worth], Sequence[Check], Bubbles]:
     """Search, check and write the folder."""
-    from experiments.cli.sweep import STORE
     from experiments.cli.terminal import points_progress
     from experiments.report.folder import staged
     from experiments.study.executors import executor_of
     from experiments.study.points import Store
-    from experiments.study.trials import Simulator
+    from experiments.study.trials import STORE, Simulator
     from experiments.tune.check import run_bubbles, run_checks
     from experiments.tune.figure import draw_tuning
     from experiments.tune.report import write_tuning, write_winner

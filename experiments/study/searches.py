@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, expect, short_form
+from experiments.report.tables import is_number
 from experiments.run_file.yaml_file import Patch
 from experiments.study.trials import Case, Search, Trial
 from traces.samples import random_stream
@@ -148,11 +149,6 @@ def identity(patch: Patch) -> str:
     """Return a text that is the same for equal patches, 1 and 1.0 being equal."""
     plain = {key: float(value) if is_number(value) else value for key, value in patch.items()}
     return json.dumps(plain, sort_keys=True, default=str)
-
-
-def is_number(value: object) -> bool:
-    """Say whether a value is a number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def grid(space: Space) -> list[Patch]:

@@ -1,446 +1,323 @@
-"""A sweep: SWEEP.yaml says what to vary in a run and what to look for; findings are its points.
+"""A sweep from its file to its folder: simulate it, write tables, pictures and the page.
 
-Knows what is a mistake in it and which points are best. Writes and draws nothing.
+The words of what was found are here too; the numbers are those of `findings`.
 """
 
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+from html import escape
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Unpack
 
-from pydantic import Field, model_validator
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
-from evenflow.keys import Count, Keys, expect, needed
-from evenflow.schedulers import POOLED, parameters, policy
-from experiments.run_file import pools as config_pools
-from experiments.run_file import yaml_file
-from experiments.run_file.build import build
-from experiments.run_file.run import RunConfig
-from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find
-from experiments.study.points import Point, Record, workload_of
-from experiments.study.searches import (
-    Finite,
-    Grid,
-    Method,
-    OneAtATime,
-    Optuna,
-    Parameter,
-    Random,
-    Range,
-    Score,
-    distinct,
-    draws,
-    expected,
-    grid,
-    identity,
-    one_at_a_time,
-    optuna,
-    proposed,
-    values_of,
+import evenflow
+from evenflow.errors import UsageError
+from experiments.provenance import SCHEMA_VERSION, checkout_commit
+from experiments.report import plots
+from experiments.report.outputs import write_json
+from experiments.report.page import page, picture, section
+from experiments.report.tables import html_table, is_number, number, write_table
+from experiments.report.words import metric_words
+from experiments.study.findings import (
+    Findings,
+    Panel,
+    Series,
+    cell,
+    main_effects,
+    point_cells,
+    ranked,
+    run_sweep,
+    sensitivity,
+    summary_cells,
 )
-from experiments.study.slo import Condition, Objective, pareto_front
-from experiments.study.trials import (
-    Case,
-    Part,
-    Search,
-    Simulator,
-    Study,
-    Trial,
-    all_alike,
-    dry_run,
-    run,
-    seed_matters,
-    seeds,
-)
+from experiments.study.intervals import Interval
+from experiments.study.points import code_digest
+from experiments.study.searches import Optuna
+from experiments.study.sweep_file import Sweep, check, expected_points, known_patches
+from experiments.study.trials import How, Trial, simulator
 
-TRIED = 32
-"""How many points with one value are tried, at most, for one that accepts it."""
+BEST = 5
+"""How many points the table of the best lists; of a Pareto front, all."""
 
+COLUMNS = 4
+NEUTRAL = "#9AA5B1"
 
-def _default_objectives() -> list[Objective]:
-    return [Objective(metric="mean_e2el_ms")]
-
-
-class Bounds(Keys):
-    """What the mean of a metric has to be for a point to count."""
-
-    at_most: Finite | None = None
-    at_least: Finite | None = None
-
-    @model_validator(mode="after")
-    def _bounds_something(self) -> Self:
-        if self.at_most is None and self.at_least is None:
-            raise expected("at_most or at_least")
-        return self
-
-    def of(self, metric: str) -> list[Condition]:
-        """Return the bounds as conditions on a metric."""
-        ends = ((self.at_most, False), (self.at_least, True))
-        return [Condition(metric, limit, least) for limit, least in ends if limit is not None]
+CAPTIONS = {
+    "pareto_front": (
+        "Pareto front",
+        "A point is on the front if no other is as good in everything and better in something. The "
+        "table has its parameters.",
+    ),
+    "sensitivity": (
+        "Sensitivity around the default",
+        "One parameter changes, the others are as in the run itself; 1 is the value there. Bars "
+        "are 95 % intervals of the ratio over replications that share their requests.",
+    ),
+    "main_effects": (
+        "Effect of each parameter",
+        "The mean over all points with a value, whatever the others. A parameter that matters has "
+        "a steep line. Bars are 95 % intervals over replications; as all points share their "
+        "requests, the differences between values are known better than that. Where each point has "
+        "a value of its own, the points are drawn.",
+    ),
+}
+"""What stands over and under each picture of the page, in the page's order."""
 
 
-class SweepConfig(Keys):
-    """What to vary in a run, and what to look for.
+def sweep(asked: Sweep, **how: Unpack[How]) -> Findings:
+    """Simulate all points of a sweep, checked first; return what was found. `how`: see `How`.
 
-    `run`: a RUN.yaml, or its keys. With several `objectives` there is a Pareto front. Each point is
-    simulated `replications` times, with `workload.seed` one higher each time; `replicate: windows`
-    also takes the next `workload.requests` of the trace. All points of one replication see the same
-    requests. `limits`: a point beyond them is in the tables, but is not
-    called best.
+    UsageError for a mistake in the file, before anything is simulated.
     """
-
-    run: Annotated[
-        str | dict[str, Any],
-        expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
-    ]
-    parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
-    method: Method = Grid(kind="grid")
-    objectives: list[Objective] = Field(default_factory=_default_objectives, min_length=1)
-    limits: dict[str, Bounds] = Field(default_factory=dict)
-    replications: Count = 1
-    replicate: Literal["seeds", "windows"] = "seeds"
-
-    @model_validator(mode="after")
-    def _steps_where_needed(self) -> Self:
-        if self.method.kind in ("grid", "one_at_a_time"):
-            for name, parameter in self.parameters.items():
-                if isinstance(parameter, Range) and parameter.steps is None:
-                    key = f'"parameters.{name}.steps", or a list of values'
-                    raise needed(f"method: {self.method.kind}", key)
-        return self
-
-    @property
-    def metrics(self) -> list[str]:
-        """The metrics that decide, each once: of the objectives, then of the limits."""
-        return list(dict.fromkeys([*(each.metric for each in self.objectives), *self.limits]))
-
-    @property
-    def conditions(self) -> list[Condition]:
-        """The limits, each end by itself."""
-        return [each for name, bounds in self.limits.items() for each in bounds.of(name)]
+    check(asked)
+    with simulator("points", expected_points(asked), **how) as who:
+        return run_sweep(asked, who)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A checked SWEEP.yaml, its document, and that of its run.
+def sweep_part(asked: Sweep, index: int, count: int, **how: Unpack[How]) -> None:
+    """Simulate every `count`-th point from the one at `index` on, for the store of `out`.
 
-    `beside` is the folder that the run's relative paths start from.
+    UsageError for a search, whose points follow from its results.
     """
-
-    config: SweepConfig
-    document: Document
-    run: Document
-    beside: Path
-
-    @cached_property
-    def study(self) -> Study:
-        """The run with what is varied in it; a mistake in a value names its line of SWEEP.yaml."""
-        count = self.config.replications
-        parts = seeds(count) if self.config.replicate == "seeds" else self._windows
-        places = {key: self.place("parameters", key) for key in self.config.parameters}
-        return Study(self.run, self.beside, parts, places=places)
-
-    def place(self, *path: str | int) -> str:
-        """Return where something was written."""
-        return self.document.place(path)
-
-    def _windows(self, config: RunConfig) -> list[Part]:
-        own = config.workload
-        if own.requests is None:
-            raise UsageError(
-                f'{self.place("replicate")}: replicate: windows needs the key "run.workload.'
-                'requests"'
-            )
-        count = self.config.replications
-        return [Part(own.seed + i, own.skip + i * own.requests) for i in range(count)]
+    check(asked)
+    if isinstance(asked.config.method, Optuna):
+        raise UsageError("--shard: the points of a search follow from its results: run it whole")
+    points = asked.study.points(known_patches(asked))[index::count]
+    with simulator("points", len(points), **how) as who:
+        who.records(points)
 
 
-def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Read and check SWEEP.yaml, with `dotted.key=value` overrides applied first.
+def write_findings(folder: Path, findings: Findings, title: str) -> None:
+    """Write the tables, the pictures, the page and sweep.json.
 
-    `run.KEY=VALUE` overrides a key of the run, wherever that is written. Raises UsageError naming
-    the file, the line, the key, and what would be right.
+    points.parquet is there where pyarrow is installed.
     """
-    return sweep_of(yaml_file.read(path, "run, parameters"), path.parent, overrides)
+    cells = point_cells(findings)
+    write_table(folder / "points.csv", cells)
+    write_table(folder / "summary.csv", summary_cells(findings))
+    if find_spec("pyarrow") is not None:
+        frame = findings.points
+        for name in frame.columns[frame.dtypes == object]:  # numbers and texts, as texts
+            frame[name] = cells[name].fillna("").astype(str)
+        frame.to_parquet(folder / "points.parquet", index=False)
+    drawn = pictures(findings)
+    for name, figure in drawn.items():
+        plots.save(figure, folder / name)
+    source = facts(findings)
+    (folder / "report.html").write_text(_page(findings, title, drawn, source), encoding="utf-8")
+    write_json(folder / "sweep.json", source)
 
 
-def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Return the sweep that a document of SWEEP.yaml's keys describes, as `load_sweep` does.
-
-    `beside` is the folder that a RUN.yaml named in it is looked for in.
-    """
-    of_run = [each for each in overrides if each.strip().startswith("run.")]
-    for assignment in overrides:
-        if assignment not in of_run:
-            document = yaml_file.override(document, assignment)
-    config = checked(SweepConfig, document)
-    run_document, beside = _run_document(document, config.run, beside)
-    for assignment in of_run:
-        run_document = yaml_file.override(run_document, assignment, below="run.")
-    return Sweep(config, document, run_document, beside)
-
-
-def _run_document(
-    document: Document, run_keys: str | dict[str, Any], folder: Path
-) -> tuple[Document, Path]:
-    if isinstance(run_keys, str):
-        path = Path(find(run_keys, folder))
-        try:
-            return yaml_file.read(path), path.parent
-        except UsageError as error:
-            raise UsageError(f"{document.place(('run',))}: run: {error}") from None
-    places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
-    return Document(document.name, run_keys, places), folder
-
-
-def default_patch(sweep: Sweep) -> Patch | None:
-    """Return what the parameters are in the run as it is; None where it does not say."""
-    try:
-        config = sweep.study.config({})
-    except UsageError:  # it may lack a key that is swept; a mistake shows in every point
-        return None
-    try:
-        return {
-            name: _default(sweep, config, name, parameter)
-            for name, parameter in sweep.config.parameters.items()
-        }
-    except KeyError:
-        return None
-
-
-def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -> Any:
-    """Return the run's own value of a key; KeyError where there is none."""
-    for value in [] if isinstance(parameter, Range) else parameter:
-        try:
-            if sweep.study.config({name: value}) == config:
-                return value
-        except UsageError:
-            continue
-    outer, _, inner = name.partition(".")
-    if outer != "scheduler":
-        return _flat(config.resolved())[name]
-    if not inner:
-        return {"name": config.scheduler.name, **config.scheduler.params}
-    return {**_policy_defaults(config.scheduler.name), **_flat(config.scheduler.params)}[inner]
-
-
-def _policy_defaults(name: str) -> dict[str, Any]:
-    if name in POOLED:
-        return dict(config_pools.parameters(name))
-    declared = parameters(policy(name)).items()
-    return {key: each.default for key, each in declared if each.default is not each.empty}
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat[prefix + key] = value
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-    return flat
-
-
-def chosen_patches(sweep: Sweep, default: Patch | None) -> list[Patch]:
-    """Return the points that the method lists, each once; none of a search.
-
-    UsageError when only one parameter is to vary at a time and the run does not say what the others
-    are.
-    """
-    method, space = sweep.config.method, sweep.config.parameters
-    if isinstance(method, Optuna):
-        return []
-    if isinstance(method, Random):
-        return draws(space, method)
-    if isinstance(method, OneAtATime):
-        if default is None:
-            raise UsageError(
-                "method: one_at_a_time: the run has to say what every parameter is by default"
-            )
-        return one_at_a_time(space, default)
-    return grid(space)
-
-
-def known_patches(sweep: Sweep) -> list[Patch]:
-    """Return the points that are known beforehand; the run as it is comes first if not among them.
-
-    Those of a search follow from its results: of them only that first one is known.
-    """
-    default = default_patch(sweep)
-    chosen = chosen_patches(sweep, default)
-    return distinct(chosen if default is None or _is_in(default, chosen) else [default, *chosen])
-
-
-def _is_in(patch: Patch, others: Sequence[Patch]) -> bool:
-    return identity(patch) in map(identity, others)
-
-
-def expected_points(sweep: Sweep) -> int:
-    """Return how many simulations a sweep has; of a search, the most there may be."""
-    method = sweep.config.method
-    trials = method.trials if isinstance(method, Optuna) else 0
-    return (len(known_patches(sweep)) + trials) * sweep.config.replications
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """All points of a sweep; `default` is the position of the run as it is, if there is one.
-
-    `default_is_extra`: it is no point of the grid or the draws, and was simulated besides.
-    """
-
-    sweep: Sweep
-    trials: Sequence[Trial]
-    default: int | None
-    default_is_extra: bool = False
-
-    @property
-    def metrics(self) -> list[str]:
-        """All metrics of all points, in the order of their first appearance."""
-        records = [record for trial in self.trials for record in trial.records]
-        return list(dict.fromkeys(name for record in records for name in record.values))
-
-
-def run_sweep(sweep: Sweep, simulator: Simulator) -> Findings:
-    """Simulate all points of a sweep that the store does not have.
-
-    The findings depend on the sweep only, not on who simulates nor on what was there before.
-    """
-    known = known_patches(sweep)
-    tried = run(sweep.study, simulator, _search(sweep, known))
-    trials = list({identity(trial.labels): trial for trial in tried}.values())
-    default = default_patch(sweep)
-    if default is None:
-        return Findings(sweep, trials, None)
-    chosen = chosen_patches(sweep, default) or [trial.labels for trial in tried[len(known) :]]
-    where = [identity(trial.labels) for trial in trials].index(identity(default))
-    return Findings(sweep, trials, where, not _is_in(default, chosen))
-
-
-def _search(sweep: Sweep, known: Sequence[Patch]) -> Search:
-    """Ask for the points known beforehand, then for those that Optuna proposes."""
-    config, method = sweep.config, sweep.config.method
-    if known:
-        yield [Case(patch, patch) for patch in known]
-    if isinstance(method, Optuna):
-
-        def propose(asked: Any) -> Case:
-            values = {name: proposed(asked, name, each) for name, each in config.parameters.items()}
-            return Case(values, values)
-
-        goals = [objective.goal for objective in config.objectives]
-        yield from optuna(method, goals, propose, lambda trial: _score(config, trial))
-
-
-def _score(config: SweepConfig, trial: Trial) -> Score:
-    values = [trial.mean(objective.metric) for objective in config.objectives]
-    excess = {
-        name: max(each.excess(trial.mean(name)) for each in bounds.of(name))
-        for name, bounds in config.limits.items()
+def facts(findings: Findings) -> dict[str, Any]:
+    """Return where the findings come from, the same for every executor."""
+    asked = findings.sweep
+    records = [record for trial in findings.trials for record in trial.records]
+    several = len(asked.config.objectives) > 1
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "evenflow_version": evenflow.__version__,
+        "git_commit": checkout_commit(),
+        "code_sha256": code_digest(),
+        "sweep": asked.config.model_dump(mode="json") | {"run": asked.run.data},
+        "points": len(findings.trials),
+        "simulations": len({record.key for record in records}),
+        "failed": sum(record.error is not None for record in records),
+        "host": platform.node(),
+        "default": findings.default,
+        "best": [] if several else ranked(findings)[:1],
+        "pareto_front": ranked(findings) if several else [],
     }
-    return values, excess
 
 
-def run_shard(sweep: Sweep, simulator: Simulator, index: int, count: int) -> list[Record]:
-    """Simulate every `count`-th point from the one at `index` on, counting from 0."""
-    return simulator.records(sweep.study.points(known_patches(sweep))[index::count])
-
-
-def eligible(config: SweepConfig, trial: Trial) -> bool:
-    """Say whether all replications were completed, and the means are within the limits."""
-    means = {metric: trial.mean(metric) for metric in config.metrics}
-    if trial.errors or any(map(math.isnan, means.values())):
-        return False
-    return all(condition.holds(means) for condition in config.conditions)
-
-
-def ranked(findings: Findings) -> list[int]:
-    """Return the positions of the points that count, the best first.
-
-    Of several objectives, the Pareto front in order of the first objective.
-    """
-    config = findings.sweep.config
-    costs = {i: _costs(config, t) for i, t in enumerate(findings.trials) if eligible(config, t)}
-    able = list(costs)
-    if len(config.objectives) > 1:
-        front = pareto_front(list(costs.values()))
-        able = [index for index, kept in zip(costs, front, strict=True) if kept]
-    return sorted(able, key=lambda index: (costs[index], index))
-
-
-def _costs(config: SweepConfig, trial: Trial) -> tuple[float, ...]:
-    return tuple(each.cost(trial.mean(each.metric)) for each in config.objectives)
-
-
-def check(sweep: Sweep) -> None:
-    """Raise UsageError naming the place of what is wrong in a sweep, where that can be known.
-
-    A value that no run accepts is a mistake. A deployment that does not fit and a policy that
-    breaks its promise are results: such points are recorded as failed.
-    """
-    known = known_patches(sweep)
-    sweep.study.points(known)
-    space = sweep.config.parameters
-    if isinstance(sweep.config.method, Optuna):
-        known = known or [{name: values_of(each)[0] for name, each in space.items()}]
-    right = _first_right(sweep, known, "")
-    for name, parameter in space.items():
-        place = f"{sweep.place('parameters', name)}: {name}: "
-        for value in values_of(parameter):
-            with_value = distinct({**each, name: value} for each in known[:TRIED])
-            _first_right(sweep, with_value, place)
-    point = sweep.study.points([right])[0]
-    _check_metrics(sweep, point)
-    _check_replications(sweep, point.config)
-
-
-def _first_right(sweep: Sweep, candidates: Sequence[Patch], place: str) -> Patch:
-    """Return the first of some patches that is no mistake; raise what is wrong with them."""
-    mistake: UsageError | None = None
-    for patch in islice(candidates, TRIED):
-        point = sweep.study.points([patch])[0]
-        try:
-            build(point.config, workload_of(point).requests, point.beside)
-        except (DoesNotFitError, PolicyError):
-            return patch
-        except UsageError as error:
-            mistake = mistake or error
-        else:
-            return patch
-    assert mistake is not None  # there is at least one candidate
-    raise UsageError(f"{place}{mistake}")
-
-
-def _check_metrics(sweep: Sweep, point: Point) -> None:
-    summary = _dry_summary(point)
-    paths: list[tuple[str, KeyPath]] = [
-        (objective.metric, ("objectives", index, "metric"))
-        for index, objective in enumerate(sweep.config.objectives)
+def _page(
+    findings: Findings, title: str, drawn: Mapping[str, Figure], source: Mapping[str, Any]
+) -> str:
+    parts = [
+        f'<div class="verdict"><p>{escape(headline(findings))}</p></div>',
+        "<h2>Best points</h2>",
+        html_table(*best_table(findings)),
     ]
-    paths += [(name, ("limits", name)) for name in sweep.config.limits]
-    for metric, path in paths:
-        if summary and metric not in summary:
-            hint = instead_of(metric, summary)
-            raise UsageError(f'{sweep.place(*path)}: unknown metric "{metric}"; {hint}')
+    for name, caption in CAPTIONS.items():
+        if name in drawn:
+            parts += [section(*caption), picture(plots.svg(drawn[name], name))]
+    if lost := failures(findings):
+        parts.append(f"<h2>{len(lost)} points failed</h2>")
+        parts.append(html_table(["point", *findings.sweep.config.parameters, "error"], lost))
+    return page(title, parts, source)
 
 
-def _dry_summary(point: Point) -> dict[str, Any]:
-    """Return the summary of a run of few requests, and nothing of one that fails."""
-    try:
-        return dry_run(point.config, workload_of(point), point.beside).summary
-    except UsageError:
-        return {}
+def headline(findings: Findings) -> str:
+    """Say in a sentence what the best point gains over the default, or that none counts."""
+    config, order = findings.sweep.config, ranked(findings)
+    counts = f"{len(findings.trials)} points, {config.replications} replications each"
+    if not order:
+        return f"No point was completed within the limits ({counts})."
+    if len(config.objectives) > 1:
+        return f"{len(order)} points are on the Pareto front ({counts})."
+    metric = config.objectives[0].metric
+    best = findings.trials[order[0]]
+    said = f"{metric_words(metric)}: {number(best.mean(metric))} at best"
+    if findings.default is None or findings.trials[findings.default].errors:
+        return f"{said} ({counts})."
+    if order[0] == findings.default:
+        return f"{said}, which is the default ({counts})."
+    base = findings.trials[findings.default]
+    gain = best.above(base, metric)
+    share = gain.mean / base.mean(metric) if base.mean(metric) else math.nan
+    return f"{said}, {signed(gain)} ({share:+.1%}) against the default ({counts})."
 
 
-def _check_replications(sweep: Sweep, config: RunConfig) -> None:
-    alike = sweep.config.replicate == "seeds" and not seed_matters(config)
-    if sweep.config.replications > 1 and alike:
-        raise UsageError(
-            f"{sweep.place('replications')}: replications: {all_alike(config)}, or "
-            "replicate: windows, or replications: 1"
-        )
+def best_table(findings: Findings) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the best points: parameters, what decides, against the default.
+
+    The column `against the best` tells points that differ from the first from those that may not.
+    """
+    config, order = findings.sweep.config, ranked(findings)
+    several = len(config.objectives) > 1
+    shown = order if several else order[:BEST]
+    if findings.default is not None and findings.default not in shown:
+        shown = [*shown, findings.default]
+    heads = ["point", *short_names(list(config.parameters)), *map(metric_words, config.metrics)]
+    heads += [] if several or not order else ["against the best"]
+    rows = []
+    for index in shown:
+        trial = findings.trials[index]
+        row = [f"{index}, default" if index == findings.default else str(index)]
+        row += [label(value) for value in trial.labels.values()]
+        row += [_mean(trial, metric) for metric in config.metrics]
+        if not several and order:
+            row.append(_against(trial, findings.trials[order[0]], config.objectives[0].metric))
+        rows.append(row)
+    return heads, rows
+
+
+def label(value: Any) -> str:
+    """Return a parameter's value as an axis shows it."""
+    return f"{value:g}" if is_number(value) else str(cell(value))
+
+
+def without_unit(metric: str) -> str:
+    """Return the words for a metric without its unit, for ratios."""
+    return metric_words(metric).partition(" (")[0]
+
+
+def short_names(dotted: list[str]) -> list[str]:
+    """Return the last part of each dotted key, or the whole key where others end alike."""
+    last = [name.rpartition(".")[2] for name in dotted]
+    pairs = zip(dotted, last, strict=True)
+    return [short if last.count(short) == 1 else name for name, short in pairs]
+
+
+def _mean(trial: Trial, metric: str) -> str:
+    return "failed" if trial.errors else with_width(trial.interval(metric))
+
+
+def _against(trial: Trial, best: Trial, metric: str) -> str:
+    if trial is best or trial.errors:
+        return ""
+    gap = trial.above(best, metric)
+    if math.isnan(gap.half_width) or gap.is_above_zero or gap.is_below_zero:
+        return signed(gap)
+    return f"{signed(gap)}: alike"
+
+
+def with_width(mean: Interval) -> str:
+    """Return a mean and, where there is one, the half-width of its interval."""
+    width = "" if math.isnan(mean.half_width) else f" ± {number(mean.half_width, 2)}"
+    return f"{number(mean.mean)}{width}"
+
+
+def signed(gap: Interval) -> str:
+    """Return a difference with its sign and half-width."""
+    return f"{'+' if gap.mean >= 0 else ''}{with_width(gap)}"
+
+
+def failures(findings: Findings) -> list[list[str]]:
+    """Return a row a failed point: its position, its parameters, and its first error."""
+    return [
+        [str(index), *(label(value) for value in trial.labels.values()), trial.errors[0]]
+        for index, trial in enumerate(findings.trials)
+        if trial.errors
+    ]
+
+
+def pictures(findings: Findings) -> dict[str, Figure]:
+    """Draw main_effects, and sensitivity and pareto_front where there is one."""
+    config = findings.sweep.config
+    rows = [main_effects(findings, metric) for metric in config.metrics]
+    drawn = {"main_effects": _draw_main_effects(rows)}
+    if around := sensitivity(findings):
+        drawn["sensitivity"] = _draw_sensitivity(around)
+    if len(config.objectives) > 1 and ranked(findings):
+        drawn["pareto_front"] = _draw_front(findings)
+    return drawn
+
+
+def _draw_sensitivity(around: Sequence[Panel]) -> Figure:
+    """Draw a panel a parameter: metrics relative to the default, as gLLM's figure 16."""
+    figure, grid = plots.panels(len(around), 3.0, 3.4, columns=COLUMNS, sharey=True)
+    for axes, panel in zip(grid, around, strict=True):
+        axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
+        for index, series in enumerate(panel.series):
+            _draw_series(axes, panel, series, index, without_unit(series.metric))
+        _finish(axes, panel)
+    grid[0].set_ylabel("relative to the default")
+    handles, labels = grid[0].get_legend_handles_labels()
+    columns = min(len(labels), 4)
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
+    return figure
+
+
+def _draw_main_effects(rows: Sequence[Sequence[Panel]]) -> Figure:
+    """Draw a row a metric and a panel a parameter: the mean over all points with a value."""
+    width = len(rows[0])
+    figure, grid = plots.panels(len(rows) * width, 3.1, 2.9, columns=width, sharey="row")
+    for index, row in enumerate(rows):
+        words = metric_words(row[0].series[0].metric)
+        cells = grid[index * width : (index + 1) * width]
+        for axes, panel in zip(cells, row, strict=True):
+            _draw_series(axes, panel, panel.series[0], index, words)
+            _finish(axes, panel)
+        cells[0].set_ylabel(words)
+    return figure
+
+
+def _draw_front(findings: Findings) -> Figure:
+    """Draw all points by the first two objectives; those on the Pareto front in colour."""
+    x, y = (objective.metric for objective in findings.sweep.config.objectives[:2])
+    figure, (axes,) = plots.panels(1, 6.4, 4.4)
+    done = [index for index, trial in enumerate(findings.trials) if not trial.errors]
+    points = [(findings.trials[i].mean(x), findings.trials[i].mean(y)) for i in done]
+    default = [done.index(i) for i in done if i == findings.default]
+    plots.front(axes, points, [done.index(i) for i in ranked(findings)], default)
+    axes.set(xlabel=metric_words(x), ylabel=metric_words(y))
+    return figure
+
+
+def _draw_series(axes: Axes, panel: Panel, series: Series, index: int, words: str) -> None:
+    at = panel.values if panel.scattered else range(len(panel.values))
+    reach, joined = series.half_width, not panel.scattered
+    plots.whiskers(axes, at, series.mean, reach, index, joined=joined, label=words)
+
+
+def _finish(axes: Axes, panel: Panel) -> None:
+    if panel.scattered:
+        if panel.log:
+            axes.set_xscale("log")
+            plots.plain_decades(axes.xaxis)
+    else:
+        labels = list(map(label, panel.values))
+        crowded = sum(map(len, labels)) > 36
+        turned: dict[str, Any] = {"ha": "right", "rotation": 30} if crowded else {}
+        axes.set_xticks(range(len(labels)), labels, **turned)
+        axes.margins(x=0.08)
+        if panel.default is not None:
+            axes.axvline(panel.default, color=NEUTRAL, linewidth=0.9, linestyle=":")
+    axes.set_xlabel(panel.parameter)
+    plots.finish(axes, grid="y")

@@ -6,11 +6,14 @@ The only loop over searches is `run`. Knows neither how cases are chosen nor wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack
 
 import pandas as pd
 
@@ -19,8 +22,9 @@ from experiments.run_file.build import Workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, Patch
 from experiments.runs import Job, Outcome, run_job
+from experiments.study.executors import executor_of
 from experiments.study.intervals import Interval, interval, paired_difference
-from experiments.study.points import Point, Record, Store, run_points, summary
+from experiments.study.points import HEADER, Point, Record, Store, run_points, summary
 from traces import SAMPLE_NAMES
 
 
@@ -165,6 +169,71 @@ class Simulator:
             Trial(case.labels, tuple(records[i::count]), tuple(map(_part_of, points[i::count])))
             for i, case in enumerate(cases)
         ]
+
+
+class Watcher(Protocol):
+    """Who is told how far a study is."""
+
+    def done(self, count: int) -> None:
+        """Take the number of points done."""
+
+    def failed(self, record: Record) -> None:
+        """Take a point that failed."""
+
+
+class Nobody:
+    """Watches nothing."""
+
+    def done(self, count: int) -> None:
+        pass
+
+    def failed(self, record: Record) -> None:
+        pass
+
+
+Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Watcher]]
+"""Shows something of this name, of so many points; None: nobody knows how many there will be."""
+
+
+def unwatched(labels: list[str], total: int | None) -> AbstractContextManager[Watcher]:
+    """Show nothing."""
+    return nullcontext(Nobody())
+
+
+class How(TypedDict, total=False):
+    """Who simulates a study, and what is kept.
+
+    `out`: the folder below which results are kept, and found again by the same study unless
+    `resume` is false; none is written without it. `executor` and `workers`: as for `executor_of`.
+    `retry_failed`: points that failed before are simulated again. `watch`: who shows how far it is.
+    """
+
+    out: Path | None
+    executor: str
+    workers: int | None
+    resume: bool
+    retry_failed: bool
+    watch: Watch
+
+
+STORE = "store"
+"""The folder of records, below that of the results."""
+
+
+@contextmanager
+def simulator(label: str, total: int | None, **how: Unpack[How]) -> Iterator[Simulator]:
+    """Give who simulates up to `total` points, shown as `label`."""
+    out = how.get("out")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory())) if out is None else out
+        if not how.get("resume", True) and (folder / STORE / HEADER).exists():
+            shutil.rmtree(folder / STORE)
+        store = Store(folder / STORE)
+        executor = executor_of(how.get("executor", "process"), how.get("workers"))
+        pool = stack.enter_context(executor)
+        shown = stack.enter_context(how.get("watch", unwatched)([label], total))
+        retry = how.get("retry_failed", False)
+        yield Simulator(store, pool, shown.done, shown.failed, retry=retry)
 
 
 def _part_of(point: Point) -> Part:

@@ -1,0 +1,347 @@
+"""SWEEP.yaml: a run, what to vary in it and how, and what to look for.
+
+Knows which points there are and what is a mistake; simulates no more than a few requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
+from evenflow.keys import Count, Keys, expect, needed
+from evenflow.schedulers import POOLED, parameters, policy
+from experiments.run_file import pools as config_pools
+from experiments.run_file import yaml_file
+from experiments.run_file.build import build
+from experiments.run_file.policy_folders import make_importable
+from experiments.run_file.run import RunConfig
+from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find
+from experiments.study.points import Point, workload_of
+from experiments.study.searches import (
+    Finite,
+    Grid,
+    Method,
+    OneAtATime,
+    Optuna,
+    Parameter,
+    Random,
+    Range,
+    distinct,
+    draws,
+    expected,
+    grid,
+    identity,
+    one_at_a_time,
+    values_of,
+)
+from experiments.study.slo import Condition, Objective
+from experiments.study.trials import (
+    Part,
+    Study,
+    all_alike,
+    dry_run,
+    seed_matters,
+    seeds,
+)
+
+TRIED = 32
+"""How many points with one value are tried, at most, for one that accepts it."""
+
+
+def _default_objectives() -> list[Objective]:
+    return [Objective(metric="mean_e2el_ms")]
+
+
+class Bounds(Keys):
+    """What the mean of a metric has to be for a point to count."""
+
+    at_most: Finite | None = None
+    at_least: Finite | None = None
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Self:
+        if self.at_most is None and self.at_least is None:
+            raise expected("at_most or at_least")
+        return self
+
+    def of(self, metric: str) -> list[Condition]:
+        """Return the bounds as conditions on a metric."""
+        ends = ((self.at_most, False), (self.at_least, True))
+        return [Condition(metric, limit, least) for limit, least in ends if limit is not None]
+
+
+class SweepConfig(Keys):
+    """What to vary in a run, and what to look for.
+
+    `run`: a RUN.yaml, or its keys. With several `objectives` there is a Pareto front. Each point is
+    simulated `replications` times, with `workload.seed` one higher each time; `replicate: windows`
+    also takes the next `workload.requests` of the trace. All points of one replication see the same
+    requests. `limits`: a point beyond them is in the tables, but is not
+    called best.
+    """
+
+    run: Annotated[
+        str | dict[str, Any],
+        expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
+    ]
+    parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
+    method: Method = Grid(kind="grid")
+    objectives: list[Objective] = Field(default_factory=_default_objectives, min_length=1)
+    limits: dict[str, Bounds] = Field(default_factory=dict)
+    replications: Count = 1
+    replicate: Literal["seeds", "windows"] = "seeds"
+
+    @model_validator(mode="after")
+    def _steps_where_needed(self) -> Self:
+        if self.method.kind in ("grid", "one_at_a_time"):
+            for name, parameter in self.parameters.items():
+                if isinstance(parameter, Range) and parameter.steps is None:
+                    key = f'"parameters.{name}.steps", or a list of values'
+                    raise needed(f"method: {self.method.kind}", key)
+        return self
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that decide, each once: of the objectives, then of the limits."""
+        return list(dict.fromkeys([*(each.metric for each in self.objectives), *self.limits]))
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """The limits, each end by itself."""
+        return [each for name, bounds in self.limits.items() for each in bounds.of(name)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked SWEEP.yaml, its document, and that of its run.
+
+    `beside` is the folder that the run's relative paths start from.
+    """
+
+    config: SweepConfig
+    document: Document
+    run: Document
+    beside: Path
+
+    @cached_property
+    def study(self) -> Study:
+        """The run with what is varied in it; a mistake in a value names its line of SWEEP.yaml."""
+        count = self.config.replications
+        parts = seeds(count) if self.config.replicate == "seeds" else self._windows
+        places = {key: self.place("parameters", key) for key in self.config.parameters}
+        return Study(self.run, self.beside, parts, places=places)
+
+    def place(self, *path: str | int) -> str:
+        """Return where something was written."""
+        return self.document.place(path)
+
+    def _windows(self, config: RunConfig) -> list[Part]:
+        own = config.workload
+        if own.requests is None:
+            raise UsageError(
+                f'{self.place("replicate")}: replicate: windows needs the key "run.workload.'
+                'requests"'
+            )
+        count = self.config.replications
+        return [Part(own.seed + i, own.skip + i * own.requests) for i in range(count)]
+
+
+def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read and check SWEEP.yaml, with `dotted.key=value` overrides applied first.
+
+    `run.KEY=VALUE` overrides a key of the run, wherever that is written. Raises UsageError naming
+    the file, the line, the key, and what would be right.
+    """
+    return sweep_of(yaml_file.read(path, "run, parameters"), path.parent, overrides)
+
+
+def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Return the sweep that a document of SWEEP.yaml's keys describes, as `load_sweep` does.
+
+    `beside` is the folder that a RUN.yaml named in it is looked for in.
+    """
+    of_run = [each for each in overrides if each.strip().startswith("run.")]
+    for assignment in overrides:
+        if assignment not in of_run:
+            document = yaml_file.override(document, assignment)
+    config = checked(SweepConfig, document)
+    run_document, beside = _run_document(document, config.run, beside)
+    for assignment in of_run:
+        run_document = yaml_file.override(run_document, assignment, below="run.")
+    make_importable([document.data, run_document.data], Path.cwd(), beside)
+    return Sweep(config, document, run_document, beside)
+
+
+def _run_document(
+    document: Document, run_keys: str | dict[str, Any], folder: Path
+) -> tuple[Document, Path]:
+    if isinstance(run_keys, str):
+        path = Path(find(run_keys, folder))
+        try:
+            return yaml_file.read(path), path.parent
+        except UsageError as error:
+            raise UsageError(f"{document.place(('run',))}: run: {error}") from None
+    places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
+    return Document(document.name, run_keys, places), folder
+
+
+def default_patch(sweep: Sweep) -> Patch | None:
+    """Return what the parameters are in the run as it is; None where it does not say."""
+    try:
+        config = sweep.study.config({})
+    except UsageError:  # it may lack a key that is swept; a mistake shows in every point
+        return None
+    try:
+        return {
+            name: _default(sweep, config, name, parameter)
+            for name, parameter in sweep.config.parameters.items()
+        }
+    except KeyError:
+        return None
+
+
+def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -> Any:
+    """Return the run's own value of a key; KeyError where there is none."""
+    for value in [] if isinstance(parameter, Range) else parameter:
+        try:
+            if sweep.study.config({name: value}) == config:
+                return value
+        except UsageError:
+            continue
+    outer, _, inner = name.partition(".")
+    if outer != "scheduler":
+        return _flat(config.resolved())[name]
+    if not inner:
+        return {"name": config.scheduler.name, **config.scheduler.params}
+    return {**_policy_defaults(config.scheduler.name), **_flat(config.scheduler.params)}[inner]
+
+
+def _policy_defaults(name: str) -> dict[str, Any]:
+    if name in POOLED:
+        return dict(config_pools.parameters(name))
+    declared = parameters(policy(name)).items()
+    return {key: each.default for key, each in declared if each.default is not each.empty}
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat[prefix + key] = value
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+    return flat
+
+
+def chosen_patches(sweep: Sweep, default: Patch | None) -> list[Patch]:
+    """Return the points that the method lists, each once; none of a search.
+
+    UsageError when only one parameter is to vary at a time and the run does not say what the others
+    are.
+    """
+    method, space = sweep.config.method, sweep.config.parameters
+    if isinstance(method, Optuna):
+        return []
+    if isinstance(method, Random):
+        return draws(space, method)
+    if isinstance(method, OneAtATime):
+        if default is None:
+            raise UsageError(
+                "method: one_at_a_time: the run has to say what every parameter is by default"
+            )
+        return one_at_a_time(space, default)
+    return grid(space)
+
+
+def known_patches(sweep: Sweep) -> list[Patch]:
+    """Return the points that are known beforehand; the run as it is comes first if not among them.
+
+    Those of a search follow from its results: of them only that first one is known.
+    """
+    default = default_patch(sweep)
+    chosen = chosen_patches(sweep, default)
+    if default is not None and identity(default) not in map(identity, chosen):
+        chosen = [default, *chosen]
+    return distinct(chosen)
+
+
+def expected_points(sweep: Sweep) -> int:
+    """Return how many simulations a sweep has; of a search, the most there may be."""
+    method = sweep.config.method
+    trials = method.trials if isinstance(method, Optuna) else 0
+    return (len(known_patches(sweep)) + trials) * sweep.config.replications
+
+
+def check(sweep: Sweep) -> None:
+    """Raise UsageError naming the place of what is wrong in a sweep, where that can be known.
+
+    A value that no run accepts is a mistake. A deployment that does not fit and a policy that
+    breaks its promise are results: such points are recorded as failed.
+    """
+    known = known_patches(sweep)
+    sweep.study.points(known)
+    space = sweep.config.parameters
+    if isinstance(sweep.config.method, Optuna):
+        known = known or [{name: values_of(each)[0] for name, each in space.items()}]
+    right = _first_right(sweep, known, "")
+    for name, parameter in space.items():
+        place = f"{sweep.place('parameters', name)}: {name}: "
+        for value in values_of(parameter):
+            with_value = distinct({**each, name: value} for each in known[:TRIED])
+            _first_right(sweep, with_value, place)
+    point = sweep.study.points([right])[0]
+    _check_metrics(sweep, point)
+    _check_replications(sweep, point.config)
+
+
+def _first_right(sweep: Sweep, candidates: Sequence[Patch], place: str) -> Patch:
+    """Return the first of some patches that is no mistake; raise what is wrong with them."""
+    mistake: UsageError | None = None
+    for patch in islice(candidates, TRIED):
+        point = sweep.study.points([patch])[0]
+        try:
+            build(point.config, workload_of(point).requests, point.beside)
+        except (DoesNotFitError, PolicyError):
+            return patch
+        except UsageError as error:
+            mistake = mistake or error
+        else:
+            return patch
+    assert mistake is not None  # there is at least one candidate
+    raise UsageError(f"{place}{mistake}")
+
+
+def _check_metrics(sweep: Sweep, point: Point) -> None:
+    summary = _dry_summary(point)
+    paths: list[tuple[str, KeyPath]] = [
+        (objective.metric, ("objectives", index, "metric"))
+        for index, objective in enumerate(sweep.config.objectives)
+    ]
+    paths += [(name, ("limits", name)) for name in sweep.config.limits]
+    for metric, path in paths:
+        if summary and metric not in summary:
+            hint = instead_of(metric, summary)
+            raise UsageError(f'{sweep.place(*path)}: unknown metric "{metric}"; {hint}')
+
+
+def _dry_summary(point: Point) -> dict[str, Any]:
+    """Return the summary of a run of few requests, and nothing of one that fails."""
+    try:
+        return dry_run(point.config, workload_of(point), point.beside).summary
+    except UsageError:
+        return {}
+
+
+def _check_replications(sweep: Sweep, config: RunConfig) -> None:
+    alike = sweep.config.replicate == "seeds" and not seed_matters(config)
+    if sweep.config.replications > 1 and alike:
+        raise UsageError(
+            f"{sweep.place('replications')}: replications: {all_alike(config)}, or "
+            "replicate: windows, or replications: 1"
+        )

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas.api.types import is_object_dtype
 
 import evenflow
 from evenflow.errors import UsageError
@@ -103,7 +104,7 @@ def write_findings(folder: Path, findings: Findings, title: str) -> None:
     write_table(folder / "summary.csv", summary_cells(findings))
     if find_spec("pyarrow") is not None:
         frame = findings.points
-        for name in frame.columns[frame.dtypes == object]:  # numbers and texts, as texts
+        for name in frame.columns[frame.dtypes.map(is_object_dtype)]:  # numbers and texts
             frame[name] = cells[name].fillna("").astype(str)
         frame.to_parquet(folder / "points.parquet", index=False)
     drawn = pictures(findings)

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.types import Plan, Prefill, Request, Scheduler, View
+from evenflow.request import Request
+from evenflow.scheduling import Plan, Prefill, Scheduler, View
 
 __version__ = "0.1.0"
 

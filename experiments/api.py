@@ -6,10 +6,7 @@ given as `out`. Knows which pieces answer a question; each piece does its own wo
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +14,16 @@ from typing import Any
 
 import pandas as pd
 
-from evenflow.errors import UsageError
 from evenflow.results.run import RunResult
-from evenflow.types import Scheduler
+from evenflow.scheduling import Scheduler
+from experiments.given_policy import GivenPolicy
 from experiments.report.folder import staged
 from experiments.report.outputs import Save
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, read
 from experiments.runs import Job, Outcome, run_job, with_bubbles, write_run
+from experiments.study.compare import Comparison, line_up, run_all, with_schedulers
 from experiments.study.points import inputs_of
 
 RunFile = str | Path | Mapping[str, Any] | RunConfig
@@ -124,23 +122,50 @@ def simulate(
     the number of requests done. `out`, `save` and `force` are as for `SimulatedRun.write`. Raises
     UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
     """
-    job = job_of(run, scheduler, set)
+    job = _job(run, scheduler, set)
     simulated = SimulatedRun(job.config.scheduler.name, run_job(job, on_done), job.beside)
     if out is not None:
         simulated.write(out, save=save, force=force)
     return simulated
 
 
-def job_of(
-    run: RunFile, scheduler: Policy | None = None, patch: Mapping[str, Any] | None = None
-) -> Job:
+def compare(
+    run: RunFile,
+    schedulers: Sequence[Policy],
+    *,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    save: Save = "all",
+    force: bool = False,
+) -> Comparison:
+    """Simulate several schedulers on the same requests; `.table` has a row for each.
+
+    Schedulers are as for `simulate`; a class or an object goes by the name of its class. `set`
+    gives keys of the run new values. `out`, `save` and `force` are as for `simulate`, with a folder
+    for each scheduler. Raises UsageError for what cannot be.
+    """
+    entries = [_named_or_given(policy) for policy in schedulers]
+    document, beside = _document(run)
+    first = {} if "scheduler" in document.data else {"scheduler": _key(entries[0])}
+    config = with_(document, first | dict(set or {}))
+    given = {entry.label: entry for entry in entries if isinstance(entry, GivenPolicy)}
+    contenders = line_up(with_schedulers(entries, config), beside, given)
+    if out is None:
+        return run_all(contenders)
+    with staged(Path(out), force=force, reads=inputs_of(config, beside)) as scratch:
+        comparison = run_all(contenders, scratch, save)
+        comparison.write(scratch, Path(document.name).name)
+    return comparison
+
+
+def _job(run: RunFile, scheduler: Policy | None, patch: Mapping[str, Any] | None) -> Job:
     """Return the job that a run, a policy in place of its own and a patch of its keys make."""
     document, beside = _document(run)
-    changes: dict[str, Any] = {} if scheduler is None else {"scheduler": _name_of(scheduler)}
+    entry = None if scheduler is None else _named_or_given(scheduler)
+    changes = {} if entry is None else {"scheduler": _key(entry)}
     config = with_(document, changes | dict(patch or {}))
-    made = None if scheduler is None else maker_of(scheduler)
-    source = {} if made is None else {"policy": _source_of(scheduler)}
-    return Job(config, load_workload(config, beside), beside, made, source)
+    policy = entry if isinstance(entry, GivenPolicy) else None
+    return Job(config, load_workload(config, beside), beside, policy)
 
 
 def _document(run: RunFile) -> tuple[Document, Path]:
@@ -151,37 +176,12 @@ def _document(run: RunFile) -> tuple[Document, Path]:
     return read(Path(run)), Path(run).parent
 
 
-def _name_of(policy: Policy) -> Any:
-    """Return what the key `scheduler` holds for a policy."""
-    if isinstance(policy, str):
-        return policy
+def _named_or_given(policy: Policy) -> str | dict[str, Any] | GivenPolicy:
     if isinstance(policy, Mapping):
         return dict(policy)
-    if not callable(getattr(policy, "schedule", None)):
-        raise UsageError(
-            f"scheduler: should be a name, a mapping, or a class or object with a method "
-            f"schedule(view), not {policy!r}"
-        )
-    cls = policy if isinstance(policy, type) else type(policy)
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return policy if isinstance(policy, str) else GivenPolicy(policy)
 
 
-def maker_of(policy: Policy) -> Callable[..., Scheduler] | None:
-    """Return what makes a fresh policy of a class or an object; None for one that has a name."""
-    if isinstance(policy, str | Mapping):
-        return None
-    if isinstance(policy, type):
-        accepted = inspect.signature(policy).parameters
-        return lambda **facts: policy(**{key: facts[key] for key in facts if key in accepted})
-    kept = copy.deepcopy(policy)
-    return lambda **facts: copy.deepcopy(kept)
-
-
-def _source_of(policy: object) -> dict[str, str | None]:
-    """Return the name of a policy's class, and the SHA-256 of its source where there is one."""
-    cls = policy if isinstance(policy, type) else type(policy)
-    try:
-        digest = hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()
-    except (OSError, TypeError):
-        digest = None
-    return {"name": f"{cls.__module__}:{cls.__qualname__}", "source_sha256": digest}
+def _key(entry: str | dict[str, Any] | GivenPolicy) -> str | dict[str, Any]:
+    """Return what the run's key `scheduler` holds for a policy."""
+    return entry.name if isinstance(entry, GivenPolicy) else entry

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
 from evenflow.results.run import Columns, RunResult
+from experiments.given_policy import GivenPolicy
 from experiments.provenance import provenance, wall_clock
 from experiments.report import outputs
 from experiments.report.tables import write_table
-from experiments.run_file.build import Built, MakeScheduler, Workload, build, load_workload
+from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.run import RunConfig
 from sim import simulate_replicas
 from sim.counterfactual import counterfactuals
@@ -34,20 +35,19 @@ STEADY_WINDOW = ("steady_start_s", "steady_stop_s")
 class Job:
     """One configuration to simulate on requests already made; `beside` is its file's folder.
 
-    `make_scheduler` makes the policy in place of the one that is named, and `source` says in the
-    provenance where it is from.
+    `policy` stands in for the one that the configuration names.
     """
 
     config: RunConfig
     workload: Workload
     beside: Path
-    make_scheduler: MakeScheduler | None = None
-    source: Mapping[str, Any] = field(default_factory=dict)
+    policy: GivenPolicy | None = None
 
     def built(self) -> Built:
         """Return what is simulated; UsageError for what cannot be."""
         requests, texts = self.workload.requests, self.workload.texts
-        return build(self.config, requests, self.beside, texts, self.make_scheduler)
+        make = None if self.policy is None else self.policy.make
+        return build(self.config, requests, self.beside, texts, make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     source = {
         **provenance(job.config, job.workload.trace, built.cost_source),
         "deployment": built.deployment,
-        **job.source,
+        **({} if job.policy is None else {"policy": job.policy.source()}),
     }
     replicas = tuple(replace(result, provenance=source) for result in results)
     result = replace(merged(replicas), provenance=source)

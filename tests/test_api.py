@@ -15,6 +15,7 @@ import evenflow as ef
 from evenflow import Plan, Prefill, View
 from tests.command_line import evenflow, write_inputs
 
+ROOT = Path(__file__).parent.parent
 RUN: dict[str, Any] = {
     "stages": 2,
     "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5},
@@ -99,6 +100,32 @@ def test_an_object_is_copied_and_a_class_is_called() -> None:
     assert ef.simulate("RUN.yaml", scheduler=policy, set=engines).summary["completed"] == 20
 
 
+def test_schedulers_are_compared_on_the_same_requests(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    policies: list[Any] = ["vllm", OneByOne(), {"name": "sarathi", "token_budget": 32}]
+    comparison = ef.compare("RUN.yaml", policies)
+    assert sorted(folder.iterdir()) == before
+    assert list(comparison.table.index) == ["vllm", "OneByOne", "sarathi(token_budget=32)"]
+    alone = [ef.simulate("RUN.yaml", scheduler=policy).summary for policy in policies]
+    assert list(comparison.table.mean_e2el_ms) == [each["mean_e2el_ms"] for each in alone]
+    assert comparison.runs["OneByOne"].result.provenance["policy"]["name"].endswith("OneByOne")
+    ef.compare("RUN.yaml", policies[:2], set={"workload.requests": 4}, out="out")
+    written = pd.read_csv("out/comparison.csv")
+    assert list(written.scheduler) == ["vllm", "OneByOne"]
+    assert list(written.completed) == [4, 4]
+    assert Path("out/OneByOne/batches.csv").exists()
+    with pytest.raises(ef.UsageError, match="OneByOne is there twice"):
+        ef.compare("RUN.yaml", [OneByOne, OneByOne()])
+
+
+def test_a_script_needs_no_guard(folder: Path) -> None:
+    script = "import evenflow as ef\nprint(len(ef.compare('RUN.yaml', ['vllm', 'sarathi']).table))"
+    (folder / "script.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\n{script}\n")
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
 def test_several_pipelines_are_told_apart() -> None:
     run = ef.simulate("RUN.yaml", scheduler="distserve", set={"workload.requests": 5})
     assert set(run.batches.pipeline) == set(run.bubbles.pipeline) == {"prefill", "decode"}
@@ -131,7 +158,7 @@ def test_the_front_door_is_listed_and_loads_late() -> None:
     script = "import evenflow, sys, json; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script],
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,

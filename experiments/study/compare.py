@@ -10,14 +10,16 @@ from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import yaml
 
 from evenflow.errors import UsageError
+from experiments.given_policy import GivenPolicy
 from experiments.report.outputs import Save, write_summaries
-from experiments.run_file.build import build, load_workload, reads_text
+from experiments.run_file.build import load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Loader, Patch
 from experiments.runs import Job, run_job, with_bubbles, write_details, write_page, write_results
@@ -74,11 +76,16 @@ def parse_schedulers(text: str, config: RunConfig) -> dict[str, RunConfig]:
         raise UsageError(
             f"--schedulers {text}: should be like sarathi,{{name: sarathi, token_budget: 64}}"
         ) from None
+    return with_schedulers(entries, config)
+
+
+def with_schedulers(entries: Sequence[object], config: RunConfig) -> dict[str, RunConfig]:
+    """Return the configuration with each scheduler, by label: its name and its parameters."""
     configs: dict[str, RunConfig] = {}
     for entry in entries:
         label, patch = _patch(entry, config)
         if label in configs:
-            raise UsageError(f"--schedulers {text}: {label} is there twice")
+            raise UsageError(f"--schedulers: {label} is there twice")
         configs[label] = with_(config, patch)
     if not configs:
         raise UsageError("--schedulers: names no scheduler; give at least one")
@@ -86,6 +93,8 @@ def parse_schedulers(text: str, config: RunConfig) -> dict[str, RunConfig]:
 
 
 def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
+    if isinstance(entry, GivenPolicy):
+        return entry.label, {"scheduler": {"name": entry.name}}
     if isinstance(entry, str):
         return entry, {} if entry == config.scheduler.name else {"scheduler": {"name": entry}}
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
@@ -96,14 +105,23 @@ def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
     return label, {"scheduler": {"name": entry["name"], **params}}
 
 
-def line_up(configs: Mapping[str, RunConfig], beside: Path) -> list[Contender]:
-    """Make the requests once, and find mistakes in any configuration before the first run."""
+def line_up(
+    configs: Mapping[str, RunConfig],
+    beside: Path,
+    policies: Mapping[str, GivenPolicy] = MappingProxyType({}),
+) -> list[Contender]:
+    """Make the requests once, and find mistakes in any configuration before the first run.
+
+    `policies` were given as classes or objects, by label.
+    """
     texts = any(map(reads_text, configs.values()))
     workload = load_workload(next(iter(configs.values())), beside, keep_text=texts)
-    contenders = []
-    for label, config in configs.items():
-        build(config, workload.requests, beside, workload.texts)
-        contenders.append(Contender(label, Job(config, workload, beside)))
+    contenders = [
+        Contender(label, Job(config, workload, beside, policies.get(label)))
+        for label, config in configs.items()
+    ]
+    for contender in contenders:
+        contender.job.built()
     return contenders
 
 
@@ -115,24 +133,30 @@ def run_all(
 ) -> Comparison:
     """Simulate all contenders, each in a process of its own, and write a folder of each.
 
-    `folder` None: nothing is written. `on_progress` is called now and then with the number of
-    requests done by each.
+    A policy that Python gave, which another process may not find, runs in this one. `folder` None:
+    nothing is written. `on_progress` is called now and then with the number of requests done by
+    each.
     """
     tell = on_progress or (lambda counts: None)
     done = multiprocessing.get_context("spawn").RawArray("l", len(contenders))
     workers = min(len(contenders), os.cpu_count() or 1)
+    _count_in(done)
     with processes(workers, _count_in, done) as pool:
-        futures = [
-            pool.submit(_run_one, index, contender, folder, save)
+        futures = {
+            index: pool.submit(_run_one, index, contender, folder, save)
             for index, contender in enumerate(contenders)
-        ]
+            if contender.job.policy is None
+        }
         try:
-            _watch(futures, lambda: tell(list(done)))
+            _watch(list(futures.values()), lambda: tell(list(done)))
         except BrokenProcessPool:
             raise UsageError(
                 "a scheduler's process died; the machine may be out of memory: try fewer requests"
             ) from None
-        outcomes = [future.result() for future in futures]
+        outcomes = [
+            futures[index].result() if index in futures else _run_one(index, one, folder, save)
+            for index, one in enumerate(contenders)
+        ]
     labels = [contender.label for contender in contenders]
     return Comparison(
         {label: summary for label, (summary, _) in zip(labels, outcomes, strict=True)},

@@ -6,11 +6,13 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import wait
+from types import ModuleType
 from typing import Any
 
 from evenflow.errors import UsageError
@@ -49,7 +51,8 @@ def processes(
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _start_worker, (start, arguments))
     try:
-        yield pool
+        with _without_main():
+            yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
@@ -57,6 +60,17 @@ def processes(
         raise
     finally:
         pool.shutdown()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let workers start without running the user's script again, of which they need nothing."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _start_worker(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:

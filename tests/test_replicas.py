@@ -20,7 +20,7 @@ from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
 from sim import World, simulate, simulate_replicas
 from tests.command_line import evenflow, write_inputs
-from tests.worlds import worlds
+from tests.worlds import assert_same, worlds
 
 
 def world(requests: list[Request], **more: object) -> World:
@@ -99,22 +99,13 @@ def test_bubbles_of_merged_pipelines_are_refused() -> None:
         attribute(whole)
 
 
-def same(one: RunResult, other: RunResult) -> None:
-    for name in RunResult.__slots__:
-        left, right = getattr(one, name), getattr(other, name)
-        if isinstance(left, np.ndarray):
-            assert left.tobytes() == right.tobytes(), name
-        else:
-            assert left == right, name
-
-
 @settings(max_examples=60, deadline=None)
 @given(worlds(), st.integers(1, 3))
 def test_round_robin_is_as_many_runs_of_a_part_each(drawn: World, count: int) -> None:
     open_loop = replace(drawn, concurrency=None)
     together = simulate_replicas(replace(open_loop, replicas=count))
     for index, result in enumerate(together):
-        same(result, simulate(replace(open_loop, requests=open_loop.requests[index::count])))
+        assert_same(result, simulate(replace(open_loop, requests=open_loop.requests[index::count])))
 
 
 @settings(max_examples=60, deadline=None)
@@ -136,7 +127,7 @@ def test_no_request_is_lost_between_replicas(drawn: World, count: int, router: s
 
 def test_one_replica_is_one_run() -> None:
     drawn = world(one_every(0.5, [3, 2, 1]), replicas=1)
-    same(simulate_replicas(drawn)[0], simulate(drawn))
+    assert_same(simulate_replicas(drawn)[0], simulate(drawn))
 
 
 def test_two_replicas_halve_the_load_of_each() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -12,93 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime.driver
-from evenflow.costs import AffineCost, estimates
+from evenflow.costs import AffineCost
 from evenflow.errors import PolicyError, StallError, WorkerError
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
 from evenflow.scheduling import View
 from evenflow.types import Plan, Request, Scheduler
-from runtime.driver import Driver
 from runtime.front import TraceReplay
-from runtime.serve import Workers, serving_of
-from runtime.wire import Free, Message, Returned, Step
+from runtime.wire import Free, Message, Step
 from sim import World, driver
 from sim.tandem import Tandem
-from tests.worlds import MAX_MODEL_LEN, POLICIES
+from tests.virtual_run import VirtualPipeline, drive
+from tests.worlds import MAX_MODEL_LEN, served_worlds
 
 TICK_S = 2.0**-9
 """All times are multiples of it or of a power of two below, so that sums are exact."""
 
 
-class VirtualPipeline:
-    """A pipeline whose stages take the seconds that steps name, and whose clock it moves."""
-
-    def __init__(self, depth: int) -> None:
-        self.now_s = 0.0
-        self.free_s = [0.0] * depth
-        self.coming: deque[tuple[float, Message]] = deque()
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def send(self, step: Step) -> None:
-        at_s, times = self.now_s, []
-        tokens = [0] * (sum(piece.last for piece in step.pieces) + len(step.decodes))
-        for stage, work_s in enumerate(step.work_s):
-            start_s = max(at_s, self.free_s[stage])
-            times += [at_s, start_s, start_s + work_s]
-            at_s = self.free_s[stage] = start_s + work_s
-        self.coming.append((times[2], Free(step.batch_id)))
-        self.coming.append((at_s, Returned(step.batch_id, times, tokens)))
-        self.coming = deque(sorted(self.coming, key=lambda entry: entry[0]))
-
-    def receive(self, timeout_s: float) -> list[Message]:
-        until_s = self.now_s + timeout_s
-        self.now_s = min([until_s, *(at_s for at_s, _ in self.coming)])
-        messages = []
-        while self.coming and self.coming[0][0] <= self.now_s:
-            messages.append(self.coming.popleft()[1])
-        return messages
-
-
-def drive(world: World, pipeline: Any = None, **limits: Any) -> tuple[Driver, RecordingBatcher]:
-    pipeline = pipeline or VirtualPipeline(world.depth)
-    batcher = world.batcher(RecordingBatcher)
-    assert isinstance(batcher, RecordingBatcher)
-    serving = serving_of(world, Workers([], **limits))
-    real = Driver(serving, batcher, pipeline, clock=pipeline.clock)
-    real.run()
-    return real, batcher
-
-
-@st.composite
-def exact_worlds(draw: st.DrawFn) -> World:
-    """Worlds of every policy, in whose times there is no rounding."""
-    name, params = draw(st.sampled_from(POLICIES))
-    depth = draw(st.integers(1, 4))
-    costs = AffineCost(4 * TICK_S, TICK_S / 16, depth)
-    lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
-    arrivals = sorted(draw(st.integers(0, 60)) for _ in lengths)
-    return World(
-        requests=[
-            Request(i, arrival * TICK_S, *pair)
-            for i, (arrival, pair) in enumerate(zip(arrivals, lengths, strict=True))
-        ],
-        make_scheduler=lambda: create(
-            name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)
-        ),
-        costs=costs,
-        depth=depth,
-        total_pages=draw(st.sampled_from([16, 20, 400])),
-        max_model_len=MAX_MODEL_LEN,
-        max_in_flight=draw(st.sampled_from([depth, None])),
-        dispatch=draw(st.sampled_from(["stage0", "eager"])),
-        concurrency=draw(st.sampled_from([None, None, 3])),
-    )
+exact_worlds = served_worlds(
+    st.integers(0, 60).map(lambda ticks: ticks * TICK_S), 4 * TICK_S, TICK_S / 16
+)
+"""Worlds of every policy, in whose times there is no rounding."""
 
 
 @settings(max_examples=150, deadline=None)
-@given(exact_worlds())
+@given(exact_worlds)
 def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime.driver, "LOOK_S", 64 * TICK_S)

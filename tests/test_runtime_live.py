@@ -22,7 +22,8 @@ from runtime.page_tables import PageTable
 from runtime.serve import Workers, serving_of
 from runtime.wire import Step
 from sim import World
-from tests.test_runtime_driver import TICK_S, VirtualPipeline
+from tests.test_runtime_driver import TICK_S
+from tests.virtual_run import VirtualPipeline
 from tests.worlds import MAX_MODEL_LEN, POLICIES
 
 PAGES = 20

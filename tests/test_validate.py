@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.costs import AffineCost, estimates
+from evenflow.costs import AffineCost
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
@@ -24,32 +24,8 @@ from experiments.validation.layers import (
 )
 from experiments.validation.measured_times import AROUND, Recorded, Times, drawn, measured_times
 from sim import Link, World, simulate, simulate_timed
-from tests.noisy_run import WORLD, serve_noisily
-from tests.worlds import MAX_MODEL_LEN, POLICIES
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> World:
-    name, params = draw(st.sampled_from(POLICIES))
-    depth = draw(st.integers(1, 4))
-    costs = AffineCost(0.01, 1e-4, depth)
-    lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
-    arrivals = sorted(draw(st.floats(0, 0.3)) for _ in lengths)
-    return World(
-        [
-            Request(i, at_s, *pair)
-            for i, (at_s, pair) in enumerate(zip(arrivals, lengths, strict=True))
-        ],
-        lambda: create(name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)),
-        costs,
-        depth=depth,
-        total_pages=draw(st.sampled_from([16, 20, 400])),
-        max_model_len=MAX_MODEL_LEN,
-        max_in_flight=draw(st.sampled_from([depth, None])),
-        dispatch=draw(st.sampled_from(["stage0", "eager"])),
-        concurrency=draw(st.sampled_from([None, None, 3])),
-        link=draw(st.sampled_from([None, Link(1e-6, 0.0)])),
-    )
+from tests.virtual_run import WORLD, serve_noisily
+from tests.worlds import MAX_MODEL_LEN, served_worlds
 
 
 def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResult, Times]:
@@ -60,7 +36,10 @@ def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResul
 
 
 @settings(max_examples=100, deadline=None)
-@given(worlds(), st.integers(0, 1000))
+@given(
+    served_worlds(st.floats(0, 0.3), 0.01, 1e-4, links=(None, Link(1e-6, 0.0))),
+    st.integers(0, 1000),
+)
 def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -> None:
     result, times = measured(world, seed)
     structure = structure_of(world, result, times)

@@ -23,7 +23,7 @@ from experiments.validation.layers import (
 from experiments.validation.validate import Validation
 from experiments.validation.write import draw_validation
 from sim import Link, simulate
-from tests.noisy_run import WORLD, serve_noisily
+from tests.virtual_run import WORLD, serve_noisily
 
 
 def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:

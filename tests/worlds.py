@@ -4,7 +4,9 @@ preemption."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from evenflow.batcher import Batcher
@@ -121,3 +123,51 @@ def worlds(draw: st.DrawFn) -> World:
         costs = SwapCost(world.costs, [1_000] * depth, 1e6, 0.0005)
         world = replace(world, costs=costs, swap=True)
     return world
+
+
+@st.composite
+def served_worlds(
+    draw: st.DrawFn,
+    arrivals_s: st.SearchStrategy[float],
+    base_s: float,
+    per_token_s: float,
+    links: tuple[Link | None, ...] = (None,),
+) -> World:
+    """Worlds that a real driver serves too, of every policy."""
+    name, params = draw(st.sampled_from(POLICIES))
+    depth = draw(st.integers(1, 4))
+    costs = AffineCost(base_s, per_token_s, depth)
+    lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
+    times_s = sorted(draw(arrivals_s) for _ in lengths)
+    return World(
+        [
+            Request(i, at_s, *pair)
+            for i, (at_s, pair) in enumerate(zip(times_s, lengths, strict=True))
+        ],
+        lambda: create(name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)),
+        costs,
+        depth=depth,
+        total_pages=draw(st.sampled_from([16, 20, 400])),
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=draw(st.sampled_from([depth, None])),
+        dispatch=draw(st.sampled_from(["stage0", "eager"])),
+        concurrency=draw(st.sampled_from([None, None, 3])),
+        link=draw(st.sampled_from(links)),
+    )
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Fail unless two results hold the same bytes, those of their pools and transfers too."""
+    assert type(one) is type(other)
+    for name in type(one).__slots__:
+        left, right = getattr(one, name), getattr(other, name)
+        if isinstance(left, np.ndarray):
+            assert left.tobytes() == right.tobytes(), name
+        elif name == "transfers" and left is not None:
+            assert_same(left, right)
+        elif name == "pools":
+            assert left.keys() == right.keys()
+            for pool in left:
+                assert_same(left[pool], right[pool])
+        else:
+            assert left == right, name

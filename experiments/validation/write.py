@@ -21,7 +21,7 @@ from experiments.provenance import wall_clock
 from experiments.report.outputs import write_json
 from experiments.report.plots import finish, key, plain_decades, save
 from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
-from experiments.report.tables import markdown_table, percent, print_numbers
+from experiments.report.tables import markdown_table, number, percent, print_numbers
 from experiments.report.words import metric_words
 from experiments.validation.validate import Validation
 
@@ -145,9 +145,9 @@ def _end_to_end(found: Found) -> Section:
     for prediction in predictions:
         heads += [prediction, "error"]
     for metric, line in found["end_to_end"].items():
-        row = [_words(metric), _number(line["measured"]), percent(line["spread"], sign=False)]
+        row = [_words(metric), number(line["measured"]), percent(line["spread"], sign=False)]
         for prediction, error in predictions.items():
-            row += [_number(line[prediction]), percent(line[error])]
+            row += [number(line[prediction]), percent(line[error])]
         rows.append(row)
     runs = "1 run" if found["runs"] == 1 else f"{found['runs']} runs"
     what = f"{found['scheduler']}, {runs} of {found['requests']} requests"
@@ -215,12 +215,6 @@ def _words(metric: str) -> str:
         return words
     statistic, name, _ = metric.split("_")
     return f"{name.upper()} {statistic if statistic == 'mean' else statistic.upper()} (ms)"
-
-
-def _number(value: float) -> str:
-    """Return four digits of a number, without an exponent."""
-    digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-    return f"{value:.{digits}f}"
 
 
 # -- the figure -----------------------------------------------------------------------------------

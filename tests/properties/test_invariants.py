@@ -14,7 +14,7 @@ from evenflow.results.run import RunResult
 from evenflow.world import World
 from sim.driver import Driver
 from sim.tandem import Tandem
-from tests.worlds import require_idle, worlds
+from tests.worlds import assert_same, require_idle, worlds
 
 
 def run(world: World) -> tuple[RunResult, list[RecordingBatcher]]:
@@ -100,12 +100,7 @@ def test_replaying_a_run_gives_the_same_decisions(world: World) -> None:
 def test_the_same_world_gives_the_same_bytes(world: World) -> None:
     one, _ = run(world)
     other, _ = run(world)
-    for name in RunResult.__slots__:
-        left, right = getattr(one, name), getattr(other, name)
-        if isinstance(left, np.ndarray):
-            assert left.tobytes() == right.tobytes(), name
-        else:
-            assert left == right, name
+    assert_same(one, other)
 
 
 @settings(max_examples=200, deadline=None)

@@ -21,7 +21,7 @@ from sim.stages import StageProcesses
 from sim.tandem import Tandem
 from tests.pooled_worlds import pooled_worlds
 from tests.properties.test_invariants import check_journal
-from tests.worlds import require_idle
+from tests.worlds import assert_same, require_idle
 
 
 class AuditedBatcher(RecordingBatcher):
@@ -128,10 +128,7 @@ def test_the_same_world_gives_the_same_bytes_and_so_do_stages_as_processes(
 ) -> None:
     one, _ = run(world)
     for other in (run(world)[0], Disaggregated(world, StageProcesses).run()):
-        same(one, other)
-        same(one.transfers, other.transfers)
-        for name, pool in one.pools.items():
-            same(pool, other.pools[name])
+        assert_same(one, other)
 
 
 @settings(max_examples=50, deadline=None)
@@ -151,16 +148,7 @@ def test_a_prefill_pool_that_nothing_holds_up_is_a_pipeline_of_one_token_request
     alone = simulate(
         replace(prefill, requests=[replace(request, output_tokens=1) for request in served])
     )
-    same(result.pools["prefill"], alone)
-
-
-def same(one: Any, other: Any) -> None:
-    for name in type(one).__slots__:
-        left, right = getattr(one, name), getattr(other, name)
-        if isinstance(left, np.ndarray):
-            assert left.tobytes() == right.tobytes(), name
-        elif name not in ("pools", "transfers"):
-            assert left == right, name
+    assert_same(result.pools["prefill"], alone)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,0 +1,124 @@
+"""Runs of the real driver on a virtual clock: as told, or where all takes a random time more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from evenflow.costs import AffineCost
+from evenflow.replay import RecordingBatcher
+from evenflow.schedulers import create
+from evenflow.types import Request
+from runtime.driver import Driver
+from runtime.serve import Workers, serving_of
+from runtime.wire import Free, Message, Returned, Step
+from sim import World
+
+WORLD = World(
+    [Request(i, 0.013 * i, 30 + 11 * i % 80, 1 + 7 * i % 40) for i in range(60)],
+    lambda: create("sarathi", {"token_budget": 64}),
+    AffineCost(0.01, 1e-5, 3),
+    depth=3,
+    total_pages=400,
+    max_model_len=500,
+    max_in_flight=3,
+)
+JITTER_S = 0.0004
+
+
+class VirtualPipeline:
+    """A pipeline whose stages take the seconds that steps name, and whose clock it moves."""
+
+    def __init__(self, depth: int) -> None:
+        self.now_s = 0.0
+        self.free_s = [0.0] * depth
+        self.coming: list[tuple[float, Message]] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def send(self, step: Step) -> None:
+        at_s, times = self.now_s, []
+        for stage, work_s in enumerate(step.work_s):
+            start_s = max(at_s, self.free_s[stage])
+            times += [at_s, start_s, start_s + work_s]
+            at_s = self.free_s[stage] = start_s + work_s
+        self.tell(times[2], Free(step.batch_id))
+        self.tell(at_s, Returned(step.batch_id, times, tokens_of(step)))
+
+    def tell(self, at_s: float, message: Message) -> None:
+        self.coming.append((at_s, message))
+        self.coming.sort(key=lambda entry: entry[0])
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        self.now_s = min([self.now_s + timeout_s, *(at_s for at_s, _ in self.coming)])
+        return self.come()
+
+    def come(self) -> list[Message]:
+        """Return the messages that have come by now."""
+        messages = [message for at_s, message in self.coming if at_s <= self.now_s]
+        del self.coming[: len(messages)]
+        return messages
+
+
+def tokens_of(step: Step) -> list[int]:
+    return [0] * (sum(piece.last for piece in step.pieces) + len(step.decodes))
+
+
+class NoisyPipeline(VirtualPipeline):
+    """Every stage and every message takes a random time more. Stages start `late_s` late."""
+
+    def __init__(self, world: World, seed: int, late_s: float) -> None:
+        super().__init__(world.depth)
+        self._late_s = late_s
+        self._rng = np.random.default_rng(seed)
+        self._hops = world.hops
+        self.now_s = 0.125  # the clock of a machine does not begin with the run
+        self.link_free_s = [0.0] * world.depth
+        self.heard_s = [0.0, 0.0]
+
+    def noise_s(self) -> float:
+        return float(self._rng.exponential(JITTER_S))
+
+    def send(self, step: Step) -> None:
+        self.now_s += self.noise_s()  # what the driver computes
+        at_s, times = self.now_s + self.noise_s(), []
+        for stage, work_s in enumerate(step.work_s):
+            start_s = max(at_s, self.free_s[stage]) + self._late_s
+            self.free_s[stage] = start_s + work_s + self.noise_s()
+            times += [at_s, start_s, self.free_s[stage]]
+            if stage < len(self._hops):
+                sent_s = max(self.free_s[stage], self.link_free_s[stage]) + step.hops_s[stage]
+                self.link_free_s[stage] = sent_s
+            at_s = max(self.free_s[stage], self.link_free_s[stage]) + self.noise_s()
+        if len(step.work_s) > 1:
+            self._hear(0, times[2], Free(step.batch_id))
+        self._hear(1, times[-1], Returned(step.batch_id, times, tokens_of(step)))
+
+    def _hear(self, sender: int, at_s: float, message: Message) -> None:
+        self.heard_s[sender] = max(self.heard_s[sender], at_s + self.noise_s())
+        self.tell(self.heard_s[sender], message)
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        next_s = min([self.now_s + timeout_s, *(at_s for at_s, _ in self.coming)])
+        self.now_s = max(self.now_s + 1e-7, next_s)  # time passes, whatever is asked
+        return self.come()
+
+
+def drive(world: World, pipeline: Any = None, **limits: Any) -> tuple[Driver, RecordingBatcher]:
+    """Run the real driver; return it and its Batcher."""
+    pipeline = pipeline or VirtualPipeline(world.depth)
+    batcher = world.batcher(RecordingBatcher)
+    assert isinstance(batcher, RecordingBatcher)
+    serving = serving_of(world, Workers([], **limits))
+    real = Driver(serving, batcher, pipeline, clock=pipeline.clock)
+    real.run()
+    return real, batcher
+
+
+def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any, list[Any]]:
+    """Return a run of the real driver, as `runtime.serve` does, and its journal."""
+    driver, batcher = drive(world, NoisyPipeline(world, seed, late_s))
+    return SimpleNamespace(result=driver.result(), heard=driver.heard), batcher.journal

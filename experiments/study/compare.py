@@ -140,7 +140,7 @@ def run_all(
     tell = on_progress or (lambda counts: None)
     done = multiprocessing.get_context("spawn").RawArray("l", len(contenders))
     workers = min(len(contenders), os.cpu_count() or 1)
-    _count_in(done)
+    _Worker.done = done  # for policies that run in this process
     with processes(workers, _count_in, done) as pool:
         futures = {
             index: pool.submit(_run_one, index, contender, folder, save)

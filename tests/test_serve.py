@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,9 @@ from runtime.emulated import emulated_token
 from tests.command_line import evenflow
 from tests.serving import Server, expected_tokens, httpx, openai, serving
 
+http_app = pytest.importorskip("runtime.http.app")
+HEAD = {"content-type": "application/json"}
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
@@ -21,6 +26,8 @@ def server() -> Iterator[Server]:
         yield found
         status, errors = found.interrupted()
         assert status == 0, errors
+        first = r"rejected \d+ requests, the first of them request \d+: 1000000001 tokens .*\n"
+        assert re.fullmatch(first + r"aborted \d+ requests, whose clients left\n", errors)
         real = found.summary()["real_run"]
         assert (real["failure"], real["unfinished"]) == (None, 0)
         assert real["free_pages"] == real["total_pages"] == 400
@@ -155,39 +162,84 @@ def test_models_and_health(server: Server) -> None:
     assert server.http.get("/health").status_code == 200
 
 
+NO_PROMPT = "prompt: a string, a list of token ids, or a list of such prompts is right"
+
+
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "param", "words"),
     [
-        ({"prompt": "text"}, "prompt: text needs a tokenizer.json"),
-        ({"prompt": [1], "n": 2}, "n: only 1 is supported"),
-        ({"prompt": [1], "logprobs": 3}, "logprobs: it is not supported"),
-        ({"prompt": [1], "echo": True}, "echo: only False is supported"),
-        ({"prompt": [1], "presence_penalty": 0.5}, "presence_penalty: only 0 is supported"),
-        ({"prompt": [1], "guided_json": "{}"}, "guided_json: is not supported"),
-        (
-            {"prompt": [1], "max_tokens": 0},
-            "max_tokens: Input should be greater than or equal",
-        ),
-        ({"prompt": [1], "temperature": -1}, "temperature: Input should be greater than or equal"),
-        ({"prompt": [1], "top_p": 0}, "top_p: Input should be greater than 0"),
-        ({"prompt": [1], "stop": ["a", ""]}, "stop: up to four strings, none of them empty"),
-        ({"prompt": [1], "stream_options": {}}, "stream_options: only with stream: true"),
-        ({"prompt": []}, "prompt: is empty"),
-        ({"prompt": [[1], []]}, "prompt: is empty"),
-        ({"prompt": [1, -1]}, "prompt: a string, a list of token ids, or a list of such prompts"),
-        ({"prompt": {"a": 1}}, "prompt: a string, a list of token ids, or a list of such prompts"),
-        ({}, "prompt: Field required"),
-        ({"prompt": [1] * 900, "max_tokens": 101}, "1001 tokens exceed max_model_len 1000"),
-        ({"prompt": [[1], [1] * 999], "max_tokens": 9}, "1008 tokens exceed max_model_len"),
-        ({"prompt": [1] * 999, "max_tokens": 9, "stream": True}, "1008 tokens exceed"),
+        ({"max_tokens": 10**9}, "max_tokens", "1000000001 tokens exceed max_model_len 1000"),
+        ({"prompt": [1] * 900, "max_tokens": 101}, "max_tokens", "1001 tokens exceed max_model_"),
+        ({"prompt": [[1], [1] * 999], "max_tokens": 9}, "max_tokens", "1008 tokens exceed"),
+        ({"prompt": [1] * 999, "max_tokens": 9, "stream": True}, "max_tokens", "1008 tokens excee"),
+        ({"max_tokens": 10**30}, "max_tokens", "max_tokens: "),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens: Input should be greater than or equal"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens: "),
+        ({"max_tokens": 2.5}, "max_tokens", "max_tokens: "),
+        ({"max_tokens": "9"}, "max_tokens", "max_tokens: "),
+        ({"n": 2}, "n", "n: only 1 is supported"),
+        ({"best_of": 2}, "best_of", "best_of: "),
+        ({"logprobs": 1}, "logprobs", "logprobs: it is not supported"),
+        ({"echo": True}, "echo", "echo: only False is supported"),
+        ({"suffix": "x"}, "suffix", "suffix: "),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias: "),
+        ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty: only 0 is supported"),
+        ({"tools": []}, "tools", "tools: "),
+        ({"guided_json": "{}"}, "guided_json", "guided_json: is not supported"),
+        ({"top_k": 10**30}, "top_k", "top_k: "),
+        ({"top_p": 0}, "top_p", "top_p: Input should be greater than 0"),
+        ({"temperature": "hot"}, "temperature", "temperature: "),
+        ({"temperature": -1}, "temperature", "temperature: Input should be greater than or equal"),
+        ({"seed": 2**70}, "seed", "seed: "),
+        ({"stop": list("abcde")}, "stop", "stop: "),
+        ({"stop": ["a", ""]}, "stop", "stop: up to four strings, none of them empty"),
+        ({"stop": 5}, "stop", "stop"),
+        ({"model": 5}, "model", "model: "),
+        ({"stream_options": {}}, "stream_options", "stream_options: only with stream: true"),
+        ({"stream_options": {"include_usage": "yes"}, "stream": True}, "stream_opt", "stream_opt"),
+        ({"prompt": "text"}, "prompt", "prompt: text needs a tokenizer.json"),
+        ({"prompt": "\ud800"}, "prompt", "prompt: "),
+        ({"prompt": []}, "prompt", "prompt: is empty"),
+        ({"prompt": [[1], []]}, "prompt", "prompt: is empty"),
+        ({"prompt": [1, -1]}, "prompt", NO_PROMPT),
+        ({"prompt": {"a": 1}}, "prompt", NO_PROMPT),
+        ({"prompt": [1, "a"]}, "prompt", NO_PROMPT),
+        ({"prompt": [[1], ["a"]]}, "prompt", NO_PROMPT),
+        ({"prompt": [True]}, "prompt", NO_PROMPT),
+        ({"prompt": None}, "prompt", "prompt: Field required"),
     ],
 )
-def test_what_cannot_be_served_is_a_400(server: Server, body: dict[str, Any], message: str) -> None:
-    answer = server.complete(**body)
-    assert answer.status_code == 400
+def test_what_cannot_be_served_is_a_400_that_names_the_parameter(
+    server: Server, body: dict[str, Any], param: str, words: str
+) -> None:
+    content = json.dumps({"prompt": [1]} | body)
+    answer = server.http.post("/v1/completions", content=content, headers=HEAD)
     error = answer.json()["error"]
-    assert message in error["message"]
+    assert answer.status_code == 400, error
+    assert words in error["message"]
     assert error["type"] == "invalid_request_error"
+    assert error["param"].startswith(param)
+    assert error["message"].startswith(param) or error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b'{"prompt": "\xff\xfe"}', 400),
+        (b"\x00\x01", 400),
+        (b"", 400),
+        (b"[]", 400),
+        (b'{"prompt": [1], "temperature": NaN}', 400),
+        (b'{"prompt": [1], "temperature": 1e999}', 400),
+        (b'{"a":' * 20_000, 400),
+        (b'{"prompt": "' + b"a" * http_app.MOST_BODY_BYTES + b'"}', 413),
+    ],
+    ids=["not utf-8", "binary", "empty", "no object", "nan", "infinity", "deep", "too long"],
+)
+def test_a_body_that_is_none(server: Server, content: bytes, status: int) -> None:
+    answer = server.http.post("/v1/completions", content=content, headers=HEAD)
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_openai_s_client_raises_what_it_should(server: Server) -> None:
@@ -197,8 +249,7 @@ def test_openai_s_client_raises_what_it_should(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="exceed max_model_len 1000") as error:
         client.completions.create(model="evenflow", prompt=[1], max_tokens=5000)
     assert error.value.code == "context_length_exceeded"
-    head = {"content-type": "application/json"}
-    answer = server.http.post("/v1/completions", content="{", headers=head)
+    answer = server.http.post("/v1/completions", content="{", headers=HEAD)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("the body is no JSON: Expecting")
     assert server.http.get("/v1/chat/completions").json()["error"]["message"].endswith("Not Found")

@@ -1,11 +1,14 @@
-"""How a server ends: a port in use, a worker that dies, Ctrl-C once and twice."""
+"""How a server ends: a port in use, a worker or HTTP that dies, Ctrl-C; and clients gone silent."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import pytest
 from tests.command_line import evenflow
 from tests.serving import RUN, openai, serving
 from tests.test_runtime_cli import group
+
+http_app = pytest.importorskip("runtime.http.app")
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:
@@ -31,29 +36,110 @@ def test_a_port_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> Non
     assert not out.exists()
 
 
-def test_a_worker_that_dies_is_told_to_clients_and_ends_the_server() -> None:
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGKILL, "was killed by signal 9"), (signal.SIGSTOP, "says nothing for ")],
+)
+def test_a_worker_that_dies_or_is_stopped_is_told_to_clients_within_seconds(
+    number: int, why: str
+) -> None:
     with serving() as server:
         client = server.client()
         answer = client.completions.create(
             model="evenflow", prompt=[1, 2], max_tokens=900, stream=True
         )
-        first = next(answer)
+        assert next(answer).choices[0].text
         worker = max(group(server.process))
-        os.kill(worker, signal.SIGKILL)
-        with pytest.raises(openai.APIError, match="was killed by signal 9"):
+        os.kill(worker, number)
+        stopped_s = time.monotonic()
+        with pytest.raises(openai.APIError, match=why):
             for _ in answer:
                 pass
+        assert time.monotonic() - stopped_s < 15
         health = server.http.get("/health")
         assert health.status_code == 503
-        assert "was killed by signal 9" in health.json()["error"]["message"]
+        assert why in health.json()["error"]["message"]
         assert server.complete(prompt=[1]).status_code == 503
         client.close()
         status, errors = server.ends()
         assert status == 1
-        assert f"(process {worker}) was killed by signal 9; 0 of 1 requests are done" in errors
+        assert f"stage 1 (process {worker}) {why}" in errors
+        assert "; 0 of 1 requests are done" in errors
         assert "Traceback" not in errors
         assert server.statuses() == ["aborted"]
-        assert first.choices[0].text
+
+
+def test_half_open_connections_keep_nobody_waiting() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    begun = (b"", b"POST /v1/com", head, head + b'content-length: 99\r\n\r\n{"prompt": [1')
+    with serving() as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with ExitStack() as stack:
+            for index in range(40):
+                half = stack.enter_context(socket.create_connection((host, int(port))))
+                half.sendall(begun[index % len(begun)])
+            assert server.complete(prompt=[1], max_tokens=3).status_code == 200
+            assert server.interrupted() == (0, "")
+
+
+def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_app, "BODY_LIMIT_S", 0.2)
+    monkeypatch.setattr(http_app, "LOOK_S", 0.05)
+    read = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while not read or read[-1].get("more_body"):
+            read.append(await receive())
+
+    async def receive() -> dict[str, Any]:
+        if read:
+            await asyncio.sleep(3600)
+        return {"type": "http.request", "body": b"{", "more_body": True}
+
+    async def send(message: Any) -> None: ...
+
+    limited = http_app.BodyLimits(app, lambda: None)
+    with pytest.raises(http_app.HTTPException) as refused:
+        asyncio.run(limited({"type": "http"}, receive, send))
+    assert (refused.value.status_code, len(read)) == (408, 1)
+
+
+def test_who_is_answered_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_app, "BODY_LIMIT_S", 0.1)
+    messages = iter(
+        [{"type": "http.request", "body": b"{}", "more_body": False}, {"type": "http.disconnect"}]
+    )
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(0.2)
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def receive() -> dict[str, Any]:
+        return next(messages)
+
+    async def send(message: Any) -> None: ...
+
+    asyncio.run(http_app.BodyLimits(app, lambda: None)({"type": "http"}, receive, send))
+
+
+def test_an_http_server_that_dies_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvicorn = pytest.importorskip("uvicorn")
+    (tmp_path / "RUN.yaml").write_text(RUN)
+
+    async def dies(self: Any) -> None:
+        raise RuntimeError("no more sockets")
+
+    monkeypatch.setattr(uvicorn.Server, "main_loop", dies)
+    out = tmp_path / "out"
+    command = ("serve", str(tmp_path / "RUN.yaml"), "--port", "0", "--out", str(out))
+    status, _, errors = evenflow(*command)
+    assert status == 1
+    why = "the HTTP server ended: RuntimeError: no more sockets; 0 of 0 requests are done"
+    assert errors == f"ended early: {why}\n"
+    assert json.loads((out / "summary.json").read_text())["real_run"]["failure"]
 
 
 def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:

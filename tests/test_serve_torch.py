@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
 from tests.serving import Server, openai, serving
-from tests.tiny_models import SHAPE, save_checkpoint
+from tests.tiny_models import SHAPE, continued, save_checkpoint
 
 VOCABULARY = SHAPE["vocab_size"]
 PROMPTS = [
@@ -30,25 +30,11 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def generated(model: Any) -> list[list[int]]:
-    """Return what transformers continues each prompt with, greedily and to the limit."""
-    import torch
-
-    found = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        limit = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=None, **limit
-        )
-        found.append(out[0, len(prompt) :].tolist())
-    return found
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: Any) -> Iterator[tuple[Server, list[list[int]]]]:
     folder = tmp_path_factory.mktemp("llama")
-    expected = generated(save_checkpoint(folder, "llama"))
+    model = save_checkpoint(folder, "llama")
+    expected = [continued(model, prompt, NEW_TOKENS) for prompt in PROMPTS]
     save_tokenizer(folder)
     for path in (folder / "config.json", folder / "generation_config.json"):
         values = json.loads(path.read_text()) | {"eos_token_id": [expected[1][4]]}

@@ -52,6 +52,22 @@ def save_checkpoint(folder: Path, family: str, **changes: Any) -> Any:
     return model
 
 
+def continued(model: Any, prompt: Sequence[int], new_tokens: int) -> list[int]:
+    """Return what transformers' `generate` continues a prompt with, greedily, past any end."""
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        min_new_tokens=new_tokens,
+        max_new_tokens=new_tokens,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
 def load_stages(folder: Path, stages: int, device: str = "cpu") -> list[Stage]:
     """Load a checkpoint as so many stages."""
     spec, _ = read_model(folder)

@@ -24,7 +24,7 @@ from runtime.tokens import RandomTexts, TextOf
 from runtime.torch.settings import TorchSettings, cut, torch_settings
 from runtime.worker import run_stages
 from sim import World
-from tests.tiny_models import PAGE_TOKENS, SHAPE
+from tests.tiny_models import PAGE_TOKENS, SHAPE, continued
 
 LAYERS, VOCABULARY = SHAPE["num_hidden_layers"], SHAPE["vocab_size"]
 PAGES = 18
@@ -124,19 +124,8 @@ def serve(
 
 
 def generated(model: Any, requests: Sequence[Request] = REQUESTS) -> dict[int, list[int]]:
-    """Return what transformers' `generate` continues each prompt with, greedily, past any end."""
-    import torch
-
-    model.generation_config.eos_token_id = None
-    found = {}
-    for request in requests:
-        prompt = torch.tensor([list(TEXTS(request).prompt_ids)])
-        out = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=request.output_tokens,
-            pad_token_id=0,
-        )
-        found[request.request_id] = out[0, request.prompt_tokens :].tolist()
-    return found
+    """Return what transformers continues the prompt of each request with."""
+    return {
+        request.request_id: continued(model, TEXTS(request).prompt_ids, request.output_tokens)
+        for request in requests
+    }

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
+from evenflow.errors import UsageError
 from experiments.cli import app
 
 RUN = """\
@@ -35,6 +43,75 @@ def evenflow(*arguments: str) -> tuple[int, str, str]:
     """Return the exit status, the output and the errors of one command."""
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     return done.exit_code, done.stdout, done.stderr
+
+
+def done(*arguments: str) -> str:
+    """Return the output of a command that works and has nothing to complain of."""
+    status, output, errors = evenflow(*arguments)
+    assert (status, errors) == (0, "")
+    return output
+
+
+def refusal(*arguments: str, leaves: Iterable[str] = ()) -> str:
+    """Return the error line of a command that must be refused, having written nothing.
+
+    It may leave what lies in folders of these names.
+    """
+    before = set(Path().rglob("*"))
+    status, output, errors = evenflow(*arguments)
+    assert (status, output) == (2, ""), errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    kept = set(map(Path, leaves))
+    above = {folder for path in kept for folder in path.parents}
+    for path in set(Path().rglob("*")) - before - kept - above:
+        assert "__pycache__" in str(path) or kept & set(path.parents), path
+    return errors.removeprefix("error: ").rstrip()
+
+
+def refused(message: str) -> Any:
+    """Expect a mistake in a `with` block, told in these words."""
+    return pytest.raises(UsageError, match=re.escape(message))
+
+
+def mistake(call: Callable[[], object]) -> str:
+    """Return the line in which a call tells of a mistake."""
+    with pytest.raises(UsageError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message.strip()
+    return message
+
+
+def table(text: str) -> list[tuple[list[str], str]]:
+    """Return the rows of a table of `what is typed | what is told`.
+
+    A line `## words` begins all commands below it, KEY=VALUE is a --set, an indented line goes on.
+    """
+    rows, start = [], ""
+    for line in re.sub(r" \|\n\s+", " | ", text).splitlines():
+        if line.startswith("##"):
+            start = line.removeprefix("##")
+            continue
+        typed, _, told = line.partition("| ")
+        words = shlex.split(f"{start} {typed}")
+        given = [
+            ["--set", word] if "=" in word and not before.startswith("--") else [word]
+            for before, word in pairwise(["", *words])
+        ]
+        rows.append((list(chain(*given)), told))
+    return rows
+
+
+def rows_of(path: str | Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary_of(folder: str | Path) -> dict[str, Any]:
+    """Return the summary that a run wrote into a folder."""
+    return dict(json.loads(Path(folder, "summary.json").read_text(encoding="utf-8")))
 
 
 def _running(folder: Path) -> Iterator[int]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evenflow.costs import RooflineCost, decode_work
-from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu, link
 from evenflow.types import Request
 from experiments.run_file.build import build
 from experiments.run_file.run import RunConfig, load_config
 from sim import World, simulate
-from tests.command_line import evenflow
+from tests.command_line import evenflow, refused
 
 BASE: dict[str, Any] = {
     "model": "Qwen2.5-32B",
@@ -42,10 +40,6 @@ def roofline(**changes: Any) -> RooflineCost:
     costs = world(**changes).costs
     assert isinstance(costs, RooflineCost)
     return costs
-
-
-def refused(message: str) -> Any:
-    return pytest.raises(UsageError, match=re.escape(message))
 
 
 # ---- tensor parallel and nodes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import os
@@ -17,7 +16,9 @@ import pytest
 
 import evenflow as package
 from experiments.cli.terminal import progress
-from tests.command_line import evenflow, write_inputs
+from tests.command_line import done, evenflow, rows_of, summary_of
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 EVERYTHING = {
     "summary.json",
@@ -30,30 +31,6 @@ EVERYTHING = {
     "manifest.json",
     "wall_clock.json",
 }
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    write_inputs(tmp_path)
-    return tmp_path
-
-
-def done(*arguments: str) -> str:
-    status, output, errors = evenflow(*arguments)
-    assert (status, errors) == (0, "")
-    return output
-
-
-def rows(path: str) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def summary(path: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(Path(path, "summary.json").read_text(encoding="utf-8"))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -100,15 +77,14 @@ def test_the_columns_and_the_provenance() -> None:
         "request_id,arrival_s,prompt_tokens,output_tokens,first_token_s,completion_s,"
         "preemptions,status,reason"
     )
-    batches, stages = rows("run/batches.csv"), rows("run/stages.csv")
+    batches, stages = rows_of("run/batches.csv"), rows_of("run/stages.csv")
     assert len(stages) == 2 * len(batches)
     assert sum(int(row["prefill_tokens"]) for row in batches) == sum(
-        int(row["prompt_tokens"]) for row in rows("run/requests.csv")
+        int(row["prompt_tokens"]) for row in rows_of("run/requests.csv")
     )
-    assert {row["stage"] for row in rows("run/bubbles.csv")} == {"0", "1"}
+    assert {row["stage"] for row in rows_of("run/bubbles.csv")} == {"0", "1"}
     assert json.loads(gzip.decompress(Path("run/timeline.json.gz").read_bytes()))["traceEvents"]
-    source = summary("run")["provenance"]
-    assert isinstance(source, dict)
+    source = summary_of("run")["provenance"]
     assert source["seed"] == source["config"]["workload"]["seed"] == 7
     assert source["trace"]["path"] == "trace.csv"
     assert len(source["trace"]["sha256"]) == len(source["config_sha256"]) == 64
@@ -121,11 +97,11 @@ def test_a_request_that_can_never_fit_is_rejected_and_listed() -> None:
     status, _, errors = evenflow("simulate", "RUN.yaml", "--out", "run", "--set", "kv.pages=4")
     assert status == 0
     assert errors.startswith("rejected ")
-    found = rows("run/requests.csv")
+    found = rows_of("run/requests.csv")
     rejected = [row for row in found if row["status"] == "rejected"]
     assert 0 < len(rejected) < len(found)
     assert all(row["reason"] and row["completion_s"] == "" for row in rejected)
-    assert summary("run")["failed"] == len(rejected)
+    assert summary_of("run")["failed"] == len(rejected)
 
 
 def test_a_comparison_uses_the_same_arrivals() -> None:
@@ -141,9 +117,11 @@ def test_a_comparison_uses_the_same_arrivals() -> None:
     }
     files = {path.name for path in Path("run/vllm").iterdir()}
     assert files == EVERYTHING - {"manifest.json", "report.html"}
-    arrivals = [[row["arrival_s"] for row in rows(f"run/{name}/requests.csv")] for name in folders]
+    arrivals = [
+        [row["arrival_s"] for row in rows_of(f"run/{name}/requests.csv")] for name in folders
+    ]
     assert arrivals[0] == arrivals[1] == arrivals[2]
-    table = rows("run/comparison.csv")
+    table = rows_of("run/comparison.csv")
     assert [row["scheduler"] for row in table] == ["sarathi", "sarathi(token_budget=32)", "vllm"]
     # The configuration's own parameters (token_budget 64) go to the scheduler of that name.
     assert len({row["num_micro_batches"] for row in table[:2]}) == 2
@@ -164,7 +142,7 @@ def test_a_policy_from_the_current_folder() -> None:
         encoding="utf-8",
     )
     done("simulate", "RUN.yaml", "--set", "scheduler=policy_own:OneByOne", "--out", "run")
-    assert summary("run")["completed"] == 20
+    assert summary_of("run")["completed"] == 20
 
 
 @pytest.mark.parametrize("command", [("simulate",), ("compare", "--schedulers", "sarathi,vllm")])
@@ -226,25 +204,25 @@ def test_what_is_left_out_is_said(folder: Path) -> None:
     assert rejected == (
         "rejected 1 requests, the first of them request 1: 5005 tokens exceed max_model_len 3200"
     )
-    assert summary("out/RUN")["failed"] == 1
+    assert summary_of("out/RUN")["failed"] == 1
 
 
 def test_counterfactuals_are_printed_and_written() -> None:
     output = done("simulate", "RUN.yaml", "--save", "summary", "--counterfactuals")
     assert "kv limited" in output
-    found = rows("out/RUN/counterfactuals.csv")
+    found = rows_of("out/RUN/counterfactuals.csv")
     causes = ["as is", "link", "cpu", "kv_limited", "uneven_stages", "uneven_batches"]
     assert [row["without"] for row in found] == causes
-    assert float(found[0]["duration"]) == summary("out/RUN")["duration"]
+    assert float(found[0]["duration"]) == summary_of("out/RUN")["duration"]
 
 
 def test_goodput_counts_requests_within_all_limits() -> None:
     done("simulate", "RUN.yaml", "--set", "goodput={e2el: 1e9}", "--out", "lax")
     done("simulate", "RUN.yaml", "--set", "goodput={e2el: 1e9, ttft: 15}", "--out", "strict")
-    lax, strict = summary("lax"), summary("strict")
+    lax, strict = summary_of("lax"), summary_of("strict")
     ttft_ms = [
         1e3 * (float(row["first_token_s"]) - float(row["arrival_s"]))
-        for row in rows("strict/requests.csv")
+        for row in rows_of("strict/requests.csv")
     ]
     good = sum(each <= 15 for each in ttft_ms)
     assert 0 < good < 20
@@ -262,7 +240,7 @@ def test_the_summary_has_every_key_of_vllm() -> None:
         for statistic in ("mean", "median", "std", "p50", "p90", "p99")
         for name in ("ttft", "tpot", "itl", "e2el")
     }
-    found = summary("run")
+    found = summary_of("run")
     assert {*counts, *rates, *peaks, *latencies} <= {
         key for key, value in found.items() if isinstance(value, int | float)
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -10,17 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.costs import Fabric, Measured, Ring, TwoLevel
-from evenflow.errors import UsageError
 from evenflow.specs.gpu import LinkSpec
+from tests.command_line import refused
 
 FAST = LinkSpec(100, 2)
 SLOW = LinkSpec(10, 30)
 RING = Ring(FAST)
 POINTS = Measured([(1e3, 10e-6), (1e6, 100e-6), (2e6, 180e-6)], RING)
-
-
-def refused(message: str) -> Any:
-    return pytest.raises(UsageError, match=re.escape(message))
 
 
 def test_an_all_to_all_sends_a_message_to_each_other_rank() -> None:

@@ -11,6 +11,7 @@ from evenflow.errors import UsageError
 from experiments.run_file.links import LinkConfig
 from experiments.run_file.run import RunConfig, SchedulerConfig, load_config, with_
 from experiments.run_file.yaml_file import as_patch, read
+from tests.command_line import mistake
 
 RUN = """\
 model: Qwen2.5-32B
@@ -39,11 +40,7 @@ def run_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(path: Path, *overrides: str) -> str:
-    with pytest.raises(UsageError) as caught:
-        load_config(path, overrides)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return mistake(lambda: load_config(path, overrides))
 
 
 def value_at(config: RunConfig, dotted: str) -> Any:

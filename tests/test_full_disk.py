@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import resource
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +16,10 @@ from tests.command_line import evenflow, write_inputs
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def run(tmp_path: Path, sockets: Path) -> Iterator[Path]:
     write_inputs(tmp_path)
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield tmp_path / "RUN.yaml"
-        assert not list(Path(folder).iterdir())
+    yield tmp_path / "RUN.yaml"
+    assert not list(sockets.iterdir())
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 
 from evenflow.costs.profile.file import Profile, read_profile, write_profile
 from evenflow.errors import UsageError
+from tests.command_line import mistake
 from tests.profiles import header, point, profile
 
 
@@ -24,11 +25,8 @@ def refusal(path: Path, before: str, after: str) -> str:
     text = path.read_text(encoding="utf-8")
     assert before in text
     path.write_text(text.replace(before, after, 1), encoding="utf-8")
-    with pytest.raises(UsageError) as caught:
-        read_profile(path)
-    message = str(caught.value)
+    message = mistake(lambda: read_profile(path))
     assert message.startswith(str(path))
-    assert "\n" not in message
     return message.removeprefix(str(path))
 
 

@@ -10,9 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,14 +40,6 @@ FILES = {
     "decisions.jsonl.gz",
     "report.html",
 }
-
-
-@pytest.fixture
-def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
 
 
 @pytest.fixture
@@ -197,34 +187,6 @@ def test_a_worker_that_dies_is_one_line_and_status_1(run: Path, sockets: Path) -
     )
     assert status == 2
     assert errors.startswith("error: run 1 of 1 did not finish: stage 1 (process ")
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("workers=torch", 'workers.kind: torch needs the key "model"'),
-        ("workers=tpu", 'workers.kind: unknown "tpu"; known: emulated, torch'),
-        ("workers.faults=[{stage: 2, slow_factor: 2}]", "stage 2 is none of the 2, 0 to 1"),
-        ("workers.faults=[{stage: 0, slow_factor: 0}]", "should be greater than 0.0, not 0"),
-        ("runtime=gllm", "runtime: can only be simulated; for a real run, ideal"),
-        ("runtime={prepare_s: 0.1}", "for a real run, ideal, or schedule_s alone, is right"),
-        ("virtual_engines=true", "virtual_engines: can only be simulated; for a real run, false"),
-        ("kv.prefix_cache=true", "kv.prefix_cache: can only be simulated; for a real run, false"),
-        ("replicas={count: 2}", "replicas: can only be simulated"),
-        ("speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}", "speculative: can only be"),
-        ("scheduler=distserve", "scheduler distserve: can only be simulated; for a real run, one"),
-    ],
-)
-def test_what_cannot_be_served_is_one_line(setting: str, message: str, run: Path) -> None:
-    if setting.startswith("workers.faults"):
-        setting = (
-            f"workers={{kind: emulated, {setting.removeprefix('workers.').replace('=', ': ')}}}"
-        )
-    for command in ("run", "validate"):
-        status, _, errors = evenflow(command, str(run), "--set", setting)
-        assert status == 2
-        assert message in errors
-        assert len(errors.splitlines()) == 1
 
 
 def test_validate_reports_three_layers(run: Path, sockets: Path) -> None:

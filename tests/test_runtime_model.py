@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from evenflow.errors import UsageError  # noqa: E402
 from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.model import Rope  # noqa: E402
 from runtime.torch.timed import greedy_tokens  # noqa: E402
 from runtime.torch.weights import random_stage  # noqa: E402
 from runtime.wire import Piece  # noqa: E402
+from tests.command_line import mistake  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,
     continued,
@@ -153,11 +153,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(UsageError) as caught:
-        load_stages(folder, 1)
-    message = str(caught.value)
-    assert "\n" not in message.strip()
-    return message
+    return mistake(lambda: load_stages(folder, 1))
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from evenflow.errors import UsageError
 from evenflow.specs.gpu import GIB, GPUS, LINKS, gpu, link
 from evenflow.specs.model import ModelSpec, model, models
+from tests.command_line import refused
 
 QWEN = {
     "model_type": "qwen2",
@@ -44,10 +44,6 @@ def written(folder: Path, values: object, name: str = "config.json") -> Path:
     path = folder / name
     path.write_text(json.dumps(values), encoding="utf-8")
     return path
-
-
-def refused(message: str) -> Any:
-    return pytest.raises(UsageError, match=re.escape(message))
 
 
 # ---- models

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GIB, gpu
 from evenflow.specs.model import model, models
-
-
-def refused(message: str) -> Any:
-    return pytest.raises(UsageError, match=re.escape(message))
+from tests.command_line import refused
 
 
 def deployed(name: str, gpu_name: str, stages: int = 1, ranks: int = 1, **more: Any) -> Deployment:

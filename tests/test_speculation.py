@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, DraftedCost, Work, decode_work, prefill_work
 from evenflow.costs.drafts import share_of, step_of
 from evenflow.decodes import Speculation, SpeculativeGroup
-from evenflow.errors import UsageError
 from evenflow.kv import PagePool
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
@@ -24,10 +22,7 @@ from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
 from evenflow.types import Request
 from sim import World, simulate
-
-
-def refused(message: str) -> Any:
-    return pytest.raises(UsageError, match=re.escape(message))
+from tests.command_line import refused
 
 
 def world(output_tokens: int, speculation: Speculation | None, **more: Any) -> World:

@@ -1,0 +1,392 @@
+"""A user's mistake, in any command: one clear line, exit status 2, nothing half-written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.run_file.run import load_config
+from tests.command_line import RUN, evenflow, refusal, table
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+ROOT = Path(__file__).parent.parent
+MISTAKES = table("""\
+## simulate RUN.yaml
+workload.requests=0 | workload.requests: should be at least 1, not 0
+workload.requests=21 | 21 requests asked of trace trace.csv, which has 20
+workload.arrivals.rate=2 | unknown key "workload.arrivals.rate"
+'workload.arrivals={kind: poisson, rate: -1}' | should be greater than 0.0, not -1
+workload.format=azur | azure
+workload.filter=vlm | did you mean "vllm"?
+model=Qwen2.5-33B | unknown model "Qwen2.5-33B", and no such file; did you mean
+model=Qwen2.5-32B gpu=L21 | unknown gpu "L21"; did you mean "L20"? known: A100-40G
+model=Qwen2.5-32B 'gpu={name: X, memory_gb: 4}' | gpu: a key is missing
+model=Qwen2.5-32B link=pcie | unknown link "pcie"
+'kv={pages: 9, swap: true, host_link: {bandwidth_gb_s: 50}}' | kv.swap needs the key "mo
+kv.swap=true | kv.swap needs the key "kv.host_link"
+'kv.host_link={bandwidth_gb_s: 50}' | kv.host_link needs the key "kv.swap: true"
+'scheduler={name: static, padded: 1}' | padded should be true or false, not 1
+'workload={trace: azure-conv-sample, requests: 9, conversations: true}' |
+    trace azure-conv-sample: conversations: true does not apply
+model=Qwen2.5-32B 'stages=[30, 30]' | [30, 30] add up to 60 layers; the model has 64
+model=Qwen2.5-32B stages=65 | 65 stages for 64 layers
+model=Qwen2.5-32B gpu=L20 stages=1 kv.pages=auto | Qwen2.5-32B does not fit
+model=Qwen2.5-32B gpu=L20 costs=roofline tensor_parallel=2 | give its bandwidth_gb_s
+scheduler=sarathy | unknown scheduler 'sarathy'
+scheduler.token_budgte=3 | token_budget
+scheduler.token_budget=0 | token_budget
+scheduler.token_budget=many |
+    token_budget should be a whole number of at least 1 or auto, not 'many'
+scheduler.token_budget=1.5 | token_budget should be a whole number of at least 1 or auto, not 1.5
+scheduler.watermark=.nan | watermark should be a number of at least 0 and below 1, not nan
+scheduler.tbt_slo_s=-1 | scheduler sarathi: tbt_slo_s should be a number above 0 or null, not -1
+'scheduler={name: td_pipe, future_points: []}' |
+    td_pipe: future_points should be numbers of decode steps in rising order or null
+'scheduler={name: td_pipe, future_points: [1.5]}' |
+    numbers of decode steps in rising order or null, not [1.5]
+scheduler.max_num_seqs=true | max_num_seqs should be a whole number of at least 1, not True
+scheduler=nowhere:Policy | cannot import 'nowhere'
+scheduler=json:Nothing | json has no class 'Nothing'
+scheduler=distserv | did you mean 'distserve'?
+scheduler.name=distserve | distserve: unknown key "token_budget"; known: decode
+'scheduler={name: distserve, prefil: {}}' | did you mean "prefill"?
+'scheduler={name: distserve, mixed: {}}' | unknown key "mixed"
+'scheduler={name: distserve, prefill: {stage: 1}}' | did you mean "stages"?
+'scheduler={name: distserve, decode: {stages: 0}}' |
+    scheduler distserve: decode.stages: should be null, a whole number of at least 1
+'scheduler={name: splitwise, mixed: {borrow_tokens: -1}}' stages=3 |
+    mixed.borrow_tokens: should be at least 0, not -1
+'scheduler={name: distserve, watermark: 1}' | watermark: should be less than 1.0, not 1
+'scheduler={name: distserve, transfer_link: {latency_us: 3}}' |
+    transfer_link needs the key "transfer_link.bandwidth_gb_s", or a name
+'scheduler={name: distserve, transfer_link: {bandwidth_gb_s: 3}}' |
+    scheduler distserve: a transfer_link needs the KV's size: give kv_bytes_per_token
+'scheduler={name: distserve, transfer_link: pcie, kv_bytes_per_token: 1}' | unknown link "pcie"
+scheduler=distserve stages=1 |
+    scheduler distserve: no GPU is left for the prefill pool of the 1; give the run more
+'scheduler={name: distserve, prefill: {stages: 2}, decode: {stages: 2}}' |
+    the pools take 4 GPUs (prefill 2, decode 2); the run has 2: stages 2 x tensor_parallel 1
+'scheduler={name: distserve, prefill: {tensor_parallel: 2}}' stages=6 |
+    the prefill pool's 3 GPUs are no whole number of stages of 2
+'scheduler={name: distserve, decode: {scheduler: splitwise}}' |
+    decode.scheduler: splitwise is itself made of pools
+'scheduler={name: distserve, decode: {scheduler: sarathy}}' |
+    scheduler distserve: decode pool: unknown scheduler 'sarathy' (did you mean
+'scheduler={name: distserve, prefill: {scheduler: {name: vllm, watermark: 3}}}' |
+    scheduler distserve: prefill pool: scheduler vllm: watermark should be a number
+'scheduler={name: distserve, decode: {costs: roofline}}' |
+    decode pool: its part of the run: costs.kind: roofline needs the key "model"
+'scheduler={name: distserve, decode: {pages: auto}}' | kv.pages: auto needs the key
+scheduler=distserve virtual_engines=true | virtual_engines: not with distserve
+model=Qwen2.5-32B gpu=L20 kv.pages=auto scheduler=distserve |
+    scheduler distserve: prefill pool: Qwen2.5-32B does not fit
+## compare RUN.yaml --schedulers
+'' | names no scheduler
+sarathi,sarathi | sarathi is there twice
+'sarathi,{token_budget: 3}' | should be a name, or a mapping with a name
+'[' | should be like
+sarathi,sarathy | unknown scheduler 'sarathy'
+## tune RUN.yaml
+| no limit is given
+--slo p99_tft_ms=500 | did you mean "p99_ttft_ms"
+--slo p99_ttft_ms=500 --objective speed | --objective speed
+--slo p99_itl_ms=5 --objective request_goodput | needs limits of requests
+--slo p99_ttft_ms=500 --trials 0 | --trials 0
+--slo p99_ttft_ms=500 --checks 1 | --checks 1
+--slo p99_ttft_ms=500 --replications 0 | --replications 0
+--slo p99_ttft_ms=500 --seed -1 | --seed -1
+--slo p99_ttft_ms=500 --gpus 4 | --gpus 4: the run's costs do not follow
+--slo p99_ttft_ms=500 --schedulers sarahti | unknown scheduler 'sarahti'
+--slo p99_ttft_ms=500 --schedulers , | names no scheduler
+--slo p99_ttft_ms=500 --schedulers vllm,vllm | there twice
+--slo p99_ttft_ms=500 --executor cloud | --executor cloud
+--slo p99_ttft_ms=500 workload.trace=empty.csv | empty.csv
+--slo p99_ttft_ms=500 workload.requests=50 | 50 requests
+--slo p99_ttft_ms=500 workload.skip=20 | no request is left
+--slo p99_ttft_ms=500 workload.skip=19 | cannot be divided
+--slo p99_ttft_ms=500 kv.pages=1 | none of its requests can be served
+## tune
+none.yaml --slo p99_ttft_ms=500 | none.yaml: no such file
+## capacity RUN.yaml
+--slo p99_itl=200 | did you mean "p99_itl_ms"
+--slo p99_itl_ms=0 | should be METRIC=LIMIT
+--slo output_throughput=10 | grows with the rate
+--slo attainment=0.9 | needs limits of requests
+| no limit is given
+--max-median-queue-s -2 | above 0
+--slo p99_itl_ms=200 --tolerance 0 | --tolerance 0
+--slo p99_itl_ms=200 --replications 0 | --replications 0
+--slo p99_itl_ms=200 --replications 2 | --replications 2: all would be alike
+--slo p99_itl_ms=200 --executor cloud | --executor cloud
+--slo p99_itl_ms=200 scheduler=sarahti | unknown scheduler
+--slo p99_itl_ms=200 workload.trace=none.csv | none.csv
+--slo p99_itl_ms=200 workload.trace=empty.csv | empty.csv
+--slo p99_itl_ms=200 workload.requests=1 | give more requests
+--slo p99_itl_ms=200 workload.arrivals=offline | has no rate
+--slo p99_itl_ms=200 kv.pages=1 | none of its requests can be served
+--slo p99_itl_ms=200 --per-dollar none.yaml | no such file
+--slo p99_itl_ms=200 --per-dollar empty.csv | the file is empty
+--slo p99_itl_ms=200 --per-dollar prices.yaml | names no gpu
+--slo p99_itl_ms=200 --per-dollar prices.yaml gpu=L20 | price of L20 is missing
+--slo p99_itl_ms=200 --per-dollar free.yaml | free.yaml:2: H100
+## run RUN.yaml
+workers=torch | workers.kind: torch needs the key "model"
+workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
+'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1
+'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
+runtime=gllm | runtime: can only be simulated; for a real run, ideal
+'runtime={prepare_s: 0.1}' | for a real run, ideal, or schedule_s alone, is right
+virtual_engines=true | virtual_engines: can only be simulated; for a real run, false
+kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
+'replicas={count: 2}' | replicas: can only be simulated
+'speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}' | speculative: can only be
+scheduler=distserve | scheduler distserve: can only be simulated; for a real run, one
+## validate RUN.yaml
+workers=torch | workers.kind: torch needs the key "model"
+workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
+'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1
+'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
+runtime=gllm | runtime: can only be simulated; for a real run, ideal
+'runtime={prepare_s: 0.1}' | for a real run, ideal, or schedule_s alone, is right
+virtual_engines=true | virtual_engines: can only be simulated; for a real run, false
+kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
+'replicas={count: 2}' | replicas: can only be simulated
+'speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}' | speculative: can only be
+scheduler=distserve | scheduler distserve: can only be simulated; for a real run, one
+##
+simulat | No such command 'simulat'. Did you mean 'simulate'? (evenflow --help)
+traces inf | No such command 'inf'. Did you mean 'info'? (evenflow traces --help)
+simulate RUN.yaml b.yaml | unexpected extra argument
+simulate RUN.yaml --save some | 'some' is not one of 'summary', 'requests', 'all'
+simulate RUN.yaml --set | Option '--set' requires an argument
+validate RUN.yaml --runs 0 | '--runs': Input should be greater than or equal to 1
+serve RUN.yaml --port 70000 | '--port': Input should be less than or equal to 65535
+tune RUN.yaml --trials many | '--trials': Input should be a valid integer
+traces info missing.csv | trace "missing.csv" is neither a file nor a bundled sample
+traces convert trace.csv --out no/such/folder.csv | cannot write no/such/folder.csv
+traces convert trace.csv --out copy.csv --to azure | cannot write trace format "azure"
+""")
+"""What is typed, and what is told."""
+
+
+@pytest.mark.parametrize(("words", "told"), MISTAKES)
+def test_what_is_typed(words: list[str], told: str) -> None:
+    Path("empty.csv").touch()
+    Path("prices.yaml").write_text("H100: 4\n")
+    Path("free.yaml").write_text("L20: 1\nH100: 0\n")
+    assert told in refusal(*words)
+
+
+COMMANDS = ["simulate", "compare", "sweep", "capacity", "tune", "figures", "run", "serve"]
+COMMANDS += ["replay", "validate", "schedulers", "profile", "profile import", "profile check"]
+COMMANDS += [f"traces {name}" for name in ("info", "fit", "convert", "predict")]
+WITHOUT_ARGUMENTS = {"figures", "schedulers", "profile"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_where_to_read_what_is_right(command: str) -> None:
+    told = f"No such option: --xyzzy (evenflow {command} --help)"
+    assert told in refusal(*command.split(), "--xyzzy")
+    if command not in WITHOUT_ARGUMENTS:
+        assert f"(evenflow {command} --help)" in refusal(*command.split())
+
+
+@pytest.mark.parametrize("group", ["", "traces"])
+def test_no_command_at_all_shows_the_help(group: str) -> None:
+    status, output, errors = evenflow(*group.split())
+    assert (status, errors) == (2, "")
+    assert f"Usage: evenflow {group}" in output
+
+
+def test_the_configuration_itself_is_right() -> None:
+    status, output, errors = evenflow("simulate", "RUN.yaml", "--save", "summary")
+    assert (status, errors) == (0, "")
+    assert output.endswith("out/RUN\n")
+
+
+HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+RUNS = [
+    (None, "RUN.yaml: no such file"),
+    ("", "RUN.yaml: the file is empty"),
+    ("- 1\n", "RUN.yaml:1: should be a mapping"),
+    ("stages: \x00\n", "RUN.yaml: not valid YAML: unacceptable character #x0000"),
+    (RUN + "gpu: L21\n", 'unknown gpu "L21"; did you mean "L20"?'),
+    (RUN + "gpu: {name: X, memory_gb: 4}\n", "gpu: a key is missing"),
+    (RUN + "stagse: 2\n", 'RUN.yaml:6: unknown key "stagse"; did you mean "stages"?'),
+    (RUN.replace("stages: 2", "stages: two"), "RUN.yaml:1: stages: should be a whole number"),
+    (RUN.replace("pages: 200", "pages: auto"), 'kv.pages: auto needs the key "model"'),
+]
+TRACES = [
+    (None, 'trace "trace.csv" is neither a file nor a bundled sample; known: arxiv-16k-sample'),
+    ("", "trace trace.csv"),
+    (HEAD, "trace trace.csv: no rows"),
+    ("when,what\n1,2\n", "trace trace.csv"),
+    ("arrived_at,num_prefill_tokens\n0,5\n", "trace trace.csv"),
+    (HEAD + "0.0,10,5\n1.0,-3,5\n", "trace trace.csv, line 3: num_prefill_tokens is '-3'"),
+    (HEAD + "0.0,nan,5\n", "trace trace.csv, line 2: num_prefill_tokens is 'nan'"),
+    (HEAD + "0.0,10,NaN\n", "trace trace.csv, line 2: num_decode_tokens is 'NaN'"),
+    (HEAD + "later,10,5\n", "trace trace.csv, line 2: arrived_at is 'later'"),
+    ("num_prefill_tokens,num_decode_tokens\n10,5\n", "the trace has no arrival times"),
+]
+FILES = [("RUN.yaml", *row) for row in RUNS] + [("trace.csv", *row) for row in TRACES]
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+@pytest.mark.parametrize(("file", "text", "told"), FILES)
+def test_what_a_file_holds(command: str, file: str, text: str | None, told: str) -> None:
+    if text is None:
+        Path(file).unlink()
+    else:
+        Path(file).write_text(text, encoding="utf-8")
+    schedulers = ["--schedulers", "sarathi,vllm"] if command == "compare" else []
+    assert told in refusal(command, "RUN.yaml", *schedulers)
+
+
+POLICY = """\
+from evenflow.types import Plan, Prefill
+
+class Policy:
+    def __init__(self, depth: int = 1):
+        {constructor}
+
+    def schedule(self, view):
+        {schedule}
+"""
+
+
+def write_policy(name: str, schedule: str, constructor: str = "pass") -> str:
+    """Write a module with a policy; return how it is named in a run."""
+    text = POLICY.format(constructor=constructor, schedule=schedule)
+    Path(f"policy_{name}.py").write_text(text, encoding="utf-8")
+    return f"policy_{name}:Policy"
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+@pytest.mark.parametrize(
+    ("name", "schedule", "told"),
+    [
+        ("raises", "return 1 / 0", " raised ZeroDivisionError: division by zero"),
+        ("says_nothing", "return None", " returned None, not a Plan"),
+        ("other", "return Plan([Prefill(10**6, 1)])", " prefills request 1000000, which is not"),
+        ("many", "return Plan([Prefill(0, 10**6)])", ", request 0: prefills 1000000 of 20 tokens"),
+        ("negative", "return Plan([Prefill(0, -1)])", ", request 0: prefills -1 of 20 tokens"),
+        ("not_ready", "return Plan(decodes=5)", " takes 5 decodes of 0 ready"),
+        ("stalls", "return Plan()", " stalls at 0 s"),
+    ],
+)
+def test_a_policy_that_breaks_its_promise(
+    command: str, name: str, schedule: str, told: str
+) -> None:
+    policy = write_policy(name, schedule)
+    if command == "simulate":
+        line = refusal("simulate", "RUN.yaml", "--set", f"scheduler={policy}")
+    else:
+        line = refusal("compare", "RUN.yaml", "--schedulers", f"sarathi,{policy}")
+    assert f"policy Policy{told}" in line
+
+
+def test_a_policy_that_stalls_in_a_pool() -> None:
+    policy = write_policy("of_pool", "return Plan()")
+    for name in ("prefill", "decode"):
+        system = f"scheduler={{name: distserve, {name}: {{scheduler: '{policy}'}}}}"
+        assert "policy Policy stalls at " in refusal("simulate", "RUN.yaml", "--set", system)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "told"),
+    [
+        ("policy_made:Policy", "KeyError: 'key'"),
+        ("{name: 'policy_made:Policy', depht: 3}", "did you mean 'depth'?"),
+        ("policy_syntax:Policy", "cannot import 'policy_syntax'"),
+    ],
+)
+def test_a_policy_that_cannot_be_made(scheduler: str, told: str) -> None:
+    write_policy("made", "return Plan()", constructor="{}['key']")
+    Path("policy_syntax.py").write_text("class Policy(:", encoding="utf-8")
+    assert told in refusal("simulate", "RUN.yaml", "--set", f"scheduler={scheduler}")
+
+
+@pytest.mark.parametrize("more", [["simulate"], ["compare", "--schedulers", "sarathi,vllm"]])
+def test_an_output_folder_that_cannot_be_written(more: list[str]) -> None:
+    Path("results").write_text("a file is in the way", encoding="utf-8")
+    told = refusal(more[0], "RUN.yaml", *more[1:], "--out", "results")
+    assert "results: cannot write there" in told
+    assert Path("results").read_text(encoding="utf-8") == "a file is in the way"
+
+
+def test_a_failed_run_leaves_an_earlier_one_as_it_was() -> None:
+    evenflow("simulate", "RUN.yaml", "--save", "requests")
+    earlier = {path: path.read_bytes() for path in Path("out/RUN").iterdir()}
+    names = {"summary.json", "requests.csv", "manifest.json", "wall_clock.json"}
+    assert {path.name for path in earlier} == names
+    refusal("simulate", "RUN.yaml", "--set", "workload.requests=21")
+    assert {path: path.read_bytes() for path in Path("out/RUN").iterdir()} == earlier
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "RUN.yaml"])
+def test_as_a_process_of_its_own(name: str) -> None:
+    policy = write_policy("process", "raise RuntimeError('two\\nlines')")
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.cli", "simulate", name, "--set", f"scheduler={policy}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not Path("out").exists()
+
+
+CONFIG = json.dumps({"config": {"stages": 2}, "folder": "."}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "no such file"),
+        (b"not gzip", "cannot read it"),
+        (gzip.compress(b""), "no first line"),
+        (gzip.compress(b"[]\n"), "no first line with a configuration"),
+        (gzip.compress(b"{\n"), "1: not a line of JSON"),
+        (gzip.compress(CONFIG), "a configuration of evenflow None"),
+        (gzip.compress(CONFIG)[:-12], "Compressed file ended"),
+    ],
+)
+def test_a_folder_that_holds_no_record(content: bytes | None, told: str) -> None:
+    if content is not None:
+        Path("decisions.jsonl.gz").write_bytes(content)
+    assert told in refusal("replay", ".")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([["add", 0, float("nan"), 5, 3, None, None]], "2: not a line of JSON"),
+        ([["add", 0, 0.0, -5, 3, None, None]], "2: no entry of a journal: a request of -5 prompt"),
+        ([["add", "x", "y", "z", 3, None, None]], "2: no entry of a journal: ['add', 'x'"),
+        ([["add", 0]], "2: no entry of a journal: ['add', 0]"),
+        ([["next", "soon", None]], "2: no entry of a journal: ['next', 'soon', None]"),
+        ([["next", 0.0, [5, 5]]], "2: no entry of a journal"),
+        ([["abort", [1]]], "2: no entry of a journal: ['abort', [1]]"),
+        ([["abort", 5]], "entry 0 (Aborted): cannot follow those before it: request 5 is not"),
+        ([["complete", 0.0, 5, [], []]], "entry 0 (Completed): cannot follow those before it"),
+        ([["add", 0, 0.0, 5, 3, None, None]] * 2, "entry 1 (Added): cannot follow those before it"),
+    ],
+)
+def test_a_record_that_no_run_wrote(lines: list[Any], told: str) -> None:
+    head = {"config": load_config(Path("RUN.yaml")).resolved(), "folder": "."}
+    record = gzip.compress("\n".join(map(json.dumps, [head, *lines])).encode())
+    Path("decisions.jsonl.gz").write_bytes(record)
+    line = refusal("replay", ".")
+    assert line.startswith("decisions.jsonl.gz")
+    assert told in line

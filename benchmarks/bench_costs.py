@@ -11,8 +11,7 @@ from itertools import cycle
 from evenflow.costs import AffineCost, RooflineCost, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
 from evenflow.costs.profile.cost import profile_cost
-from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
-from evenflow.costs.profile.points import OPERATORS
+from evenflow.costs.profile.file import OPERATORS, Header, LayerShapes, Point, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evenflow.costs import BatchShape, StageCost
+from evenflow.costs.modifiers import Modified
 from evenflow.results.run import RunResult
 from evenflow.world import RuntimeOverheads, World
 from sim.disaggregated import PooledWorld
@@ -19,46 +20,24 @@ from sim.transfers import TransferLink
 PLENTY_OF_PAGES = 1 << 40
 
 
-@dataclass(frozen=True, slots=True)
-class EvenStages:
+class EvenStages(Modified):
     """Every stage takes the mean of what the stages take for a micro-batch."""
 
-    costs: StageCost
-
-    @property
-    def depth(self) -> int:
-        return self.costs.depth
+    __slots__ = ()
 
     def times(self, batch: BatchShape) -> list[float]:
         times = self.costs.times(batch)
         return [sum(times) / len(times)] * len(times)
 
-    def __call__(self, stage: int, batch: BatchShape) -> float:
-        return self.times(batch)[stage]
-
-    def transfer_bytes(self, batch: BatchShape) -> float:
-        return self.costs.transfer_bytes(batch)
-
 
 @dataclass(frozen=True, slots=True)
-class EvenBatches:
+class EvenBatches(Modified):
     """Every micro-batch takes the same `seconds` on each stage, whatever it holds."""
 
-    costs: StageCost
     seconds: Sequence[float]
-
-    @property
-    def depth(self) -> int:
-        return self.costs.depth
 
     def times(self, batch: BatchShape) -> list[float]:
         return list(self.seconds)
-
-    def __call__(self, stage: int, batch: BatchShape) -> float:
-        return self.seconds[stage]
-
-    def transfer_bytes(self, batch: BatchShape) -> float:
-        return self.costs.transfer_bytes(batch)
 
 
 def counterfactuals(

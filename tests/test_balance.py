@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from evenflow.costs import RooflineCost, balanced_layers, decode_work
-from evenflow.costs.balance import REFERENCE
+from evenflow.costs.estimates import REFERENCE
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu

@@ -130,9 +130,9 @@ def test_graphs_pad_and_save_launches() -> None:
     )
     quick = world(costs=sizes | {"graph_layer_overhead_s": 1e-5}).costs
     saved = 16 * (gpu("L20").per_layer_overhead_s - 1e-5)
-    assert padded(0, STEP) - quick(0, STEP) == pytest.approx(saved)
+    assert padded.times(STEP)[0] - quick.times(STEP)[0] == pytest.approx(saved)
     affine = {"kind": "affine", "base_s": 1, "per_token_s": 1, "cuda_graph_sizes": [8]}
-    assert world(costs=affine).costs(0, decode_work(3, 9)) == 9
+    assert world(costs=affine).costs.times(decode_work(3, 9))[0] == 9
 
 
 def test_speculation_shortens_a_run_and_its_draft_costs() -> None:
@@ -152,7 +152,7 @@ def test_a_draft_share_is_of_a_plain_decode_step() -> None:
     given = {"k": 2, "acceptance": 0.5, "draft_cost_share": 0.1}
     verified = decode_work(24, 8000)  # 8 rows
     plain = roofline()
-    added = world(speculative=given).costs(3, verified) - plain(3, verified)
+    added = world(speculative=given).costs.times(verified)[3] - plain.times(verified)[3]
     assert added == pytest.approx(2 * 0.1 * sum(plain.times(decode_work(8, 8000))))
 
 

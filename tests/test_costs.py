@@ -51,7 +51,6 @@ def test_affine_is_the_same_on_every_stage() -> None:
     cost = AffineCost(0.005, 2e-5, 4, bytes_per_token=100)
     work = Work((Span(0, 400),), 400, 100, 9999, 101)
     assert cost.times(work) == [0.005 + 2e-5 * 500] * 4
-    assert cost(3, work) == cost.times(work)[3]
     assert cost.transfer_bytes(work) == 50_000
 
 
@@ -75,7 +74,7 @@ def test_one_decode_moves_every_weight_once() -> None:
     embedding = 2 * 64
     head = 64 * 1000 + 64 + 1000
     moved = 2 * (4 * (linear + elementwise + attention) + embedding + head) + 2 * 4 * 1000
-    assert cost(0, decode_work(1, 100)) == pytest.approx(moved / 1e12, rel=1e-12)
+    assert cost.times(decode_work(1, 100))[0] == pytest.approx(moved / 1e12, rel=1e-12)
 
 
 def test_a_full_tile_of_prefill_is_bound_by_compute() -> None:
@@ -85,12 +84,12 @@ def test_a_full_tile_of_prefill_is_bound_by_compute() -> None:
     operations = 4 * (2 * MATRICES * 128 + 4 * 4 * 16 * pairs) + 2 * 64 * 1000 * 128
     moved = 2 * 4 * 128 * (8 * 64 + 2 * 6 * 16 + 3 * 128 + 4 * 32) + 2 * 2 * 64 * 128 + 8 * 1000
     expected = operations / 1e9 + moved / 1e15
-    assert cost(0, prefill_work(128)) == pytest.approx(expected, rel=1e-12)
+    assert cost.times(prefill_work(128))[0] == pytest.approx(expected, rel=1e-12)
 
 
 def test_linear_time_climbs_in_steps_of_a_tile() -> None:
     cost = l20_cost(1)
-    seconds = {tokens: cost(0, prefill_work(tokens)) for tokens in (513, 640, 641)}
+    seconds = {tokens: cost.times(prefill_work(tokens))[0] for tokens in (513, 640, 641)}
     assert seconds[640] / seconds[513] < 1.02
     assert seconds[641] / seconds[640] > 1.15
 
@@ -187,11 +186,6 @@ def no_cheaper(cost: StageCost, small: Batch, large: Batch) -> None:
         assert 0 < less <= more * (1 + 1e-12)
 
 
-@given(costs, batches)
-def test_a_stage_costs_what_times_says(cost: StageCost, batch: Batch) -> None:
-    assert [cost(stage, batch) for stage in range(cost.depth)] == cost.times(batch)
-
-
 @given(costs, batches, st.integers(1, 500))
 def test_more_decodes_are_never_cheaper(cost: StageCost, batch: Batch, more: int) -> None:
     rows = batch.decode_tokens + more
@@ -219,7 +213,7 @@ def test_more_context_is_never_cheaper(cost: StageCost, rows: int, context: int,
 
 @given(batches, st.integers(2, 8))
 def test_the_stages_add_up_to_the_whole_model(batch: Batch, stages: int) -> None:
-    whole = l20_cost(1)(0, batch)
+    whole = l20_cost(1).times(batch)[0]
     assert sum(l20_cost(stages).times(batch)) == pytest.approx(whole, rel=1e-12)
 
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.costs import RooflineCost, decode_work, prefill_work
-from evenflow.costs.experts import active_experts, all_to_all_bytes, experts_s
-from evenflow.costs.formulas import Rates
+from evenflow.costs.roofline import Rates, active_experts, all_to_all_bytes, experts_s
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
@@ -107,7 +106,7 @@ def test_mixtral_fits_where_its_parameters_say_so() -> None:
 def test_few_decodes_of_a_mixture_cost_like_its_active_parameters() -> None:
     spec = model("Qwen3-30B-A3B")
     quick = replace(gpu("H100"), per_layer_overhead_s=0.0)
-    step_s = RooflineCost(Deployment(spec, quick, (48,)))(0, decode_work(1, 1))
+    step_s = RooflineCost(Deployment(spec, quick, (48,))).times(decode_work(1, 1))[0]
     read_s = 2 * (spec.active_parameters - spec.embedding_parameters) / quick.bytes_per_s
     assert step_s == pytest.approx(read_s, rel=0.01)
 
@@ -145,12 +144,13 @@ def test_more_tokens_are_never_cheaper(
 ) -> None:
     spec = model(name)
     deployment = Deployment(spec, gpu("H100"), (spec.num_layers,), ranks, expert_parallel=parallel)
-    timed = RooflineCost(deployment, RING)
-    assert timed(0, prefill_work(tokens)) <= timed(0, prefill_work(tokens + more)) * (1 + 1e-12)
+    times = RooflineCost(deployment, RING).times
+    few_s, more_s = times(prefill_work(tokens))[0], times(prefill_work(tokens + more))[0]
+    assert few_s <= more_s * (1 + 1e-12)
 
 
 @given(st.integers(1, 500), st.floats(1, 4), st.floats(0, 3))
 def test_more_imbalance_is_never_cheaper(tokens: int, imbalance: float, more: float) -> None:
-    less = cost(2, expert_parallel=True, imbalance=imbalance)(0, prefill_work(tokens))
-    least = cost(2, expert_parallel=True, imbalance=imbalance + more)(0, prefill_work(tokens))
+    less = cost(2, expert_parallel=True, imbalance=imbalance).times(prefill_work(tokens))[0]
+    least = cost(2, expert_parallel=True, imbalance=imbalance + more).times(prefill_work(tokens))[0]
     assert less <= least * (1 + 1e-12)

@@ -21,7 +21,7 @@ COST = GraphCost(EAGER, [1, 2, 4, 8], CAPTURED)
 @pytest.mark.parametrize(("rows", "padded"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8)])
 def test_a_decode_step_costs_as_the_next_captured_size(rows: int, padded: int) -> None:
     assert COST.times(decode_work(rows, 99)) == [0.002 + 0.001 * padded] * 2
-    assert GraphCost(EAGER, [1, 2, 4, 8])(1, decode_work(rows, 99)) == 0.01 + 0.001 * padded
+    assert GraphCost(EAGER, [1, 2, 4, 8]).times(decode_work(rows, 99))[1] == 0.01 + 0.001 * padded
 
 
 def test_a_larger_step_and_one_with_a_prompt_are_not_replayed() -> None:
@@ -39,7 +39,7 @@ def test_padding_is_not_sent_and_attends_to_nothing() -> None:
             seen.append(batch)
             return super().times(batch)
 
-    GraphCost(Seeing(1.0, 1.0, 1), [4])(0, decode_work(3, 99))
+    GraphCost(Seeing(1.0, 1.0, 1), [4]).times(decode_work(3, 99))[0]
     assert seen == [Work((), 0, 4, 99, 3)]
 
 
@@ -66,5 +66,5 @@ def test_more_rows_are_never_cheaper_and_padding_never_helps(
     sizes: list[int], rows: int, more: int
 ) -> None:
     cost = GraphCost(EAGER, sizes)
-    assert cost(0, decode_work(rows, 9)) <= cost(0, decode_work(rows + more, 9))
-    assert cost(0, decode_work(rows, 9)) >= EAGER(0, decode_work(rows, 9))
+    assert cost.times(decode_work(rows, 9))[0] <= cost.times(decode_work(rows + more, 9))[0]
+    assert cost.times(decode_work(rows, 9))[0] >= EAGER.times(decode_work(rows, 9))[0]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
-from evenflow.costs.curves import Curve, Surface, never_falling
 from evenflow.costs.profile.cost import check_device, check_units, profile_cost
 from evenflow.costs.profile.file import Profile, read_profile
+from evenflow.costs.tables import Curve, Surface, never_falling
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
@@ -103,15 +103,15 @@ def test_measured_points_come_out_exactly(tokens: int, context: int) -> None:
     cost = profile_cost(profile(), TINY, (4,))
     expected = 4 * (FACTOR * (100 + tokens) * 1e-6 + prefill_s(tokens, context))
     ends = 0.1 * (100 + tokens) * 1e-6 + 6 * 101e-6
-    assert cost(0, prefill_work(tokens, context)) == pytest.approx(expected + ends, rel=1e-12)
+    assert cost.times(prefill_work(tokens, context))[0] == pytest.approx(expected + ends, rel=1e-12)
 
 
 def test_what_no_measurement_surrounds_is_counted() -> None:
     cost = profile_cost(profile(), TINY, (4,))
     cost.times(decode_work(8, 8 * 256))
-    inside = cost(0, decode_work(8, 8 * 256))
+    inside = cost.times(decode_work(8, 8 * 256))[0]
     assert cost.extrapolated_share == 0.0
-    beyond = cost(0, decode_work(8, 8 * 4096))
+    beyond = cost.times(decode_work(8, 8 * 4096))[0]
     far = 4 * decode_s(8, 8 * 4096)
     assert beyond - inside == pytest.approx(4e-9 * 8 * (4096 - 256), rel=1e-9)
     assert cost.extrapolated_share == pytest.approx(far / (2 * inside + beyond), rel=1e-9)
@@ -125,7 +125,7 @@ def test_a_whole_layer_says_what_its_operators_do_not() -> None:
     plain = profile_cost(profile(), TINY, (4,))
     whole = profile_cost(profile([*points(), *extra]), TINY, (4,))
     for work in (prefill_work(128), decode_work(8, 99), prefill_work(4096)):
-        assert whole(0, work) - plain(0, work) == pytest.approx(4 * 7e-5, rel=0.2)
+        assert whole.times(work)[0] - plain.times(work)[0] == pytest.approx(4 * 7e-5, rel=0.2)
 
 
 def test_ranks_have_points_of_their_own_and_reduce_twice_a_layer() -> None:
@@ -137,7 +137,7 @@ def test_ranks_have_points_of_their_own_and_reduce_twice_a_layer() -> None:
     cost = profile_cost(both, TINY, (4,), 2)
     alone = profile_cost(both, TINY, (4,))
     work = prefill_work(256)
-    added = cost(0, work) - alone(0, work)
+    added = cost.times(work)[0] - alone.times(work)[0]
     assert added == pytest.approx(4 * 2 * (1e-5 + 256 * 64 * 2 * 1e-11), rel=1e-6)
 
 
@@ -146,9 +146,8 @@ def test_missing_operators_are_named_or_filled_in() -> None:
     with pytest.raises(UsageError, match=r"p: lacks rope, head; measure them, or say \"fill: roof"):
         profile_cost(some, TINY, (4,), name="p")
     filled = profile_cost(some, TINY, (4,), fill=roofline())
-    assert (
-        0 < filled(0, prefill_work(128)) < profile_cost(profile(), TINY, (4,))(0, prefill_work(128))
-    )
+    chunk, complete = prefill_work(128), profile_cost(profile(), TINY, (4,))
+    assert 0 < filled.times(chunk)[0] < complete.times(chunk)[0]
     assert 0 < filled.extrapolated_share < 0.05
     with pytest.raises(UsageError, match=r"lacks .*all_reduce for 2 ranks"):
         profile_cost(profile(), TINY, (4,), 2)
@@ -243,11 +242,11 @@ def test_total_lengths_come_out_as_measured(l20: Profile) -> None:
     cost = profile_cost(l20, spec, (64,), fill=whole)
     for measured in l20.points[::37]:
         assert measured.tokens is not None
-        predicted = cost(0, prefill_work(measured.tokens))
+        predicted = cost.times(prefill_work(measured.tokens))[0]
         assert predicted == pytest.approx(measured.median_s, rel=1e-9)
     # The tile's edge is measured, so it is a step in the prediction, too.
-    assert cost(0, prefill_work(513)) / cost(0, prefill_work(512)) > 1.08
-    assert cost(0, decode_work(8, 8 * 512)) < whole(0, decode_work(8, 8 * 512))
+    assert cost.times(prefill_work(513))[0] / cost.times(prefill_work(512))[0] > 1.08
+    assert cost.times(decode_work(8, 8 * 512))[0] < whole.times(decode_work(8, 8 * 512))[0]
 
 
 def test_a_written_profile_gives_the_same_costs(l20: Profile, tmp_path: Path) -> None:

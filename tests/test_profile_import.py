@@ -130,8 +130,8 @@ def test_an_imported_profile_predicts_with_the_rest_filled_in(vidur: list[Path])
     linears = (3 + 5 + 7 + 9 + 2 * 14 + 4 + 8 + 2) * 1e-6
     attention = 1e-5 + 1e-9 * 8 * 512
     expected = 4 * (linears + attention)
-    assert cost(0, decode_work(8, 8 * 512)) == pytest.approx(expected, rel=0.05)
-    assert cost(0, prefill_work(128, 256)) > cost(0, prefill_work(128))
+    assert cost.times(decode_work(8, 8 * 512))[0] == pytest.approx(expected, rel=0.05)
+    assert cost.times(prefill_work(128, 256))[0] > cost.times(prefill_work(128))[0]
 
 
 def test_the_command_writes_a_profile_and_says_what_is_not_in_it(

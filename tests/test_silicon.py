@@ -118,15 +118,15 @@ def test_more_kv_heads_than_measured_count_as_more_rows() -> None:
     spec = dataclasses.replace(TINY, num_heads=8, num_kv_heads=8)
     cost = made_cost(spec)
     layer = step_s(2, 4 * 8, 500)
-    added = cost(0, decode_work(8, 8 * 500)) - cost(0, decode_work(8, 8))
+    added = cost.times(decode_work(8, 8 * 500))[0] - cost.times(decode_work(8, 8))[0]
     assert added == pytest.approx(4 * (layer - step_s(2, 4 * 8, 1)), rel=1e-6)
 
 
 def test_derived_gpus_scale_with_their_rooflines() -> None:
     sxm, pcie = made_cost(), made_cost(name="A100-80G-PCIe")
     long, step = prefill_work(1024), decode_work(1, 500)
-    assert 1 < pcie(0, long) / sxm(0, long) <= 1 / 0.9 + 1e-9
-    assert pcie(0, step) / sxm(0, step) == pytest.approx(2039 / 1935, rel=0.05)
+    assert 1 < pcie.times(long)[0] / sxm.times(long)[0] <= 1 / 0.9 + 1e-9
+    assert pcie.times(step)[0] / sxm.times(step)[0] == pytest.approx(2039 / 1935, rel=0.05)
 
 
 def test_ranks_use_the_measured_all_reduce_or_a_link() -> None:
@@ -183,7 +183,7 @@ def test_every_gpu_of_the_list_predicts(name: str) -> None:
     source = silicon_source(deployment)
     cost = silicon_cost(deployment, source)
     weights_s = deployment.weight_bytes(0) / (gpu(name).memory_bandwidth_gb_s * 1e9)
-    assert weights_s < cost(0, decode_work(1, 128)) < 3 * weights_s
+    assert weights_s < cost.times(decode_work(1, 128))[0] < 3 * weights_s
     flops_s = 2 * 7e9 * 2048 / (gpu(name).fp16_tflops * 1e12)
     assert flops_s < sum(cost.times(prefill_work(2048))) < 3 * flops_s
     facts = source.facts()
@@ -230,7 +230,10 @@ def test_keys_and_values_come_from_memory(name: str) -> None:
     deployment = Deployment(spec, gpu(name), (32,))
     cost = silicon_cost(deployment, silicon_source(deployment))
     for rows, context in ((4, 4096), (16, 1024), (64, 1024)):
-        step_s = cost(0, decode_work(rows, rows * context)) - cost(0, decode_work(rows, rows))
+        step_s = (
+            cost.times(decode_work(rows, rows * context))[0]
+            - cost.times(decode_work(rows, rows))[0]
+        )
         kept_bytes = rows * context * deployment.kv_bytes_per_token(0)
         launch_s = 1e-5  # a kernel's, in each of 32 layers, is in both
         assert step_s > kept_bytes / (gpu(name).memory_bandwidth_gb_s * 1e9) - 32 * launch_s
@@ -243,7 +246,7 @@ def test_published_decode_steps_without_tuning() -> None:
         spec = model(name)
         deployment = Deployment(spec, gpu("A100-80G"), (spec.num_layers,), ranks)
         cost = silicon_cost(deployment, silicon_source(deployment))
-        predicted_ms = 1000 * cost(0, decode_work(32, 32 * 4096))
+        predicted_ms = 1000 * cost.times(decode_work(32, 32 * 4096))[0]
         assert predicted_ms / published_ms - 1 == pytest.approx(off, abs=0.02)
 
 

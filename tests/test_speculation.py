@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, DraftedCost, Work, decode_work, prefill_work
-from evenflow.costs.drafts import share_of, step_of
+from evenflow.costs.modifiers import share_of, step_of
 from evenflow.decodes import Speculation, SpeculativeGroup
 from evenflow.kv import PagePool
 from evenflow.results.metrics import summarize
@@ -147,20 +147,19 @@ def test_more_acceptance_never_takes_more_steps(k: int, acceptance: float, more:
 
 def test_a_draft_is_paid_on_the_last_stage_of_what_decodes() -> None:
     target = AffineCost(1.0, 0.1, 2, bytes_per_token=8)
-    cost = DraftedCost(target, Speculation(3, 0.5), share_of(target, 0.05))
+    cost = DraftedCost(target, 3, share_of(target, 0.05))
     verified = Work((), 0, 4 * 2, 100, 8)  # 2 rows
     step_s = 2 * (1.0 + 0.1 * 2)
     assert cost.times(verified) == pytest.approx([1.8, 1.8 + 3 * 0.05 * step_s])
-    assert cost(1, verified) == cost.times(verified)[1]
     assert cost.times(prefill_work(8)) == target.times(prefill_work(8))
     assert (cost.depth, cost.transfer_bytes(verified)) == (2, 64)
 
 
 def test_a_draft_model_costs_k_steps_of_its_own() -> None:
     target, draft = AffineCost(1.0, 0.0, 1), AffineCost(0.01, 0.001, 1)
-    cost = DraftedCost(target, Speculation(4, 0.5), step_of(draft))
+    cost = DraftedCost(target, 4, step_of(draft))
     rows = 3
-    assert cost(0, decode_work(5 * rows, 9)) == pytest.approx(1.0 + 4 * (0.01 + 0.003))
+    assert cost.times(decode_work(5 * rows, 9))[0] == pytest.approx(1.0 + 4 * (0.01 + 0.003))
 
 
 def test_a_draft_model_takes_memory_of_the_last_stage() -> None:

@@ -63,5 +63,5 @@ def test_a_stage_of_four_gpus_pays_for_its_messages() -> None:
     costs = build(config, [], ROOT).world.costs
     fewer = load_config(EXAMPLES / "tp_sb.yaml", ["tensor_parallel=2"])
     work = prefill_work(2048)
-    gain = build(fewer, [], ROOT).world.costs(0, work) / costs(0, work)
+    gain = build(fewer, [], ROOT).world.costs.times(work)[0] / costs.times(work)[0]
     assert 1 < gain < 1.5

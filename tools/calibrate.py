@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenflow.costs import RooflineCost, StageCost, Work, decode_work, prefill_work
-from evenflow.costs.formulas import Rates, linear_s
+from evenflow.costs.roofline import Rates, linear_s
 from evenflow.costs.silicon.cost import GPUS, silicon_cost, silicon_source
 from evenflow.errors import UsageError
 from evenflow.results.run import Floats

@@ -4,15 +4,11 @@ Knows specifications and the numbers of a micro-batch; no clock, no policy, no r
 """
 
 from evenflow.costs.affine import AffineCost
-from evenflow.costs.balance import balanced_layers
 from evenflow.costs.base import BatchShape, StageCost, Work, decode_work, prefill_work
-from evenflow.costs.budget import token_budget_for
 from evenflow.costs.collectives import Fabric, Measured, Ring, TwoLevel
-from evenflow.costs.drafts import DraftedCost
-from evenflow.costs.estimates import estimates
-from evenflow.costs.graphs import GraphCost
+from evenflow.costs.estimates import balanced_layers, estimates, token_budget_for
+from evenflow.costs.modifiers import DraftedCost, GraphCost, SwapCost
 from evenflow.costs.roofline import RooflineCost
-from evenflow.costs.swap import SwapCost
 
 __all__ = [
     "AffineCost",

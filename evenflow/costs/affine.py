@@ -37,10 +37,6 @@ class AffineCost:
         tokens = batch.prefill_tokens + batch.decode_tokens
         return [self.base_s + self.per_token_s * tokens] * self.depth
 
-    def __call__(self, stage: int, batch: BatchShape) -> float:
-        """Return the seconds on one stage."""
-        return self.times(batch)[stage]
-
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes that cross from one stage to the next."""
         return self.bytes_per_token * (batch.prefill_tokens + batch.decode_tokens)

@@ -43,10 +43,6 @@ class StageCost(Protocol):
         """Return the seconds on every stage; parts that stages share are computed once."""
         ...
 
-    def __call__(self, stage: int, batch: BatchShape) -> float:
-        """Return `times(batch)[stage]`."""
-        ...
-
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes that cross from one stage to the next."""
         ...

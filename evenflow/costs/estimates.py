@@ -1,15 +1,22 @@
-"""Time estimates as plain callables, for policies that weigh one micro-batch against another.
+"""What is asked of a cost model beside a run: estimates for policies, a budget, a balanced split.
 
-Knows a cost model; no policy. Links and CPU time are not in them.
+Knows cost models; no policy. Links and CPU time are in none of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypedDict
 
-from evenflow.costs.base import StageCost, decode_work, prefill_work
-from evenflow.costs.budget import token_budget_for
+from evenflow.costs.base import BatchShape, Span, StageCost, Work, decode_work, prefill_work
+from evenflow.costs.collectives import Fabric
+from evenflow.costs.roofline import RooflineCost
+from evenflow.errors import UsageError
+from evenflow.specs.checks import require_counts, require_positive
+from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.gpu import GpuSpec, LinkSpec
+from evenflow.specs.model import ModelSpec
 
 
 class Estimates(TypedDict):
@@ -32,3 +39,78 @@ def estimates(cost: StageCost) -> Estimates:
         "prefill_s": lambda tokens: max(cost.times(prefill_work(tokens))),
         "decode_s": lambda rows, context_tokens: max(cost.times(decode_work(rows, context_tokens))),
     }
+
+
+def token_budget_for(
+    cost: StageCost,
+    slo_s: float,
+    *,
+    decodes: int = 32,
+    context_tokens: int = 4096,
+    tile_tokens: int = 128,
+    max_budget_tokens: int = 16384,
+) -> int:
+    """Return the largest token budget, in whole tiles, whose iteration takes at most `slo_s`.
+
+    `slo_s` is the limit on the time between tokens. The iteration holds `decodes` rows with
+    `context_tokens` each and fills the budget with a prompt chunk after as much context:
+    Sarathi-Serve's reference batch (Table 3 and section 4.3). Its time is depth x the slowest
+    stage: with as many micro-batches in flight as stages, a request gets a token that often.
+    UsageError when not even one tile meets the limit.
+    """
+    require_positive("token budget", slo_s=slo_s)
+    require_counts("token budget", tile_tokens=tile_tokens, max_budget_tokens=max_budget_tokens)
+
+    def iteration_s(budget_tokens: int) -> float:
+        rows = min(decodes, budget_tokens)
+        chunk = Span(context_tokens, context_tokens + budget_tokens - rows)
+        chunks = (chunk,) if chunk.stop > chunk.start else ()
+        work = Work(chunks, budget_tokens - rows, rows, rows * context_tokens, rows + len(chunks))
+        return cost.depth * max(cost.times(work))
+
+    budget_tokens = max(max_budget_tokens // tile_tokens, 1) * tile_tokens
+    while iteration_s(budget_tokens) > slo_s:
+        if budget_tokens <= tile_tokens:
+            raise UsageError(
+                f"token_budget: auto: an iteration of {tile_tokens} tokens already takes "
+                f"{iteration_s(tile_tokens):.3f} s, the limit is {slo_s:g} s; raise the limit"
+            )
+        budget_tokens -= tile_tokens
+    return budget_tokens
+
+
+REFERENCE = decode_work(64, 64 * 1024)
+"""The micro-batch that a split is balanced for: decodes, since most steps are such."""
+
+
+def balanced_layers(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    stages: int,
+    *,
+    tensor_parallel: int = 1,
+    fabric: LinkSpec | Fabric | None = None,
+    work: BatchShape = REFERENCE,
+) -> tuple[int, ...]:
+    """Return the layers of each stage that minimise the slowest stage's seconds for `work`.
+
+    The embedding counts on stage 0, the LM head on the last stage. Layers are alike, so handing
+    each to the stage that is done first with it gives the best split; of equal stages the first
+    takes it. Memory is not looked at: the stage with the fewest layers has the most room for KV,
+    so a balanced split may hold fewer pages than an even one, as the fullest stage decides.
+    UsageError when there are more stages than layers.
+    """
+    split_layers(model.num_layers, stages)
+
+    def times(layers: tuple[int, ...]) -> list[float]:
+        part = replace(model, num_layers=sum(layers))
+        return RooflineCost(Deployment(part, gpu, layers, tensor_parallel), fabric).times(work)
+
+    layers = [1] * stages
+    done_s = times(tuple(layers))
+    layer_s = times((2, *layers[1:]))[0] - done_s[0]
+    for _ in range(model.num_layers - stages):
+        stage = min(range(stages), key=done_s.__getitem__)
+        layers[stage] += 1
+        done_s[stage] += layer_s
+    return tuple(layers)

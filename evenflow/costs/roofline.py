@@ -1,18 +1,203 @@
 """Seconds per stage from the shapes of a model and the peaks of a GPU, for any GPU in the table.
 
-Does not know: overlap of compute and communication, kernels that change with the batch size, CUDA
-graphs, and CPU time (the runtime's business). Where it is off is in docs/costs.md, with numbers.
+The formulas come first, one function each: seconds of one operator in one layer on one rank, the
+longer of its arithmetic and its memory traffic at the rates that the GPU reaches (`Rates`); a
+multiply-add is 2 operations. Does not know: overlap of compute and communication, kernels that
+change with the batch size, CUDA graphs, and CPU time (the runtime's business). Where it is off is
+in docs/costs.md, with numbers.
 """
 
 from __future__ import annotations
 
-from evenflow.costs import experts, formulas
+from typing import NamedTuple
+
 from evenflow.costs.base import BatchShape
 from evenflow.costs.collectives import Fabric, Ring
 from evenflow.errors import UsageError
 from evenflow.specs.checks import require_counts, require_positive
 from evenflow.specs.deployment import Deployment
-from evenflow.specs.gpu import LinkSpec
+from evenflow.specs.gpu import GpuSpec, LinkSpec
+from evenflow.specs.model import ModelSpec, parameters
+
+
+class Rates(NamedTuple):
+    """What a GPU reaches: floating-point operations and bytes of memory traffic a second."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    @classmethod
+    def of(cls, gpu: GpuSpec) -> Rates:
+        """Return the rates of a GPU: peaks times efficiencies."""
+        return cls(gpu.flops_per_s, gpu.bytes_per_s)
+
+
+def linear_s(
+    tokens: int, shape: tuple[int, int], dtype_bytes: int, tile_tokens: int, rates: Rates
+) -> float:
+    """Return the seconds of a product [tokens, inputs] x [inputs, outputs], `shape` the matrix's.
+
+    Operations: 2 x inputs x outputs x tokens, tokens rounded up to whole tiles because a partly
+    filled tile takes as long as a full one (the steps in the measured L20 curves; Sarathi-Serve,
+    section 4.3). Bytes: the matrix, its input and its output, once each.
+    Known error: below one tile the kernel changes with the tokens, so real times creep up where
+    this is flat. On L20: 15 % too slow up to 16 tokens, right at 17-64, 2-7 % too fast at 65-128.
+    """
+    inputs, outputs = shape
+    padded = -(-tokens // tile_tokens) * tile_tokens
+    compute_s = 2 * inputs * outputs * padded / rates.flops_per_s
+    moved = inputs * outputs + tokens * (inputs + outputs)
+    return max(compute_s, moved * dtype_bytes / rates.bytes_per_s)
+
+
+def elementwise_s(tokens: int, model: ModelSpec, tensor_parallel: int, rates: Rates) -> float:
+    """Return the seconds of a layer's norms, rotary embedding, activation and KV write.
+
+    All are bound by memory. Values moved per token: 8 x hidden for two norms fused with the
+    residual (read two, write two), 2 x (heads + KV heads) x head size for the rotary embedding
+    (read, write) and as many for the norms of queries and keys, if there are any, 2 or 3 x MLP
+    columns for the activation (read up and gate, write), 4 x KV heads x head size for the KV write
+    (read, write). Known error: small kernels reach less than the bandwidth of large ones; what is
+    missing is in the per-layer overhead.
+    """
+    heads = model.num_heads / tensor_parallel
+    kv_heads = model.local_kv_heads(tensor_parallel)
+    columns = model.shared_columns / tensor_parallel
+    values = (
+        8 * model.hidden_size
+        + (4 if model.qk_norm else 2) * (heads + kv_heads) * model.head_dim
+        + (3 if model.gated_mlp else 2) * columns
+        + 4 * kv_heads * model.head_dim
+    )
+    return tokens * values * model.dtype_bytes / rates.bytes_per_s
+
+
+class AttentionRates(NamedTuple):
+    """Seconds of attention per unit of work in one layer on one rank."""
+
+    per_pair_s: float
+    per_key_s: float
+    per_query_s: float
+
+    @classmethod
+    def of(cls, model: ModelSpec, tensor_parallel: int, rates: Rates) -> AttentionRates:
+        """Return the seconds per (query, key) pair, per key and value read, per query and output.
+
+        A pair takes 4 x heads x head size operations (2 each for the score and for the value); a
+        key brings 2 x KV heads x head size values; a query reads and writes heads x head size.
+        """
+        heads = model.num_heads / tensor_parallel
+        kv_values = 2 * model.local_kv_heads(tensor_parallel) * model.head_dim
+        query_values = 2 * heads * model.head_dim
+        return cls(
+            4 * heads * model.head_dim / rates.flops_per_s,
+            kv_values * model.dtype_bytes / rates.bytes_per_s,
+            query_values * model.dtype_bytes / rates.bytes_per_s,
+        )
+
+    def prefill_s(self, start: int, stop: int) -> float:
+        """Return the seconds of one prompt chunk [start, stop), causal.
+
+        Token i attends to i + 1 tokens, so the pairs are the sum of start + 1 .. stop. Keys and
+        values are read once. Known error: attention kernels reach less of the peak than products
+        do (FlashAttention-2 reports 50-73 % on A100), so long contexts come out too fast.
+        """
+        tokens = stop - start
+        pairs = tokens * (start + stop + 1) / 2
+        return max(pairs * self.per_pair_s, stop * self.per_key_s + tokens * self.per_query_s)
+
+    def decode_s(self, rows: int, context_tokens: int) -> float:
+        """Return the seconds of one decode step: every row attends to its context and to itself.
+
+        Known error: only the total context counts, so a batch with one very long row, which leaves
+        parts of the GPU idle, comes out too fast.
+        """
+        keys = context_tokens + rows
+        return max(keys * self.per_pair_s, keys * self.per_key_s + rows * self.per_query_s)
+
+
+def embedding_s(tokens: int, model: ModelSpec, rates: Rates) -> float:
+    """Return the seconds of the embedding look-up: a row read and written per token."""
+    return 2 * tokens * model.hidden_size * model.dtype_bytes / rates.bytes_per_s
+
+
+def head_s(
+    rows: int, model: ModelSpec, tensor_parallel: int, tile_tokens: int, rates: Rates
+) -> float:
+    """Return the seconds of the LM head and of sampling for `rows` rows; 0 rows cost nothing.
+
+    A product with [hidden, vocabulary / ranks], then the logits written and read once as float32.
+    Known error: sampling with penalties or top-p sorts, and costs several times that.
+    """
+    if rows == 0:
+        return 0.0
+    columns = -(-model.vocab_size // tensor_parallel)
+    shape = (model.hidden_size, columns)
+    product_s = linear_s(rows, shape, model.dtype_bytes, tile_tokens, rates)
+    return product_s + 2 * 4 * rows * model.vocab_size / rates.bytes_per_s
+
+
+# -- a mixture of experts: which of them a micro-batch wakes, and what they take -------------------
+# The router is taken to choose every expert equally often, save for a stated imbalance of ranks.
+
+
+def active_experts(tokens: int, num_experts: int, experts_per_token: int) -> float:
+    """Return the expected number of distinct experts that `tokens` tokens are sent to.
+
+    A token is sent to k of E experts, each as likely as any other, so an expert stays idle with
+    probability (1 - k/E) a token: E x (1 - (1 - k/E)^tokens). Known error: real routers have
+    favourites and wake fewer.
+    """
+    idle = (1 - experts_per_token / num_experts) ** tokens
+    return num_experts * (1 - idle)
+
+
+def experts_s(
+    tokens: int,
+    model: ModelSpec,
+    ranks: int,
+    rates: Rates,
+    *,
+    expert_parallel: bool,
+    imbalance: float,
+) -> float:
+    """Return the seconds of a layer's experts for `tokens` tokens, on the busiest rank.
+
+    Operations: 2 x parameters of an expert x tokens x experts a token, divided over the ranks.
+    Bytes: the weights of the active experts, once each, and the inputs and outputs of every token
+    at each of its experts; then the activation in between (3 x columns, 2 without a gate) and the
+    weighted sum of the experts' outputs. With `expert_parallel` a rank holds whole experts, so it
+    has 1/ranks of the (token, expert) pairs on average, and `imbalance` times that on the busiest
+    rank; without it every rank has a slice of all of them. Known error: grouped kernels pad
+    the rows of each expert to blocks of 16 to 128, so small batches come out too fast.
+    """
+    slices = 1 if expert_parallel else ranks
+    shapes = model.expert_shapes(slices)
+    share = imbalance / ranks if expert_parallel else 1.0
+    pairs = tokens * model.experts_per_token * share
+    active = active_experts(tokens, model.num_experts, model.experts_per_token)
+    if expert_parallel:
+        active /= ranks
+    operations = 2 * parameters(shapes) * pairs
+    moved = active * parameters(shapes) + pairs * sum(map(sum, shapes))
+    product_s = max(operations / rates.flops_per_s, moved * model.dtype_bytes / rates.bytes_per_s)
+    columns = shapes[-1][0]
+    between = pairs * ((3 if model.gated_mlp else 2) * columns + model.hidden_size)
+    return product_s + between * model.dtype_bytes / rates.bytes_per_s
+
+
+def all_to_all_bytes(tokens: int, model: ModelSpec, ranks: int, imbalance: float) -> float:
+    """Return the bytes that the busiest rank receives when tokens are sent to their experts.
+
+    Each rank has 1/ranks of the tokens; a copy of a token goes to each of its experts, of which
+    (ranks - 1)/ranks are elsewhere. The way back is as much. Known error: several experts of a
+    token on one rank need one copy where the library is clever.
+    """
+    pairs = tokens * model.experts_per_token / ranks * imbalance
+    return pairs * (ranks - 1) / ranks * model.hidden_size * model.dtype_bytes
+
+
+# -- the cost model ---------------------------------------------------------------------------
 
 
 class RooflineCost:
@@ -58,10 +243,10 @@ class RooflineCost:
         self.fabric = Ring(fabric) if isinstance(fabric, LinkSpec) else fabric
         self.expert_imbalance = expert_imbalance
         self.tile_tokens = tile_tokens
-        self._rates = formulas.Rates.of(deployment.gpu)
+        self._rates = Rates.of(deployment.gpu)
         self._layers = tuple(float(count) for count in deployment.layers_per_stage)
-        self._attention = formulas.AttentionRates.of(model, deployment.tensor_parallel, self._rates)
-        self._embedding_per_token_s = formulas.embedding_s(1, model, self._rates)
+        self._attention = AttentionRates.of(model, deployment.tensor_parallel, self._rates)
+        self._embedding_per_token_s = embedding_s(1, model, self._rates)
         self._transfer_bytes_per_token = model.hidden_size * model.dtype_bytes
         # A run asks for few distinct sizes, over and over: each is computed once.
         self._layer_by_tokens: dict[int, float] = {}
@@ -82,17 +267,13 @@ class RooflineCost:
             layer_s += self._attention.decode_s(batch.decode_tokens, batch.decode_context)
         for chunk in batch.chunks:
             layer_s += self._attention.prefill_s(chunk.start, chunk.stop)
-        head_s = self._head_by_rows.get(batch.sampled_rows)
-        if head_s is None:
-            head_s = self._head_by_rows[batch.sampled_rows] = self._head_s(batch.sampled_rows)
+        logits_s = self._head_by_rows.get(batch.sampled_rows)
+        if logits_s is None:
+            logits_s = self._head_by_rows[batch.sampled_rows] = self._head_s(batch.sampled_rows)
         times = [count * layer_s for count in self._layers]
         times[0] += tokens * self._embedding_per_token_s
-        times[-1] += head_s
+        times[-1] += logits_s
         return times
-
-    def __call__(self, stage: int, batch: BatchShape) -> float:
-        """Return the seconds on one stage."""
-        return self.times(batch)[stage]
 
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes of the hidden states that cross from one stage to the next.
@@ -121,26 +302,26 @@ class RooflineCost:
         ranks, model = self.deployment.tensor_parallel, self.deployment.model
         if self.fabric is None or ranks == 1 or not self.deployment.expert_parallel:
             return 0.0
-        size_bytes = experts.all_to_all_bytes(tokens, model, ranks, self.expert_imbalance)
+        size_bytes = all_to_all_bytes(tokens, model, ranks, self.expert_imbalance)
         return 2 * self.fabric.all_to_all_s(size_bytes, ranks)
 
     def _layer_s(self, tokens: int) -> float:
         """Return a layer's seconds without attention: all that follows from the tokens alone."""
         model, ranks = self.deployment.model, self.deployment.tensor_parallel
-        linear_s = sum(
-            formulas.linear_s(tokens, shape, model.dtype_bytes, self.tile_tokens, self._rates)
+        products_s = sum(
+            linear_s(tokens, shape, model.dtype_bytes, self.tile_tokens, self._rates)
             for shape in model.linear_shapes(ranks)
         )
-        elementwise_s = formulas.elementwise_s(tokens, model, ranks, self._rates)
+        moved_s = elementwise_s(tokens, model, ranks, self._rates)
         overhead_s = self.deployment.gpu.per_layer_overhead_s
         exchange_s = self.all_reduce_s(tokens) + self.all_to_all_s(tokens)
-        return linear_s + elementwise_s + overhead_s + exchange_s + self._experts_s(tokens)
+        return products_s + moved_s + overhead_s + exchange_s + self._experts_s(tokens)
 
     def _experts_s(self, tokens: int) -> float:
         deployment = self.deployment
         if not deployment.model.num_experts:
             return 0.0
-        return experts.experts_s(
+        return experts_s(
             tokens,
             deployment.model,
             deployment.tensor_parallel,
@@ -151,7 +332,7 @@ class RooflineCost:
 
     def _head_s(self, rows: int) -> float:
         model, ranks = self.deployment.model, self.deployment.tensor_parallel
-        return formulas.head_s(rows, model, ranks, self.tile_tokens, self._rates)
+        return head_s(rows, model, ranks, self.tile_tokens, self._rates)
 
 
 def _check_imbalance(imbalance: float, deployment: Deployment) -> None:

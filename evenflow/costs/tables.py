@@ -1,16 +1,196 @@
-"""Seconds per stage from tables of operators, wherever the tables come from.
+"""Seconds from tables of measured operators: how they are interpolated, and add up to stages.
 
-Knows how parts add up to stages, and counts how much rests on no measurement; knows no file, no
-GPU and no model.
+Over one size they are a curve, over tokens and context a surface: plain lists and bisection,
+because a look-up is on the hot path. Knows no file and no GPU; counts how much rests on no
+measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from evenflow.costs.base import BatchShape
-from evenflow.costs.curves import Estimate
+from evenflow.specs.model import ModelSpec
+
+
+class Estimate(NamedTuple):
+    """Seconds, and how many of them rest on no measurement (extrapolated or filled in)."""
+
+    seconds: float
+    unmeasured_s: float
+
+
+class Curve:
+    """Seconds against one size, exact at the measured sizes.
+
+    Between two of them inside one tile of `tile` units, and where `tile` is 1, the seconds follow a
+    straight line. Where tile edges lie between, they step at the edges: a partly filled tile takes
+    as long as a full one. Beyond the last size they grow by the slope of the upper half of the
+    measured sizes; below the first they are those of the first. At least one size, in order.
+    """
+
+    __slots__ = ("_growth_s", "_seconds", "_sizes", "tile")
+
+    def __init__(self, sizes: Sequence[int], seconds: Sequence[float], tile: int = 1) -> None:
+        self._sizes = list(sizes)
+        self._seconds = list(seconds)
+        self.tile = tile
+        half = max(bisect_right(self._sizes, self._sizes[-1] / 2) - 1, 0)
+        wide = self._padded(self._sizes[-1]) - self._padded(self._sizes[half])
+        rise_s = max(self._seconds[-1] - self._seconds[half], 0.0)
+        self._growth_s = rise_s / wide if wide else 0.0
+
+    @classmethod
+    def sum(cls, curves: Sequence[Curve]) -> Curve:
+        """Return the curve of the sums of curves with the same sizes and tile."""
+        rows = zip(*(curve._seconds for curve in curves), strict=True)
+        return cls(curves[0]._sizes, [sum(row) for row in rows], curves[0].tile)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The measured sizes, in order."""
+        return self._sizes
+
+    def covers(self, size: int) -> bool:
+        """Say whether a size lies between measured ones."""
+        return self._sizes[0] <= size <= self._sizes[-1]
+
+    def __call__(self, size: int) -> float:
+        """Return the seconds at a size."""
+        sizes, seconds = self._sizes, self._seconds
+        if size >= sizes[-1]:
+            return seconds[-1] + self._growth_s * (self._padded(size) - self._padded(sizes[-1]))
+        right = bisect_right(sizes, size)
+        if right == 0:
+            return seconds[0]
+        low, high = sizes[right - 1], sizes[right]
+        start, stop = self._padded(low), self._padded(high)
+        share = (
+            (self._padded(size) - start) / (stop - start)
+            if start < stop
+            else (size - low) / (high - low)
+        )
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
+
+    def estimate(self, size: int) -> Estimate:
+        """Return the seconds at a size; all are unmeasured where the curve does not cover it."""
+        seconds = self(size)
+        return Estimate(seconds, 0.0 if self.covers(size) else seconds)
+
+    def _padded(self, size: int) -> int:
+        return -(-size // self.tile) * self.tile
+
+
+class _Line:
+    """Seconds against context for one number of tokens: never falling, straight between points."""
+
+    __slots__ = ("contexts", "seconds", "slopes")
+
+    def __init__(self, points: Mapping[float, float]) -> None:
+        self.contexts = sorted(points)
+        self.seconds = never_falling([points[context] for context in self.contexts])
+        pairs = zip(self.contexts, self.seconds, strict=True)
+        below = next(pairs)
+        self.slopes: list[float] = []
+        for above in pairs:
+            self.slopes.append((above[1] - below[1]) / (above[0] - below[0]))
+            below = above
+        # Beyond the last context: the slope of the upper half, steadier than that of two points.
+        half = max(bisect_right(self.contexts, self.contexts[-1] / 2) - 1, 0)
+        wide = self.contexts[-1] - self.contexts[half]
+        self.slopes.append((self.seconds[-1] - self.seconds[half]) / wide if wide else 0.0)
+
+    def __call__(self, context: float) -> float:
+        at = bisect_right(self.contexts, context) - 1
+        if at < 0:
+            return self.seconds[0]
+        return self.seconds[at] + self.slopes[at] * (context - self.contexts[at])
+
+
+class Surface:
+    """Seconds of attention against (tokens, context), never falling when the context grows.
+
+    Exact at the measured points, save where measured times fall with the context: those are
+    averaged. The measured contexts may differ from one number of tokens to the next.
+    """
+
+    __slots__ = ("_lines", "_tokens")
+
+    def __init__(
+        self, points: Mapping[tuple[int, float], float] | Mapping[tuple[int, int], float]
+    ) -> None:
+        by_tokens: dict[int, dict[float, float]] = {}
+        for (tokens, context), seconds in points.items():
+            by_tokens.setdefault(tokens, {})[context] = seconds
+        self._tokens = sorted(by_tokens)
+        self._lines = [_Line(by_tokens[tokens]) for tokens in self._tokens]
+
+    def decode(self, rows: int, context_tokens: int) -> tuple[float, bool]:
+        """Return the seconds of a step of `rows` rows, and whether measured points surround it.
+
+        The second axis is the context of one row. Between measured rows the seconds follow a
+        straight line; more rows than measured take as long as several batches.
+        """
+        context = context_tokens / rows
+        last = self._tokens[-1]
+        if rows > last:
+            return self._lines[-1](context) * rows / last, False
+        right = bisect_left(self._tokens, rows)
+        above = self._lines[right]
+        inside = above.contexts[0] <= context <= above.contexts[-1]
+        if self._tokens[right] == rows or right == 0:
+            return above(context), inside and self._tokens[right] == rows
+        low, high = self._tokens[right - 1], self._tokens[right]
+        below = self._lines[right - 1]
+        start_s = below(context)
+        seconds = start_s + (above(context) - start_s) * (rows - low) / (high - low)
+        return seconds, inside and below.contexts[0] <= context <= below.contexts[-1]
+
+    def prefill(self, tokens: int, context: int) -> tuple[float, bool]:
+        """Return the seconds of one causal chunk, and whether measured points surround it.
+
+        Between measured chunks the seconds follow the number of (query, key) pairs. A chunk longer
+        than any measured one counts as several, each after the others.
+        """
+        last = self._tokens[-1]
+        if tokens > last:
+            seconds = 0.0
+            while tokens > last:
+                seconds += self._lines[-1](context)
+                tokens -= last
+                context += last
+            return seconds + self.prefill(tokens, context)[0], False
+        right = bisect_left(self._tokens, tokens)
+        above = self._lines[right]
+        inside = above.contexts[0] <= context <= above.contexts[-1]
+        if self._tokens[right] == tokens or right == 0:
+            return above(context), inside and self._tokens[right] == tokens
+        low, high = self._tokens[right - 1], self._tokens[right]
+        below = self._lines[right - 1]
+        start_s, stop_s = below(context), above(context)
+        share = (tokens - low) / (high - low)
+        if stop_s > start_s:  # else noise, and a weight that moves with the context could fall
+            share *= (context + (tokens + low) / 2) / (context + (high + low) / 2)
+        inside = inside and below.contexts[0] <= context <= below.contexts[-1]
+        return start_s + (stop_s - start_s) * share, inside
+
+
+def never_falling(values: Sequence[float]) -> list[float]:
+    """Return the nearest sequence that never falls: neighbours that do are averaged (isotonic)."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        total, count = value, 1
+        while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
+            above = blocks.pop()
+            total, count = total + above[0], count + above[1]
+        blocks.append((total, count))
+    return [total / count for total, count in blocks for _ in range(count)]
+
+
+BySize = Callable[[int], Estimate]
+"""Tokens, rows or bytes -> seconds."""
 
 Attention = Callable[[int, int], tuple[float, bool]]
 """(tokens, context) -> seconds in one layer, and whether measured points surround it."""
@@ -24,11 +204,38 @@ class Tables(NamedTuple):
     number and total context. `embedding` from the tokens, `head` (with sampling) from the rows.
     """
 
-    layer: Callable[[int], Estimate]
+    layer: BySize
     prefill: Attention
     decode: Attention
-    embedding: Callable[[int], Estimate]
-    head: Callable[[int], Estimate]
+    embedding: BySize
+    head: BySize
+
+
+def added(parts: Sequence[BySize]) -> BySize:
+    """Return the sum of parts that follow from the same size."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def total(size: int) -> Estimate:
+        estimates = [part(size) for part in parts]
+        return Estimate(
+            sum(estimate.seconds for estimate in estimates),
+            sum(estimate.unmeasured_s for estimate in estimates),
+        )
+
+    return total
+
+
+def all_reduces(model: ModelSpec, once: BySize) -> BySize:
+    """Return what a layer spends in all-reduces against tokens; `once` is one against bytes."""
+    bytes_per_token = model.hidden_size * model.dtype_bytes
+    count = 1 if model.parallel_attention else 2
+
+    def seconds(tokens: int) -> Estimate:
+        taken = once(tokens * bytes_per_token)
+        return Estimate(count * taken.seconds, count * taken.unmeasured_s)
+
+    return seconds
 
 
 class TableCost:
@@ -101,10 +308,6 @@ class TableCost:
         times[0] += embedding_s
         times[-1] += head_s
         return times
-
-    def __call__(self, stage: int, batch: BatchShape) -> float:
-        """Return the seconds on one stage."""
-        return self.times(batch)[stage]
 
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes of the hidden states that cross from one stage to the next."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from evenflow.costs import RooflineCost, Work, decode_work, formulas, prefill_work
+from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
+from evenflow.costs.roofline import AttentionRates, Rates, linear_s
 from evenflow.errors import UsageError
 from experiments.figures.layers import Keys, layered
 from experiments.figures.study import Study
@@ -77,11 +78,11 @@ def parts_of(cost: RooflineCost, work: Work) -> Parts:
     """Return an iteration's seconds by part; they add up to `sum(cost.times(work))`."""
     deployment = cost.deployment
     model, ranks = deployment.model, deployment.tensor_parallel
-    rates = formulas.Rates.of(deployment.gpu)
-    attention = formulas.AttentionRates.of(model, ranks, rates)
+    rates = Rates.of(deployment.gpu)
+    attention = AttentionRates.of(model, ranks, rates)
     tokens = work.prefill_tokens + work.decode_tokens
     linear_s = sum(
-        formulas.linear_s(tokens, shape, model.dtype_bytes, cost.tile_tokens, rates)
+        linear_s(tokens, shape, model.dtype_bytes, cost.tile_tokens, rates)
         for shape in model.linear_shapes(ranks)
     )
     attention_s = sum(attention.prefill_s(chunk.start, chunk.stop) for chunk in work.chunks)

@@ -21,7 +21,7 @@ from evenflow.costs import (
     RooflineCost,
     StageCost,
 )
-from evenflow.costs.drafts import share_of, step_of
+from evenflow.costs.modifiers import share_of, step_of
 from evenflow.costs.tables import TableCost
 from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
@@ -275,7 +275,7 @@ class SpeculativeConfig(Keys):
         """Return the costs with those of proposing tokens; `costs` are the keys they came from."""
         if self.draft_model is None:
             share = self.draft_cost_share or 0.0
-            return DraftedCost(cost, self.make(), share_of(cost, share)) if share else cost
+            return DraftedCost(cost, self.k, share_of(cost, share)) if share else cost
         if not isinstance(costs, RooflineCosts):
             raise UsageError(
                 "speculative.draft_model: its costs need costs.kind: roofline; or give a "
@@ -286,4 +286,4 @@ class SpeculativeConfig(Keys):
         layers = (target.draft.num_layers,)
         draft = Deployment(target.draft, target.gpu, layers, hardware.ranks)
         step = RooflineCost(draft, hardware.fabric(), tile_tokens=costs.tile_tokens)
-        return DraftedCost(cost, self.make(), step_of(step))
+        return DraftedCost(cost, self.k, step_of(step))

@@ -58,9 +58,6 @@ class ContextCost:
             for base_s in self.bases_s
         ]
 
-    def __call__(self, stage: int, batch: BatchShape) -> float:
-        return self.times(batch)[stage]
-
     def transfer_bytes(self, batch: BatchShape) -> float:
         return 0.0
 

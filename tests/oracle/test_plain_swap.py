@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from evenflow.costs.swap import SwapCost
+from evenflow.costs.modifiers import SwapCost
 from evenflow.types import Request
 from sim import World, simulate
 from tests.oracle.plain import Setting

@@ -11,11 +11,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from evenflow.costs.curves import Curve, Estimate, Surface
 from evenflow.costs.profile.file import LayerShapes, Point, Profile
 from evenflow.costs.profile.fill import ELEMENTWISE, LINEARS, RooflineFill
 from evenflow.costs.roofline import RooflineCost
-from evenflow.costs.tables import Attention, TableCost, Tables
+from evenflow.costs.tables import (
+    Attention,
+    BySize,
+    Curve,
+    Estimate,
+    Surface,
+    TableCost,
+    Tables,
+    added,
+    all_reduces,
+)
 from evenflow.errors import UsageError
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
@@ -31,8 +40,6 @@ GPU_BYTES_PER_S = 8e9
 GPU_FLOPS_PER_S = 1e12
 """No GPU reads a matrix of megabytes, or computes with it, more slowly: a thousandth of fast ones,
 so that milliseconds taken for seconds are told."""
-
-ByTokens = Callable[[int], Estimate]
 
 
 def profile_cost(
@@ -162,7 +169,7 @@ class Parts:
                 '"fill: roofline" to estimate them'
             )
 
-    def by_tokens(self, operator: str) -> ByTokens:
+    def by_tokens(self, operator: str) -> BySize:
         """Return an operator against tokens."""
         if not self.profile.of(operator, self.ranks):
             fill = self.fill
@@ -170,7 +177,7 @@ class Parts:
             return lambda tokens: fill.operator(operator, tokens)
         return self._curve(operator).estimate
 
-    def summed(self, operators: Sequence[str]) -> list[ByTokens]:
+    def summed(self, operators: Sequence[str]) -> list[BySize]:
         """Return operators to add up: those measured at the same tokens as one."""
         alike: dict[tuple[int, ...], list[Curve]] = {}
         filled = []
@@ -207,28 +214,20 @@ class Parts:
         surface = Surface(seconds)
         return surface.decode if decoding else surface.prefill
 
-    def all_reduces(self) -> ByTokens:
+    def all_reduces(self) -> BySize:
         """Return what a layer spends in all-reduces."""
         if self.ranks == 1:
             return lambda tokens: Estimate(0.0, 0.0)
         if not self.profile.of("all_reduce", self.ranks):
             assert self.fill is not None  # check_complete has refused
             return self.fill.all_reduce
-        curve = self._curve("all_reduce")
-        bytes_per_token = self.model.hidden_size * self.model.dtype_bytes
-        count = 1 if self.model.parallel_attention else 2
+        return all_reduces(self.model, self._curve("all_reduce").estimate)
 
-        def seconds(tokens: int) -> Estimate:
-            once = curve.estimate(tokens * bytes_per_token)
-            return Estimate(count * once.seconds, count * once.unmeasured_s)
-
-        return seconds
-
-    def layer(self, with_all_reduces: bool) -> ByTokens:
+    def layer(self, with_all_reduces: bool) -> BySize:
         """Return a layer without attention: its operators, and what it takes beyond them."""
         operators = self.summed(LAYER)
         beyond = self._beyond_operators(operators)
-        total = _total([*operators, *([self.all_reduces()] if with_all_reduces else ())])
+        total = added([*operators, *([self.all_reduces()] if with_all_reduces else ())])
 
         def seconds(tokens: int) -> Estimate:
             estimate = total(tokens)
@@ -236,7 +235,7 @@ class Parts:
 
         return seconds
 
-    def _beyond_operators(self, operators: Sequence[ByTokens]) -> Callable[[int], float]:
+    def _beyond_operators(self, operators: Sequence[BySize]) -> Callable[[int], float]:
         if not self.profile.of("layer", self.ranks):
             return lambda tokens: 0.0
         whole = self._curve("layer")
@@ -248,7 +247,7 @@ class Parts:
         difference, last = Curve(whole.sizes, rest), whole.sizes[-1]
         return lambda tokens: difference(min(tokens, last))
 
-    def whole_layer(self) -> ByTokens:
+    def whole_layer(self) -> BySize:
         """Return a layer without attention, from times of the whole model.
 
         What a prompt takes less embedding, head and attention, divided by the number of layers.
@@ -265,20 +264,6 @@ class Parts:
 
         return seconds
 
-    def head(self) -> ByTokens:
+    def head(self) -> BySize:
         """Return final norm, LM head and sampling against rows."""
-        return _total(self.summed(("head", "sample")))
-
-
-def _total(parts: Sequence[ByTokens]) -> ByTokens:
-    if len(parts) == 1:
-        return parts[0]
-
-    def seconds(tokens: int) -> Estimate:
-        estimates = [part(tokens) for part in parts]
-        return Estimate(
-            sum(estimate.seconds for estimate in estimates),
-            sum(estimate.unmeasured_s for estimate in estimates),
-        )
-
-    return seconds
+        return added(self.summed(("head", "sample")))

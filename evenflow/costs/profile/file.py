@@ -8,30 +8,85 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from evenflow.costs.profile.points import COLUMNS, OPERATORS, Point, read_points
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 
-__all__ = [
-    "OPERATORS",
-    "Header",
-    "LayerShapes",
-    "Point",
-    "Profile",
-    "parse_profile",
-    "read_profile",
-    "write_profile",
-]
-
 VERSION = 1
 DEVICE_KINDS = ("cpu", "cuda", "other")
+
+MAX_SECONDS = 3600.0
+"""A longer time is a mistake of units: no operator takes an hour."""
+
+COLUMNS = (
+    "operator",
+    "tokens",
+    "context_tokens",
+    "bytes",
+    "ranks",
+    "median_s",
+    "p10_s",
+    "p90_s",
+    "repeats",
+)
+SIZE_COLUMNS = ("tokens", "context_tokens", "bytes")
+TIME_COLUMNS = ("median_s", "p10_s", "p90_s")
+
+OPERATORS: dict[str, tuple[str, ...]] = {
+    "linear_qkv": ("tokens",),
+    "linear_o": ("tokens",),
+    "linear_up": ("tokens",),
+    "linear_down": ("tokens",),
+    "norm": ("tokens",),
+    "rope": ("tokens",),
+    "activation": ("tokens",),
+    "kv_write": ("tokens",),
+    "attention_prefill": ("tokens", "context_tokens"),
+    "attention_decode": ("tokens", "context_tokens"),
+    "attention_decode_uneven": ("tokens", "context_tokens"),
+    "layer": ("tokens",),
+    "embedding": ("tokens",),
+    "head": ("tokens",),
+    "sample": ("tokens",),
+    "all_reduce": ("bytes",),
+    "transfer": ("bytes",),
+    "cpu_schedule": ("tokens",),
+    "cpu_prepare": ("tokens",),
+    "cpu_sample": ("tokens",),
+    "cpu_detokenise": ("tokens",),
+    "model_prefill": ("tokens",),
+}
+"""Operator -> the sizes it is measured against."""
+
+
+class Point(NamedTuple):
+    """One measured point: sizes (None where the operator has none of that kind), seconds, repeats.
+
+    `ranks`: the operator has the shape of one of so many tensor-parallel shards.
+    """
+
+    operator: str
+    tokens: int | None
+    context_tokens: int | None
+    size_bytes: int | None
+    ranks: int
+    median_s: float
+    p10_s: float
+    p90_s: float
+    repeats: int
+
+    @property
+    def key(self) -> tuple[str, int, int, int, int]:
+        """What makes the point distinct, and the order of the file."""
+        sizes = (self.tokens or 0, self.context_tokens or 0, self.size_bytes or 0)
+        return (self.operator, self.ranks, *sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +213,7 @@ def parse_profile(text: str, name: str) -> Profile:
             f"{name}, line {count + 1}: the columns should be {','.join(COLUMNS)} "
             "(times are seconds)"
         )
-    points = tuple(read_points(lines[count + 1 :], count + 2, name))
+    points = tuple(_read_points(lines[count + 1 :], count + 2, name))
     if len(points) != announced:
         raise UsageError(
             f"{name}: holds {len(points)} points, its header says {announced}: truncated or edited"
@@ -224,3 +279,65 @@ def _header_value(key: str, kind: str, text: str, name: str) -> Any:
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise UsageError(f'{name}: {key} is "{text}"; it should be a whole number from {least}')
     return int(text)
+
+
+# -- the lines of points ------------------------------------------------------------------------
+
+
+def _read_points(lines: Iterable[str], first: int, name: str) -> Iterator[Point]:
+    seen: dict[tuple[str, int, int, int, int], int] = {}
+    for number, cells in enumerate(csv.reader(lines), first):
+        place = f"{name}, line {number}"
+        if len(cells) != len(COLUMNS):
+            raise UsageError(f"{place}: {len(cells)} columns, not {len(COLUMNS)}: truncated?")
+        point = _point(dict(zip(COLUMNS, cells, strict=True)), place)
+        if point.key in seen:
+            raise UsageError(f"{place}: the same point as in line {seen[point.key]}")
+        seen[point.key] = number
+        yield point
+
+
+def _point(cells: dict[str, str], place: str) -> Point:
+    operator = cells["operator"]
+    if operator not in OPERATORS:
+        hint = instead_of(operator, OPERATORS)
+        raise UsageError(f'{place}: unknown operator "{operator}"; {hint}')
+    needed = OPERATORS[operator]
+    for column in SIZE_COLUMNS:
+        if (cells[column] != "") != (column in needed):
+            what = "lacks" if column in needed else "has no"
+            raise UsageError(f"{place}: {operator} {what} {column}; sizes: {', '.join(needed)}")
+    read = _reader(cells, place)
+    tokens, context_tokens, size_bytes = (
+        read(column, 0 if column == "context_tokens" else 1) if column in needed else None
+        for column in SIZE_COLUMNS
+    )
+    median_s, p10_s, p90_s = (_seconds(cells[column], column, place) for column in TIME_COLUMNS)
+    if not p10_s <= median_s <= p90_s:
+        raise UsageError(f"{place}: p10_s <= median_s <= p90_s does not hold")
+    sizes = (tokens, context_tokens, size_bytes)
+    return Point(operator, *sizes, read("ranks", 1), median_s, p10_s, p90_s, read("repeats", 1))
+
+
+def _reader(cells: dict[str, str], place: str) -> Callable[[str, int], int]:
+    def read(column: str, least: int) -> int:
+        text = cells[column]
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise UsageError(
+                f'{place}: {column} is "{text}"; it should be a whole number from {least}'
+            )
+        return int(text)
+
+    return read
+
+
+def _seconds(text: str, column: str, place: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < MAX_SECONDS:  # NaN compares false
+        raise UsageError(
+            f'{place}: {column} is "{text}"; it should be seconds above 0 and below an hour'
+        )
+    return value

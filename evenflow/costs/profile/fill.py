@@ -5,9 +5,15 @@ Knows a deployment with its GPU's efficiencies; every second it gives counts as 
 
 from __future__ import annotations
 
-from evenflow.costs import formulas
-from evenflow.costs.curves import Estimate
-from evenflow.costs.roofline import RooflineCost
+from evenflow.costs.roofline import (
+    AttentionRates,
+    Rates,
+    RooflineCost,
+    embedding_s,
+    head_s,
+    linear_s,
+)
+from evenflow.costs.tables import Estimate
 
 LINEARS = ("linear_qkv", "linear_o", "linear_up", "linear_down")
 """The products of a layer, in the order of `ModelSpec.linear_shapes`."""
@@ -27,8 +33,8 @@ class RooflineFill:
     def __init__(self, roofline: RooflineCost) -> None:
         deployment = roofline.deployment
         self.roofline = roofline
-        self._rates = formulas.Rates.of(deployment.gpu)
-        self._attention = formulas.AttentionRates.of(
+        self._rates = Rates.of(deployment.gpu)
+        self._attention = AttentionRates.of(
             deployment.model, deployment.tensor_parallel, self._rates
         )
 
@@ -41,18 +47,18 @@ class RooflineFill:
         model, ranks, tile = deployment.model, deployment.tensor_parallel, self.roofline.tile_tokens
         if name in LINEARS:
             shape = model.linear_shapes(ranks)[LINEARS.index(name)]
-            return _all(formulas.linear_s(tokens, shape, model.dtype_bytes, tile, rates))
+            return _all(linear_s(tokens, shape, model.dtype_bytes, tile, rates))
         if name == "embedding":
-            return _all(formulas.embedding_s(tokens, model, rates))
+            return _all(embedding_s(tokens, model, rates))
         if name == "head":
-            return _all(formulas.head_s(tokens, model, ranks, tile, rates))
+            return _all(head_s(tokens, model, ranks, tile, rates))
         if name == "sample":
             return _all(0.0)
         moved = tokens * self._values_per_token(name) * model.dtype_bytes
         return _all(moved / rates.bytes_per_s)
 
     def _values_per_token(self, name: str) -> float:
-        """Return the values that an operator moves, as `formulas.elementwise_s` counts them."""
+        """Return the values that an operator moves, as `roofline.elementwise_s` counts them."""
         deployment = self.roofline.deployment
         model, ranks = deployment.model, deployment.tensor_parallel
         kv_heads = model.local_kv_heads(ranks)

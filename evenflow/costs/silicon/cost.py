@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from evenflow.costs import formulas
 from evenflow.costs.collectives import Fabric
-from evenflow.costs.curves import Curve, Estimate, Surface
+from evenflow.costs.roofline import Rates, elementwise_s
 from evenflow.costs.silicon.points import (
     Peak,
     chunk_times,
@@ -26,7 +25,17 @@ from evenflow.costs.silicon.points import (
     step_times,
 )
 from evenflow.costs.silicon.tables import SiliconTables, load_tables, package_version
-from evenflow.costs.tables import Attention, TableCost, Tables
+from evenflow.costs.tables import (
+    Attention,
+    BySize,
+    Curve,
+    Estimate,
+    Surface,
+    TableCost,
+    Tables,
+    added,
+    all_reduces,
+)
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
@@ -111,17 +120,9 @@ def silicon_cost(
     than those measured, or were not measured in such number.
     """
     parts = _Parts(deployment, source)
-    reduces = parts.all_reduces(fabric)
-    layer = parts.layer()
+    layer = added([parts.layer(), parts.all_reduces(fabric)])
     model = deployment.model
-
-    def with_reduces(tokens: int) -> Estimate:
-        inside, between = layer(tokens), reduces(tokens)
-        return Estimate(
-            inside.seconds + between.seconds, inside.unmeasured_s + between.unmeasured_s
-        )
-
-    tables = Tables(with_reduces, parts.prefill(), parts.decode(), parts.embedding(), parts.head())
+    tables = Tables(layer, parts.prefill(), parts.decode(), parts.embedding(), parts.head())
     return TableCost(tables, deployment.layers_per_stage, model.hidden_size * model.dtype_bytes)
 
 
@@ -142,7 +143,7 @@ class _Parts:
         slower = self.peak.bytes_per_s / self.target.bytes_per_s
         self.per_byte_s = slower / memory_bytes_per_s(gemm)
 
-    def product(self, shape: tuple[int, int]) -> Callable[[int], Estimate]:
+    def product(self, shape: tuple[int, int]) -> BySize:
         """Return a linear operator [inputs, outputs] against tokens."""
         k, n = shape
         gemm = self.tables.gemm
@@ -159,7 +160,7 @@ class _Parts:
             Estimate(curve(tokens), curve(tokens)) if beyond else curve.estimate(tokens)
         )
 
-    def layer(self) -> Callable[[int], Estimate]:
+    def layer(self) -> BySize:
         products = [self.product(shape) for shape in self.model.linear_shapes(self.ranks)]
         bytes_per_token = self._elementwise_bytes()
 
@@ -174,11 +175,11 @@ class _Parts:
         return seconds
 
     def _elementwise_bytes(self) -> float:
-        """Return the bytes per token, counted as `formulas.elementwise_s` does."""
-        rates = formulas.Rates(1.0, 1.0)
-        return formulas.elementwise_s(1, self.model, self.ranks, rates)
+        """Return the bytes per token, counted as `roofline.elementwise_s` does."""
+        rates = Rates(1.0, 1.0)
+        return elementwise_s(1, self.model, self.ranks, rates)
 
-    def embedding(self) -> Callable[[int], Estimate]:
+    def embedding(self) -> BySize:
         bytes_per_token = 2 * self.model.hidden_size * self.model.dtype_bytes
 
         def seconds(tokens: int) -> Estimate:
@@ -187,7 +188,7 @@ class _Parts:
 
         return seconds
 
-    def head(self) -> Callable[[int], Estimate]:
+    def head(self) -> BySize:
         columns = -(-self.model.vocab_size // self.ranks)
         product = self.product((self.model.hidden_size, columns))
 
@@ -235,19 +236,17 @@ class _Parts:
 
         return wider
 
-    def all_reduces(self, fabric: Fabric | None) -> Callable[[int], Estimate]:
-        model, ranks = self.model, self.ranks
+    def all_reduces(self, fabric: Fabric | None) -> BySize:
+        ranks = self.ranks
         if ranks == 1:
             return lambda tokens: Estimate(0.0, 0.0)
-        count = 1 if model.parallel_attention else 2
-        bytes_per_token = model.hidden_size * model.dtype_bytes
         if fabric is not None:
 
-            def over_fabric(tokens: int) -> Estimate:
-                taken_s = count * fabric.all_reduce_s(tokens * bytes_per_token, ranks)
+            def over_fabric(size_bytes: int) -> Estimate:
+                taken_s = fabric.all_reduce_s(size_bytes, ranks)
                 return Estimate(taken_s, taken_s)
 
-            return over_fabric
+            return all_reduces(self.model, over_fabric)
         if not self.source.measured.nvlink or ranks not in self.tables.all_reduce:
             known = ", ".join(map(str, sorted(self.tables.all_reduce)))
             raise UsageError(
@@ -256,12 +255,7 @@ class _Parts:
             )
         times = self.tables.all_reduce[ranks]
         curve = Curve(sorted(times), [times[size] for size in sorted(times)])
-
-        def seconds(tokens: int) -> Estimate:
-            once = curve.estimate(tokens * bytes_per_token)
-            return Estimate(count * once.seconds, count * once.unmeasured_s)
-
-        return seconds
+        return all_reduces(self.model, curve.estimate)
 
 
 def _tabled(seconds: Callable[[int, int], tuple[float, bool]], sizes: list[int]) -> Attention:

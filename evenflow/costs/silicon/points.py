@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from evenflow.costs.curves import Surface
 from evenflow.costs.silicon.tables import Heads, SiliconTables
+from evenflow.costs.tables import Surface
 
 Key = TypeVar("Key", int, tuple[int, int])
 
@@ -112,16 +112,7 @@ def prompt_times(context: Mapping[Heads, Mapping[int, float]], heads: Heads) -> 
     """
     times = context.get(heads, {})
     lines = _prompt_lines(context, heads)
-    sizes = set(times).union(*(line for _, line in lines))
-    found = dict(times)
-    for tokens in sorted(sizes - set(times)):
-        estimates = _prompt_estimates(times, tokens)
-        over_heads = _over_heads(lines, heads[0], tokens, grows=True)
-        if over_heads is not None:
-            estimates.append(over_heads)
-        if estimates:
-            found[tokens] = median(estimates)
-    return found
+    return _completed(times, lines, heads[0], _prompt_estimates, grows=True)
 
 
 def _prompt_estimates(times: Mapping[int, float], tokens: int) -> list[float]:
@@ -145,16 +136,31 @@ def step_times(
         for pair in sorted(generation)
         if pair[1] == heads[1] and pair != heads
     ]
+    return _completed(times, lines, heads[0], _decode_estimates, grows=False)
+
+
+def _completed(
+    times: Mapping[Key, float],
+    lines: Sequence[tuple[int, Mapping[Key, float]]],
+    heads: int,
+    estimates_of: Callable[[Mapping[Key, float], Key], list[float]],
+    *,
+    grows: bool,
+) -> dict[Key, float]:
+    """Return `times` with the points that other numbers of heads (`lines`) have besides.
+
+    Each is the median of what `estimates_of` makes of `times`, and of the times over the heads.
+    """
     points = set(times).union(*(line for _, line in lines))
-    found = dict(times)
+    completed = dict(times)
     for point in sorted(points - set(times)):
-        estimates = _decode_estimates(times, point)
-        over_heads = _over_heads(lines, heads[0], point, grows=False)
+        estimates = estimates_of(times, point)
+        over_heads = _over_heads(lines, heads, point, grows=grows)
         if over_heads is not None:
             estimates.append(over_heads)
         if estimates:
-            found[point] = median(estimates)
-    return found
+            completed[point] = median(estimates)
+    return completed
 
 
 def _decode_estimates(

@@ -1,0 +1,123 @@
+"""What wraps a cost model: captured CUDA graphs, the drafts of speculation, copies to the host.
+
+Knows the numbers of a micro-batch and another cost model; which rows it holds is not asked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from evenflow.costs.base import BatchShape, StageCost, Work, decode_work
+from evenflow.errors import UsageError
+from evenflow.specs.checks import require_counts
+
+
+@dataclass(frozen=True, slots=True)
+class Modified:
+    """`costs` with other seconds: what it does to them is in `times`, stages and bytes stay."""
+
+    costs: StageCost
+
+    @property
+    def depth(self) -> int:
+        """Number of pipeline stages."""
+        return self.costs.depth
+
+    def times(self, batch: BatchShape) -> list[float]:
+        """Return the seconds on every stage."""
+        raise NotImplementedError
+
+    def transfer_bytes(self, batch: BatchShape) -> float:
+        """Return the bytes that cross from one stage to the next."""
+        return self.costs.transfer_bytes(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCost(Modified):
+    """Decode steps replayed from captured CUDA graphs: a decode-only micro-batch costs as much as
+    the next captured size, everything else as `costs` says.
+
+    `sizes` are the captured numbers of tokens, ascending. A decode-only micro-batch up to the
+    largest is computed with as many tokens as the next size says, and by `captured`, the same
+    hardware without the launches that a graph saves (None: `costs`, nothing saved). Padding rows
+    attend to nothing and are not sampled or sent. A larger micro-batch, or one with a prompt, is
+    not replayed (vLLM's and SGLang's rule). UsageError unless the sizes ascend. Does not know: the
+    memory that graphs hold, and captured prefills.
+    """
+
+    sizes: Sequence[int]
+    captured: StageCost | None = None
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            require_counts("costs: cuda_graph_sizes", size=size)
+        if not self.sizes or any(one >= other for one, other in pairwise(self.sizes)):
+            raise UsageError(
+                f"costs: cuda_graph_sizes: {list(self.sizes)} must be numbers of tokens that ascend"
+            )
+
+    def times(self, batch: BatchShape) -> list[float]:
+        if batch.prefill_tokens or batch.decode_tokens > self.sizes[-1]:
+            return self.costs.times(batch)
+        padded = self.sizes[bisect_left(self.sizes, batch.decode_tokens)]
+        work = Work((), 0, padded, batch.decode_context, batch.sampled_rows)
+        return (self.captured or self.costs).times(work)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedCost(Modified):
+    """Add the time to propose tokens to the last stage of every micro-batch that decodes.
+
+    Each row has its `k` proposals and its last sure token verified, which is the ordinary cost of
+    the tokens that the micro-batch holds. The proposals are k decode steps of the draft, one after
+    the other, on the stage that samples, after it has sampled (vLLM's place for the drafter).
+    `draft_step_s(rows, context)` is one of them. Does not know: prompts of the draft model (small
+    beside the target's), tree drafts.
+    """
+
+    k: int
+    draft_step_s: Callable[[int, int], float]
+
+    def times(self, batch: BatchShape) -> list[float]:
+        times = self.costs.times(batch)
+        if batch.decode_tokens:
+            rows = batch.decode_tokens // (self.k + 1)
+            times[-1] += self.k * self.draft_step_s(rows, batch.decode_context)
+        return times
+
+
+def share_of(target: StageCost, share: float) -> Callable[[int, int], float]:
+    """Return the seconds of a draft step as a share of the target's step, all stages together."""
+    return lambda rows, context: share * sum(target.times(decode_work(rows, context)))
+
+
+def step_of(draft: StageCost) -> Callable[[int, int], float]:
+    """Return the seconds of a draft step as those of a draft model of its own, on one stage."""
+    return lambda rows, context: draft.times(decode_work(rows, context))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapCost(Modified):
+    """`costs`, and before them the copies of KV pages that a micro-batch waits for.
+
+    On each stage: swapped_rows * `latency_s` + swapped_pages * page_bytes / `bandwidth_bytes_per_s`
+    seconds, where `page_bytes` [depth] is a page's share of the layers on one GPU. Each GPU has a
+    host link of its own; copies in and out share it, one after the other. Known error: an engine
+    that copies ahead of time would hide a part.
+    """
+
+    page_bytes: Sequence[int]
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def times(self, batch: BatchShape) -> list[float]:
+        times = self.costs.times(batch)
+        if not isinstance(batch, Work) or not batch.swapped_rows:
+            return times
+        latency_s = batch.swapped_rows * self.latency_s
+        per_byte_s = batch.swapped_pages / self.bandwidth_bytes_per_s
+        copies_s = [latency_s + per_byte_s * size_bytes for size_bytes in self.page_bytes]
+        return [seconds + copy_s for seconds, copy_s in zip(times, copies_s, strict=True)]

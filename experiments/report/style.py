@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.results.run import Floats
-
 Figure = dict[str, Any]
 
 WIDTH = 1000
@@ -30,74 +28,6 @@ CAUSE_COLOURS = {
     "link": "#555555",
     "cpu": "#AA4499",
 }
-
-
-def layout(height: int, rows: int = 1, columns: int = 1) -> Figure:
-    """Return a plain white layout of `height` pixels: a grid of rows x columns panels."""
-    made: Figure = {
-        "width": WIDTH,
-        "height": height,
-        "margin": {"l": 75, "r": 20, "t": 62, "b": 50},
-        "font": {"family": "system-ui, Segoe UI, Helvetica, Arial, sans-serif", "size": 13},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "y": 1.02,
-            "yanchor": "bottom",
-            "bgcolor": "rgba(0,0,0,0)",
-        },
-        "annotations": [],
-        "grid": {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.12},
-    }
-    for panel in range(1, rows * columns + 1):
-        lines = {"gridcolor": GRID, "linecolor": "#9AA5B1", "zeroline": False, "ticks": "outside"}
-        lines |= {"exponentformat": "none", "separatethousands": True}
-        made[axis("x", panel)] = dict(lines)
-        made[axis("y", panel)] = dict(lines)
-    return made
-
-
-def axis(letter: str, panel: int) -> str:
-    """Return the name of a layout's axis: `axis("x", 2)` is "xaxis2"; panels count from 1."""
-    return f"{letter}axis{panel if panel > 1 else ''}"
-
-
-def heading(panel: int, text: str) -> Figure:
-    """Return an annotation that stands above a panel, at its left edge."""
-    number = panel if panel > 1 else ""
-    return {
-        "text": text,
-        "xref": f"x{number} domain",
-        "yref": f"y{number} domain",
-        "x": 0,
-        "y": 1,
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "showarrow": False,
-    }
-
-
-def on(panel: int) -> Figure:
-    """Return the entries that put a trace on the axes of a panel."""
-    number = panel if panel > 1 else ""
-    return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-
-
-def line(name: str, index: int, x: Floats, y: Any, panel: int) -> Figure:
-    """Return the line of the run at position `index`; only panel 1 enters the legend."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": escape(name),
-        "legendgroup": name,
-        "showlegend": panel == 1,
-        "x": compact(x),
-        "y": compact(y),
-        "line": {"color": colour(index), "width": 2},
-        "hovertemplate": "%{x:.4g}, %{y:.4g}<extra>" + escape(name) + "</extra>",
-    } | on(panel)
 
 
 def compact(values: Any, digits: int = 5) -> list[float]:
@@ -123,15 +53,41 @@ def faint(solid: str) -> str:
     return f"rgba({red},{green},{blue},0.15)"
 
 
+AXIS: Figure = {
+    "gridcolor": GRID,
+    "linecolor": "#9AA5B1",
+    "zeroline": False,
+    "ticks": "outside",
+    "exponentformat": "none",
+    "separatethousands": True,
+}
+LAYOUT: Figure = {
+    "width": WIDTH,
+    "margin": {"l": 75, "r": 20, "t": 62, "b": 50},
+    "font": {"family": "system-ui, Segoe UI, Helvetica, Arial, sans-serif", "size": 13},
+    "paper_bgcolor": "white",
+    "plot_bgcolor": "white",
+    "legend": {
+        "orientation": "h",
+        "x": 0,
+        "y": 1.02,
+        "yanchor": "bottom",
+        "bgcolor": "rgba(0,0,0,0)",
+    },
+}
+
+
 class Drawing:
     """A Plotly figure as it grows: rows x columns of panels, counted row by row from 1.
 
-    `keys` go into Plotly's layout. Panels may be left out of a call where there is one.
+    It is plain and white, `height` pixels high; `keys` go into Plotly's layout.
     """
 
     def __init__(self, height: int, rows: int = 1, columns: int = 1, **keys: Any) -> None:
+        grid = {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.12}
+        axes = {f"{x}axis{_number(i)}": AXIS for i in range(1, rows * columns + 1) for x in "xy"}
         self.data: list[Figure] = []
-        self.layout = layout(height, rows, columns)
+        self.layout = {**LAYOUT, "height": height, "annotations": [], "grid": grid, **axes}
         self.set(**keys)
 
     @property
@@ -148,19 +104,29 @@ class Drawing:
     def axis(self, letter: str, panel: int = 1, title: str | None = None, **keys: Any) -> None:
         """Change keys of an axis, "x" or "y", and its title."""
         titled = {} if title is None else {"title": {"text": title}}
-        self.set(**{axis(letter, panel): titled | keys})
+        self.set(**{f"{letter}axis{_number(panel)}": titled | keys})
 
     def head(self, panel: int, text: str) -> None:
         """Write above a panel, at its left edge."""
-        self.layout["annotations"].append(heading(panel, text))
+        refs = {f"{letter}ref": f"{letter}{_number(panel)} domain" for letter in "xy"}
+        place = {"x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
+        self.layout["annotations"].append({"text": text, **refs, **place})
 
     def add(self, panel: int = 1, **trace: Any) -> None:
         """Put a trace on a panel."""
-        self.data.append(trace | on(panel))
+        axes = {f"{letter}axis": f"{letter}{_number(panel)}" for letter in "xy"}
+        self.data.append(trace | axes)
 
     def line(self, name: str, index: int, x: Any, y: Any, panel: int = 1, **trace: Any) -> None:
         """Draw the line of the run at position `index`; only panel 1 enters the legend."""
-        self.data.append(line(name, index, x, y, panel) | trace)
+        look = {
+            "legendgroup": name,
+            "showlegend": panel == 1,
+            "line": {"color": colour(index), "width": 2},
+            "hovertemplate": "%{x:.4g}, %{y:.4g}<extra>" + escape(name) + "</extra>",
+        }
+        points = {"x": compact(x), "y": compact(y)}
+        self.add(panel, type="scatter", mode="lines", name=escape(name), **points, **look | trace)
 
     def bars(
         self,
@@ -177,3 +143,8 @@ class Drawing:
         white = {"color": "white"} if edge else {}
         marker = {"color": shade, "line": {"width": edge, **white}}
         self.add(panel, type="bar", name=name, x=x, y=y, marker=marker, **trace)
+
+
+def _number(panel: int) -> str:
+    """Return how Plotly's names of axes end: nothing for the first panel."""
+    return str(panel) if panel > 1 else ""

@@ -1,7 +1,7 @@
 """Every example of the README and of docs/ works as it stands there.
 
 A fenced block is an example by its language: `yaml` is checked against the schema, `python` is run,
-`console` has its `$` lines run. `title=NAME` after the language saves the block under that name for
+`console` has its `$` lines run, and `text` after `python` is what that prints. `title=NAME` after the language saves the block under that name for
 the blocks after it. Blocks of one document share a folder, which also holds examples/.
 """
 
@@ -81,7 +81,11 @@ def check_console(text: str, folder: Path) -> None:
 
 
 def check(document: str, folder: Path) -> None:
+    printed = ""
     for example in examples(document):
+        if example.language == "text" and printed:
+            assert [line.rstrip() for line in printed.splitlines()] == example.text.splitlines()
+        printed = ""
         if example.title:
             path = folder / example.title
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +95,7 @@ def check(document: str, folder: Path) -> None:
         elif example.language == "python":
             done = run(folder, example.title) if example.title else run(folder, "-c", example.text)
             assert done.returncode == 0, f"{example.text}\n{done.stdout}"
+            printed = done.stdout
         elif example.language == "console":
             check_console(example.text, folder)
 
@@ -106,6 +111,7 @@ def test_the_examples_of_a_document_work(path: Path, tmp_path: Path) -> None:
     [
         "```yaml\nstagse: 4\n```\n",
         "```python\nraise ValueError\n```\n",
+        "```python\nprint(1)\n```\n```text\n2\n```\n",
         "```console\n$ make nothing\n```\n",
         "```console\n$ evenflow simulate missing.yaml\n```\n",
         "```console\n$ evenflow simulate missing.yaml\nerror: something else\n```\n",

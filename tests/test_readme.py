@@ -1,8 +1,9 @@
 """Every example of the README and of docs/ works as it stands there.
 
 A fenced block is an example by its language: `yaml` is checked against the schema, `python` is run,
-`console` has its `$` lines run, and `text` after `python` is what that prints. `title=NAME` after the language saves the block under that name for
-the blocks after it. Blocks of one document share a folder, which also holds examples/.
+`text` after it is what it prints, `console` has its `$` lines run. `title=NAME` after the language
+saves the block under that name for the blocks after it. Blocks of one document share a folder,
+which also holds examples/.
 """
 
 from __future__ import annotations

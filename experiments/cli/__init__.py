@@ -191,7 +191,7 @@ def list_schedulers() -> None:
     """List the policies with their parameters, and the systems of the papers made of them."""
     from experiments.report.tables import print_table
     from experiments.run_file.pools import catalogue
-    from experiments.systems import SYSTEMS
+    from experiments.systems import systems
 
     rows = [
         (
@@ -202,8 +202,8 @@ def list_schedulers() -> None:
         for entry in catalogue()
     ]
     print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
-    systems = [(system.title, system.keys, system.source) for system in SYSTEMS]
-    print_table(("system", "keys of RUN.yaml", "source"), systems)
+    rows = [(system.title, system.keys, system.source) for system in systems()]
+    print_table(("system", "keys of RUN.yaml", "source"), rows)
     typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
 
 

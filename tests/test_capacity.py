@@ -13,14 +13,22 @@ import pytest
 
 from evenflow.errors import UsageError
 from evenflow.types import Request
-from experiments.capacity.find import Capacity, Question, at_rate, capacity_of, own_rate
-from experiments.capacity.prices import dollars_per_hour, load_prices
-from experiments.capacity.report import facts, sentences
 from experiments.run_file.build import load_workload
-from experiments.run_file.run import RunConfig, configured
+from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document
+from experiments.study.capacity import (
+    Capacity,
+    Question,
+    capacity_of,
+    dollars_per_hour,
+    load_prices,
+    own_rate,
+    rate_patch,
+)
+from experiments.study.capacity_report import facts, sentences
 from experiments.study.points import Store
 from experiments.study.slo import parse_slo
+from experiments.study.trials import Simulator
 from tests.command_line import evenflow, refusal
 from tests.test_points import RUN
 
@@ -44,7 +52,8 @@ def queue(folder: Path, *overrides: str, requests: int) -> RunConfig:
 def capacity(folder: Path, config: RunConfig, *slo: str, **more: Any) -> Capacity:
     question = Question(config, tuple(parse_slo(slo)), folder, **more)
     with ThreadPoolExecutor(1) as executor:
-        return capacity_of(question, Store(folder / "points"), executor, curve=(0.5, 2.0))
+        who = Simulator(Store(folder / "points"), executor)
+        return capacity_of(question, who, curve=(0.5, 2.0))
 
 
 def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
@@ -62,9 +71,10 @@ def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
         assert above.rate <= 1.04 * below.rate
     attained = {each.rate: each.values["attainment"] for each in found.measured}
     assert attained[found.curve[0]] > attained[found.curve[1]]
-    again = facts(found)
-    assert again["limited_by"] == {"mean_queue_ms": 4}
-    assert "95 %" in sentences(found, again)[0]
+    assert facts(found)["limited_by"] == {"mean_queue_ms": 4}
+    assert "95 %" in sentences(found)[0]
+    assert len(found.points) == len(found.measured)
+    assert set(found.points["misses"]) == {"", "mean_queue_ms"}
 
 
 def lengths(requests: list[Request]) -> list[tuple[int, int]]:
@@ -86,7 +96,8 @@ def test_all_rates_see_the_same_requests_and_the_same_draws(tmp_path: Path) -> N
         plain = load_workload(config, tmp_path).requests
         start = own_rate(config.workload.arrivals, plain)
         for rate in (start, 3 * start):
-            requests = load_workload(at_rate(config, rate, start, 0), tmp_path).requests
+            patch = rate_patch(config.workload.arrivals, rate, start)
+            requests = load_workload(with_(config, patch), tmp_path).requests
             times_s = [request.arrival_s * rate / start for request in requests]
             assert times_s == pytest.approx([request.arrival_s for request in plain])
             assert lengths(requests) == lengths(plain)
@@ -95,9 +106,8 @@ def test_all_rates_see_the_same_requests_and_the_same_draws(tmp_path: Path) -> N
 def test_a_limit_below_the_service_time_is_never_kept(tmp_path: Path) -> None:
     found = capacity(tmp_path, queue(tmp_path, requests=200), "mean_ttft_ms=90")
     assert (found.status, found.rate) == ("never", None)
-    told = facts(found)
-    assert told["capacity_requests_per_s"] is None
-    assert "no rate keeps the SLO" in sentences(found, told)[0]
+    assert facts(found)["capacity_requests_per_s"] is None
+    assert "no rate keeps the SLO" in sentences(found)[0]
 
 
 def test_a_limit_that_no_rate_touches_needs_more_requests(tmp_path: Path) -> None:
@@ -108,7 +118,7 @@ def test_a_limit_that_no_rate_touches_needs_more_requests(tmp_path: Path) -> Non
 def test_a_short_run_is_told(tmp_path: Path) -> None:
     found = capacity(tmp_path, queue(tmp_path, requests=40), "p99_ttft_ms=1500")
     assert found.status == "found"
-    assert any("run length matters" in line for line in sentences(found, facts(found)))
+    assert any("run length matters" in line for line in sentences(found))
 
 
 def test_the_same_question_is_answered_from_the_store(tmp_path: Path) -> None:
@@ -128,9 +138,10 @@ def test_the_price_of_a_capacity(tmp_path: Path) -> None:
     assert dollars_per_hour(config, prices) == 4 * 2 * 3 * 0.5
     keys = ("gpu=L20", "stages=4", "scheduler={name: distserve, prefill: {gpu: H100, stages: 1}}")
     assert dollars_per_hour(configured(Document("a.yaml", RUN, {}), keys), prices) == 4 + 1.5
-    found = capacity(tmp_path, queue(tmp_path, requests=300), "mean_queue_ms=100")
+    config = queue(tmp_path, requests=300)
+    found = capacity(tmp_path, config, "mean_queue_ms=100", per_hour=6.0)
     assert found.rate is not None
-    cost = facts(found, 6.0)["per_dollar"]
+    cost = facts(found)["per_dollar"]
     assert cost["requests_per_dollar"] == pytest.approx(600 * found.rate.mean)
     assert cost["dollars_per_million_tokens"] == pytest.approx(
         6.0 / (3600 * found.rate.mean * 2 / 1e6)

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from evenflow.errors import UsageError
-from experiments.capacity.find import Capacity, Question, capacity_of, prove
 from experiments.figures.study import Study
 from experiments.run_file.run import RunConfig
+from experiments.study.capacity import Capacity, Question, capacity_of
 from experiments.study.slo import Condition
+from experiments.study.trials import Simulator
 
 AT_ONCE = 4
 """Searches side by side: each waits for its own probes, and the processes should not."""
@@ -68,18 +69,11 @@ def _search(study: Study, config: RunConfig, slo: tuple[Condition, ...]) -> list
     beside, tolerance = study.plan.beside, float(study.numbers["tolerance"])
     question = Question(seeded, slo, beside, tolerance, len(study.seeds))
     try:
-        proof = prove(question)
-        answer = capacity_of(
-            question,
-            study.store,
-            study.executor,
-            curve=(),
-            proof=proof,
-            on_done=study.progress(0),
-        )
+        simulator = Simulator(study.store, study.executor, study.progress(0))
+        answer = capacity_of(question, simulator, curve=())
     except UsageError as error:
         return [{"seed": seed, "error": str(error)} for seed in study.seeds]
-    shared = {"kv_pages": proof.provenance["deployment"]["kv_pages"], "error": None}
+    shared = {"kv_pages": answer.provenance["deployment"]["kv_pages"], "error": None}
     return [
         {"seed": seed, **row, **shared}
         for seed, row in zip(study.seeds, _rows(answer), strict=True)

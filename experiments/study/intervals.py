@@ -21,6 +21,10 @@ class Interval:
     n: int
 
     @property
+    def ends(self) -> tuple[float, float]:
+        return self.mean - self.half_width, self.mean + self.half_width
+
+    @property
     def is_above_zero(self) -> bool:
         return self.mean - self.half_width > 0
 

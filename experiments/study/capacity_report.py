@@ -1,18 +1,25 @@
-"""What a search for capacity writes and says: capacity.json, the table of rates, sentences."""
+"""What a search for capacity writes, says and draws: facts, the table of rates, sentences."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evenflow.errors import UsageError
-from experiments.capacity.find import Capacity, Measured
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+
+from experiments.report import plots
 from experiments.report.outputs import write_json
+from experiments.report.style import colour
 from experiments.report.tables import write_table
-from experiments.study.intervals import Interval, interval
+from experiments.study.capacity import Capacity, Measured, rate_cells
+from experiments.study.intervals import interval
 
 SHOWN = (
     "attainment",
@@ -33,27 +40,14 @@ SHOWN = (
 S_PER_HOUR = 3600
 
 
-def refuse_short(capacity: Capacity) -> None:
-    """Raise UsageError when a search ran out of requests before it found a rate that fails."""
-    for found in capacity.searches:
-        if found.status == "too_short":
-            ran = max(each.rate for each in capacity.measured if not each.failed)
-            slo = " and ".join(map(str, capacity.question.slo))
-            raise UsageError(
-                f"workload.requests: too few to find a capacity: {slo} still holds at {ran:g} "
-                "requests/s, where all requests arrive before one is served; give more, like "
-                f"{found.enough_requests}, or also limit the queue (--max-median-queue-s 2)"
-            )
-
-
-def facts(capacity: Capacity, per_hour: float | None = None) -> dict[str, Any]:
-    """Return the content of capacity.json; `per_hour` is what the deployment costs in dollars."""
+def facts(capacity: Capacity) -> dict[str, Any]:
+    """Return the content of capacity.json but where it comes from."""
     question, searches = capacity.question, capacity.searches
     rate = capacity.rate
     told: dict[str, Any] = {
         "status": capacity.status,
         "capacity_requests_per_s": None if rate is None else rate.mean,
-        "interval_95": None if rate is None or rate.n < 2 else list(ends(rate)),
+        "interval_95": None if rate is None or rate.n < 2 else list(rate.ends),
         "slo": [str(condition) for condition in question.slo],
         "tolerance": question.tolerance,
         "replications": question.replications,
@@ -68,14 +62,9 @@ def facts(capacity: Capacity, per_hour: float | None = None) -> dict[str, Any]:
     }
     if rate is not None:
         told["at_capacity"] = _at_capacity(capacity)
-        if per_hour is not None:
-            told["per_dollar"] = per_dollar(capacity, per_hour)
+        if question.per_hour is not None:
+            told["per_dollar"] = _per_dollar(capacity, rate.mean, question.per_hour)
     return told
-
-
-def ends(rate: Interval) -> tuple[float, float]:
-    """Return the ends of an interval."""
-    return rate.mean - rate.half_width, rate.mean + rate.half_width
 
 
 def _at_capacity(capacity: Capacity) -> dict[str, Any]:
@@ -85,14 +74,12 @@ def _at_capacity(capacity: Capacity) -> dict[str, Any]:
     return {metric: interval([run[metric] for run in runs]).mean for metric in known}
 
 
-def per_dollar(capacity: Capacity, per_hour: float) -> dict[str, float]:
-    """Return what the capacity costs: `per_hour` dollars buy it for an hour.
+def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float]:
+    """Return what a rate costs: `per_hour` dollars buy it for an hour.
 
-    Tokens are those of a mean request, input and output, at the rate of the capacity.
+    Tokens are those of a mean request, input and output.
     """
-    assert capacity.rate is not None
     runs = [at.values for at, _ in capacity.at_knee()]
-    rate = capacity.rate.mean
     tokens = fmean(_tokens(run, "input", "output") for run in runs)
     output_tokens = fmean(_tokens(run, "output") for run in runs)
     millions_per_hour = S_PER_HOUR * rate / 1e6
@@ -109,21 +96,12 @@ def _tokens(values: Mapping[str, Any], *kinds: str) -> float:
     return float(sum(values[f"total_{kind}_tokens"] for kind in kinds) / values["completed"])
 
 
-def write_capacity(folder: Path, capacity: Capacity, told: Mapping[str, Any]) -> None:
-    """Write capacity.json, and rates.csv: a row for each replication and rate simulated.
-
-    `misses` are the metrics whose limits are not kept there.
-    """
-    write_json(folder / "capacity.json", told)
-    runs = capacity.measured
-    keys = [key for key, value in runs[0].values.items() if isinstance(value, int | float)]
-    columns: dict[str, list[Any]] = {
-        "replication": [run.replication for run in runs],
-        "rate": [run.rate for run in runs],
-        "misses": [" ".join(run.failed) for run in runs],
-        **{key: [run.values.get(key, "") for run in runs] for key in keys},
-    }
-    write_table(folder / "rates.csv", columns)
+def write_capacity(folder: Path, capacity: Capacity) -> None:
+    """Write capacity.json, rates.csv, and the picture as capacity.png and .svg."""
+    facts_and_source = facts(capacity) | {"provenance": capacity.provenance}
+    write_json(folder / "capacity.json", facts_and_source)
+    write_table(folder / "rates.csv", rate_cells(capacity))
+    plots.save(_draw_capacity(capacity), folder / "capacity")
 
 
 def knee_rows(capacity: Capacity) -> list[tuple[str, str, str, str]]:
@@ -142,12 +120,13 @@ def _mean(runs: Sequence[Measured], metric: str) -> str:
     return f"{fmean(run.values[metric] for run in runs):.4g}" if runs else "-"
 
 
-def sentences(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
+def sentences(capacity: Capacity) -> list[str]:
     """Return what to say of the answer: the rate, what limits it, what it costs, what to doubt."""
+    told = facts(capacity)
     if capacity.rate is None:
         return [_never(capacity)]
     rate, question = capacity.rate, capacity.question
-    low, high = ends(rate)
+    low, high = rate.ends
     spread = f" (95 %: {low:.4g} to {high:.4g})" if rate.n > 1 else ""
     seeds = "1 seed" if rate.n == 1 else f"{rate.n} seeds"
     limits = ", ".join(f"{name} ({n} of {rate.n})" for name, n in told["limited_by"].items())
@@ -186,3 +165,88 @@ def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
         listed = ", ".join(f"{rate:g}" for rate in noisy)
         said.append(f"not monotone: the verdict is the other way at {listed} requests/s")
     return said
+
+
+SHARES = {"attainment": "requests within limits", "gap_attainment": "token gaps within limit"}
+RATES = {"request_throughput": "served", "request_goodput": "served within limits"}
+
+
+def _draw_capacity(capacity: Capacity) -> Figure:
+    """Draw the SLO's shares, the rates and its numbers against the rate that arrives.
+
+    Lines are means over replications, bands their least and most.
+    """
+    figure, (shares, rates, limits) = plots.panels(3, 4.33, 3.8)
+    _draw_metrics(shares, capacity, SHARES)
+    shares.yaxis.set_major_formatter(PercentFormatter(1.0))
+    shares.set_ylim(0, 1.03)
+    _draw_metrics(rates, capacity, RATES)
+    most = max(run.rate for run in _shown(capacity))
+    rates.plot([0, most], [0, most], color="black", linewidth=1, linestyle=":", label="arriving")
+    rates.set_ylim(bottom=0)
+    _draw_limits(limits, capacity)
+    titles = {"SLO attainment": shares, "Requests/s": rates, "Value / limit": limits}
+    for title, axes in titles.items():
+        _finish(axes, capacity, title)
+    figure.suptitle(_title(capacity), fontsize=10)
+    return figure
+
+
+def _shown(capacity: Capacity) -> list[Measured]:
+    """Return the runs of the curve; where no rate was found, all that were tried."""
+    wanted = capacity.curve
+    return [run for run in capacity.measured if not wanted or run.rate in wanted]
+
+
+def _draw_metrics(axes: Axes, capacity: Capacity, labels: Mapping[str, str]) -> None:
+    known = [name for name in labels if all(name in run.values for run in capacity.measured)]
+    for index, name in enumerate(known):
+        _draw(axes, capacity, itemgetter(name), labels[name], index)
+
+
+def _draw_limits(axes: Axes, capacity: Capacity) -> None:
+    for index, condition in enumerate(capacity.question.slo):
+        metric, limit = condition.metric, condition.limit
+
+        def of_limit(
+            values: Mapping[str, Any], metric: str = metric, limit: float = limit
+        ) -> float:
+            return float(values[metric]) / limit
+
+        _draw(axes, capacity, of_limit, str(condition), index)
+    axes.axhline(1, color="black", linewidth=1, linestyle=":")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def _title(capacity: Capacity) -> str:
+    rate, name = capacity.rate, capacity.question.config.scheduler.name
+    found = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
+    requests, seeds = int(capacity.measured[0].values["completed"]), capacity.question.replications
+    return f"{name}: {found} ({requests} requests, {seeds} seed{'s' if seeds > 1 else ''})"
+
+
+def _draw(
+    axes: Axes,
+    capacity: Capacity,
+    value: Callable[[Mapping[str, Any]], float],
+    label: str,
+    index: int,
+) -> None:
+    runs = _shown(capacity)
+    values = pd.Series([value(run.values) for run in runs], [run.rate for run in runs])
+    rows = values.groupby(level=0).agg(["mean", "min", "max"])
+    axes.plot(rows["mean"], marker="o", markersize=3, color=colour(index), label=label)
+    least, most = rows["min"], rows["max"]
+    axes.fill_between(rows.index, least, most, color=colour(index), alpha=0.2, linewidth=0)
+
+
+def _finish(axes: Axes, capacity: Capacity, title: str) -> None:
+    axes.set_xlabel("requests/s arriving")
+    axes.set_xlim(left=0)
+    plots.finish(axes, title)
+    if capacity.rate is not None:
+        axes.axvline(capacity.rate.mean, color="#7F7F7F", linestyle="--", linewidth=1)
+        if capacity.rate.n > 1:
+            axes.axvspan(*capacity.rate.ends, color="#7F7F7F", alpha=0.15)
+    plots.key(axes)

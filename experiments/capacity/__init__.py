@@ -1,1 +1,0 @@
-"""Capacity: the largest rate that a deployment serves within its limits."""

@@ -121,19 +121,8 @@ def test_the_data_do_not_grow_with_the_run() -> None:
     assert large < 1.2 * small < 400_000
 
 
-def test_a_run_in_which_nothing_ran_says_so(runs: dict[str, Run]) -> None:
-    result = runs["even"].result
-    none = np.zeros((0, result.depth))
-    of_batches = (
-        "scheduled_s", "prefill_tokens", "decode_tokens", "sampled_rows", "free_pages", "kv_tokens"
-    )  # fmt: skip
-    nothing = {name: getattr(result, name)[:0] for name in of_batches}
-    never = np.full(len(result.request_id), np.nan)
-    empty = replace(
-        result, available_s=none, start_s=none, end_s=none, first_token_s=never,
-        completion_s=never, gap_s=never[:0], gap_count=result.gap_count[:0],
-        status=["rejected"] * len(never), **nothing,
-    )  # fmt: skip
+def test_a_run_in_which_nothing_ran_says_so() -> None:
+    empty = synthetic_run(requests=1)
     page = render({"none": Run(empty, summarize(empty), attribute(empty))}, "", {}, plotly_js="")
     assert "computed no micro-batch" in page
     assert "<b>none</b> completed no request" in page

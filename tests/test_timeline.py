@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter, defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -169,17 +168,8 @@ def test_a_slice_costs_few_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "large").stat().st_size < 60 * result.start_s.size
 
 
-def test_a_run_in_which_nothing_ran_is_still_a_trace(result, tmp_path: Path) -> None:
-    none = np.zeros((0, DEPTH))
-    empty = replace(
-        result,
-        **dict.fromkeys(("available_s", "start_s", "end_s"), none),
-        **{
-            name: np.array([], dtype=getattr(result, name).dtype)
-            for name in ("scheduled_s", "prefill_tokens", "decode_tokens", "free_pages")
-        },
-        first_token_s=np.full(30, np.nan),
-        completion_s=np.full(30, np.nan),
-    )
+def test_a_run_in_which_nothing_ran_is_still_a_trace(tmp_path: Path) -> None:
+    empty = synthetic_run(requests=1)
+    assert len(empty.scheduled_s) == 0
     write_timeline(tmp_path / "empty", empty)
     assert not slices(read(tmp_path / "empty"))

@@ -18,11 +18,10 @@ from evenflow.results.run import RunResult
 from evenflow.scheduling import Scheduler
 from experiments.given_policy import GivenPolicy
 from experiments.report.folder import staged
-from experiments.report.outputs import Save
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, read
-from experiments.runs import Job, Outcome, run_job, with_bubbles, write_run
+from experiments.runs import Job, Outcome, Save, run_job, with_bubbles, write_run
 from experiments.study.compare import Comparison, line_up, run_all, with_schedulers
 from experiments.study.points import inputs_of
 

@@ -22,7 +22,6 @@ from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
 from evenflow.world import World
 from experiments.provenance import provenance
-from experiments.report.outputs import write_tokens
 from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.run import RunConfig, RuntimeConfig, load_config
 from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
@@ -118,7 +117,7 @@ def serve_into(
     try:
         write_results(folder, outcome, "all", {"real_run": served.facts()})
         if not made_up:
-            write_tokens(folder / "tokens.jsonl.gz", tokens)
+            journal.write_tokens(folder / "tokens.jsonl.gz", tokens)
     except OSError as error:
         count = outcome.summary["completed"]
         what = f"cannot write: {error.strerror}; the results of {count} finished requests are lost"

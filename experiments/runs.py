@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
 from evenflow.results.run import Columns, RunResult
 from experiments.given_policy import GivenPolicy
 from experiments.provenance import provenance, wall_clock
-from experiments.report import outputs
-from experiments.report.tables import write_table
+from experiments.report.tables import write_json, write_table
 from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.run import RunConfig
 from sim import simulate_replicas
@@ -27,6 +26,8 @@ from sim.counterfactual import counterfactuals
 if TYPE_CHECKING:
     from experiments.report.data import Run
 
+Save = Literal["summary", "requests", "all"]
+"""How much is written of a run."""
 
 STEADY_WINDOW = ("steady_start_s", "steady_stop_s")
 
@@ -99,7 +100,7 @@ def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_run(folder: Path, outcome: Outcome, label: str, save: outputs.Save, title: str) -> bool:
+def write_run(folder: Path, outcome: Outcome, label: str, save: Save, title: str) -> bool:
     """Write all that `save` asks for of a run; say whether there is a report.
 
     There is one with `all`, where the library is installed that draws it.
@@ -125,7 +126,7 @@ def write_page(
 
 
 def write_results(
-    folder: Path, outcome: Outcome, save: outputs.Save, more: Mapping[str, Any] | None = None
+    folder: Path, outcome: Outcome, save: Save, more: Mapping[str, Any] | None = None
 ) -> None:
     """Write summary.json, with `more` in it; and unless only that is asked for, the requests and
     the wall clock."""
@@ -136,10 +137,10 @@ def write_results(
         **(more or {}),
         "provenance": outcome.result.provenance,
     }
-    outputs.write_json(folder / "summary.json", summary)
+    write_json(folder / "summary.json", summary)
     if save != "summary":
         _write_tables(folder, outcome.result.tables(), "requests", "transfers")
-        outputs.write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
+        write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
 
 
 def with_bubbles(outcome: Outcome, label: str) -> dict[str, Run]:

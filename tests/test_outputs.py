@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.report.outputs import write_json
 from experiments.report.tables import (
     html_table,
     is_number,
@@ -19,6 +18,7 @@ from experiments.report.tables import (
     number,
     percent,
     print_numbers,
+    write_json,
     write_rows,
     write_table,
 )

@@ -124,7 +124,7 @@ def simulate(
         progress,
     )
     from experiments.report.folder import staged
-    from experiments.report.outputs import write_summaries
+    from experiments.report.tables import write_summaries
     from experiments.run_file.build import load_workload
     from experiments.run_file.run import load_config
     from experiments.runs import (

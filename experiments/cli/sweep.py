@@ -42,7 +42,7 @@ def sweep_command(
     from experiments.cli.terminal import progress
     from experiments.provenance import wall_clock
     from experiments.report.folder import check_folder, staged
-    from experiments.report.outputs import write_json
+    from experiments.report.tables import write_json
     from experiments.study.sweep import sweep, sweep_part, write_findings
     from experiments.study.sweep_file import load_sweep
     from experiments.study.trials import STORE, How

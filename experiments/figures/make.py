@@ -26,7 +26,7 @@ from experiments.figures.facts import annotate, footnote
 from experiments.figures.schema import Plan, load_plan
 from experiments.figures.study import Drawing, Study
 from experiments.report.folder import staged
-from experiments.report.outputs import write_json
+from experiments.report.tables import write_json
 from experiments.study.points import Store
 
 FOLDER = Path(__file__).parent

@@ -1,9 +1,11 @@
-"""The one place that writes tables, to files, to a terminal, as Markdown and as HTML.
+"""The one place that writes tables and facts: to files, to a terminal, as Markdown and as HTML.
 
 What to call:
 
 - `write_table(path, table)`: CSV of equally long columns, a mapping or a DataFrame;
 - `write_rows(path, rows)`: CSV of rows, a mapping each; `columns_of(rows)`: those rows as columns;
+- `write_summaries(path, label, summaries)`: CSV of the numbers of several summaries;
+- `write_json(path, facts)`: a mapping, numbers of numpy's included;
 - `print_table(heads, rows)` for words and `print_numbers(heads, rows, title)` for numbers;
 - `markdown_table(heads, rows)` and `html_table(heads, rows)`: the table as text;
 - `number(value)`, `percent(share)`: a cell; `is_number(value)`: what a table of numbers takes.
@@ -14,12 +16,14 @@ Cells are text where people read them, and values in a CSV. Knows no run and no 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -57,6 +61,35 @@ def _cells(column: Any) -> list[Any]:
     if isinstance(column, list):
         return column
     return ["" if isinstance(c, float) and math.isnan(c) else c for c in column.tolist()]
+
+
+def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the numbers of several summaries, a row each; the first column names them."""
+    rows = [
+        {label: name, **{key: value for key, value in summary.items() if is_number(value)}}
+        for name, summary in summaries.items()
+    ]
+    write_rows(path, rows)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a mapping as JSON; a number that is not finite becomes null, which JSON can say."""
+    text = json.dumps(_plain(data), indent=2, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def print_table(heads: Cells, rows: Iterable[Cells]) -> None:

@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from experiments.report import plots
-from experiments.report.outputs import write_json
 from experiments.report.style import colour
-from experiments.report.tables import write_table
+from experiments.report.tables import write_json, write_table
 from experiments.study.capacity import Capacity, Measured, rate_cells
 from experiments.study.intervals import interval
 

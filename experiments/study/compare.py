@@ -18,11 +18,19 @@ import yaml
 
 from evenflow.errors import UsageError
 from experiments.given_policy import GivenPolicy
-from experiments.report.outputs import Save, write_summaries
+from experiments.report.tables import write_summaries
 from experiments.run_file.build import load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Loader, Patch
-from experiments.runs import Job, run_job, with_bubbles, write_details, write_page, write_results
+from experiments.runs import (
+    Job,
+    Save,
+    run_job,
+    with_bubbles,
+    write_details,
+    write_page,
+    write_results,
+)
 from experiments.study.executors import processes
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ import evenflow
 from evenflow.errors import UsageError
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
 from experiments.report import plots
-from experiments.report.outputs import write_json
 from experiments.report.page import page, picture, section
-from experiments.report.tables import html_table, is_number, number, write_table
+from experiments.report.tables import html_table, is_number, number, write_json, write_table
 from experiments.report.words import metric_words
 from experiments.study.findings import (
     Findings,

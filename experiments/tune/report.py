@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from evenflow.results.bubbles import CAUSES
-from experiments.report.outputs import write_json
-from experiments.report.tables import write_table
+from experiments.report.tables import write_json, write_table
 from experiments.report.words import cause_label
 from experiments.run_file.yaml_file import find, patched
 from experiments.study.intervals import Interval

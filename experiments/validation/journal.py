@@ -1,4 +1,4 @@
-"""The journal of a real run as a file, a line an entry.
+"""The journal of a real run as a file, a line an entry; and the tokens that it gave.
 
 Does not know what an entry means to a Batcher: that is `evenflow.replay`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,14 @@ def journal_written(
         if failures:
             path.unlink()
             on_loss(f"{path.name} is left out: cannot write: {failures[0].strerror}")
+
+
+def write_tokens(path: Path, tokens: Mapping[int, list[int]]) -> None:
+    """Write a line a request, in order of request id: the ids of the tokens it got."""
+    with gzip.open(path, "wt", encoding="ascii") as file:
+        for request_id in sorted(tokens):
+            line = {"request_id": request_id, "tokens": tokens[request_id]}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def read_head(path: Path) -> tuple[RunConfig, Path]:

@@ -18,10 +18,9 @@ from matplotlib.patches import Patch
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, RunResult
 from experiments.provenance import wall_clock
-from experiments.report.outputs import write_json
 from experiments.report.plots import finish, key, plain_decades, save
 from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
-from experiments.report.tables import markdown_table, number, percent, print_numbers
+from experiments.report.tables import markdown_table, number, percent, print_numbers, write_json
 from experiments.report.words import metric_words
 from experiments.validation.validate import Validation
 

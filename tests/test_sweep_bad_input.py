@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,19 @@ import pytest
 
 from experiments.study.points import HEADER, Record, Store
 from experiments.study.sweep_file import check, load_sweep
-from tests.command_line import evenflow
+from tests import command_line
 from tests.sweeps import RUN, write
 
 BUDGET = "scheduler.token_budget"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder of its own, whose imports end with the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def refusal(*arguments: str) -> str:
     """Return the error line of a sweep that must be refused, having simulated nothing."""
-    before = set(Path().rglob("*"))
-    status, output, errors = evenflow("sweep", "SWEEP.yaml", "--out", "out", *arguments)
-    assert status == 2, output + errors
-    assert errors.startswith("error: ")
-    assert errors.count("\n") == 1
-    assert "Traceback" not in output + errors
-    after = {path for path in Path().rglob("*") if "__pycache__" not in str(path)}
-    assert after - {Path("out"), Path("out/store"), Path("out/store", HEADER)} <= before
-    return errors.removeprefix("error: ").rstrip()
+    words = ("sweep", "SWEEP.yaml", "--out", "out", *arguments)
+    return command_line.refusal(*words, leaves=[f"out/store/{HEADER}"])
 
 
 @pytest.mark.parametrize(

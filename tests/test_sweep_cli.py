@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ class Slow(Sarathi):
         time.sleep(0.05)
         super().__init__(token_budget=token_budget)
 """
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder of its own, whose imports end with the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
 
 
 def sweep(out: str, *more: str) -> tuple[str, str]:

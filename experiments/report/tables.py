@@ -10,7 +10,8 @@ What to call:
 - `markdown_table(heads, rows)` and `html_table(heads, rows)`: the table as text;
 - `number(value)`, `percent(share)`: a cell; `is_number(value)`: what a table of numbers takes.
 
-Cells are text where people read them, and values in a CSV. Knows no run and no study.
+Cells are text where people read them, and values in a CSV. Loads nothing but what is called for.
+Knows no run and no study.
 """
 
 from __future__ import annotations
@@ -22,11 +23,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -83,9 +79,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "tolist"):  # of NumPy
         return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -94,6 +88,9 @@ def _plain(value: Any) -> Any:
 
 def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
     """Print rows of words under column heads, in boxes, as cells may have several lines."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(*heads, show_lines=True)
     for row in rows:
         table.add_row(*row)
@@ -102,6 +99,10 @@ def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
 
 def print_numbers(heads: Cells, rows: Iterable[Cells], title: str | None = None) -> None:
     """Print rows of numbers: the first column says what they are, the others align at the right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index else "left", overflow="fold")

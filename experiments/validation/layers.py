@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from evenflow.batcher import Batcher
-from evenflow.costs import StageCost
 from evenflow.errors import PolicyError
 from evenflow.replay import Entry, replay
 from evenflow.results.bubbles import CAUSES, attribute
@@ -127,20 +126,16 @@ class Priced(NamedTuple):
     num_tokens: Ints
 
 
-class PricingBatcher(Batcher):
-    """A Batcher that notes what each micro-batch should take on each stage, and its tokens."""
+class KeepingBatcher(Batcher):
+    """A Batcher that keeps what it sent."""
 
-    def __init__(self, *args: Any, costs: StageCost, **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._costs = costs
-        self.expected_s: list[list[float]] = []
-        self.num_tokens: list[int] = []
+        self.sent: list[MicroBatch] = []
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
-        if batch is not None:
-            self.expected_s.append(list(self._costs.times(batch.charged or batch)))
-            self.num_tokens.append(batch.num_tokens)
+        self.sent += [] if batch is None else [batch]
         return batch
 
 
@@ -149,13 +144,14 @@ def priced(world: World, journal: Iterable[Entry]) -> Priced:
 
     Raises PolicyError when the journal, replayed, does not give the decisions that it records.
     """
-    batcher = world.batcher(partial(PricingBatcher, costs=world.costs))
-    assert isinstance(batcher, PricingBatcher)
+    batcher = world.batcher(KeepingBatcher)
+    assert isinstance(batcher, KeepingBatcher)
     difference = replay(journal, batcher)
     if difference is not None:
         raise PolicyError(f"a recorded run does not replay: {difference}")
-    expected_s = np.array(batcher.expected_s).reshape(-1, world.depth)
-    return Priced(expected_s, np.array(batcher.num_tokens, dtype=np.int64))
+    expected_s = [world.costs.times(batch.charged or batch) for batch in batcher.sent]
+    num_tokens = np.array([batch.num_tokens for batch in batcher.sent], dtype=np.int64)
+    return Priced(np.array(expected_s).reshape(-1, world.depth), num_tokens)
 
 
 def cost_errors(
@@ -193,12 +189,9 @@ def cost_errors(
 
 def repeat_errors(shapes: np.ndarray, measured_s: Floats) -> Floats:
     """Return |measured / median of its shape - 1| of whatever has at least one like it."""
-    _, group, sizes = np.unique(shapes, axis=0, return_inverse=True, return_counts=True)
-    group = group.ravel()
-    order = np.argsort(group, kind="stable")
-    parts = np.split(measured_s[order], np.cumsum(sizes)[:-1])
-    apart = [np.abs(part / np.median(part) - 1) for part in parts if len(part) > 1]
-    return np.concatenate(apart) if apart else np.zeros(0)
+    by_shape = pd.Series(measured_s).groupby(list(shapes.T))
+    apart = (measured_s / by_shape.transform("median") - 1).abs()
+    return np.asarray(apart[by_shape.transform("size") > 1])
 
 
 # -- end to end -----------------------------------------------------------------------------------

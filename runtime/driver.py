@@ -1,7 +1,7 @@
-"""The driver of a real run: owns the Batcher and the clock, between a front end and a pipeline.
+"""The driver of a real run: the clock of a loop, between a front end and a pipeline of workers.
 
-One rule orders what happens together: finish the instant, then ask. All messages and arrivals that
-are there are applied, at one time, before the policy is asked at that time.
+An instant is over when all messages and arrivals that are there have been applied, at one time:
+then the loop asks, at that time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
-from evenflow.errors import PolicyError, WorkerError
+from evenflow.decodes import Sequence
+from evenflow.errors import WorkerError
+from evenflow.loop import Loop
 from evenflow.results.run import Recorder, RunResult
-from evenflow.types import MicroBatch
+from evenflow.world import World
 from runtime.front import Front, TraceReplay
 from runtime.page_tables import StepWriter
 from runtime.pipeline import Pipeline
-from runtime.serving import Serving
-from runtime.tokens import TokenBook
+from runtime.tokens import TextOf, TokenBook
 from runtime.wire import Free, Message, Returned
 
 LOOK_S = 0.1
@@ -48,59 +50,124 @@ class Heard:
         self.admitted_s, self.freed_s, self.returned_s = array("d"), array("d"), array("d")
 
 
-class Driver:
-    """Serves the requests of one run. `clock` is the one that the workers' times are of.
+class _Steps:
+    """The pipeline as the loop sees it: micro-batches go out as steps, and come back in order.
 
-    `front` lets requests in, without one those of `serving`. `on_added` is called with (request id,
-    why it is refused or None), `on_token` with (request id, token) as tokens come, and says with
-    True that the request ends there; `on_done` with the number of requests done. `work_s` has the
-    seconds the driver itself spent on each micro-batch, `heard` when it heard of what it answered,
-    `origin_s` the clock's time of its start.
+    `work_s` has the seconds of `clock` that the driver spent on each, from when it was `asked_s`.
+    """
+
+    def __init__(
+        self, world: World, pipeline: Pipeline, writer: StepWriter, clock: Callable[[], float]
+    ) -> None:
+        self._costs = world.costs
+        self._per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
+        self._pipeline = pipeline
+        self._writer = writer
+        self._clock = clock
+        self._stage0_free = True
+        self.sent: deque[_Sent] = deque()
+        self.asked_s = 0.0
+        self.work_s = array("d")
+
+    def is_free(self, now_s: float) -> bool:
+        """Say whether stage 0 could start a micro-batch now."""
+        return self._stage0_free
+
+    def call_when_free(self) -> None:
+        """Nothing to do: a message comes whenever stage 0 is free."""
+
+    def submit(self, batch: MicroBatch) -> None:
+        """Send a micro-batch to stage 0, with the times that emulated workers take for it."""
+        work = batch if batch.charged is None else batch.charged
+        times_s = self._costs.times(work)
+        hops_s = [seconds * batch.num_tokens for seconds in self._per_token_s]
+        step = self._writer.step(batch, int(self._costs.transfer_bytes(work)), times_s, hops_s)
+        sampled = [piece.request_id for piece in step.pieces if piece.last] + step.decodes
+        self._pipeline.send(step)
+        self.sent.append(_Sent(batch, sampled, sum(times_s) + sum(hops_s)))
+        self._stage0_free = False
+        done_s = self._clock()
+        self.work_s.append(done_s - self.asked_s)
+        self.asked_s = done_s
+
+    def free(self) -> None:
+        """Hear that stage 0 has computed what it had."""
+        self._stage0_free = True
+
+    def take_back(self, message: Returned) -> _Sent:
+        """Return what a message brings back; WorkerError when something else was to come."""
+        sent = self.sent.popleft()
+        expected = sent.batch.batch_id, len(sent.sampled)
+        if (message.batch_id, len(message.tokens)) != expected:
+            raise WorkerError(
+                f"micro-batch {message.batch_id} with {len(message.tokens)} tokens returned, "
+                f"expected {expected[0]} with {expected[1]}"
+            )
+        self._stage0_free |= not self.sent  # with a single stage, nothing else says so
+        return sent
+
+
+class Driver:
+    """Serves the requests of a world in real time. `clock` is that of the workers' times.
+
+    `front` lets requests in, without one those of the world. `text_of` says what workers that
+    compute with tokens are given. The run fails when nothing is heard of a micro-batch for
+    `patience_s` seconds longer than all those in flight take. `on_added` is called with (request
+    id, why it is refused or None), `on_token` with (request id, token) as tokens come, and says
+    with True that the request ends there; `on_done` with the number of requests done. `work_s` has
+    the seconds the driver itself spent on each micro-batch, `heard` when it heard of what it
+    answered, `origin_s` the clock's time of its start.
     """
 
     def __init__(
         self,
-        serving: Serving,
+        world: World,
         batcher: Batcher,
         pipeline: Pipeline,
         *,
+        text_of: TextOf | None = None,
+        patience_s: float = 30.0,
         front: Front | None = None,
         on_added: Callable[[int, str | None], None] | None = None,
         on_done: Callable[[int], None] | None = None,
         on_token: Callable[[int, int], bool | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._serving = serving
+        self._live = batcher.queues.live
         self._batcher = batcher
         self._pipeline = pipeline
+        self._patience_s = patience_s
         self._on_added = on_added
         self._on_done = on_done
         self._on_token = on_token
         self._clock = clock
         self.origin_s = clock()
-        replay = TraceReplay(serving.requests, serving.concurrency)
+        replay = TraceReplay(world.requests, world.concurrency)
         self._front: Front = replay if front is None else front
-        self._recorder = Recorder(serving.depth)
-        self._book = None if serving.text_of is None else TokenBook(serving.text_of)
+        self._recorder = Recorder(world.depth)
+        self._book = None if text_of is None else TokenBook(text_of)
         self._writer = StepWriter(batcher, self._book)
-        self._sent: deque[_Sent] = deque()
-        self._stage0_free = True
+        self._steps = _Steps(world, pipeline, self._writer, clock)
+        self._loop = Loop(world, [batcher], self._steps, self, self._recorder)
         self._heard_s = 0.0
+        self._changed = False
         self._wake_at_s: float | None = None
-        self._last_wait = ""
         self._stops = self._quits = False
-        self.work_s = array("d")
+        self.work_s = self._steps.work_s
         self.heard = Heard()
 
     def run(self) -> None:
         """Serve until every request is done, or, after `stop`, until the pipeline is empty."""
         while self._goes_on:
-            messages = self._pipeline.receive(self._patience_s())
+            messages = self._pipeline.receive(self._idle_s())
             now_s = self._now_s()
             self._check_alive(messages, now_s)
-            changed = [self._apply(message, now_s) for message in messages]
-            if not self._stops and (self._admit(now_s) or any(changed) or self._is_woken(now_s)):
-                self._settle(now_s)
+            for message in messages:
+                self._apply(message, now_s)
+            if not self._stops:
+                self._admit(now_s)
+                if self._changed or self._is_woken(now_s):
+                    self._settle(now_s)
 
     def stop(self) -> None:
         """Send nothing more; what is in the pipeline still comes back."""
@@ -112,7 +179,7 @@ class Driver:
 
     def abandon(self, reason: str) -> None:
         """Record what is still being served as aborted, once `run` has ended."""
-        for request_id in list(self._batcher.queues.live):
+        for request_id in list(self._live):
             self._abort(request_id, reason)
 
     @property
@@ -122,70 +189,58 @@ class Driver:
 
     def result(self) -> RunResult:
         """Return what happened so far."""
-        batcher = self._batcher
-        return self._recorder.result(
-            max_in_flight=self._serving.max_in_flight,
-            total_pages=batcher.pool.total_pages,
-            page_tokens=batcher.pool.page_tokens,
-            gap_s=batcher.queues.gap_s,
-            gap_count=batcher.queues.gap_count,
-        )
+        return self._loop.result()
 
     @property
     def _goes_on(self) -> bool:
         if self._stops or self._quits:
-            return bool(self._sent) and not self._quits
-        return bool(self._front or self._batcher.queues.live)
+            return bool(self._steps.sent) and not self._quits
+        return bool(self._front or self._live)
 
     def _now_s(self) -> float:
         return self._clock() - self.origin_s
 
     # -- waiting --------------------------------------------------------------------------------
 
-    def _patience_s(self) -> float:
+    def _idle_s(self) -> float:
         """Return how long there is nothing to do but to listen."""
         times = (self._front.next_s, self._wake_at_s)
         due_s = min((at_s for at_s in times if at_s is not None), default=float("inf"))
         return min(LOOK_S, max(0.0, due_s - self._now_s()))
 
     def _check_alive(self, messages: list[Message], now_s: float) -> None:
-        if messages or not self._sent:
+        sent = self._steps.sent
+        if messages or not sent:
             self._heard_s = now_s
-        expected_s = sum(sent.work_s for sent in self._sent)
-        if now_s - self._heard_s > self._serving.patience_s + expected_s:
+        expected_s = sum(step.work_s for step in sent)
+        if now_s - self._heard_s > self._patience_s + expected_s:
             raise WorkerError(
-                f"nothing heard of micro-batch {self._sent[0].batch.batch_id} for "
+                f"nothing heard of micro-batch {sent[0].batch.batch_id} for "
                 f"{now_s - self._heard_s:.1f} s: a worker hangs, or a message was lost"
             )
 
     # -- an instant: what happened, then what to send -------------------------------------------
 
-    def _apply(self, message: Message, now_s: float) -> bool:
-        """Take note of a message; return whether there may be something to send now."""
+    def _apply(self, message: Message, now_s: float) -> None:
+        """Take note of a message."""
         if isinstance(message, Returned):
             self._take_back(message, now_s)
-            return True
-        if isinstance(message, Free):
+        elif isinstance(message, Free):
             self.heard.freed_s.append(now_s)
-            self._stage0_free = True
-            return self._serving.dispatch == "stage0"
-        return False
+            self._steps.free()
+            self._loop.freed(now_s)
 
     def _take_back(self, message: Returned, now_s: float) -> None:
-        batch, sampled, _ = self._sent.popleft()
-        if (message.batch_id, len(message.tokens)) != (batch.batch_id, len(sampled)):
-            raise WorkerError(
-                f"micro-batch {message.batch_id} with {len(message.tokens)} tokens returned, "
-                f"expected {batch.batch_id} with {len(sampled)}"
-            )
+        batch, sampled, _ = self._steps.take_back(message)
         self.heard.returned_s.append(now_s)
         self._recorder.batch(batch, [at_s - self.origin_s for at_s in message.times])
-        self._stage0_free |= not self._sent  # with a single stage, nothing else says so
-        finished = self._batcher.complete(batch, now_s, self._hand_out(sampled, message.tokens))
-        if finished:
-            self._recorder.finish(finished)
-            self._writer.ended(finished)
-            self._left(len(finished))
+        self._loop.returned(now_s, self._hand_out(sampled, message.tokens))
+
+    def finished(self, sequences: list[Sequence], now_s: float) -> None:
+        """Record what has ended; the loop calls it."""
+        self._recorder.finish(sequences)
+        self._writer.ended(sequences)
+        self._left(len(sequences))
 
     def _hand_out(self, request_ids: list[int], tokens: list[int]) -> list[int]:
         """Give everyone the token that came; return the requests that end with it."""
@@ -195,32 +250,29 @@ class Driver:
             stopped += [request_id for request_id, token in pairs if on_token(request_id, token)]
         return stopped
 
-    def _admit(self, now_s: float) -> bool:
-        """Let in who is due, and let go who has left; say whether anybody came or went."""
-        changed = False
+    def _admit(self, now_s: float) -> None:
+        """Let in who is due, and let go who has left."""
         while (request := self._front.due(now_s)) is not None:
-            changed = True
+            self._changed = True
             self.heard.admitted_s.append(now_s)
-            reason = self._batcher.add(request)
+            reason = self._loop.admit(request)
             if self._on_added is not None:
                 self._on_added(request.request_id, reason)
             if reason is not None:
-                self._recorder.reject(request, reason)
                 self._left(1)
         for request_id in self._front.withdrawn():
-            changed |= self._abort(request_id, "the client left")
-        return changed
+            self._abort(request_id, "the client left")
 
-    def _abort(self, request_id: int, reason: str) -> bool:
-        """Abort a request, unless it has ended; say whether it had not."""
-        seq = self._batcher.queues.live.get(request_id)
+    def _abort(self, request_id: int, reason: str) -> None:
+        """Abort a request, unless it has ended."""
+        seq = self._live.get(request_id)
         if seq is None or seq.aborted:
-            return False
+            return
+        self._changed = True
         self._batcher.abort(request_id)
         self._writer.ended([seq])
         self._recorder.abort(seq, reason)
         self._left(1)
-        return True
 
     def _is_woken(self, now_s: float) -> bool:
         return self._wake_at_s is not None and self._wake_at_s <= now_s
@@ -230,37 +282,16 @@ class Driver:
         if self._on_done is not None:
             self._on_done(self.num_done)
 
+    def changed(self, now_s: float) -> None:
+        """Something happened: ask when all that has happened is applied; the loop calls it."""
+        self._changed = True
+
+    def wake(self, at_s: float) -> None:
+        """A policy asks to be asked again at that time; the loop calls it."""
+        self._wake_at_s = at_s
+
     def _settle(self, now_s: float) -> None:
-        """Send micro-batches while the pipeline can take one and the policy has one."""
+        self._changed = False
         self._wake_at_s = None
-        while self._stage0_free or self._serving.dispatch == "eager":
-            started_s = self._clock()
-            batch = self._batcher.next(now_s)
-            if batch is None:
-                return self._wait(now_s)
-            self._send(batch)
-            self.work_s.append(self._clock() - started_s)
-        if not self._batcher.can_send:
-            self._record_wait(now_s)
-        return None
-
-    def _send(self, batch: MicroBatch) -> None:
-        cost = self._serving.cost(batch)
-        step = self._writer.step(batch, cost.activation_bytes, cost.work_s, cost.hops_s)
-        sampled = [piece.request_id for piece in step.pieces if piece.last] + step.decodes
-        self._pipeline.send(step)
-        self._sent.append(_Sent(batch, sampled, sum(cost.work_s) + sum(cost.hops_s)))
-        self._stage0_free = False
-        self._last_wait = ""
-
-    def _wait(self, now_s: float) -> None:
-        self._wake_at_s = self._batcher.wake_at_s
-        if self._wake_at_s is not None and not self._wake_at_s > now_s:
-            raise PolicyError(f"a policy asks at {now_s} s to be woken at {self._wake_at_s} s")
-        self._record_wait(now_s)
-
-    def _record_wait(self, now_s: float) -> None:
-        reason = self._batcher.wait_reason
-        if reason != self._last_wait:
-            self._recorder.wait(now_s, reason)
-            self._last_wait = reason
+        self._steps.asked_s = self._clock()
+        self._loop.settle(now_s)

@@ -22,13 +22,11 @@ from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
 from evenflow.replay import Entry, RecordingBatcher
 from evenflow.results.run import RunResult
-from evenflow.types import MicroBatch
 from evenflow.world import World
 
 if TYPE_CHECKING:
     from runtime.driver import Driver, Heard
     from runtime.http.live import LiveServer
-    from runtime.serving import Serving
     from runtime.tokens import TextOf
     from runtime.worker import Settings
 
@@ -103,7 +101,7 @@ def serve(
 
     recording = partial(RecordingBatcher, record=record)
     batcher = world.batcher(Batcher if record is None else recording)
-    serving = serving_of(world, workers)
+    drive = partial(Driver, world, batcher, patience_s=workers.patience_s)
     try:
         with Pipeline(
             workers.settings,
@@ -114,10 +112,13 @@ def serve(
         ) as pipeline:
             started_s = time.perf_counter()
             if live is None:
-                driver = Driver(serving, batcher, pipeline, on_done=on_done, on_token=on_token)
+                driver = drive(
+                    pipeline, text_of=workers.text_of, on_done=on_done, on_token=on_token
+                )
                 failure, interrupted = _drive(driver, driver.stop)
             else:
-                driver = live.open(serving, batcher, pipeline, on_token)
+                speaks = workers.text_of is not None
+                driver = live.open(drive, batcher, pipeline, on_token, speaks=speaks)
                 failure, interrupted = _drive(driver, live.drain, driver.quit)
                 failure = live.ended(driver, failure)
             wall_s = time.perf_counter() - started_s
@@ -127,29 +128,6 @@ def serve(
     ends = failure, interrupted, unfinished
     free_pages = batcher.pool.free_pages
     return Served(driver.result(), wall_s, *ends, driver.work_s, free_pages, driver.heard)
-
-
-def serving_of(world: World, workers: Workers) -> Serving:
-    """Return what a driver needs to know of a world and of its workers."""
-    from runtime.serving import Serving, StepCost
-
-    per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
-
-    def cost(batch: MicroBatch) -> StepCost:
-        work = batch.charged or batch
-        hops_s = [seconds * batch.num_tokens for seconds in per_token_s]
-        return StepCost(world.costs.times(work), hops_s, int(world.costs.transfer_bytes(work)))
-
-    return Serving(
-        requests=world.requests,
-        cost=cost,
-        depth=world.depth,
-        max_in_flight=world.max_in_flight,
-        dispatch=world.dispatch,
-        concurrency=world.concurrency,
-        patience_s=workers.patience_s,
-        text_of=workers.text_of,
-    )
 
 
 def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool]:

@@ -24,9 +24,7 @@ from evenflow.types import Handover, Request
 from evenflow.world import World
 from sim.arrivals import Arrivals
 from sim.clock import Clock
-from sim.driver import Driver
-from sim.stages import StageProcesses
-from sim.tandem import Tandem
+from sim.driver import Driver, Stages
 from sim.transfers import Transfer, TransferLink, TransferQueue
 
 
@@ -71,14 +69,14 @@ class Pool(Driver):
     def __init__(
         self,
         world: World,
-        pipeline: type[Tandem] | type[StageProcesses],
+        stages: Stages,
         batcher: Callable[..., Batcher],
         clock: Clock,
         *,
         on_room: Callable[[float], None],
         on_finished: Callable[[Pool, list[Sequence], float], None],
     ) -> None:
-        super().__init__(world, pipeline, None, batcher, clock)
+        super().__init__(world, stages, None, batcher, clock)
         self.engine = self.engines[0]
         self.arrived_s: dict[int, float] = {}  # when KV came from elsewhere, by request
         self._on_room = on_room
@@ -105,15 +103,18 @@ class Pool(Driver):
             first_token_s=np.maximum(result.first_token_s, arrival_s),
         )
 
-    def _returned(self, now_s: float) -> None:
+    def changed(self, now_s: float) -> None:
+        """Something happened at this instant: there may be room, and then it is asked."""
         self._on_room(now_s)
-        super()._returned(now_s)
+        super().changed(now_s)
 
-    def _settle(self, now_s: float) -> None:
-        super()._settle(now_s)
+    def settle(self, now_s: float) -> None:
+        """This instant is over: ask."""
+        super().settle(now_s)
         self._on_room(now_s)  # what waited here, and went first, may have been admitted
 
-    def _finished(self, sequences: list[Sequence], now_s: float) -> None:
+    def finished(self, sequences: list[Sequence], now_s: float) -> None:
+        """Tell the system what has ended here."""
         self._on_finished(self, sequences, now_s)
 
 
@@ -123,7 +124,7 @@ class Disaggregated:
     def __init__(
         self,
         world: PooledWorld,
-        pipeline: type[Tandem] | type[StageProcesses],
+        stages: Stages,
         on_done: Callable[[int], None] | None = None,
         batcher: Callable[..., Batcher] = Batcher,
     ) -> None:
@@ -135,9 +136,9 @@ class Disaggregated:
         self._requests = Recorder(1)  # of requests only: micro-batches are the pools'
         self._transfers = TransferQueue(self._clock, world.link, self._place, self._deliver)
         keeping = partial(batcher, keeps_pages=True)
-        self.prefill = self._pool(world.prefill, pipeline, keeping)
-        self.mixed = None if world.mixed is None else self._pool(world.mixed, pipeline, keeping)
-        self.decode = self._pool(world.decode, pipeline, batcher)
+        self.prefill = self._pool(world.prefill, stages, keeping)
+        self.mixed = None if world.mixed is None else self._pool(world.mixed, stages, keeping)
+        self.decode = self._pool(world.decode, stages, batcher)
         named = {"prefill": self.prefill, "mixed": self.mixed, "decode": self.decode}
         self.pools = {name: pool for name, pool in named.items() if pool is not None}
         self._prefilling = [pool for pool in (self.prefill, self.mixed) if pool is not None]
@@ -162,12 +163,12 @@ class Disaggregated:
     def _pool(
         self,
         world: World,
-        pipeline: type[Tandem] | type[StageProcesses],
+        stages: Stages,
         batcher: Callable[..., Batcher],
     ) -> Pool:
         return Pool(
             world,
-            pipeline,
+            stages,
             batcher,
             self._clock,
             on_room=self._transfers.poke,

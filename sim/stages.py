@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from simpy import Event, Store
 
+from evenflow.batch import MicroBatch
 from evenflow.results.run import Recorder
-from evenflow.types import MicroBatch
 from evenflow.world import World
 from sim.clock import Clock
 
@@ -29,25 +29,15 @@ class _Travel:
 
 
 class StageProcesses:
-    """Sends micro-batches down the stages; calls `on_change` and `on_return` as they move."""
+    """Sends micro-batches down the stages."""
 
     queues_ahead = False
     """Whether every later event of an instant is in the queue before the first one fires."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        world: World,
-        recorder: Recorder,
-        on_change: Callable[[float], None],
-        on_return: Callable[[float], None],
-    ) -> None:
+    def __init__(self, clock: Clock, world: World, recorder: Recorder) -> None:
         self._clock = clock
         self._world = world
         self._recorder = recorder
-        self._on_change = on_change
-        self._on_return = on_return
-        self._eager = world.dispatch == "eager"
         self._at_stage0 = 0
         self._prepared_s = [0.0] * world.depth
         self._driver: Store = Store(clock)
@@ -60,12 +50,16 @@ class StageProcesses:
         for store in dict.fromkeys(self._links):
             clock.process(self._carry(store))
 
-    def can_take(self, now_s: float) -> bool:
-        """Say whether the driver may send a micro-batch now."""
-        return self._eager or self._at_stage0 == 0
+    def connect(self, on_free: Callable[[float], None], on_return: Callable[[float], None]) -> None:
+        """Have `on_free` called whenever stage 0 is done, `on_return` when the last stage is."""
+        self._on_free, self._on_return = on_free, on_return
+
+    def is_free(self, now_s: float) -> bool:
+        """Say whether stage 0 could start a micro-batch now."""
+        return self._at_stage0 == 0
 
     def call_when_free(self) -> None:
-        """Nothing to do: `on_change` is called whenever stage 0 finishes, unless eager."""
+        """Nothing to do: `on_free` is called in any case."""
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
@@ -106,8 +100,7 @@ class StageProcesses:
     def _leave(self, stage: int, travel: _Travel) -> None:
         if stage == 0:
             self._at_stage0 -= 1
-            if not self._eager:  # else a micro-batch could have been sent before
-                self._on_change(self._clock.now)
+            self._on_free(self._clock.now)
         if stage == self._world.depth - 1:
             self._recorder.batch(travel.batch, travel.times)
             self._on_return(self._clock.now)

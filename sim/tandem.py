@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from evenflow.batch import MicroBatch
 from evenflow.results.run import Recorder
-from evenflow.types import MicroBatch
 from evenflow.world import World
 from sim.clock import Clock, Signal
 
 
 class Tandem:
-    """Sends micro-batches down the stages; calls `on_change` and `on_return` as they move.
+    """Sends micro-batches down the stages.
 
     Raises ValueError for a shared link, whose queue depends on what is sent later.
     """
@@ -25,14 +25,7 @@ class Tandem:
     queues_ahead = True
     """Whether every later event of an instant is in the queue before the first one fires."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        world: World,
-        recorder: Recorder,
-        on_change: Callable[[float], None],
-        on_return: Callable[[float], None],
-    ) -> None:
+    def __init__(self, clock: Clock, world: World, recorder: Recorder) -> None:
         if world.shares_link:
             raise ValueError("a shared link needs sim.stages")
         self._clock = clock
@@ -45,15 +38,17 @@ class Tandem:
         self._hops = world.hops
         self._prepared_s = [0.0] * world.depth
         self._driver_free_s = 0.0
-        self._eager = world.dispatch == "eager"
-        self._on_change = on_change
-        self._stage0_free = Signal(clock, self._take_next)
+        self._freed = Signal(clock, self._free)
         self._call_queued = False
-        self._returned = Signal(clock, on_return)
 
-    def can_take(self, now_s: float) -> bool:
-        """Say whether the driver may send a micro-batch now."""
-        return self._eager or self._stage_free_s[0] <= now_s
+    def connect(self, on_free: Callable[[float], None], on_return: Callable[[float], None]) -> None:
+        """Have `on_free` called when stage 0 is done, if asked to, and `on_return` when all are."""
+        self._on_free = on_free
+        self._returned = Signal(self._clock, on_return)
+
+    def is_free(self, now_s: float) -> bool:
+        """Say whether stage 0 could start a micro-batch now."""
+        return self._stage_free_s[0] <= now_s
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
@@ -63,14 +58,14 @@ class Tandem:
         self._clock.at(times[-1], self._returned)
 
     def call_when_free(self) -> None:
-        """Call `on_change` when stage 0 is free. On a single stage the return does."""
+        """Call `on_free` when stage 0 is free. On a single stage the return says so."""
         if not self._call_queued and len(self._stage_free_s) > 1:
             self._call_queued = True
-            self._clock.at(self._stage_free_s[0], self._stage0_free)
+            self._clock.at(self._stage_free_s[0], self._freed)
 
-    def _take_next(self, now_s: float) -> None:
+    def _free(self, now_s: float) -> None:
         self._call_queued = False
-        self._on_change(now_s)
+        self._on_free(now_s)
 
     def _cross(self, batch: MicroBatch, stage_seconds: Sequence[float]) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""

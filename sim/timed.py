@@ -11,8 +11,8 @@ from functools import partial
 from operator import add
 from typing import NamedTuple
 
+from evenflow.batch import MicroBatch
 from evenflow.results.run import Recorder, RunResult
-from evenflow.types import MicroBatch
 from evenflow.world import Link, RuntimeOverheads, World
 from sim.clock import Clock
 from sim.driver import Driver
@@ -55,20 +55,18 @@ class TimedPipeline(Tandem):
         clock: Clock,
         world: World,
         recorder: Recorder,
-        on_change: Callable[[float], None],
-        on_return: Callable[[float], None],
         *,
         timing: Callable[[MicroBatch], Timing],
     ) -> None:
-        super().__init__(clock, world, recorder, on_change, on_return)
+        super().__init__(clock, world, recorder)
         self._timing = timing
         self._busy_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
         self._heard_free_s = 0.0
         self._heard_back_s = 0.0
 
-    def can_take(self, now_s: float) -> bool:
-        """Say whether the driver may send a micro-batch now."""
-        return self._eager or self._heard_free_s <= now_s
+    def is_free(self, now_s: float) -> bool:
+        """Say whether stage 0 could start a micro-batch now, as far as the driver has heard."""
+        return self._heard_free_s <= now_s
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
@@ -86,10 +84,10 @@ class TimedPipeline(Tandem):
         self._clock.at(self._heard_back_s, self._returned)
 
     def call_when_free(self) -> None:
-        """Call `on_change` when the driver hears that stage 0 is free, on a single stage never."""
+        """Call `on_free` when the driver hears that stage 0 is free, on a single stage never."""
         if not self._call_queued and len(self._stage_free_s) > 1:
             self._call_queued = True
-            self._clock.at(self._heard_free_s, self._stage0_free)
+            self._clock.at(self._heard_free_s, self._freed)
 
 
 def simulate_timed(world: World, timing: Callable[[MicroBatch], Timing]) -> RunResult:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from evenflow.request import Handover
 from evenflow.results.run import TRANSFERS, Transfers, gathered
-from evenflow.types import Handover
 from sim.clock import LATE, Clock, Signal
 
 

@@ -19,7 +19,6 @@ from evenflow.schedulers import create
 from evenflow.types import Request, Scheduler
 from runtime.driver import Driver
 from runtime.page_tables import PageTable
-from runtime.serve import Workers, serving_of
 from runtime.wire import Step
 from sim import World
 from tests.test_runtime_driver import TICK_S
@@ -104,9 +103,8 @@ def live_driver(
     on_token: Callable[[int, int], bool | None],
 ) -> Driver:
     pipeline: Any = Checked(world.depth)
-    serving = serving_of(world, Workers([]))
     front = Script(events)
-    return Driver(serving, owner, pipeline, front=front, on_token=on_token, clock=pipeline.clock)
+    return Driver(world, owner, pipeline, front=front, on_token=on_token, clock=pipeline.clock)
 
 
 @settings(max_examples=200, deadline=None)

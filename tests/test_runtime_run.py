@@ -27,7 +27,6 @@ from evenflow.types import Request, Scheduler
 from runtime.driver import Driver
 from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
 from runtime.pipeline import Pipeline
-from runtime.serve import Workers, serving_of
 from runtime.wire import Failed, driver_address, encode, open_socket
 from runtime.worker import Settings
 from sim import World
@@ -61,12 +60,10 @@ def driver_of(
     workers: Pipeline,
     world: World | None = None,
     owner: Batcher | None = None,
-    patience_s: float = 30.0,
     **more: Any,
 ) -> Driver:
     world = world or world_of()
-    serving = serving_of(world, Workers([], patience_s=patience_s))
-    return Driver(serving, owner or world.batcher(), workers, **more)
+    return Driver(world, owner or world.batcher(), workers, **more)
 
 
 def pipeline(*faults: tuple[int, Settings], **more: float) -> Pipeline:

@@ -21,7 +21,7 @@ from runtime.pipeline import Pipeline
 from tests.command_line import evenflow, write_inputs
 from tests.test_runtime_cli import gone, group, spawn
 from tests.tiny_models import save_checkpoint
-from tests.torch_pipeline import driver_of, pipeline_of, settings_of, world_of
+from tests.torch_pipeline import TEXTS, pipeline_of, settings_of, world_of
 
 LIMIT_S = 10.0
 TORCH = """\
@@ -91,7 +91,7 @@ def broken_run(
 
     with pipeline_of(settings_of(folder, 2, transport=transport)) as workers:
         world = world_of("sarathi", 2, {"token_budget": 12})
-        driver = driver_of(workers, world, world.batcher(), on_done=on_done)
+        driver = Driver(world, world.batcher(), workers, text_of=TEXTS, on_done=on_done)
         with pytest.raises(WorkerError) as caught:
             driver.run()
     return driver, time.monotonic() - broken_s[0], str(caught.value)

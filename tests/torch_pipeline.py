@@ -19,7 +19,6 @@ from evenflow.specs.deployment import split_layers
 from evenflow.types import Request, Scheduler
 from runtime.driver import Driver
 from runtime.pipeline import Pipeline
-from runtime.serve import Workers, serving_of
 from runtime.tokens import RandomTexts, TextOf
 from runtime.torch.settings import TorchSettings, cut, torch_settings
 from runtime.worker import run_stages
@@ -101,13 +100,6 @@ def world_of(name: str, stages: int, params: dict[str, Any] | None = None, **mor
     return World(more.pop("requests", REQUESTS), make, costs, *sizes, max_in_flight=stages, **more)
 
 
-def driver_of(
-    pipeline: Pipeline, world: World, batcher: Batcher, text_of: TextOf = TEXTS, **more: Any
-) -> Driver:
-    """Return the driver of a world whose prompts are made up."""
-    return Driver(serving_of(world, Workers([], text_of=text_of)), batcher, pipeline, **more)
-
-
 def serve(
     pipeline: Pipeline, world: World, batcher: Batcher | None = None, text_of: TextOf = TEXTS
 ) -> dict[int, list[int]]:
@@ -117,7 +109,8 @@ def serve(
     def on_token(request_id: int, token: int) -> None:
         tokens[request_id].append(token)
 
-    driver = driver_of(pipeline, world, batcher or world.batcher(), text_of, on_token=on_token)
+    batcher = batcher or world.batcher()
+    driver = Driver(world, batcher, pipeline, text_of=text_of, on_token=on_token)
     driver.run()
     assert driver.result().status == ["completed"] * len(world.requests)
     return tokens

@@ -12,7 +12,6 @@ from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
 from evenflow.types import Request
 from runtime.driver import Driver
-from runtime.serve import Workers, serving_of
 from runtime.wire import Free, Message, Returned, Step
 from sim import World
 
@@ -112,8 +111,7 @@ def drive(world: World, pipeline: Any = None, **limits: Any) -> tuple[Driver, Re
     pipeline = pipeline or VirtualPipeline(world.depth)
     batcher = world.batcher(RecordingBatcher)
     assert isinstance(batcher, RecordingBatcher)
-    serving = serving_of(world, Workers([], **limits))
-    real = Driver(serving, batcher, pipeline, clock=pipeline.clock)
+    real = Driver(world, batcher, pipeline, clock=pipeline.clock, **limits)
     real.run()
     return real, batcher
 

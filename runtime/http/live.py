@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ from runtime.front import LiveFront
 from runtime.http.answers import Answers, ServiceError
 from runtime.http.text import Codec
 from runtime.pipeline import Pipeline
-from runtime.serving import Serving
 
 if TYPE_CHECKING:
     import uvicorn
@@ -88,30 +86,29 @@ class LiveServer:
 
     def open(
         self,
-        serving: Serving,
+        drive: Callable[..., Driver],
         batcher: Batcher,
         pipeline: Pipeline,
         on_token: Callable[[int, int], None] | None,
+        *,
+        speaks: bool,
     ) -> Driver:
-        """Let clients in; return the driver that serves them once it runs.
+        """Let clients in; return the driver that serves them once it runs, made by `drive`.
 
-        `on_token` hears of their tokens too.
+        `on_token` hears of their tokens too. `speaks`: the workers compute with tokens.
         """
         from runtime.http.app import Service
 
         answers = self.answers
-        if serving.text_of is not None:
-            serving = replace(serving, text_of=answers.text_of)
 
         def heard(request_id: int, token: int) -> bool:
             if on_token is not None:
                 on_token(request_id, token)
             return answers.token(request_id, token)
 
-        driver = Driver(
-            serving,
-            batcher,
+        driver = drive(
             pipeline,
+            text_of=answers.text_of if speaks else None,
             front=self.front,
             on_added=answers.added,
             on_token=heard,

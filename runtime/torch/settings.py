@@ -8,40 +8,22 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from evenflow.errors import UsageError
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
+from runtime.torch import StageSettings
 from runtime.worker import Place, Worker
-
-Transport = Literal["gloo", "nccl", "ipc", "one_process"]
-"""How activations cross: torch.distributed over the host or between GPUs; memory that processes
-share (CUDA IPC on a GPU); or stages that are threads of one process."""
 
 ONE_GPU = "gloo, ipc or one_process"
 """The transports of several stages on one GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class TorchSettings:
-    """Layers [start, stop) of `model`, a folder; for random weights also a config.json or a name.
+class TorchSettings(StageSettings):
+    """What makes a torch worker, once it is in its own process."""
 
-    On a CPU the stage computes on `cores`, in as many threads. `mailboxes` carry the activations of
-    each hop where all stages are one process; pickled together, they stay the same objects.
-    """
-
-    model: str
-    start: int
-    stop: int
-    weights: Literal["checkpoint", "random"] = "checkpoint"
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: str = "float32"
-    transport: Transport = "gloo"
-    cores: tuple[int, ...] = ()
-    mailboxes: tuple[deque[Any], ...] = ()
-    limit_s: float = 60.0
+    __slots__ = ()
 
     def make(self, place: Place) -> Worker:
         """Load the weights, reserve the KV pages, meet the other stages within `limit_s`."""

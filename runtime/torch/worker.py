@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from evenflow.errors import UsageError
 from runtime.page_tables import PageTable
+from runtime.torch import StageSettings
 from runtime.torch.attention import KvPages
 from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared
 from runtime.torch.inputs import BatchInputs, batch_inputs
@@ -22,9 +23,6 @@ from runtime.torch.sample import GREEDY, Sampling, sample
 from runtime.torch.weights import load_stage, random_stage, read_model
 from runtime.wire import Activation, Piece, Step
 from runtime.worker import Executed, Place
-
-if TYPE_CHECKING:
-    from runtime.torch.settings import TorchSettings
 
 
 class Prepared(NamedTuple):
@@ -109,7 +107,7 @@ class TorchWorker:
         return self._carrier.take()
 
 
-def make_worker(place: Place, settings: TorchSettings) -> TorchWorker:
+def make_worker(place: Place, settings: StageSettings) -> TorchWorker:
     """Make a stage's worker; UsageError for a device, weights or sizes that cannot be."""
     device = _device(place, settings)
     if settings.cores:
@@ -145,7 +143,7 @@ def _warm_up(stage: Stage, kv: KvPages) -> None:
         torch.cuda.synchronize(stage.device)
 
 
-def _device(place: Place, settings: TorchSettings) -> torch.device:
+def _device(place: Place, settings: StageSettings) -> torch.device:
     if settings.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -155,7 +153,7 @@ def _device(place: Place, settings: TorchSettings) -> torch.device:
     return device
 
 
-def _stage(settings: TorchSettings, device: str) -> Stage:
+def _stage(settings: StageSettings, device: str) -> Stage:
     span = settings.start, settings.stop
     if settings.weights == "checkpoint":
         return load_stage(settings.model, *span, dtype=settings.dtype, device=device)
@@ -163,7 +161,7 @@ def _stage(settings: TorchSettings, device: str) -> Stage:
     return random_stage(spec, rope, *span, dtype=settings.dtype, device=device)
 
 
-def _carrier(place: Place, settings: TorchSettings, stage: Stage) -> Carrier | None:
+def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | None:
     if place.depth == 1:
         return None
     if settings.transport == "one_process":

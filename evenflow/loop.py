@@ -1,0 +1,182 @@
+"""The loop of both worlds: finish the instant, then ask.
+
+All that happens at one instant (requests come, micro-batches return, stage 0 is free again) is
+applied first. When the instant is over, its owner calls `settle`, and the policies are asked as
+long as the dispatch rule allows it and one of them sends something. The owner is the driver of a
+simulation or of a real run: it has the clock, and a pipeline that takes micro-batches. Here is
+neither, so what differs between the worlds is not when a policy is asked, nor what follows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from evenflow.batch import MicroBatch
+from evenflow.batcher import Batcher
+from evenflow.decodes import Sequence
+from evenflow.errors import PolicyError
+from evenflow.request import Request
+from evenflow.results.run import WAIT_REASONS, Recorder, RunResult
+from evenflow.world import World
+
+
+class Pipeline(Protocol):
+    """What a loop sends micro-batches down; they come back in the order in which they were sent."""
+
+    def is_free(self, now_s: float) -> bool:
+        """Say whether stage 0 could start a micro-batch now."""
+        ...
+
+    def submit(self, batch: MicroBatch) -> None:
+        """Send a micro-batch to stage 0."""
+        ...
+
+    def call_when_free(self) -> None:
+        """Have `Loop.freed` called when stage 0, which is not free now, will be."""
+        ...
+
+
+class Owner(Protocol):
+    """Who runs a loop, by its clock."""
+
+    def changed(self, now_s: float) -> None:
+        """Something happened: call `Loop.settle` when this instant is over."""
+        ...
+
+    def wake(self, at_s: float) -> None:
+        """A policy asks to be asked again at that time, which is not past."""
+        ...
+
+    def finished(self, sequences: list[Sequence], now_s: float) -> None:
+        """These have ended; `changed` follows."""
+        ...
+
+
+class Loop:
+    """Serves a world's requests with the engines of one pipeline.
+
+    The pipeline, or whoever hears of it, calls `returned` for each micro-batch that has left the
+    last stage, and `freed` when stage 0 has computed one. `recorder` is told of requests that are
+    rejected and of waits; of micro-batches the pipeline tells it, of finished requests the owner.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        engines: Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+    ) -> None:
+        self.engines = tuple(engines)
+        self._world = world
+        self._pipeline = pipeline
+        self._recorder = recorder
+        self._changed, self._wake, self._finished = owner.changed, owner.wake, owner.finished
+        self._turns = deque(self.engines)
+        self._travelling: deque[tuple[Batcher, MicroBatch]] = deque()  # first sent, first back
+        self._last_wait = ""
+        self._may_ask: Callable[[float], bool]
+        self.freed: Callable[[float], None]
+        # The dispatch rule: when to ask, and whether it is news that stage 0 is free again.
+        if world.dispatch == "stage0":
+            self._may_ask, self.freed = pipeline.is_free, self._changed
+        else:  # eager: what could be sent then was sent before
+            self._may_ask, self.freed = _always, _ignore
+
+    # -- what happens at an instant -------------------------------------------------------------
+
+    def admit(self, request: Request) -> str | None:
+        """Give an arrival to the engine with the fewest live requests.
+
+        Return None, or why it is rejected.
+        """
+        engine = min(self.engines, key=_num_live)
+        reason = engine.add(request)
+        if reason is not None:
+            self._recorder.reject(request, reason)
+        return reason
+
+    def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
+        """Take back the micro-batch that was sent first; see `Batcher.complete`."""
+        engine, batch = self._travelling.popleft()
+        finished = engine.complete(batch, now_s, stopped)
+        if finished:
+            self._finished(finished, now_s)
+        self._changed(now_s)
+
+    # -- and when it is over --------------------------------------------------------------------
+
+    def settle(self, now_s: float) -> None:
+        """Send micro-batches while the dispatch rule allows it and a policy has one."""
+        pipeline = self._pipeline
+        while self._may_ask(now_s):
+            batch = self._next(now_s)
+            if batch is None:
+                return self._record_wait(now_s)
+            pipeline.submit(batch)
+        for engine in self.engines:
+            if engine.can_send:
+                return pipeline.call_when_free()
+        return self._record_wait(now_s)
+
+    def _next(self, now_s: float) -> MicroBatch | None:
+        """Ask the engines in turn; the one that was served longest ago goes first."""
+        turns = self._turns
+        for engine in turns:
+            batch = engine.next(now_s)
+            if batch is not None:
+                if len(turns) > 1:
+                    turns.remove(engine)
+                    turns.append(engine)
+                self._travelling.append((engine, batch))
+                self._last_wait = ""
+                return batch
+            if (wake_at_s := engine.wake_at_s) is not None:
+                if not wake_at_s > now_s:
+                    raise PolicyError(f"a policy asks at {now_s} s to be woken at {wake_at_s} s")
+                self._wake(wake_at_s)
+        return None
+
+    def _record_wait(self, now_s: float) -> None:
+        """Record why there is nothing to send; of several engines, the most urgent reason."""
+        reason = self.engines[0].wait_reason
+        for engine in self.engines[1:]:
+            reason = min(reason, engine.wait_reason, key=WAIT_REASONS.index)
+        if reason != self._last_wait:
+            self._recorder.wait(now_s, reason)
+            self._last_wait = reason
+
+    # -- what came of it ------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were admitted and have not ended."""
+        return sum(map(_num_live, self.engines))
+
+    def result(self) -> RunResult:
+        """Return what happened so far."""
+        queues = [engine.queues for engine in self.engines]
+        return self._recorder.result(
+            max_in_flight=self._world.max_in_flight,
+            total_pages=sum(engine.pool.total_pages for engine in self.engines),
+            page_tokens=self._world.page_tokens,
+            gap_s=[gap for each in queues for gap in each.gap_s],
+            gap_count=[count for each in queues for count in each.gap_count],
+            engines=len(self.engines),
+            prefix_cache=self._world.prefix_cache,
+        )
+
+
+def _num_live(engine: Batcher) -> int:
+    return len(engine.queues.live)
+
+
+def _always(_: float) -> bool:
+    return True
+
+
+def _ignore(_: float) -> None:
+    pass

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,45 +84,39 @@ def test_bad_content(tmp_path: Path, text: str, says: str, packed: bool) -> None
     assert "\n" not in message
 
 
-def test_a_format_given_by_name_must_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"format": "splitwise-sim"}, 'line 1: no column "arrival_timestamp" among TIMESTAMP, C'),
+        ({"format": "mooncake"}, "line 1: not a JSON object"),
+        ({"format": "sharegpt"}, "starts with 'TIMESTAMP"),
+        ({"format": "azur"}, 'format "azur" is unknown; did you mean "azure"? known: '),
+        ({"filter": "vlm"}, 'filter "vlm" is unknown; did you mean "vllm"'),
+        ({"limit": 0}, "0 requests of a trace; expected at least 1"),
+        ({"skip": -1}, "-1 requests of a trace to skip; expected 0 or more"),
+        ({"skip": 1}, "no request is left; dropped: 1 skipped as asked"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: dict[str, Any], says: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(AZURE)
-    with pytest.raises(
-        UsageError, match=r'line 1: no column "arrival_timestamp" among TIMESTAMP, C'
-    ):
-        load_trace(path, format="splitwise-sim")
-    with pytest.raises(UsageError, match="line 1: not a JSON object"):
-        load_trace(path, format="mooncake")
-    with pytest.raises(UsageError, match=r"starts with 'TIMESTAMP.*; expected a JSON array"):
-        load_trace(path, format="sharegpt")
-
-
-def test_unknown_names_come_with_the_known_ones(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(AZURE)
-    with pytest.raises(
-        UsageError, match=r'format "azur" is unknown; did you mean "azure"\? known: '
-    ):
-        load_trace(path, format="azur")
-    with pytest.raises(UsageError, match=r'filter "vlm" is unknown; did you mean "vllm"'):
-        load_trace(path, filter="vlm")
-    with pytest.raises(UsageError, match=r'neither a file nor a bundled sample; did you mean "az'):
-        load_trace("azure-conv-smple")
-    with pytest.raises(UsageError, match="a sample; it takes no format and no filter"):
-        load_trace("azure-conv-sample", filter="vllm")
-    with pytest.raises(UsageError, match="0 requests of a trace; expected at least 1"):
-        load_trace(path, limit=0)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        load_trace(path, **options)
 
 
 def test_what_is_no_readable_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f'"{tmp_path}/no.csv" is neither a file nor'):
-        load_trace(tmp_path / "no.csv")
-    with pytest.raises(UsageError, match=f"{tmp_path}: a directory; give one trace file"):
-        load_trace(tmp_path)
-    path = tmp_path / "binary.csv"
-    path.write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(UsageError, match=r"binary.csv: not UTF-8 text"):
-        load_trace(path)
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"\xff\xfe\x00\x01")
+    for path, says in (
+        (tmp_path / "no.csv", f'"{tmp_path}/no.csv" is neither a file nor'),
+        ("azure-conv-smple", 'neither a file nor a bundled sample; did you mean "az'),
+        (tmp_path, f"{tmp_path}: a directory; give one trace file"),
+        (binary, "binary.csv: not UTF-8 text"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            load_trace(path)
+    with pytest.raises(UsageError, match="a sample; it takes no format and no filter"):
+        load_trace("azure-conv-sample", filter="vllm")
 
 
 def test_a_truncated_gzip(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from traces import FORMATS, load_trace
+from traces import FORMATS, Trace, load_trace
 from traces.formats import Table, timestamp
 from traces.sharegpt import CHUNK_CHARACTERS, read_entry
 
@@ -30,6 +30,7 @@ AZURE_2025 = (
     "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
     "2025-01-01 00:00:00.5,1,100,10\n2025-01-01 00:00:01.5,0,200,20\n"
 )
+LENGTHS = "num_prefill_tokens,num_decode_tokens\n"
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n1.5,374,44\n4.25,396,109\n"
 SARATHI = (
     "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n74,918,992,0.08\n9,1,10,9\n"
@@ -107,38 +108,36 @@ def test_every_format_has_a_case() -> None:
     assert {case.format for case in CASES} == set(FORMATS)
 
 
+def loaded(folder: Path, text: str, **options: Any) -> Trace:
+    path = folder / "t.csv"
+    path.write_text(text)
+    return load_trace(path, **options)
+
+
 def test_a_byte_order_mark_and_spaces_in_the_header_are_no_obstacle(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_bytes(b"\xef\xbb\xbf" + VIDUR.replace(",", ", ").encode())
-    assert load_trace(path).prompt_tokens.tolist() == [374, 396]
+    trace = loaded(tmp_path, "\ufeff" + VIDUR.replace(",", ", "))
+    assert trace.prompt_tokens.tolist() == [374, 396]
 
 
-def test_failed_requests_are_dropped_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "burst.csv"
-    path.write_text(BURST_6)
-    trace = load_trace(path)
-    assert trace.dropped == {"failed: no response": 1}
-    assert (trace.rows_read, len(trace)) == (3, 2)
-
-
-def test_rows_without_tokens_are_dropped_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("num_prefill_tokens,num_decode_tokens\n0,5\n5,0\n5,5\n")
-    assert load_trace(path).dropped == {"no prompt tokens": 1, "no output tokens": 1}
-
-
-def test_whole_numbers_written_as_floats_are_lengths(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("num_prefill_tokens,num_decode_tokens\n374.0,4.4e1\n")
-    assert load_trace(path).output_tokens.tolist() == [44]
+@pytest.mark.parametrize(
+    ("text", "dropped", "kept"),
+    [
+        (BURST_6, {"failed: no response": 1}, 2),
+        (LENGTHS + "0,5\n5,0\n5,5\n", {"no prompt tokens": 1, "no output tokens": 1}, 1),
+        (LENGTHS + "374.0,4.4e1\n", {}, 1),  # whole numbers written as floats are lengths
+    ],
+)
+def test_rows_that_are_no_requests_are_dropped_and_counted(
+    tmp_path: Path, text: str, dropped: dict[str, int], kept: int
+) -> None:
+    trace = loaded(tmp_path, text)
+    assert (trace.dropped, len(trace), trace.rows_read) == (
+        dropped, kept, kept + sum(dropped.values()),
+    )  # fmt: skip
 
 
 def test_rows_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(
-        "arrived_at,num_prefill_tokens,num_decode_tokens\n5,1,10\n3,2,20\n5,3,30\n4,4,40\n"
-    )
-    trace = load_trace(path)
+    trace = loaded(tmp_path, "arrived_at," + LENGTHS + "5,1,10\n3,2,20\n5,3,30\n4,4,40\n")
     assert trace.arrival_s is not None
     assert trace.arrival_s.tolist() == [0, 1, 2, 2]
     assert trace.prompt_tokens.tolist() == [2, 4, 1, 3]  # equal times keep the file's order
@@ -146,26 +145,16 @@ def test_rows_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
     assert trace.reordered == 2
 
 
-def test_limit_stops_reading(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(AZURE_2024 + "what follows is never looked at\n")
-    trace = load_trace(path, limit=3)
+def test_a_limit_counts_kept_requests_and_stops_reading(tmp_path: Path) -> None:
+    trace = loaded(tmp_path, AZURE_2024 + "what follows is never looked at\n", limit=3)
     assert (len(trace), trace.rows_read) == (3, 3)
-
-
-def test_limit_counts_kept_requests(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(BURST_6)
-    trace = load_trace(path, limit=2)
-    assert trace.prompt_tokens.tolist() == [472, 20]
+    assert loaded(tmp_path, BURST_6, limit=2).prompt_tokens.tolist() == [472, 20]
 
 
 def test_the_filters_of_vllm_and_gllm(tmp_path: Path) -> None:
     lengths = [(3, 9), (9, 3), (1025, 9), (1024, 1024), (1024, 1025), (4, 4), (8, 513)]
-    path = tmp_path / "t.csv"
-    rows = "".join(f"{prompt},{output}\n" for prompt, output in lengths)
-    path.write_text("num_prefill_tokens,num_decode_tokens\n" + rows)
-    vllm = load_trace(path, filter="vllm")
+    text = LENGTHS + "".join(f"{prompt},{output}\n" for prompt, output in lengths)
+    vllm = loaded(tmp_path, text, filter="vllm")
     assert vllm.prompt_tokens.tolist() == [1024, 4, 8]
     assert vllm.dropped == {
         "prompt under 4 tokens": 1,
@@ -173,7 +162,7 @@ def test_the_filters_of_vllm_and_gllm(tmp_path: Path) -> None:
         "prompt over 1024 tokens": 1,
         "prompt + output over 2048 tokens": 1,
     }
-    gllm = load_trace(path, filter="gllm")
+    gllm = loaded(tmp_path, text, filter="gllm")
     assert gllm.prompt_tokens.tolist() == [4]
     assert gllm.dropped["output over 512 tokens"] == 3
 
@@ -185,11 +174,8 @@ def test_timestamps_keep_all_their_digits_and_their_zone() -> None:
 
 
 def test_provenance_is_the_hash_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(VIDUR)
-    trace = load_trace(path)
-    assert trace.path == str(path)
-    assert trace.name == "t.csv"
+    trace = loaded(tmp_path, VIDUR)
+    assert (trace.path, trace.name) == (str(tmp_path / "t.csv"), "t.csv")
     assert trace.sha256 == hashlib.sha256(VIDUR.encode()).hexdigest()
 
 
@@ -200,9 +186,7 @@ def test_a_huge_file_is_hashed_by_its_size_and_beginning(
     monkeypatch.setattr("traces.source.PREFIX_HASH_BYTES", 60)
     hashes = []
     for rows in ("1,1\n2,2\n", "1,1\n2,3\n", "1,1\n2,3\n4,4\n"):
-        path = tmp_path / "t.csv"
-        path.write_text("num_prefill_tokens,num_decode_tokens\n" + 12 * "9,9\n" + rows)
-        hashes.append(load_trace(path).sha256)
+        hashes.append(loaded(tmp_path, LENGTHS + 12 * "9,9\n" + rows).sha256)
     assert hashes[0] == hashes[1] != hashes[2]
     assert str(hashes[0]).startswith("size+64MiB:")
 
@@ -225,9 +209,7 @@ def test_sharegpt_entries_longer_than_a_chunk(tmp_path: Path) -> None:
     entries = [
         {"input": long_text, "input_token_length": n, "output_token_length": n} for n in (1, 2, 3)
     ]
-    path = tmp_path / "s.json"
-    path.write_text(json.dumps(entries, indent=1))
-    assert load_trace(path).prompt_tokens.tolist() == [1, 2, 3]
+    assert loaded(tmp_path, json.dumps(entries, indent=1)).prompt_tokens.tolist() == [1, 2, 3]
 
 
 def test_sharegpt_with_a_tokenizer_file(tmp_path: Path) -> None:

@@ -216,13 +216,13 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
     from runtime.emulated import EmulatedSettings, Faults
 
     faults = [Faults()] * world.depth
-    for given in workers.faults or ():
-        if given.stage >= world.depth:
+    for fault in workers.faults or ():
+        if fault.stage >= world.depth:
             raise UsageError(
-                f"workers.faults: stage {given.stage} is none of the {world.depth}, "
+                f"workers.faults: stage {fault.stage} is none of the {world.depth}, "
                 f"0 to {world.depth - 1}"
             )
-        faults[given.stage] = Faults(given.slow_factor, given.dies_after, given.link_delay_s)
+        faults[fault.stage] = Faults(fault.slow_factor, fault.dies_after, fault.link_delay_s)
     latencies_s = (
         [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
     )
@@ -257,12 +257,12 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         dtype=workers.dtype,
         transport=transport,
     )
-    given = workers.sampling
-    sampling = given.temperature, given.top_k, given.top_p
+    how = workers.sampling
+    sampling = how.temperature, how.top_k, how.top_p
     return Workers(
         settings,
         transport == "one_process",
-        RandomTexts(spec.vocab_size, config.workload.seed, sampling, given.seed),
+        RandomTexts(spec.vocab_size, config.workload.seed, sampling, how.seed),
         workers.patience_s,
         settings[0].limit_s,
         _facts(settings),
@@ -277,8 +277,8 @@ def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:
         "driver": driver_version(first.device),
         "torch": version("torch"),
         "transport": first.transport,
-        "cores": [list(each.cores) for each in settings],
-        "layers_per_stage": [each.stop - each.start for each in settings],
+        "cores": [list(stage.cores) for stage in settings],
+        "layers_per_stage": [stage.stop - stage.start for stage in settings],
     }
 
 

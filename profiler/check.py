@@ -17,10 +17,10 @@ from evenflow.costs.base import StageCost
 from evenflow.costs.profile.cost import Parts
 from evenflow.costs.profile.file import Profile, read_profile, write_profile
 from evenflow.specs.model import ModelSpec
-from profiler.rounds import Progress, Subject, shoot
+from profiler.rounds import Progress, Subject, time_run
 from profiler.shapes import Shape
-from profiler.shots import ATTENTION, PER_LAYER, PER_ROW, Shot, stage_s, undisturbed
 from profiler.stopwatch import Stopwatch
+from profiler.timed_runs import ATTENTION, PER_LAYER, PER_ROW, TimedRun, stage_s, undisturbed
 
 STAGE = "stage"
 
@@ -53,25 +53,25 @@ def take(
     repeats: int,
     rng: np.random.Generator,
     progress: Progress | None = None,
-) -> dict[Shape, list[Shot]]:
+) -> dict[Shape, list[TimedRun]]:
     """Run each shape `repeats` times, in rounds of random order after one that warms up."""
-    shots: dict[Shape, list[Shot]] = {shape: [] for shape in shapes}
+    by_shape: dict[Shape, list[TimedRun]] = {shape: [] for shape in shapes}
     spent_s = 0.0
-    distinct = list(shots)
+    distinct = list(by_shape)
     for done in range(repeats + 1):
         for index in rng.permutation(len(distinct)):
             shape = distinct[index]
-            shot = shoot(subject, shape, stopwatch, rng)
-            spent_s += shot.wall_s
+            run = time_run(subject, shape, stopwatch, rng)
+            spent_s += run.wall_s
             if done:
-                shots[shape].append(shot)
+                by_shape[shape].append(run)
         if progress is not None:
             progress((done + 1) / (repeats + 1), spent_s / (done + 1) * (repeats - done))
-    return shots
+    return by_shape
 
 
 def errors(
-    shots: Mapping[Shape, Sequence[Shot]],
+    by_shape: Mapping[Shape, Sequence[TimedRun]],
     profile: Profile,
     spec: ModelSpec,
     cost: StageCost,
@@ -84,7 +84,7 @@ def errors(
     """
     predictors = _predictors(Parts(profile, spec, ranks, None, spec.name))
     pairs: dict[str, list[_Pair]] = {}
-    for shape, runs in shots.items():
+    for shape, runs in by_shape.items():
         for operator, predict in predictors.items():
             if operator in runs[0].seconds:
                 count = PER_LAYER[operator] * spec.num_layers if operator in PER_LAYER else 1
@@ -131,7 +131,7 @@ class _Pair(NamedTuple):
 
 
 def _pair(
-    predicted_s: float, runs: Sequence[Shot], read: Callable[[dict[str, float]], float]
+    predicted_s: float, runs: Sequence[TimedRun], read: Callable[[dict[str, float]], float]
 ) -> _Pair:
     measured_s = float(np.median([read(run.seconds) for run in undisturbed(runs)]))
     return _Pair(predicted_s, measured_s, [read(run.seconds) for run in runs])

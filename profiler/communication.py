@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
-from profiler.shots import Key, point
+from profiler.timed_runs import Key, point
 
 WARM_UP = 3
 TIMEOUT_S = 60.0
@@ -45,10 +45,10 @@ def all_reduce_points(
     if device == "cuda":
         import torch
 
-        found = torch.cuda.device_count()
-        if found < ranks:
+        gpus = torch.cuda.device_count()
+        if gpus < ranks:
             raise UsageError(
-                f"all-reduce over {ranks} ranks needs {ranks} GPUs, {found} found (NCCL refuses "
+                f"all-reduce over {ranks} ranks needs {ranks} GPUs, {gpus} found (NCCL refuses "
                 "two ranks on one); profile without --tensor-parallel, or where there are more"
             )
     return _between_processes(

@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from evenflow.kv import PagePool
 from evenflow.scheduling import View
 from evenflow.types import Plan, Prefill, Request
-from profiler.shots import point
+from profiler.timed_runs import point
 
 PROMPT_TOKENS = 32
 WARM_UP = 5

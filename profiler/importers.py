@@ -20,8 +20,6 @@ from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.model import ModelSpec
 
-Row = dict[str, str]
-
 LINEARS = {
     "attn_pre_proj": "linear_qkv",
     "attn_post_proj": "linear_o",
@@ -43,15 +41,52 @@ SHAPES = {
 """Vidur's column -> the key of the layer shapes that it must equal."""
 
 
+class Row(NamedTuple):
+    """A row of a foreign file, and where it stands: "file, line number"."""
+
+    cells: dict[str, str]
+    place: str
+
+    def count(self, column: str) -> int:
+        """Return a whole number from 0; UsageError names the place of what is none."""
+        number = self._number(column)
+        if not number.is_integer():
+            raise self._wrong(column, "a whole number from 0")
+        return int(number)
+
+    def seconds(self, operator: str) -> float:
+        """Return the median time that Vidur has of an operator."""
+        return self.from_milliseconds(f"time_stats.{operator}.median")
+
+    def from_milliseconds(self, column: str) -> float:
+        """Return the seconds that a cell says in milliseconds; UsageError for what is no time."""
+        number = self._number(column)
+        if math.isnan(number):
+            raise self._wrong(column, "milliseconds, not negative")
+        return number / 1000
+
+    def _number(self, column: str) -> float:
+        """Return a cell's number if it is 0 or more and finite, else NaN."""
+        try:
+            number = float(self.cells.get(column, ""))
+        except ValueError:
+            return math.nan
+        return number if 0 <= number < math.inf else math.nan
+
+    def _wrong(self, column: str, right: str) -> UsageError:
+        text = self.cells.get(column, "")
+        return UsageError(f'{self.place}: {column} is "{text}"; it should be {right}')
+
+
 class Measured(NamedTuple):
     """One row of a foreign file as one of ours; several of a kind are merged by their median."""
 
     operator: str
-    tokens: int | None
-    context_tokens: int | None
-    size_bytes: int | None
-    ranks: int
     seconds: float
+    tokens: int | None = None
+    context_tokens: int | None = None
+    size_bytes: int | None = None
+    ranks: int = 1
 
 
 class Imported(NamedTuple):
@@ -72,14 +107,14 @@ def import_files(
     UsageError names the file and the line: unknown layout, other layer shapes, times that are
     negative or no numbers, another unit than milliseconds.
     """
-    found: list[Measured] = []
-    for path in paths:
-        columns, rows = _read(path)
-        found += _reader_of(columns, path)(path, rows, spec)
     merged: dict[Measured, list[float]] = {}
-    for measured in found:
-        if measured.seconds > 0:
-            merged.setdefault(measured._replace(seconds=0.0), []).append(measured.seconds)
+    zeros = 0
+    for path in paths:
+        rows = _read(path)
+        for measured in _reader_of(rows[0], path)(path, rows, spec):
+            zeros += not measured.seconds
+            if measured.seconds:
+                merged.setdefault(measured._replace(seconds=0.0), []).append(measured.seconds)
     points = [_point(alike, times) for alike, times in merged.items()]
     header = Header(
         device=device,
@@ -97,30 +132,30 @@ def import_files(
     )
     profile = Profile(header, tuple(sorted(points, key=lambda point: point.key)))
     check_units(profile, spec, ", ".join(map(str, paths)))
-    return Imported(profile, sum(measured.seconds == 0 for measured in found))
+    return Imported(profile, zeros)
 
 
 def _point(alike: Measured, times: Sequence[float]) -> Point:
     seconds = median(times)
-    return Point(*alike[:5], seconds, seconds, seconds, len(times))
+    sizes = alike.tokens, alike.context_tokens, alike.size_bytes
+    return Point(alike.operator, *sizes, alike.ranks, seconds, seconds, seconds, len(times))
 
 
-def _read(path: Path) -> tuple[list[str], list[Row]]:
+def _read(path: Path) -> list[Row]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
+            lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: not a readable table ({error})") from None
-    if not rows:
+    if not lines:
         raise UsageError(f"{path}: holds no rows")
-    return list(reader.fieldnames or ()), rows
+    return [Row(cells, f"{path}, line {number}") for number, cells in enumerate(lines, 2)]
 
 
-Reader = Callable[[Path, list[Row], ModelSpec], list[Measured]]
+Reader = Callable[[Path, list[Row], ModelSpec], Iterator[Measured]]
 
 
-def _reader_of(columns: Sequence[str], path: Path) -> Reader:
+def _reader_of(first: Row, path: Path) -> Reader:
     readers: dict[str, Reader] = {
         "time_stats.attn_pre_proj.median": _mlp,
         "time_stats.attn_prefill.median": _attention,
@@ -129,7 +164,7 @@ def _reader_of(columns: Sequence[str], path: Path) -> Reader:
         "Total Length": _total_length,
     }
     for column, reader in readers.items():
-        if column in columns:
+        if column in first.cells:
             return reader
     raise UsageError(
         f"{path}: no layout that can be imported; it should have one of the columns "
@@ -137,131 +172,77 @@ def _reader_of(columns: Sequence[str], path: Path) -> Reader:
     )
 
 
-def _mlp(path: Path, rows: list[Row], spec: ModelSpec) -> list[Measured]:
-    found = []
-    for place, row in _of_model(path, rows, spec):
-        tokens = _count(row, "num_tokens", place)
-        ranks = _count(row, "num_tensor_parallel_workers", place)
+def _mlp(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measured]:
+    for row in _of_model(path, rows, spec):
+        tokens, ranks = row.count("num_tokens"), row.count("num_tensor_parallel_workers")
         for theirs, ours in LINEARS.items():
-            found.append(Measured(ours, tokens, None, None, ranks, _seconds(row, theirs, place)))
-        norms = [
-            _seconds(row, name, place) for name in ("input_layernorm", "post_attention_layernorm")
-        ]
-        added_s = _seconds(row, "add", place) if "time_stats.add.median" in row else 0.0
-        norm_s = sum(norms) / 2 + added_s
-        found.append(Measured("norm", tokens, None, None, ranks, norm_s))
-    return found
+            yield Measured(ours, row.seconds(theirs), tokens, ranks=ranks)
+        norms_s = row.seconds("input_layernorm") + row.seconds("post_attention_layernorm")
+        added_s = row.seconds("add") if "time_stats.add.median" in row.cells else 0.0
+        yield Measured("norm", norms_s / 2 + added_s, tokens, ranks=ranks)
 
 
-def _attention(path: Path, rows: list[Row], spec: ModelSpec) -> list[Measured]:
-    found = []
-    for place, row in _of_model(path, rows, spec):
-        ranks = _count(row, "num_tensor_parallel_workers", place)
-        context = _count(row, "kv_cache_size", place)
-        batch = _count(row, "batch_size", place)
-        if row.get("is_prefill", "").lower() == "true":
-            if batch > 1:
-                continue  # several prompts at once: not one of our points
-            tokens = _count(row, "prefill_chunk_size", place)
-            seconds = _seconds(row, "attn_prefill", place)
-            found.append(Measured("attention_prefill", tokens, context, None, ranks, seconds))
+def _attention(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measured]:
+    for row in _of_model(path, rows, spec):
+        ranks = row.count("num_tensor_parallel_workers")
+        context, batch = row.count("kv_cache_size"), row.count("batch_size")
+        if row.cells.get("is_prefill", "").lower() != "true":
+            tokens, seconds = batch, row.seconds("attn_decode")
+            yield Measured("attention_decode", seconds, tokens, context * batch, ranks=ranks)
+        elif batch > 1:
+            continue  # several prompts at once: not one of our points
         else:
-            tokens = batch
-            seconds = _seconds(row, "attn_decode", place)
-            total = context * batch
-            found.append(Measured("attention_decode", tokens, total, None, ranks, seconds))
-        if row.get("time_stats.attn_kv_cache_save.median"):
-            saved_s = _seconds(row, "attn_kv_cache_save", place)
-            found.append(Measured("kv_write", tokens, None, None, ranks, saved_s))
-    return found
+            tokens, seconds = row.count("prefill_chunk_size"), row.seconds("attn_prefill")
+            yield Measured("attention_prefill", seconds, tokens, context, ranks=ranks)
+        if row.cells.get("time_stats.attn_kv_cache_save.median"):
+            yield Measured("kv_write", row.seconds("attn_kv_cache_save"), tokens, ranks=ranks)
 
 
-def _collective(path: Path, rows: list[Row], spec: ModelSpec) -> list[Measured]:
+def _collective(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measured]:
     """Read all-reduces or sends; of several placements, the one with most GPUs a node."""
-    operator = "all_reduce" if "time_stats.all_reduce.median" in rows[0] else "send_recv"
-    placed = "devices_per_node" in rows[0]
+    reduces = "time_stats.all_reduce.median" in rows[0].cells
+    placed = "devices_per_node" in rows[0].cells
     most: dict[int, int] = {}
-    for place, row in _placed(path, rows):
-        ranks = _count(row, "num_workers", place)
-        here = _count(row, "devices_per_node", place) if placed else 0
-        most[ranks] = max(most.get(ranks, 0), here)
-    found = []
-    for place, row in _placed(path, rows):
-        ranks = _count(row, "num_workers", place)
-        if placed and _count(row, "devices_per_node", place) != most[ranks]:
+    for row in _whole(rows):
+        ranks = row.count("num_workers")
+        most[ranks] = max(most.get(ranks, 0), row.count("devices_per_node") if placed else 0)
+    for row in rows:
+        ranks = row.count("num_workers")
+        if placed and row.count("devices_per_node") != most[ranks]:
             continue
-        size, seconds = _count(row, "size", place), _seconds(row, operator, place)
-        if operator == "all_reduce":
-            found.append(Measured("all_reduce", None, None, size, ranks, seconds))
+        seconds = row.seconds("all_reduce" if reduces else "send_recv")
+        size_bytes = row.count("size")
+        if reduces:
+            yield Measured("all_reduce", seconds, size_bytes=size_bytes, ranks=ranks)
         elif ranks == 2:
-            found.append(Measured("transfer", None, None, size, 1, seconds))
-    return found
+            yield Measured("transfer", seconds, size_bytes=size_bytes)
 
 
-def _total_length(path: Path, rows: list[Row], spec: ModelSpec) -> list[Measured]:
-    return [
-        Measured(
-            "model_prefill",
-            _count(row, "Total Length", place),
-            None,
-            None,
-            1,
-            _milliseconds(row, "Execute Time", place),
-        )
-        for place, row in _placed(path, rows)
-    ]
+def _total_length(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measured]:
+    for row in _whole(rows):
+        tokens = row.count("Total Length")
+        yield Measured("model_prefill", row.from_milliseconds("Execute Time"), tokens)
 
 
-def _placed(path: Path, rows: list[Row]) -> Iterator[tuple[str, Row]]:
-    for number, row in enumerate(rows, 2):
-        if None in row or None in row.values():
-            raise UsageError(f"{path}, line {number}: not as many cells as columns: truncated?")
-        yield f"{path}, line {number}", row
+def _whole(rows: list[Row]) -> Iterator[Row]:
+    """Iterate over rows; UsageError for one with more or fewer cells than there are columns."""
+    for row in rows:
+        if None in row.cells or None in row.cells.values():
+            raise UsageError(f"{row.place}: not as many cells as columns: truncated?")
+        yield row
 
 
-def _of_model(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[tuple[str, Row]]:
-    """Return the rows of a model's layer shapes; UsageError when there are none."""
-    columns = {theirs: ours for theirs, ours in SHAPES.items() if theirs in rows[0]}
-    there = set()
+def _of_model(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Row]:
+    """Iterate over the rows of a model's layer shapes; UsageError when there are none."""
+    columns = {theirs: ours for theirs, ours in SHAPES.items() if theirs in rows[0].cells}
+    shapes_there = set()
     matched = False
-    for place, row in _placed(path, rows):
-        shapes = {ours: _count(row, theirs, place) for theirs, ours in columns.items()}
-        there.add(", ".join(f"{key} {value}" for key, value in shapes.items()))
-        if all(getattr(spec, key) == value for key, value in shapes.items()):
+    for row in _whole(rows):
+        shapes = {ours: row.count(theirs) for theirs, ours in columns.items()}
+        shapes_there.add(", ".join(f"{key} {size}" for key, size in shapes.items()))
+        if all(getattr(spec, key) == size for key, size in shapes.items()):
             matched = True
-            yield place, row
+            yield row
     if not matched:
-        raise UsageError(
-            f"{path}: not for the layers of {spec.name}; it has {'; '.join(sorted(there)[:3])}"
-        )
-
-
-def _count(row: Row, column: str, place: str) -> int:
-    value = _number(row, column)
-    if not value.is_integer():
-        raise UsageError(_wrong(row, column, place, "a whole number from 0"))
-    return int(value)
-
-
-def _seconds(row: Row, operator: str, place: str) -> float:
-    return _milliseconds(row, f"time_stats.{operator}.median", place)
-
-
-def _milliseconds(row: Row, column: str, place: str) -> float:
-    value = _number(row, column)
-    if math.isnan(value):
-        raise UsageError(_wrong(row, column, place, "milliseconds, not negative"))
-    return value / 1000
-
-
-def _number(row: Row, column: str) -> float:
-    """Return a cell's number if it is 0 or more and finite, else NaN."""
-    try:
-        value = float(row.get(column, ""))
-    except ValueError:
-        return math.nan
-    return value if 0 <= value < math.inf else math.nan
-
-
-def _wrong(row: Row, column: str, place: str, right: str) -> str:
-    return f'{place}: {column} is "{row.get(column, "")}"; it should be {right}'
+        told = "; ".join(sorted(shapes_there)[:3])
+        raise UsageError(f"{path}: not for the layers of {spec.name}; it has {told}")

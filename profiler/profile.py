@@ -33,8 +33,8 @@ from profiler.communication import all_reduce_points, transfer_points
 from profiler.driver_cpu import detokenise_points, driver_points
 from profiler.rounds import Progress, Subject, measure
 from profiler.shapes import Limits, ladder, random_shapes
-from profiler.shots import Journal, Shot, operator_points, shots_by_shape
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
+from profiler.timed_runs import Journal, TimedRun, operator_points, runs_by_shape
 
 LIMITS = {"cpu": Limits(1024, 64, 4096, 32768), "cuda": Limits(4096, 256, 32768, 262144)}
 TILE_TOKENS = {"cpu": 1, "cuda": 128}
@@ -128,9 +128,9 @@ def profile(
                 rng=np.random.default_rng(settings.seed),
                 progress=progress,
             )
-        shots = shots_by_shape(shapes, journal.shots)
-        points += operator_points(shots, spec.num_layers, settings.tensor_parallel)
-        grid = _grid_words(len(shapes), journal.shots, spec.num_layers, settings.minutes)
+        by_shape = runs_by_shape(shapes, journal.runs)
+        points += operator_points(by_shape, spec.num_layers, settings.tensor_parallel)
+        grid = _grid_words(len(shapes), journal.runs, spec.num_layers, settings.minutes)
         measured = Profile(replace(header, grid=grid), tuple(points))
         write_profile(out, measured)
         journal.remove()
@@ -176,7 +176,7 @@ def check_profile(
     )
     rng = np.random.default_rng(seed)
     with machine.pinned(settings.device, settings.threads):
-        shots = check.take(
+        by_shape = check.take(
             stage_of(spec, limits, settings),
             random_shapes(limits, batches, rng),
             _stopwatch(settings),
@@ -184,13 +184,13 @@ def check_profile(
             rng=rng,
             progress=progress,
         )
-    return check.errors(shots, profile, spec, cost, ranks=tensor_parallel)
+    return check.errors(by_shape, profile, spec, cost, ranks=tensor_parallel)
 
 
-def _grid_words(shapes: int, shots: Sequence[Shot], layers: int, minutes: float) -> str:
-    disturbed = sum(shot.disturbed for shot in shots) / len(shots)
+def _grid_words(shapes: int, runs: Sequence[TimedRun], layers: int, minutes: float) -> str:
+    disturbed = sum(run.disturbed for run in runs) / len(runs)
     return (
-        f"{minutes:g} minutes: {shapes} micro-batches, {len(shots) / shapes:.0f} times each, "
+        f"{minutes:g} minutes: {shapes} micro-batches, {len(runs) / shapes:.0f} times each, "
         f"through {layers} layers; {disturbed:.0%} of the runs disturbed by other processes"
     )
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from profiler.shapes import LEVELS, Limits, Shape, grid
-from profiler.shots import Journal, Shot
 from profiler.stopwatch import Stopwatch
+from profiler.timed_runs import Journal, TimedRun
 
 MIN_ROUNDS = 3
 GOOD_ROUNDS = 15
@@ -32,14 +32,16 @@ class Subject(Protocol):
         ...
 
 
-def shoot(subject: Subject, shape: Shape, stopwatch: Stopwatch, rng: np.random.Generator) -> Shot:
-    """Time one run of a shape; the shot's index is left at 0."""
+def time_run(
+    subject: Subject, shape: Shape, stopwatch: Stopwatch, rng: np.random.Generator
+) -> TimedRun:
+    """Time one run of a shape; the run's index is left at 0."""
     began_s = perf_counter()
     run = subject.prepare(shape, rng)
     stopwatch.start()
     run(stopwatch.mark)
     seconds = stopwatch.stop()
-    return Shot(0, seconds, perf_counter() - began_s, stopwatch.was_disturbed)
+    return TimedRun(0, seconds, perf_counter() - began_s, stopwatch.was_disturbed)
 
 
 def measure(
@@ -53,7 +55,7 @@ def measure(
     rng: np.random.Generator,
     progress: Progress | None = None,
 ) -> list[Shape]:
-    """Fill the journal with shots of a grid as dense as `budget_s` allows; return the grid.
+    """Fill the journal with runs of a grid as dense as `budget_s` allows; return the grid.
 
     Rounds of random order keep a drift of the machine from looking like an effect of the shape.
     The unrecorded first round warms up and tells how long a round takes.
@@ -65,17 +67,17 @@ def measure(
         journal.decide(level=_level(limits, tile_tokens, round_s, budget_s))
     shapes = grid(limits, journal.plan["level"], tile_tokens)
     taken = [0] * len(shapes)
-    for shot in journal.shots:
-        taken[shot.shape] += 1
+    for run in journal.runs:
+        taken[run.shape] += 1
     spent_s = journal.spent_s
     while True:
         left = [index for index, count in enumerate(taken) if count == min(taken)]
         for index in rng.permutation(left):
             if taken[index] >= MIN_ROUNDS and spent_s > budget_s:
                 return shapes
-            shot = shoot(subject, shapes[index], stopwatch, rng)
-            journal.add(shot._replace(shape=int(index)))
-            spent_s += shot.wall_s
+            run = time_run(subject, shapes[index], stopwatch, rng)
+            journal.add(run._replace(shape=int(index)))
+            spent_s += run.wall_s
             taken[index] += 1
             if progress is not None:
                 left_s = max(budget_s - spent_s, 0.0)
@@ -92,8 +94,8 @@ def _round_s(
     """Return the seconds of a round of the coarsest grid, in its second, warmer run."""
     shapes = grid(limits, 0, tile_tokens)
     for shape in shapes:
-        shoot(subject, shape, stopwatch, rng)
-    return sum(shoot(subject, shape, stopwatch, rng).wall_s for shape in shapes)
+        time_run(subject, shape, stopwatch, rng)
+    return sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
 
 
 def _level(limits: Limits, tile_tokens: int, coarse_round_s: float, budget_s: float) -> int:

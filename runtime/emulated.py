@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.page_tables import PageTable
 from runtime.wire import Activation, Step
@@ -44,16 +45,13 @@ class EmulatedSettings:
         return EmulatedWorker(place, self)
 
 
-class Prepared:
+class Prepared(NamedTuple):
     """The inputs of a step: how long it takes, and the tokens that it will yield."""
 
-    __slots__ = ("hop_s", "num_bytes", "tokens", "work_s")
-
-    def __init__(self, work_s: float, hop_s: float, num_bytes: int, tokens: list[int]) -> None:
-        self.work_s = work_s
-        self.hop_s = hop_s
-        self.num_bytes = num_bytes
-        self.tokens = tokens
+    work_s: float
+    hop_s: float
+    num_bytes: int
+    tokens: list[int]
 
 
 class EmulatedWorker:

@@ -58,7 +58,7 @@ class RandomTexts:
 
 
 @dataclass(slots=True)
-class _Known:
+class _LiveText:
     text: Text
     ids: list[int] = field(init=False)
 
@@ -71,17 +71,17 @@ class TokenBook:
 
     def __init__(self, text_of: TextOf) -> None:
         self._text_of = text_of
-        self._known: dict[int, _Known] = {}
+        self._live: dict[int, _LiveText] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._live)
 
     def inputs(self, chunks: Sequence[Chunk], decodes: Sequence[int]) -> list[int]:
         """Return what stage 0 computes: the ids of each chunk, then each decode's last one."""
         ids: list[int] = []
         for chunk in chunks:
             ids += self._of(chunk.sequence.request).ids[chunk.start : chunk.stop]
-        ids += [self._known[request_id].ids[-1] for request_id in decodes]
+        ids += [self._live[request_id].ids[-1] for request_id in decodes]
         return ids
 
     def draws(self, chunks: Sequence[Chunk]) -> list[Draw]:
@@ -93,19 +93,19 @@ class TokenBook:
         """Note a token each; return the requests that it ends. Unknown ones have left."""
         stopped = []
         for request_id, token in zip(request_ids, tokens, strict=True):
-            known = self._known.get(request_id)
-            if known is not None:
-                known.ids.append(token)
-                if token in known.text.stop_ids:
+            live = self._live.get(request_id)
+            if live is not None:
+                live.ids.append(token)
+                if token in live.text.stop_ids:
                     stopped.append(request_id)
         return stopped
 
     def ended(self, request_id: int) -> None:
         """Forget a request, if it is known."""
-        self._known.pop(request_id, None)
+        self._live.pop(request_id, None)
 
-    def _of(self, request: Request) -> _Known:
-        known = self._known.get(request.request_id)
-        if known is None:
-            known = self._known[request.request_id] = _Known(self._text_of(request))
-        return known
+    def _of(self, request: Request) -> _LiveText:
+        live = self._live.get(request.request_id)
+        if live is None:
+            live = self._live[request.request_id] = _LiveText(self._text_of(request))
+        return live

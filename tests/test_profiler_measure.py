@@ -18,8 +18,8 @@ from profiler import check, rounds
 from profiler.driver_cpu import driver_points
 from profiler.rounds import GOOD_ROUNDS, MIN_ROUNDS, Mark, measure
 from profiler.shapes import Limits, Shape, grid, random_shapes
-from profiler.shots import Journal, Shot, operator_points, shots_by_shape, stage_s
 from profiler.stopwatch import CpuStopwatch, summed
+from profiler.timed_runs import Journal, TimedRun, operator_points, runs_by_shape, stage_s
 
 LIMITS = Limits(max_tokens=64, max_rows=8, max_context=128, max_total_context=512)
 LAYERS = 3
@@ -113,14 +113,14 @@ def test_the_budget_picks_the_grid_and_is_kept(machine: Machine, tmp_path: Path)
             assert machine.now_s - began_s == pytest.approx(budget_s, rel=0.05)
             levels.append(journal.plan["level"])
             assert shapes == grid(LIMITS, levels[-1], 1)
-            assert len(journal.shots) >= GOOD_ROUNDS * len(shapes)
+            assert len(journal.runs) >= GOOD_ROUNDS * len(shapes)
     assert levels == sorted(set(levels))
 
 
 def test_a_budget_of_nothing_takes_the_fewest_rounds(machine: Machine, tmp_path: Path) -> None:
     with Journal(tmp_path / "journal", {}) as journal:
         shapes = run(machine, journal, 0.0)
-        assert len(journal.shots) == MIN_ROUNDS * len(shapes)
+        assert len(journal.runs) == MIN_ROUNDS * len(shapes)
 
 
 def test_rounds_are_whole_and_in_ever_new_order(machine: Machine, tmp_path: Path) -> None:
@@ -141,11 +141,11 @@ def test_an_interrupted_measurement_goes_on(machine: Machine, tmp_path: Path) ->
         file.write('{"shot": [3, {"li')  # killed while it wrote
     machine.fail_after = None
     with Journal(path, {"what": 1}) as journal:
-        assert len(journal.shots) == 50
+        assert len(journal.runs) == 50
         shapes = run(machine, journal, 0.5)
         # Twice warmed up, but measured once.
         assert journal.spent_s == pytest.approx(0.5, rel=0.2)
-        assert {shot.shape for shot in journal.shots} == set(range(len(shapes)))
+        assert {run.shape for run in journal.runs} == set(range(len(shapes)))
         journal.remove()
     assert not path.exists()
 
@@ -176,7 +176,7 @@ def profile_of(machine: Machine, path: Path) -> Profile:
     spec = model("Qwen2.5-14B")
     with Journal(path, {}) as journal:
         shapes = run(machine, journal, 2.0)
-        points = operator_points(shots_by_shape(shapes, journal.shots), LAYERS, 1)
+        points = operator_points(runs_by_shape(shapes, journal.runs), LAYERS, 1)
     header = Header(
         "machine", "other", "none", "none", "float32", "unknown", 1, "", 1, "test", "m",
         LayerShapes.of(spec),
@@ -201,16 +201,16 @@ def test_points_are_times_of_one_layer(machine: Machine, tmp_path: Path) -> None
 
 def test_median_and_spread_are_those_of_the_repeats() -> None:
     shape = Shape((), (5, 5))
-    shots = [Shot(0, {"linear_o": LAYERS * value}, 0.0) for value in range(1, 12)]
-    (point,) = operator_points({shape: shots}, LAYERS, 2)
+    runs = [TimedRun(0, {"linear_o": LAYERS * value}, 0.0) for value in range(1, 12)]
+    (point,) = operator_points({shape: runs}, LAYERS, 2)
     assert (point.p10_s, point.median_s, point.p90_s) == (2, 6, 10)
     assert (point.repeats, point.ranks, point.tokens) == (11, 2, 2)
 
 
 def test_disturbed_runs_do_not_count_where_there_are_others() -> None:
     shape = Shape((), (5, 5))
-    quiet = [Shot(0, {"linear_o": LAYERS * 1.0}, 0.0)] * 3
-    loud = [Shot(0, {"linear_o": LAYERS * 9.0}, 0.0, True)] * 4
+    quiet = [TimedRun(0, {"linear_o": LAYERS * 1.0}, 0.0)] * 3
+    loud = [TimedRun(0, {"linear_o": LAYERS * 9.0}, 0.0, True)] * 4
     (point,) = operator_points({shape: quiet + loud}, LAYERS, 1)
     assert (point.median_s, point.repeats) == (1.0, 3)
     (point,) = operator_points({shape: quiet[:1] + loud}, LAYERS, 1)
@@ -242,12 +242,12 @@ def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -
     profile = profile_of(machine, tmp_path / "journal")
     rng = np.random.default_rng(5)
     shapes = random_shapes(LIMITS, 40, rng)
-    shots = check.take(machine, shapes, Stopwatch(machine), repeats=4, rng=rng)
-    assert all(len(runs) == 4 for runs in shots.values())
+    by_shape = check.take(machine, shapes, Stopwatch(machine), repeats=4, rng=rng)
+    assert all(len(runs) == 4 for runs in by_shape.values())
     cost, spec = ExactCost(machine, 0.9), replace(model("Qwen2.5-14B"), num_layers=LAYERS)
     rows = {
         row.operator: row
-        for row in check.errors(shots, profile, spec, cost, ranks=1)  # type: ignore[arg-type]
+        for row in check.errors(by_shape, profile, spec, cost, ranks=1)  # type: ignore[arg-type]
     }
     assert list(rows)[-1] == "stage"
     assert rows["stage"].median == pytest.approx(0.1)

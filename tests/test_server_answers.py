@@ -11,13 +11,13 @@ import pytest
 
 from evenflow.types import Request
 from runtime.front import LiveFront
-from runtime.http.answers import Answers, Piece, Reply, ServiceError, Wish
+from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError
 from runtime.http.text import Numbers
 from runtime.wire import Draw
 
 
-def wish(max_tokens: int = 3, *, stop: Sequence[str] = (), temperature: float = 0.0) -> Wish:
-    return Wish([1, 2], max_tokens, temperature, 5, 0.9, 11, stop)
+def asked(max_tokens: int = 3, *, stop: Sequence[str] = (), temperature: float = 0.0) -> Generation:
+    return Generation([1, 2], max_tokens, temperature, 5, 0.9, 11, stop)
 
 
 async def pieces_of(reply: Reply) -> list[Piece]:
@@ -54,7 +54,7 @@ def test_tokens_of_another_thread_become_the_pieces_of_each_answer() -> None:
         assert not answers.token(1, 3), "it has ended"
 
     async def main() -> tuple[list[Piece], int]:
-        reply = answers.submit([wish(), wish(9, stop=["18"])])
+        reply = answers.submit([asked(), asked(9, stop=["18"])])
         waiting = answers.num_waiting
         driver = threading.Thread(target=drive)
         driver.start()
@@ -80,7 +80,7 @@ def test_tokens_of_another_thread_become_the_pieces_of_each_answer() -> None:
 def test_a_stop_string_in_the_last_text_is_found() -> None:
     async def main() -> list[Piece]:
         answers = Answers(LiveFront(), Numbers())
-        reply = answers.submit([wish(1, stop=["7 "])])
+        reply = answers.submit([asked(1, stop=["7 "])])
         assert answers.token(0, 7)
         return await pieces_of(reply)
 
@@ -92,7 +92,7 @@ def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
 
     async def main() -> None:
         answers = Answers(front, Numbers())
-        reply = answers.submit([wish(), wish()])
+        reply = answers.submit([asked(), asked()])
         answers.added(0, None)
         answers.added(1, "too long")
         with pytest.raises(ServiceError, match="prompt and max_tokens: too long") as error:
@@ -112,14 +112,14 @@ def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
 def test_a_queue_that_is_full_and_a_server_that_stops_refuse() -> None:
     async def main() -> None:
         answers = Answers(LiveFront(), Numbers(), max_queue=2)
-        first = answers.submit([wish(), wish()])
+        first = answers.submit([asked(), asked()])
         with pytest.raises(ServiceError, match="the queue is full: 2 requests wait"):
-            answers.submit([wish()])
+            answers.submit([asked()])
         answers.token(0, 1)
-        second = answers.submit([wish()])
+        second = answers.submit([asked()])
         answers.close(ServiceError("stopping", 503))
         with pytest.raises(ServiceError, match="stopping"):
-            answers.submit([wish()])
+            answers.submit([asked()])
         answers.added(0, None)
         answers.added(1, None)
         answers.fail(ServiceError("a worker died", 503))
@@ -135,7 +135,7 @@ def test_a_queue_that_is_full_and_a_server_that_stops_refuse() -> None:
 def test_what_workers_compute_with() -> None:
     async def main() -> None:
         answers = Answers(LiveFront(), Numbers())
-        answers.submit([wish(), wish(temperature=0.5)])
+        answers.submit([asked(), asked(temperature=0.5)])
         requests = [Request(number, 0.0, 2, 3) for number in range(3)]
         greedy, drawn, left = map(answers.text_of, requests)
         assert (greedy.prompt_ids, greedy.draw) == ([1, 2], None)

@@ -61,8 +61,8 @@ class LengthClasses:
 
     def class_of(self, tokens: Ints) -> Ints:
         """Return the class of each length, [n], from 0."""
-        found: Ints = np.searchsorted(self.edges, tokens, side="right").astype(np.int64)
-        return found
+        classes: Ints = np.searchsorted(self.edges, tokens, side="right").astype(np.int64)
+        return classes
 
     def tokens(self, classes: Ints) -> Ints:
         """Return what is predicted for each class, [n], in whole tokens, at least 1."""
@@ -109,14 +109,14 @@ def features_of(prompt_tokens: Ints, texts: Sequence[str] | None) -> Features:
 
     Words count by 1 + ln(count), and all words of a prompt together have length 1.
     """
-    found: Features = []
+    features: Features = []
     for index, tokens in enumerate(prompt_tokens.tolist()):
         octaves = math.log2(max(tokens, 1))
         row = {0: octaves / 10, 1 + min(int(2 * octaves), LENGTH_BINS - 1): 1.0}
         if texts is not None:
             row |= _words(texts[index])
-        found.append(row)
-    return found
+        features.append(row)
+    return features
 
 
 def _words(text: str) -> dict[int, float]:

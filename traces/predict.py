@@ -88,8 +88,8 @@ def _another_class(true: Ints, rng: np.random.Generator) -> Ints:
     np.fill_diagonal(odds, 0)
     bounds = odds.cumsum(axis=1)[true]
     drawn = rng.random(len(true)) * bounds[:, -1]
-    found: Ints = (drawn[:, None] >= bounds).sum(axis=1)
-    return np.where(found < NUM_CLASSES, found, true)
+    another: Ints = (drawn[:, None] >= bounds).sum(axis=1)
+    return np.where(another < NUM_CLASSES, another, true)
 
 
 @dataclass(frozen=True, slots=True)

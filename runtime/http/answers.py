@@ -37,7 +37,7 @@ class ServiceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Generation:
     """What a client asks of one prompt; `max_tokens` is the limit, `stop` strings end it before.
 
     With `ignore_eos`, end-of-sequence tokens do not.
@@ -106,13 +106,13 @@ class Reply:
 class _Answer:
     """One output as its tokens come; the driver's thread owns it once it is submitted."""
 
-    def __init__(self, reply: Reply, index: int, wish: Wish, codec: Codec) -> None:
+    def __init__(self, reply: Reply, index: int, generation: Generation, codec: Codec) -> None:
         self.reply = reply
-        self.wish = wish
+        self.generation = generation
         self._index = index
-        self._end_ids = frozenset[int]() if wish.ignore_eos else codec.end_ids
+        self._end_ids = frozenset[int]() if generation.ignore_eos else codec.end_ids
         self._stream = codec.stream()
-        self._stop = StopStrings(wish.stop)
+        self._stop = StopStrings(generation.stop)
         self._tokens = 0
 
     @property
@@ -128,7 +128,7 @@ class _Answer:
         text, stopped = self._stop.push(self._stream.push(token))
         if stopped:
             return Piece(self._index, text, "stop")
-        if self._tokens == self.wish.max_tokens:
+        if self._tokens == self.generation.max_tokens:
             return self._last(text, "length")
         return Piece(self._index, text, None)
 
@@ -162,24 +162,24 @@ class Answers:
 
     # -- the event loop -------------------------------------------------------------------------
 
-    def submit(self, wishes: Sequence[Wish]) -> Reply:
-        """Queue a request for each wish; ServiceError when nobody is served, or too many wait."""
+    def submit(self, generations: Sequence[Generation]) -> Reply:
+        """Queue a request for each; ServiceError when nobody is served, or too many wait."""
         if self._closed is not None:
             raise self._closed
         if self._max_queue is not None:
             waiting = self.num_waiting
-            if waiting + len(wishes) > self._max_queue:
+            if waiting + len(generations) > self._max_queue:
                 words = f"{waiting} requests wait for their first token"
                 raise ServiceError(f"the queue is full: {words}, and {self._max_queue} may", 503)
         self._loop = asyncio.get_running_loop()
-        reply = Reply(self._next_id, len(wishes))
-        self._next_id += len(wishes)
-        for index, wish in enumerate(wishes):
+        reply = Reply(self._next_id, len(generations))
+        self._next_id += len(generations)
+        for index, generation in enumerate(generations):
             request_id = reply.request_ids[index]
-            self._answers[request_id] = _Answer(reply, index, wish, self.codec)
+            self._answers[request_id] = _Answer(reply, index, generation, self.codec)
             arrival_s = time.monotonic() - self.origin_s
             self._front.submit(
-                Request(request_id, arrival_s, len(wish.prompt_ids), wish.max_tokens)
+                Request(request_id, arrival_s, len(generation.prompt_ids), generation.max_tokens)
             )
         return reply
 
@@ -231,7 +231,7 @@ class Answers:
         if answer is None:
             return
         if refusal is None:
-            self.prompt_tokens += len(answer.wish.prompt_ids)
+            self.prompt_tokens += len(answer.generation.prompt_ids)
             self._tell(answer.reply.admit)
             return
         del self._answers[request_id]
@@ -257,8 +257,8 @@ class Answers:
         answer = self._answers.get(request.request_id)
         if answer is None:  # its client has left, and the driver is about to hear of it
             return Text([0] * request.prompt_tokens)
-        wish = answer.wish
-        if not wish.temperature:
-            return Text(wish.prompt_ids)
-        draw = Draw(request.request_id, wish.temperature, wish.top_k, wish.top_p, wish.seed)
-        return Text(wish.prompt_ids, draw)
+        asked = answer.generation
+        if not asked.temperature:
+            return Text(asked.prompt_ids)
+        how = asked.temperature, asked.top_k, asked.top_p, asked.seed
+        return Text(asked.prompt_ids, Draw(request.request_id, *how))

@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.http.answers import Answers, Piece, Reply, ServiceError, Wish
+from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError
 from runtime.http.protocol import CompletionRequest, StreamOptions, completion, error_body, usage
 
 T = TypeVar("T")
@@ -63,11 +63,10 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
         if body.model not in (None, service.model):
-            known = f"the model here is {service.model}"
-            message = f"model: no {body.model}; {known}"
+            message = f"model: no {body.model}; the model here is {service.model}"
             raise ServiceError(message, 404, "model_not_found", "model")
-        wishes = body.wishes(service.answers.codec, rng)
-        call = _Call(service, body, wishes, service.answers.submit(wishes))
+        generations = body.generations(service.answers.codec, rng)
+        call = _Call(service, body, generations, service.answers.submit(generations))
         return await call.respond(request)
 
     @app.get("/v1/models")
@@ -121,7 +120,7 @@ class _Call:
 
     service: Service
     body: CompletionRequest
-    wishes: list[Wish]
+    generations: list[Generation]
     reply: Reply
 
     async def respond(self, request: Request) -> Response:
@@ -145,17 +144,17 @@ class _Call:
 
     @property
     def _prompt_tokens(self) -> int:
-        return sum(len(wish.prompt_ids) for wish in self.wishes)
+        return sum(len(generation.prompt_ids) for generation in self.generations)
 
     async def _whole(self) -> Response:
-        texts = [""] * len(self.wishes)
-        reasons: list[str | None] = [None] * len(self.wishes)
+        texts = [""] * len(self.generations)
+        reasons: list[str | None] = [None] * len(self.generations)
         tokens = 0
         async for piece in self.reply.pieces():
             texts[piece.choice] += piece.text
             reasons[piece.choice] = piece.finish_reason
             tokens += 1
-        pieces = [Piece(*each) for each in zip(range(len(texts)), texts, reasons, strict=True)]
+        pieces = [Piece(*answer) for answer in zip(range(len(texts)), texts, reasons, strict=True)]
         counts = {"usage": usage(self._prompt_tokens, tokens)}
         return JSONResponse(completion(self._head, pieces) | counts)
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from runtime.http.answers import Piece, ServiceError, Wish
+from runtime.http.answers import Generation, Piece, ServiceError
 from runtime.http.text import Codec
 
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
@@ -97,14 +97,14 @@ class CompletionRequest(BaseModel):
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-    def wishes(self, codec: Codec, rng: np.random.Generator) -> list[Wish]:
+    def generations(self, codec: Codec, rng: np.random.Generator) -> list[Generation]:
         """Return what is asked of each prompt; ServiceError for a prompt that cannot be read.
 
         Without a seed, one is drawn.
         """
         seed = int(rng.integers(SEEDS)) if self.seed is None else self.seed
         return [
-            Wish(
+            Generation(
                 prompt_ids=ids,
                 max_tokens=self.max_tokens,
                 temperature=self.temperature,
@@ -118,13 +118,14 @@ class CompletionRequest(BaseModel):
         ]
 
     def _prompt_ids(self, codec: Codec) -> list[list[int]]:
-        given: Sequence[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        prompts = [given] if given and isinstance(given[0], int) else given
-        read = [_encoded(codec, each) if isinstance(each, str) else each for each in prompts]
-        if not read:
+        prompts: Sequence[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if prompts and isinstance(prompts[0], int):
+            prompts = [prompts]
+        if not prompts:
             raise ServiceError("prompt: is empty", 400, param="prompt")
-        found: list[list[int]] = []
-        for ids in read:
+        prompt_ids: list[list[int]] = []
+        for prompt in prompts:
+            ids = _encoded(codec, prompt) if isinstance(prompt, str) else prompt
             if ids is None:
                 raise ServiceError(
                     "prompt: text needs a tokenizer.json, in the model's folder or given to the "
@@ -135,11 +136,10 @@ class CompletionRequest(BaseModel):
             if not ids:
                 raise ServiceError("prompt: is empty", 400, param="prompt")
             if codec.vocab_size is not None and max(ids) >= codec.vocab_size:
-                known = f"the model has {codec.vocab_size}, from 0 on"
-                message = f"prompt: token {max(ids)} is none: {known}"
-                raise ServiceError(message, 400, param="prompt")
-            found.append(list(ids))
-        return found
+                words = f"token {max(ids)} is none: the model has {codec.vocab_size}, from 0 on"
+                raise ServiceError(f"prompt: {words}", 400, param="prompt")
+            prompt_ids.append(list(ids))
+        return prompt_ids
 
 
 def _encoded(codec: Codec, text: str) -> list[int] | None:

@@ -133,9 +133,9 @@ class _TokenizedStream:
         return self._new_text()
 
     def _new_text(self) -> str:
-        known = self._tokenizer.decode(self._ids[: self._context])
+        out = self._tokenizer.decode(self._ids[: self._context])
         whole: str = self._tokenizer.decode(self._ids)
-        return whole[len(known) :]
+        return whole[len(out) :]
 
 
 class StopStrings:
@@ -149,9 +149,9 @@ class StopStrings:
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text that is certain, and whether it ends here."""
         self._held += text
-        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
-        if found:
-            out, self._held = self._held[: min(found)], ""
+        begins = [at for string in self._strings if (at := self._held.find(string)) >= 0]
+        if begins:
+            out, self._held = self._held[: min(begins)], ""
             return out, True
         certain = max(len(self._held) - self._kept, 0)
         out, self._held = self._held[:certain], self._held[certain:]
@@ -189,9 +189,9 @@ def _end_ids(folder: Path) -> frozenset[int]:
             continue
         try:
             values: Any = json.loads(path.read_text(encoding="utf-8"))
-            given = values.get("eos_token_id")
+            end = values.get("eos_token_id")
         except (AttributeError, OSError, ValueError) as error:
             raise UsageError(f"{path}: cannot read it: {error}") from None
-        if given is not None:
-            return frozenset(given if isinstance(given, list) else [given])
+        if end is not None:
+            return frozenset(end if isinstance(end, list) else [end])
     return frozenset()

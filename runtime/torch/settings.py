@@ -99,12 +99,12 @@ def require_memory(spec: ModelSpec, stages: int, kv_tokens: int, dtype: str) -> 
     A tied embedding is there twice with several stages. Known error: activations are left out.
     """
     free_bytes = free_memory_bytes()
-    each = DTYPE_BYTES[dtype]
+    size = DTYPE_BYTES[dtype]
     copies = spec.embedding_parameters if spec.tie_word_embeddings and stages > 1 else 0
-    weights_bytes = (spec.num_parameters + copies) * each
-    kv_bytes = spec.kv_bytes_per_token() // spec.dtype_bytes * each * kv_tokens
+    weights_bytes = (spec.num_parameters + copies) * size
+    kv_bytes = spec.kv_bytes_per_token() // spec.dtype_bytes * size * kv_tokens
     if free_bytes is not None and weights_bytes + kv_bytes > free_bytes:
-        weights, pages, free = (size / 2**30 for size in (weights_bytes, kv_bytes, free_bytes))
+        weights, pages, free = (count / 2**30 for count in (weights_bytes, kv_bytes, free_bytes))
         raise UsageError(
             f"{spec.name} does not fit: {weights:.1f} GiB of weights and {pages:.1f} of KV pages, "
             f"{free:.1f} are free; fewer kv.pages, a smaller dtype or a smaller model is right"

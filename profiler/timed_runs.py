@@ -40,7 +40,7 @@ Key = tuple[str, int | None, int | None, int | None]
 """Operator, tokens, context_tokens, bytes."""
 
 
-class Shot(NamedTuple):
+class TimedRun(NamedTuple):
     """One timed run: of which shape, the seconds by operator, and the seconds it took in all.
 
     `disturbed`: other processes had the CPU meanwhile.
@@ -52,14 +52,14 @@ class Shot(NamedTuple):
     disturbed: bool = False
 
 
-def undisturbed(shots: Sequence[Shot], at_least: int = 3) -> Sequence[Shot]:
-    """Return the shots that were not disturbed, or all where fewer than `at_least` remain."""
-    quiet = [shot for shot in shots if not shot.disturbed]
-    return quiet if len(quiet) >= at_least else shots
+def undisturbed(runs: Sequence[TimedRun], at_least: int = 3) -> Sequence[TimedRun]:
+    """Return the runs that were not disturbed, or all where fewer than `at_least` remain."""
+    quiet = [run for run in runs if not run.disturbed]
+    return quiet if len(quiet) >= at_least else runs
 
 
 class Journal:
-    """The shots of one profile, on disk from the moment they are taken: an interrupted measurement
+    """The runs of one profile, on disk from the moment they are taken: an interrupted measurement
     goes on where it was.
 
     `facts` say what is measured: a journal of something else is refused. `plan` is what the first
@@ -68,7 +68,7 @@ class Journal:
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path = path
-        self.shots: list[Shot] = []
+        self.runs: list[TimedRun] = []
         self.plan: dict[str, Any] = {}
         if path.exists():
             self._resume(json.loads(json.dumps(dict(facts))))
@@ -81,20 +81,20 @@ class Journal:
 
     @property
     def spent_s(self) -> float:
-        """Seconds that the shots so far took."""
-        return sum(shot.wall_s for shot in self.shots)
+        """Seconds that the runs so far took."""
+        return sum(run.wall_s for run in self.runs)
 
     def decide(self, **plan: Any) -> None:
         """Keep what was decided for all later starts."""
         self.plan.update(plan)
         self._write({"plan": plan})
 
-    def add(self, shot: Shot) -> None:
-        self.shots.append(shot)
-        self._write({"shot": shot})
+    def add(self, run: TimedRun) -> None:
+        self.runs.append(run)
+        self._write({"shot": run})
 
     def remove(self) -> None:
-        """Delete the file: its shots are in a profile now."""
+        """Delete the file: its runs are in a profile now."""
         self._file.close()
         self.path.unlink()
 
@@ -128,16 +128,16 @@ class Journal:
             for line in lines[1:]:
                 self.plan.update(line.get("plan", {}))
                 if "shot" in line:
-                    self.shots.append(Shot(*line["shot"]))
+                    self.runs.append(TimedRun(*line["shot"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"{self.path}: not a profile's journal; delete it") from None
 
 
-def shots_by_shape(shapes: Sequence[Shape], shots: Sequence[Shot]) -> dict[Shape, list[Shot]]:
-    """Return the shots of each shape."""
-    by_shape: dict[Shape, list[Shot]] = {shape: [] for shape in shapes}
-    for shot in shots:
-        by_shape[shapes[shot.shape]].append(shot)
+def runs_by_shape(shapes: Sequence[Shape], runs: Sequence[TimedRun]) -> dict[Shape, list[TimedRun]]:
+    """Return the runs of each shape."""
+    by_shape: dict[Shape, list[TimedRun]] = {shape: [] for shape in shapes}
+    for run in runs:
+        by_shape[shapes[run.shape]].append(run)
     return by_shape
 
 
@@ -146,12 +146,12 @@ def stage_s(seconds: Mapping[str, float]) -> float:
     return sum(value for name, value in seconds.items() if name not in OUTSIDE)
 
 
-def operator_times(shape: Shape, shot: Shot, layers: int) -> Iterator[tuple[Key, float]]:
+def operator_times(shape: Shape, run: TimedRun, layers: int) -> Iterator[tuple[Key, float]]:
     """Return each operator of a run with its sizes, and the seconds of one time it ran.
 
     Shapes with several chunks say nothing of one chunk: their prefill attention is left out.
     """
-    for name, seconds in shot.seconds.items():
+    for name, seconds in run.seconds.items():
         key = _key(name, shape)
         if key is not None:
             yield key, seconds / (PER_LAYER[name] * layers if name in PER_LAYER else 1)
@@ -166,16 +166,18 @@ def _key(name: str, shape: Shape) -> Key | None:
     return name, shape.rows if name in PER_ROW else shape.tokens, None, None
 
 
-def operator_points(shots: Mapping[Shape, Sequence[Shot]], layers: int, ranks: int) -> list[Point]:
+def operator_points(
+    by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, ranks: int
+) -> list[Point]:
     """Return a point for each operator and size that was timed, of the runs left undisturbed.
 
     Tokens met in one context only say nothing of how attention grows with the context: they are
     left out, so that the attention of a profile is a grid.
     """
     samples: dict[Key, list[float]] = {}
-    for shape, runs in shots.items():
-        for shot in undisturbed(runs):
-            for key, seconds in operator_times(shape, shot, layers):
+    for shape, runs in by_shape.items():
+        for run in undisturbed(runs):
+            for key, seconds in operator_times(shape, run, layers):
                 samples.setdefault(key, []).append(seconds)
     met = Counter(key[:2] for key in samples)
     return [

@@ -18,7 +18,7 @@ from evenflow.results.run import Columns, RunResult
 from experiments.given_policy import GivenPolicy
 from experiments.provenance import provenance, wall_clock
 from experiments.report.tables import write_json, write_table
-from experiments.run_file.build import Built, Workload, build, load_workload
+from experiments.run_file.build import Built, Workload, build
 from experiments.run_file.run import RunConfig
 from sim import simulate_replicas
 from sim.counterfactual import counterfactuals
@@ -78,18 +78,6 @@ def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     result = replace(merged(replicas), provenance=source)
     summary = summarize(result, job.config.goodput)
     return Outcome(result, summary, time.perf_counter() - started, replicas)
-
-
-def run_all_of(configs: Mapping[str, RunConfig], beside: Path) -> dict[str, Run]:
-    """Simulate configurations one after another, each on its own workload; return runs by label.
-
-    For notebooks and drawings; `experiments.study.compare` runs them in parallel and writes files.
-    """
-    runs: dict[str, Run] = {}
-    for label, config in configs.items():
-        outcome = run_job(Job(config, load_workload(config, beside), beside))
-        runs |= with_bubbles(outcome, label)
-    return runs
 
 
 def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:

@@ -23,11 +23,13 @@ from evenflow.request import Request
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.run import Recorder, RunResult
 from evenflow.schedulers import create
+from experiments.api import compare
 from experiments.report.plots import svg
 from experiments.report.style import BUSY, CAUSE_COLOURS
 from sim import PooledWorld, TransferLink, World, simulate
 
-FIGURES = Path(__file__).parent.parent / "docs" / "figures"
+ROOT = Path(__file__).parent.parent
+FIGURES = ROOT / "docs" / "figures"
 
 LIGHT = {"fill_drain", "starvation", "uneven_decode", "uneven_stages"}  # black letters can be read
 TITLES = {
@@ -233,3 +235,5 @@ if __name__ == "__main__":
     for name, run in scenarios().items():
         draw_bubbles(name, run, FIGURES)
     draw_pools(simulate(pooled_scenario()), FIGURES)
+    demo = compare(ROOT / "examples" / "quickstart.yaml", ["token_throttling", "sarathi", "vllm"])
+    demo.draw().savefig(FIGURES / "quickstart.png", metadata={"Software": None})

@@ -1,13 +1,8 @@
-"""Draw a comparison: tokens per micro-batch, and where stage time goes.
-
-`python -m experiments.report.draw_comparison` draws the README's again, from the runs of
-`make demo`.
-"""
+"""Draw a comparison: tokens per micro-batch, and where stage time goes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,9 +14,6 @@ from experiments.report.data import Run, shares, steady
 from experiments.report.plots import LEAST_SHARE, PARTS, finish, panels, stage_time
 from experiments.report.style import DECODE, PREFILL
 from experiments.report.words import cause_label
-from experiments.run_file.run import load_config
-from experiments.runs import run_all_of
-from experiments.study.compare import parse_schedulers
 
 SHOWN_BATCHES = 250
 
@@ -63,16 +55,3 @@ def _draw_tokens(axes: Axes, name: str, run: Run) -> None:
     axes.margins(y=0.25)
     axes.text(0.01, 0.95, name, transform=axes.transAxes, va="top", weight="bold", fontsize=10)
     finish(axes, grid="")
-
-
-def main() -> None:
-    """Draw the comparison of `make demo` into docs/figures."""
-    root = Path(__file__).parent.parent.parent
-    config = load_config(root / "examples" / "quickstart.yaml")
-    runs = run_all_of(parse_schedulers("token_throttling,sarathi,vllm", config), root)
-    path = root / "docs" / "figures" / "quickstart.png"
-    draw_comparison(runs).savefig(path, metadata={"Software": None})
-
-
-if __name__ == "__main__":
-    main()

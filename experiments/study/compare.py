@@ -36,6 +36,8 @@ from experiments.study.executors import processes
 if TYPE_CHECKING:
     from ctypes import Array, c_long
 
+    from matplotlib.figure import Figure
+
     from experiments.report.data import Run
 
 POLL_S = 0.1
@@ -64,6 +66,12 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """A row a scheduler, in the order given; the numbers of its summary."""
         return pd.DataFrame.from_dict(self.summaries, orient="index").rename_axis("scheduler")
+
+    def draw(self) -> Figure:
+        """Return a figure, a row a run: tokens of micro-batches in a row, shares of stage time."""
+        from experiments.report.draw_comparison import draw_comparison
+
+        return draw_comparison(self.runs)
 
     def write(self, folder: Path, title: str) -> bool:
         """Write comparison.csv and, where its library is installed, report.html; say if it is."""

@@ -43,16 +43,15 @@ model=Qwen2.5-32B gpu=L20 costs=roofline tensor_parallel=2 | give its bandwidth_
 scheduler=sarathy | unknown scheduler 'sarathy'
 scheduler.token_budgte=3 | token_budget
 scheduler.token_budget=0 | token_budget
-scheduler.token_budget=many |
-    token_budget should be a whole number of at least 1 or auto, not 'many'
-scheduler.token_budget=1.5 | token_budget should be a whole number of at least 1 or auto, not 1.5
-scheduler.watermark=.nan | watermark should be a number of at least 0 and below 1, not nan
-scheduler.tbt_slo_s=-1 | scheduler sarathi: tbt_slo_s should be a number above 0 or null, not -1
+scheduler.token_budget=many | token_budget should be a whole number or 'auto', not "many"
+scheduler.token_budget=1.5 | token_budget should be a whole number or 'auto', not 1.5
+scheduler.watermark=.nan | watermark should be a finite number, not nan
+scheduler.tbt_slo_s=-1 | scheduler sarathi: tbt_slo_s should be greater than 0.0, not -1
 'scheduler={name: td_pipe, future_points: []}' |
-    td_pipe: future_points should be numbers of decode steps in rising order or null
+    td_pipe: future_points should be numbers of decode steps in rising order, not []
 'scheduler={name: td_pipe, future_points: [1.5]}' |
-    numbers of decode steps in rising order or null, not [1.5]
-scheduler.max_num_seqs=true | max_num_seqs should be a whole number of at least 1, not True
+    numbers of decode steps in rising order, not [1.5]
+scheduler.max_num_seqs=true | max_num_seqs should be a whole number, not true
 scheduler=nowhere:Policy | cannot import 'nowhere'
 scheduler=json:Nothing | json has no class 'Nothing'
 scheduler=distserv | did you mean 'distserve'?
@@ -81,7 +80,7 @@ scheduler=distserve stages=1 |
 'scheduler={name: distserve, decode: {scheduler: sarathy}}' |
     scheduler distserve: decode pool: unknown scheduler 'sarathy' (did you mean
 'scheduler={name: distserve, prefill: {scheduler: {name: vllm, watermark: 3}}}' |
-    scheduler distserve: prefill pool: scheduler vllm: watermark should be a number
+    scheduler distserve: prefill pool: scheduler vllm: watermark should be less than 1.0, not 3
 'scheduler={name: distserve, decode: {costs: roofline}}' |
     decode pool: its part of the run: costs.kind: roofline needs the key "model"
 'scheduler={name: distserve, decode: {pages: auto}}' | kv.pages: auto needs the key

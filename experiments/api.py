@@ -95,7 +95,7 @@ class SimulatedRun:
 
     def _by_pipeline(self, name: str) -> pd.DataFrame:
         tables = {
-            pipeline: pd.DataFrame((part.result.tables() | {"bubbles": part.bubbles.table()})[name])
+            pipeline: pd.DataFrame(part.tables()[name])
             for label, run in with_bubbles(self.outcome, self.label).items()
             for pipeline, part in (run.pools or {label: run}).items()
         }

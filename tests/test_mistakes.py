@@ -87,6 +87,9 @@ scheduler=distserve stages=1 |
 scheduler=distserve virtual_engines=true | virtual_engines: not with distserve
 model=Qwen2.5-32B gpu=L20 kv.pages=auto scheduler=distserve |
     scheduler distserve: prefill pool: Qwen2.5-32B does not fit
+'replicas={count: 0}' | replicas.count: should be at least 1, not 0
+'replicas={count: 2, router: random}' | replicas.router: should be 'round_robin', 'least_out
+replicas=3 | replicas: should be a mapping of keys to values, not 3
 ## compare RUN.yaml --schedulers
 '' | names no scheduler
 sarathi,sarathi | sarathi is there twice
@@ -136,19 +139,7 @@ none.yaml --slo p99_ttft_ms=500 | none.yaml: no such file
 --slo p99_itl_ms=200 --per-dollar prices.yaml | names no gpu
 --slo p99_itl_ms=200 --per-dollar prices.yaml gpu=L20 | price of L20 is missing
 --slo p99_itl_ms=200 --per-dollar free.yaml | free.yaml:2: H100
-## run RUN.yaml
-workers=torch | workers.kind: torch needs the key "model"
-workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
-'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1
-'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
-runtime=gllm | runtime: can only be simulated; for a real run, ideal
-'runtime={prepare_s: 0.1}' | for a real run, ideal, or schedule_s alone, is right
-virtual_engines=true | virtual_engines: can only be simulated; for a real run, false
-kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
-'replicas={count: 2}' | replicas: can only be simulated
-'speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}' | speculative: can only be
-scheduler=distserve | scheduler distserve: can only be simulated; for a real run, one
-## validate RUN.yaml
+## run RUN.yaml; validate RUN.yaml
 workers=torch | workers.kind: torch needs the key "model"
 workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
 'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1

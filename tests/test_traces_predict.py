@@ -127,8 +127,9 @@ def test_a_bad_predictor_is_one_clear_line(spec: object, message: str) -> None:
 # -- the classifier -------------------------------------------------------------------------------
 
 
-def test_a_classifier_learns_from_words(tmp_path: Path) -> None:
+def test_a_classifier_learns_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
+    monkeypatch.setattr("traces.predict.STRENGTHS", (1.0,))  # of thousands of words, seconds each
     trace = spoken()
     classifier, report = train(trace)
     assert report["features"] == "text and length"

@@ -7,14 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from command_line import evenflow
 
 from evenflow.errors import UsageError
 from experiments.figures.claims import Claim, answers, load_claims, load_misses, worst
+from experiments.figures.layers import layered
 from experiments.figures.make import FOLDER, chosen, make, maker, names, write_claims
 from experiments.figures.schema import load_plan
-from experiments.figures.study import Study, layered
+from experiments.figures.study import Drawing, Study
 from experiments.study.points import Store
 
 
@@ -86,21 +88,140 @@ def test_misses_are_of_claims_that_there_are() -> None:
     assert set(load_misses()) <= {each.id for each in load_claims()}
 
 
-def test_a_figure_writes_its_files_and_its_claims(tmp_path: Path) -> None:
-    plan = load_plan(
-        FOLDER / "gllm_12.yaml", ("study.requests=20", "study.seeds=[0]", "stages=2"), quick=True
-    )
+SMALL = {
+    "gllm_1": ("study.batches=10", "study.loads=[0.5]"),
+    "gllm_8": (),
+    "gllm_10": ("study.loads=[0.5, 1]", "study.pairs=[[L20, Qwen2.5-14B]]"),
+    "gllm_11": (),
+    "gllm_12": ("study.pairs=[[L20, Qwen2.5-14B]]",),
+    "gllm_14": ("study.loads=[0.5, 1]",),
+    "gllm_15": ("study.loads=[1.0]",),
+    "gllm_16": ("study.loads=[1.0]", "study.vary={min_prefill: [16, 32]}"),
+    "decides_3": (),
+    "decides_4": (),
+    "sarathi_1": ("study.rates=[0.5]",),
+    "sarathi_3": (),
+    "sarathi_4": (),
+    "sarathi_5": (),
+    "sarathi_6": (),
+    "sarathi_9": (),
+    "sarathi_12": ("model=Mistral-7B", "study.limits=1"),
+    "sarathi_13": (),
+    "sarathi_14": (),
+    "sarathi_table3": (),
+    "sarathi_table4": ("study.capacity_requests=60", "study.loads=[0.5]"),
+    "tdpipe_2": (),
+    "tdpipe_6": ("study.all_tokens=[64]",),
+    "tdpipe_9": (),
+    "tdpipe_11": ("study.pairs=[[L20, Qwen2.5-32B]]",),
+    "tdpipe_12": (),
+    "tdpipe_13": ("study.ratios=[0.5]",),
+    "tdpipe_14": ("workload.requests=2000",),
+    "tdpipe_readings": ("study.readings={plain: {}}",),
+    "blog_batching": ("study.seats=[4]",),
+    "blog_chunking": ("study.all_chunks=[1024]", "study.decodes=2"),
+    "blog_disaggregation": ("study.rates=[2]",),
+    "blog_fragmentation": (),
+}
+"""One of each kind, or of each code behind it, made small."""
+
+CLAIMED = {
+    "tdpipe-stealing-example": {"average": [116, 114, 114, 114], "submitted": [80, 114, 114, 114]},
+    "gllm-vllm-coupling": pytest.approx(0.17),
+}
+
+
+def made(name: str, folder: Path, *overrides: str) -> tuple[dict[str, Any], Drawing]:
+    """Return what is told of a figure, made with few requests, and the figure."""
+    few = {"requests": 40 if name.startswith("sarathi") else 10, "seeds": [0]}
+    known = load_plan(FOLDER / f"{name}.yaml").keys.study
+    short = [f"study.{key}={value}" for key, value in few.items() if key in known]
+    plan = load_plan(FOLDER / f"{name}.yaml", (*short, *SMALL[name], *overrides), quick=True)
     with ThreadPoolExecutor(1) as executor:
-        make(plan, tmp_path, Store(tmp_path / "points"), executor)
-    assert {path.suffix for path in tmp_path.glob("gllm-12.*")} == {".png", ".svg", ".csv", ".json"}
-    facts = json.loads((tmp_path / "gllm-12.json").read_text())["facts"]
-    assert facts["requests"] == 20
-    assert facts["kv_pages"]
+        drawing = make(plan, folder, Store(folder / "points"), executor)
+    return dict(json.loads((folder / f"{plan.name}.json").read_text())), drawing
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_one_is_made(name: str, tmp_path: Path) -> None:
+    if name == "tdpipe_14":
+        pytest.importorskip("sklearn")
+    about, drawing = made(name, tmp_path)
+    assert about["title"]
+    assert len(drawing.table)
+    assert set(drawing.shown or ()) <= set(drawing.table)
+    written = {path.suffix for path in tmp_path.glob(f"{name.replace('_', '-')}.*")}
+    assert written == {".png", ".svg", ".csv", ".json"}
+    for claim_id, ours in about["claims"].items():
+        assert CLAIMED.get(claim_id, ours) == ours
+    if name == "tdpipe_11":
+        assert drawing.table[drawing.table.gpus == 1].error.str.contains("does not fit").all()
+        assert drawing.table[drawing.table.gpus > 1].error.isna().all()
+
+
+def test_a_figure_writes_its_files_and_its_claims(tmp_path: Path) -> None:
+    about, _ = made("gllm_12", tmp_path, "study.pairs=[[L20, Qwen2.5-14B], [L20, Qwen2.5-32B]]")
+    assert about["facts"]["requests"] == 10
+    assert about["facts"]["kv_pages"]
+    assert about["claims"] == {}, "not the pairs of the paper"
+    assert {answer.verdict for answer in write_claims(tmp_path)} == {"not run"}
+    about, _ = made("tdpipe_9", tmp_path)
     found = {answer.claim.id: answer for answer in write_claims(tmp_path)}
-    assert found["gllm-scaling-l20-14b"].verdict == "not run"  # four GPUs were not asked for
+    assert found["tdpipe-stealing-example"].verdict == "exact"
     text = (tmp_path / "claims.md").read_text()
-    assert text.count("\n|") == 1 + len(load_claims())
+    assert "another set-up, so that no claim is compared" in text
     assert "a coarse pass, --set study.requests" in text, "whoever reads a claim knows of both"
+
+
+OWN = """\
+title: "Speed by budget, {requests} requests"
+source: my own
+run: {stages: 2, costs: {kind: affine, base_s: 0.01, per_token_s: 0.001}, kv: {pages: 400},
+      workload: {trace: sharegpt-sample, arrivals: offline}}
+systems: {ours: {scheduler: sarathi}}
+study: {requests: 5, seeds: [0, 1], budgets: [64, 512]}
+vary: [budget]
+axes: {budget: {key: scheduler.token_budget}}
+over: {reference: {budget: 64}, of: {gain: total_token_throughput}}
+plot:
+  panels: [{kind: lines, x: budget, y: {gain: ours}, legend: {}}]
+"""
+
+
+def test_a_figure_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(OWN)
+    arguments = "figures", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "out")
+    status, out, _ = evenflow(*arguments, "--set", "study.requests=4")
+    assert status == 0
+    assert "mine.png" in out
+    table = pd.read_csv(tmp_path / "out" / "mine.csv")
+    assert list(table.columns[:2]) == ["budget", "seed"]
+    assert list(table.columns[-2:]) == ["error", "gain"]
+    assert table.gain[:2].tolist() == [1, 1]
+    assert set(table.completed) == {4}
+    assert not (tmp_path / "out" / "claims.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("run: {stages", "ran: {stages", 'unknown key "ran"'),
+        ("vary: [budget]", "vary: [budget, load]", "KeyError: 'rates'"),
+        ("vary: [budget]", "vary: []", "the figure has no cases; give vary"),
+        ("vary: [budget]", "vary: [speed]", "vary: speed: should be one of load, pair"),
+        ("kind: lines", "kind: pie", "'bars', 'stack', 'lying' or 'lines'"),
+        ("x: budget", "x: budgets", "budgets"),
+        ("stages: 2", "stages: two", "stages"),
+    ],
+)
+def test_mistakes_in_ones_own_are_one_line(old: str, new: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(OWN.replace(old, new))
+    status, _, errors = evenflow(
+        "figures", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "out")
+    )
+    assert status == 2
+    assert words in errors
+    assert len(errors.splitlines()) == 1
 
 
 def test_names_choose_one_or_a_whole_paper() -> None:

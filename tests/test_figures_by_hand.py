@@ -12,13 +12,11 @@ from command_line import evenflow
 
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import GPUS
-from experiments.figures.deployments import datasets, served
+from experiments.figures.axes import datasets, pairs, served
 from experiments.figures.facts import footnote, machine_words
-from experiments.figures.hosts import HOSTS, with_host
-from experiments.figures.kinds import check_like
+from experiments.figures.layers import HOSTS, with_host
 from experiments.figures.make import FOLDER, make, write_claims
-from experiments.figures.pairs import pairs
-from experiments.figures.schema import load_plan
+from experiments.figures.schema import check_like, load_plan
 from experiments.figures.study import Study
 from experiments.figures.style import COLORS, colors_of
 from experiments.study.points import Store

@@ -34,9 +34,8 @@ def _is_rising(points: object) -> bool:
     return bool(steps) and rising
 
 
-FuturePoints = Annotated[
-    Sequence[int], expect(_is_rising, "numbers of decode steps in rising order")
-]
+RISING = "numbers of decode steps in rising order"
+FuturePoints = Annotated[Sequence[int], expect(_is_rising, RISING), RISING]
 
 
 class TDPipe:

@@ -10,32 +10,24 @@ from evenflow.results.metrics import summarize
 from evenflow.specs.gpu import link
 from evenflow.specs.model import model
 from evenflow.types import Request
+from experiments.figures.panels import Panel, draw_panel
 from experiments.figures.study import Drawing, Study
-from experiments.figures.style import grid_lines, whiskers
+from experiments.figures.style import grid_lines
+from experiments.figures.tables import table_of
 from experiments.run_file.build import build
 from experiments.run_file.yaml_file import find
 from sim import simulate
 
-TTFT, GAP, MOVED = "p50_ttft_ms", "p99_itl_ms", "mean_transfer_ms"
-SHOWN = ("system", "rate", "seed", TTFT, GAP, MOVED, "total_token_throughput", "kv_pages", "error")
-LATENCIES = ((TTFT, "P50 TTFT (ms)"), (GAP, "P99 time between tokens (ms)"))
+LATENCIES = {"p50_ttft_ms": "P50 TTFT (ms)", "p99_itl_ms": "P99 time between tokens (ms)"}
 CONTEXTS = tuple(2**power for power in range(8, 16))
 
 
 def make(study: Study) -> Drawing:
     """Run each system at each rate, and one request whose KV is the text's 224 MB."""
-    cases = {
-        (label, rate): study.config(
-            study.system(label),
-            {"workload": {"requests": study.numbers["requests"]}},
-            {"workload": {"arrivals": {"kind": "poisson", "rate": float(rate)}}},
-        )
-        for label in study.plan.keys.systems
-        for rate in study.numbers["rates"]
-    }
-    table = study.run(cases, ("system", "rate"))
+    table = table_of(study)
     moved_ms = example_ms(study)
-    return Drawing(_draw(study, table, moved_ms), table, SHOWN, {"blog-transfer": moved_ms})
+    figure = _draw(study, table, moved_ms)
+    return Drawing(figure, table, study.plan.keys.shown, {"blog-transfer": moved_ms})
 
 
 def example_ms(study: Study) -> float:
@@ -61,22 +53,20 @@ def example_ms(study: Study) -> float:
     )
     request = Request(0, 0.0, given["tokens"], 2)
     result = simulate(build(config, [request], study.plan.beside).world)
-    return float(summarize(result)[MOVED])
+    return float(summarize(result)["mean_transfer_ms"])
 
 
 def _draw(study: Study, table: pd.DataFrame, moved_ms: float) -> Figure:
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     first, *others = figure.subplots(1, 1 + len(LATENCIES))
     _draw_transfers(first, study, moved_ms)
-    for axes, (metric, name) in zip(others, LATENCIES, strict=True):
-        for label in study.plan.keys.systems:
-            rows = table[(table.system == label) & table.error.isna()]
-            whiskers(axes, rows, "rate", metric, label)
-        axes.set(xlabel="requests/s", ylabel=name, yscale="log")
+    for axes, (metric, name) in zip(others, LATENCIES.items(), strict=True):
+        words = {"xlabel": "requests/s", "ylabel": name, "yscale": "log"}
+        panel = Panel(kind="lines", x="rate", y={metric: "{system}"}, hue=["system"], axes=words)
+        draw_panel(axes, panel, table[table.error.isna()], study.numbers)
     others[0].legend(fontsize=8)
-    others[0].set_title(
-        f"{study.gpus} x {study.plan.run.data['gpu']}, {study.plan.run.data['model']}"
-    )
+    run = study.plan.run.data
+    others[0].set_title(f"{study.gpus} x {run['gpu']}, {run['model']}")
     grid_lines(figure.axes)
     return figure
 

@@ -1,4 +1,7 @@
-"""The published claims beside ours: values leaf by leaf, a ratio, a verdict. Runs nothing."""
+"""The published claims beside ours: queries of tables, values leaf by leaf, a ratio, a verdict.
+
+Runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 import yaml
+
+from experiments.figures.schema import Query
 
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"
@@ -73,6 +80,50 @@ def answers(claim: Claim, ours: Any) -> list[Answer]:
 def worst(found: Sequence[Answer]) -> Verdict:
     """Return the verdict on a claim: the worst on its values."""
     return max((answer.verdict for answer in found), key=VERDICTS.index)
+
+
+def answer(table: pd.DataFrame, query: Query) -> Any:
+    """Return our value of a claim, in the shape of what the query asks for; None for no number."""
+    if query.then is not None:
+        given = answer(table, query.model_copy(update={"then": None}))
+        return {"max": max, "min": min}[query.then](given)
+    keys = query.model_dump()
+    inside = [(keys[part], name) for part in ("where", "over") for name in keys[part]]
+    for mapping, name in (*inside, (keys, "take"), (keys, "best")):
+        several = mapping[name]
+        if not isinstance(several, list | dict):
+            continue
+        answers = []
+        for one in several.values() if isinstance(several, dict) else several:
+            mapping[name] = one
+            answers.append(answer(table, Query.model_validate(keys)))
+        return dict(zip(several, answers, strict=True)) if isinstance(several, dict) else answers
+    value = _value(table, query)
+    return value if math.isfinite(value) else None
+
+
+def _value(table: pd.DataFrame, query: Query) -> float:
+    means = _means(table, query, query.where)
+    if query.over:
+        others = _means(table, query, query.where | query.over)
+        means = (means / others)[others > 0].dropna()
+    if query.best == "range":
+        return float(means.max() - means.min())
+    return {"max": means.max, "min": means.min}.get(str(query.best), means.mean)()
+
+
+def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Series[float]:
+    """Return means over the seeds of what is taken, by the axes of which nothing is said."""
+    for name, value in where.items():
+        near = (table[name] - value).abs().min() if isinstance(value, float) else None
+        table = table[table[name] == value if near is None else (table[name] - value).abs() == near]
+    axes = [name for name in table.loc[:, :"seed"] if name not in {"seed", *where, *query.over}]
+    _, inverse, column = str(query.take).rpartition("1/")
+    taken = 1 / table[column] if inverse else table[column]
+    taken = np.log(taken) if query.how == "geomean" else taken
+    by = [table[name] for name in axes] or [pd.Series(0, table.index)]
+    means = taken.groupby(by, sort=False).mean()
+    return np.exp(means) if query.how == "geomean" else means
 
 
 def by_claim(found: Sequence[Answer]) -> Iterator[list[Answer]]:

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from evenflow.schedulers import POOLED, policy
-from experiments.figures.hosts import gpu_name
+from experiments.figures.layers import gpu_name
 from experiments.run_file.run import RunConfig
 
 IN_THE_PICTURE = (

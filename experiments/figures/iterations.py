@@ -81,7 +81,7 @@ def parts_of(cost: RooflineCost, work: Work) -> Parts:
     rates = Rates.of(deployment.gpu)
     attention = AttentionRates.of(model, ranks, rates)
     tokens = work.prefill_tokens + work.decode_tokens
-    linear_s = sum(
+    layer_s = sum(
         linear_s(tokens, shape, model.dtype_bytes, cost.tile_tokens, rates)
         for shape in model.linear_shapes(ranks)
     )
@@ -89,7 +89,7 @@ def parts_of(cost: RooflineCost, work: Work) -> Parts:
     if work.decode_tokens:
         attention_s += attention.decode_s(work.decode_tokens, work.decode_context)
     layers = model.num_layers
-    known = (layers * linear_s, layers * attention_s, layers * cost.all_reduce_s(tokens))
+    known = (layers * layer_s, layers * attention_s, layers * cost.all_reduce_s(tokens))
     return Parts(*known, other=sum(cost.times(work)) - sum(known))
 
 

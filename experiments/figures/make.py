@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -15,6 +14,7 @@ import pandas as pd
 from evenflow.errors import UsageError, instead_of
 from experiments.figures.claims import (
     Answer,
+    answer,
     answers,
     by_claim,
     load_claims,
@@ -23,8 +23,10 @@ from experiments.figures.claims import (
     worst,
 )
 from experiments.figures.facts import annotate, footnote
+from experiments.figures.panels import draw
 from experiments.figures.schema import Plan, load_plan
 from experiments.figures.study import Drawing, Study
+from experiments.figures.tables import function, table_of
 from experiments.report.folder import staged
 from experiments.report.tables import write_json
 from experiments.study.points import Store
@@ -43,19 +45,24 @@ def names() -> list[str]:
 def chosen(asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool) -> list[Plan]:
     """Return the figures asked for, all where none is; UsageError for a name that is none.
 
-    A name without its number stands for all of that paper: `gllm`.
+    A name without its number stands for all of that paper: `gllm`; one that ends in .yaml is a
+    figure of the user's own.
     """
     known = names()
     wanted: list[str] = []
     for name in asked or known:
+        if name.endswith(".yaml"):
+            wanted.append(name)
+            continue
         group = [each for each in known if each == name or each.rpartition("-")[0] == name]
         if not group:
             raise UsageError(f"figures {name}: no such figure; {instead_of(name, known)}")
         wanted += group
-    return [
-        load_plan(FOLDER / f"{name.replace('-', '_')}.yaml", overrides, quick=quick)
-        for name in dict.fromkeys(wanted)
-    ]
+    paths = {
+        name: Path(name) if name.endswith(".yaml") else FOLDER / f"{name.replace('-', '_')}.yaml"
+        for name in wanted
+    }
+    return [load_plan(path, overrides, quick=quick) for path in paths.values()]
 
 
 def make(
@@ -90,9 +97,21 @@ def make(
 
 def maker(plan: Plan) -> Callable[[Study], Drawing]:
     """Return the function that makes a figure of its study."""
-    module, function = plan.maker
-    found: Callable[[Study], Drawing] = getattr(importlib.import_module(module), function)
-    return found
+    if plan.keys.module is not None:
+        return function(plan.keys.module)
+    if not plan.keys.vary and plan.keys.table is None:
+        raise UsageError(f"{plan.run.name}: the figure has no cases; give vary, like [system]")
+    return from_keys
+
+
+def from_keys(study: Study) -> Drawing:
+    """Make a figure that is data: its table, its picture, and our values of its claims."""
+    keys = study.plan.keys
+    table = table_of(study)
+    words = {"gpus": study.gpus, **study.numbers}
+    figure = function(keys.draw)(study, table) if keys.draw else draw(keys.plot, table, words)
+    claims = {name: answer(table, query) for name, query in keys.claims.items()}
+    return Drawing(figure, table, keys.shown, claims if study.plan.published else {})
 
 
 def _drawn(module_make: Callable[[Study], Drawing], study: Study) -> Drawing:
@@ -100,12 +119,13 @@ def _drawn(module_make: Callable[[Study], Drawing], study: Study) -> Drawing:
     try:
         return module_make(study)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        given = [f"--set {each}" for each in study.plan.overrides]
-        if not given:
+        plan = study.plan
+        given = ", ".join(f"--set {each}" for each in plan.overrides)
+        if not given and plan.of_a_paper:
             raise
         raise UsageError(
-            f"{', '.join(given)}: no figure comes of it ({type(error).__name__}: {error}); compare "
-            f"with {study.plan.run.name}"
+            f"{given or plan.run.name}: no figure comes of it ({type(error).__name__}: {error})"
+            + (f"; compare with {plan.run.name}" if given else "")
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from evenflow.costs import RooflineCost, decode_work, prefill_work
-from experiments.figures.deployments import Served, layout_of, served
+from experiments.figures.axes import Served, layout_of, pairs, served
 from experiments.figures.iterations import (
     REFERENCE,
     Parts,
@@ -27,7 +27,6 @@ from experiments.figures.iterations import (
     world_of,
 )
 from experiments.figures.layers import Keys
-from experiments.figures.pairs import pairs
 from experiments.figures.panels import draw
 from experiments.figures.study import Drawing, Study
 

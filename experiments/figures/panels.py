@@ -5,8 +5,8 @@ Knows tables and axes, not what a figure computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,11 +15,18 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from evenflow.keys import Keys
-from experiments.figures.style import colors_of, grid_lines
+from experiments.figures.layers import layered
+from experiments.figures.style import MARKERS, colors_of, decades, grid_lines
+from experiments.run_file.yaml_file import Document, checked
 
-MARKERS = "osD^v<>"
+SPARE_MARKERS = "osD^v<>"
 GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65
 """Of the room between two ticks, what bars side by side take, and a bar alone."""
+
+PALE, FEW = 0.45, 4
+NO_RATIO = "1.00"
+"""What a bar is over itself, which is not written."""
+LEGEND_INCHES = 1.5
 
 Words = Mapping[str, Any]
 
@@ -27,51 +34,143 @@ Words = Mapping[str, Any]
 class Panel(Keys):
     """What one panel shows: column `x` across, and upwards each column of `y`, with its words.
 
-    Words may name numbers of the study in braces. `hue`: columns whose values make a curve each, of
-    one `y`, and which its words may name; `each`: a column whose values make a panel each. `where`
-    chooses rows as `pandas.DataFrame.query` does; `@name` is a number of the study. `write`: the
-    format of what stands over a bar, of its height; over a stack, of the row's columns. `line`: a
-    level to compare with. `log_2`: powers of two across. `width` is in inches. `axes`, `legend`:
+    A point is a mean over the seeds, with a whisker from least to most. Words may name numbers of
+    the study in braces. `x`: several columns are lines of one word. `hue`: columns whose values
+    make a curve each, of a `y` whose words name one of them; `each`: columns whose values make a
+    panel each. `where` chooses rows as `pandas.DataFrame.query` does; `@name` is a number of the
+    study. `also`: the column of the steady window by that of the whole run, dotted or as rings.
+    `write`: the format of what stands over a bar, of its height, or of the row's columns by name in
+    braces; over a stack, and in the legend of lines for all points but the first, of those columns.
+    `strong`: the value of `x` whose bar is not pale. `line`: a level to compare with, `bands`:
+    ranges by their words; `mark`: the column that has the default of `x`, whose values then stand
+    at equal distance. `log_2`: powers of two across; `decades`: powers of ten upwards, with plain
+    numbers. `width` is in inches; `words` are what values of `each` are called; `axes`, `legend`:
     what matplotlib's `Axes.set` and `Axes.legend` take.
     """
 
-    kind: Literal["bars", "stack", "lines"]
-    x: str
+    kind: Literal["bars", "stack", "lying", "lines"]
+    x: str | list[str]
     y: dict[str, str]
     hue: list[str] = Field(default_factory=list)
-    each: str | None = None
+    each: str | list[str] = Field(default_factory=list)
     where: str | None = None
+    also: dict[str, str] = Field(default_factory=dict)
     colors: list[str] = Field(default_factory=list)
     write: str | None = None
+    strong: str | None = None
     line: float | None = None
+    bands: dict[str, list[float]] = Field(default_factory=dict)
+    mark: str | None = None
     log_2: bool = False
+    decades: bool = False
     width: float = 4.5
+    words: dict[str, str] = Field(default_factory=dict)
     axes: dict[str, Any] = Field(default_factory=dict)
     legend: dict[str, Any] | None = None
 
 
 class Plot(Keys):
-    """A figure's panels side by side, `height` inches high."""
+    """A figure's panels side by side, in rows `height` inches high.
+
+    `rows`: columns whose values make a row of all panels each, with `title` at its left; or `down`:
+    each panel is a row. `let`: columns to draw, by what `pandas.DataFrame.eval` makes them of.
+    `common`: keys of every panel. `legend`: one for all panels, at the right.
+    """
 
     height: float = 3.9
-    panels: list[Panel]
+    panels: list[dict[str, Any]]
+    common: dict[str, Any] = Field(default_factory=dict)
+    rows: list[str] = Field(default_factory=list)
+    title: str = "{}"
+    down: bool = False
+    let: dict[str, str] = Field(default_factory=dict)
+    legend: dict[str, Any] | None = None
 
 
-Curves = list[tuple[str, "pd.Series[float]", str]]
-"""Words, values by what is across, and a colour."""
+class Curve(NamedTuple):
+    """Words, `mean`, `min` and `max` by what is across, the rows behind them, and the looks."""
+
+    name: str
+    points: pd.DataFrame
+    rows: pd.DataFrame
+    also: str | None
+    color: str
+    marker: str
+
+
+Placed = list[tuple[Panel, pd.DataFrame]]
 
 
 def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure:
     """Draw a table as a figure's `plot` says, with the numbers of its study in the words."""
-    keys = Plot.model_validate(plot)
-    panels = [own for panel in keys.panels for own in _panels(panel, table, numbers)]
-    widths = [panel.width for panel, _ in panels]
-    figure = Figure(figsize=(sum(widths), keys.height), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
-    for axes, (panel, rows) in zip(grid, panels, strict=True):
-        _draw_panel(axes, panel, rows, numbers)
-    grid_lines(grid)
+    keys, panels = _checked(plot)
+    table = table.copy()
+    for name, of in keys.let.items():
+        table[name] = table.eval(of)
+    lines = list(_lines(keys, panels, table, numbers))
+    widths = [_width(panel, rows) for panel, rows in lines[0]]
+    beside = 0.0 if keys.legend is None else LEGEND_INCHES
+    size = (max(6.0, sum(widths) + beside), keys.height * len(lines))
+    figure = Figure(figsize=size, layout="constrained")
+    lying = all(panel.kind == "lying" for panel in panels)
+    grid = figure.subplots(
+        len(lines), len(widths), squeeze=False, width_ratios=widths, sharey=lying
+    )
+    for row, line in zip(grid, lines, strict=True):
+        for axes, (panel, rows) in zip(row, line, strict=True):
+            draw_panel(axes, panel, rows, numbers)
+        if keys.rows:
+            row[0].set_title(row[0].get_title(), loc="left", fontsize=10)
+            row[0].set_title("")
+    if keys.legend is not None:
+        handles = grid[0, 0].get_legend_handles_labels()
+        looks = {"fontsize": 8, "title_fontsize": 8, **_in_words(keys.legend, numbers)}
+        figure.legend(*handles, loc="outside right center", **looks)
+    grid_lines(figure.axes)
     return figure
+
+
+def _checked(plot: Mapping[str, Any]) -> tuple[Plot, list[Panel]]:
+    keys = checked(Plot, Document("plot", dict(plot), {}))
+    panels = [Document("plot.panels", layered(keys.common, panel), {}) for panel in keys.panels]
+    return keys, [checked(Panel, panel) for panel in panels]
+
+
+def _lines(
+    plot: Plot, panels: Sequence[Panel], table: pd.DataFrame, numbers: Words
+) -> Iterator[Placed]:
+    """Yield the panels of each row of the figure; only the last has words under it."""
+    if plot.down:
+        for index, panel in enumerate(panels):
+            line = list(_panels(panel, table, numbers))
+            yield [(_without(each, "title") if index else each, rows) for each, rows in line]
+        return
+    groups = list(table.groupby(plot.rows, sort=False)) if plot.rows else [((), table)]
+    for index, (values, own) in enumerate(groups):
+        line = [placed for panel in panels for placed in _panels(panel, own, numbers)]
+        if index:
+            line = [(panel.model_copy(update={"legend": None}), rows) for panel, rows in line]
+        if index < len(groups) - 1:
+            line = [(_without(panel, "xlabel"), rows) for panel, rows in line]
+        if plot.rows:
+            first, rows = line[0]
+            title = _titled(plot.title, plot.rows, values)
+            line[0] = first.model_copy(update={"axes": {**first.axes, "title": title}}), rows
+        yield line
+
+
+def _without(panel: Panel, word: str) -> Panel:
+    return panel.model_copy(update={"axes": {k: v for k, v in panel.axes.items() if k != word}})
+
+
+def _titled(title: str, columns: Sequence[str], values: Sequence[Any]) -> str:
+    """Return a title with the values of columns in it: by their names, or all for {}."""
+    joined = title.replace("{}", ", ".join(map(str, values)))
+    for name, value in zip(columns, values, strict=True):
+        joined = joined.replace(
+            f"{{{name}}}", f"{value:g}" if isinstance(value, float) else str(value)
+        )
+    return joined
 
 
 def _panels(
@@ -82,23 +181,48 @@ def _panels(
     Only the first of several has a legend, and words beside its axis.
     """
     rows = table.query(panel.where, local_dict=dict(numbers)) if panel.where else table
-    if panel.each is None:
+    each = [panel.each] if isinstance(panel.each, str) else panel.each
+    if not each:
         yield panel, rows
         return
-    for index, (value, own) in enumerate(rows.groupby(panel.each, sort=False)):
-        title = str(panel.axes.get("title", "{}")).replace("{}", str(value))
-        axes = panel.axes | {"title": title} | ({"ylabel": None} if index else {})
-        legend = None if index else panel.legend
+    told = [name for name in ("title", "xlabel") if "{" in str(panel.axes.get(name))]
+    words = panel.axes if told else {**panel.axes, "title": "{}"}
+    for index, (values, own) in enumerate(rows.groupby(each, sort=False)):
+        shown = [panel.words.get(str(value), value) for value in values]
+        named = {name: _titled(str(words[name]), each, shown) for name in told or ["title"]}
+        axes = words | named | ({"ylabel": None} if index else {})
+        legend = panel.legend if (panel.kind == "lines" and panel.write) or not index else None
         yield panel.model_copy(update={"axes": axes, "legend": legend}), own
 
 
-def _draw_panel(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> None:
-    curves = _curves(panel, rows, numbers)
-    (_draw_lines if panel.kind == "lines" else _draw_bars)(axes, panel, curves, rows)
+def _width(panel: Panel, rows: pd.DataFrame) -> float:
+    """Return inches: those asked for, or what the bars and the words under them need."""
+    if panel.kind != "bars":
+        return panel.width
+    groups = _across(panel, rows).unique()
+    bars = len(groups) * len(panel.y) * rows.groupby(panel.hue).ngroups if panel.hue else 1
+    letters = sum(max(len(line) for line in str(word).split("\n")) + 2 for word in groups)
+    room = 0.34 if panel.write else 0.22
+    return max(panel.width, room * bars + 0.8, 0.09 * letters)
+
+
+def draw_panel(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> None:
+    """Draw rows on axes as the panel says."""
+    curves = list(_curves(panel, rows, numbers))
+    if panel.kind == "lines":
+        _draw_lines(axes, panel, curves, rows)
+    else:
+        _draw_bars(axes, panel, curves)
     if panel.line is not None:
         axes.axhline(panel.line, color="0.4", lw=0.8)
+    for words, (low, high) in panel.bands.items():
+        axes.axhspan(low, high, color="0.3", alpha=0.10, lw=0)
+        axes.annotate(words, (1, (low + high) / 2), (4, 0), textcoords="offset points",
+                      xycoords=("axes fraction", "data"), fontsize=8)  # fmt: skip
     axes.set(**_in_words(panel.axes, numbers))
     axes.title.set_fontsize(10)
+    if panel.decades:
+        decades(axes)
     if panel.legend is not None:
         axes.legend(**{"fontsize": 8, "title_fontsize": 8, **_in_words(panel.legend, numbers)})
 
@@ -107,46 +231,140 @@ def _in_words(given: Words, numbers: Words) -> dict[str, Any]:
     return {k: v.format_map(numbers) if isinstance(v, str) else v for k, v in given.items()}
 
 
-def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Curves:
-    found: list[tuple[str, pd.Series[float]]] = []
+def _across(panel: Panel, rows: pd.DataFrame) -> pd.Series:
+    """Return what is across of each row: a value, or the words of several columns."""
+    if isinstance(panel.x, str):
+        return rows[panel.x]
+    return rows[panel.x].astype(str).agg("\n".join, axis=1)
+
+
+def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[Curve]:
+    found = []
     for column, words in panel.y.items():
-        groups = rows.groupby(panel.hue, sort=False) if panel.hue else [((), rows)]
-        for values, own in groups:
-            named = dict(zip(panel.hue, values, strict=True))
-            found.append((words.format_map({**numbers, **named}), own.set_index(panel.x)[column]))
-    own_colors = colors_of([name for name, _ in found])
-    colors = panel.colors or list(own_colors.values())
-    return [
-        (name, values, colors[index % len(colors)]) for index, (name, values) in enumerate(found)
-    ]
+        hue = panel.hue if any(f"{{{name}" in words for name in panel.hue) else []
+        for values, own in rows.groupby(hue, sort=False) if hue else [((), rows)]:
+            named = dict(zip(hue, values, strict=True))
+            found.append((words.format_map({**numbers, **named}), column, own))
+    spare = colors_of([name for name, _, _ in found])
+    colors = panel.colors or list(spare.values())
+    ticks = _across(panel, rows).dropna().unique()
+    for index, (name, column, own) in enumerate(found):
+        points = own.groupby(_across(panel, own))[column].agg(["mean", "min", "max"])
+        marker = MARKERS.get(name, SPARE_MARKERS[index % len(SPARE_MARKERS)])
+        also, color = panel.also.get(column), colors[index % len(colors)]
+        yield Curve(name, points.reindex(ticks), own, also, color, marker)
 
 
-def _draw_lines(axes: Axes, panel: Panel, curves: Curves, rows: pd.DataFrame) -> None:
-    for index, (name, values, color) in enumerate(curves):
-        marker = MARKERS[index % len(MARKERS)]
-        axes.plot(values.index, values, marker=marker, ms=4, label=name, color=color)
+def _reach(values: pd.DataFrame) -> list[pd.Series]:
+    """Return how far the least and the most are from the mean, which may be off by a rounding."""
+    below, above = values["mean"] - values["min"], values["max"] - values["mean"]
+    return [below.clip(lower=0), above.clip(lower=0)]
+
+
+def _draw_lines(axes: Axes, panel: Panel, curves: Sequence[Curve], rows: pd.DataFrame) -> None:
+    places = _ticks(axes, panel, rows)
+    for curve in curves:
+        points = curve.points.dropna(subset="mean").sort_index()
+        across = [places[value] for value in points.index]
+        look: Words = {"color": curve.color, "marker": curve.marker, "ms": 5}
+        name = _with_points(panel, curve, points.index)
+        whiskers = _reach(points) if "seed" in rows else None
+        axes.errorbar(across, points["mean"], whiskers, label=name, capsize=2, **look)
+        if curve.also is not None:
+            steady = curve.rows.groupby(_across(panel, curve.rows))[curve.also].mean()
+            axes.plot(across, steady.reindex(points.index), ls=":", mfc="white", **look)
+    if curves and all(curve.points["mean"].isna().all() for curve in curves):
+        axes.text(0.5, 0.5, "does not fit", transform=axes.transAxes, ha="center")
+
+
+def _ticks(axes: Axes, panel: Panel, rows: pd.DataFrame) -> Mapping[Any, Any]:
+    """Put ticks where values are few, powers of two, or around a default; return their places."""
+    values = sorted(_across(panel, rows).dropna().unique())
+    places = {value: value for value in values}
+    if panel.mark is not None:
+        places = {value: place for place, value in enumerate(values)}
+        axes.axvline(places[rows[panel.mark].iloc[0]], color="0.6", linestyle=":")
     if panel.log_2:
         axes.set_xscale("log", base=2)
-        across = sorted(rows[panel.x].unique())
-        axes.set_xticks(across, [str(value) for value in across])
+    few = len(values) <= FEW and all(value % 1 == 0 for value in values)
+    if panel.mark is not None or panel.log_2 or few:
+        axes.set_xticks(list(places.values()), [f"{value:g}" for value in values])
+    return places
 
 
-def _draw_bars(axes: Axes, panel: Panel, curves: Curves, rows: pd.DataFrame) -> None:
-    """Draw bars side by side, or one on the other."""
-    stacked = panel.kind == "stack"
+def _with_points(panel: Panel, curve: Curve, across: pd.Index) -> str:
+    words = list(_written(panel, curve, across))[1:] if panel.write else []
+    return f"{curve.name}: {', '.join(words)}" if words else curve.name
+
+
+def _written(panel: Panel, curve: Curve, across: pd.Index) -> Iterator[str]:
+    """Yield what is written at each of the places across, of the height there or of columns."""
+    means = curve.rows.groupby(_across(panel, curve.rows)).mean(numeric_only=True).reindex(across)
+    for row, height in zip(
+        means.to_dict("records"), curve.points["mean"].reindex(across), strict=True
+    ):
+        words = str(panel.write)
+        words = words.format_map(row) if "{" in words else words % height
+        yield "" if "nan" in words or words == NO_RATIO else words
+
+
+def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
+    """Draw bars side by side, or one on the other: standing, or lying."""
+    stacked = panel.kind != "bars"
     room = BAR_WIDTH if stacked or len(curves) == 1 else GROUP_WIDTH / len(curves)
-    below = np.zeros(len(curves[0][1]))
-    ticks = np.arange(len(below))
-    for index, (name, values, color) in enumerate(curves):
+    words = curves[0].points.index
+    ticks, below = np.arange(len(words)), np.zeros(len(words))
+    for index, curve in enumerate(curves):
+        heights = curve.points["mean"].to_numpy()
         places = ticks if stacked else ticks + room * (index - (len(curves) - 1) / 2)
-        drawn = axes.bar(places, values, 0.92 * room, below, color=color)
-        drawn.set_label(name if values.any() else "_")
+        bar = axes.barh if panel.kind == "lying" else axes.bar
+        drawn = bar(places, np.nan_to_num(heights), 0.92 * room, below, color=curve.color)
+        drawn.set_label(curve.name if heights.any() else "_")
         if stacked:
-            below = below + values.to_numpy()
-        elif panel.write:
-            axes.bar_label(drawn, fmt=panel.write, fontsize=7)
-    if stacked and panel.write:
-        words = [panel.write.format_map(row) for row in rows.to_dict("records")]
-        axes.bar_label(drawn, words, fontsize=7)
-        axes.set_ylim(0, 1.12 * below.max())
-    axes.set_xticks(ticks, [str(value) for value in curves[0][1].index])
+            below = below + heights
+            continue
+        for patch, value in zip(drawn, words, strict=True):
+            patch.set_alpha(1.0 if panel.strong in (None, value) else PALE)
+        _finish_bars(axes, panel, curve, places)
+    written = list(_written(panel, curves[0], words)) if stacked and panel.write else []
+    if panel.kind == "lying":
+        axes.set_yticks(ticks, [str(value) for value in words])
+        axes.set_ylim(len(ticks) - 0.5, -0.5)
+        for place, word in enumerate(written):
+            axes.text(0.01 * below.max(), place, word, va="center", fontsize=8)
+        return
+    if written:
+        axes.bar_label(drawn, written, fontsize=7)
+    top = below.max() if stacked else axes.dataLim.ymax
+    axes.set_ylim(0, (1.12 if panel.write else 1.05) * top if top > 0 else None)
+    axes.set_xticks(ticks, [str(value) for value in words])
+
+
+def _finish_bars(axes: Axes, panel: Panel, curve: Curve, places: Any) -> None:
+    """Draw whiskers, the rings of the steady window, what is written over bars, and why not."""
+    values, tops = curve.points, curve.points["max"]
+    if "seed" in curve.rows:
+        looks: Words = {"fmt": "none", "color": "0.2", "capsize": 2, "lw": 0.9}
+        axes.errorbar(places, values["mean"], _reach(values), **looks)
+    if curve.also is not None:
+        steady = curve.rows.groupby(_across(panel, curve.rows))[curve.also].mean()
+        rings = steady.reindex(values.index)
+        axes.plot(places, rings, "o", mfc="white", mec=curve.color, ms=4)
+        tops = tops.where(tops > rings, rings + 0.01 * rings.max())
+    written = _written(panel, curve, values.index) if panel.write else [""] * len(values)
+    for x, word, (value, top) in zip(places, written, tops.items(), strict=True):
+        if np.isfinite(top):
+            axes.annotate(word, (x, top), (0, 2), textcoords="offset points", ha="center",
+                          va="bottom", fontsize=7)  # fmt: skip
+        else:
+            rows = curve.rows[_across(panel, curve.rows) == value]
+            axes.text(x, 0, f" {_failure(rows)}", rotation=90, ha="center", va="bottom", fontsize=7)
+
+
+def _failure(rows: pd.DataFrame) -> str:
+    """Return in a word or two why runs have no value."""
+    told = rows.reindex(columns=["error", "status"]).astype(object)
+    if any("does not fit" in str(error) for error in told["error"].dropna()):
+        return "OOM"
+    ends = told["status"].dropna().tolist()
+    return str(ends[0]).replace("_", " ") if ends else "not possible"

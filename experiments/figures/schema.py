@@ -3,25 +3,67 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
-from experiments.figures.kinds import check_like
 from experiments.figures.layers import layered, set_by_hand, without_links
 from experiments.run_file import yaml_file
-from experiments.run_file.yaml_file import mistakes
 from experiments.systems import keys_of_system
 
 SAMPLING = ("requests", "capacity_requests", "seeds", "tolerance")
 """Numbers of a study that say how closely is looked, not at what."""
 
 Text = Annotated[str, Field(min_length=1)]
+
+
+class OwnAxis(Keys):
+    """An axis of a figure's own. `of`: the number of the study that has its values, by default its
+    own name with an s: labels with keys, or, where `key` names one, values of that. `words` is the
+    format of a label, `more` labels with keys after those. `digits` is how finely `load` is told.
+    """
+
+    of: str | None = None
+    key: str | None = None
+    words: str = ""
+    more: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    digits: int = 3
+
+
+class Over(Keys):
+    """Columns by name that are a metric over that of the run at `reference`, all else equal.
+
+    `reference` has a value by column; the name of a column for what is different in every row.
+    `inverse`: the reference's metric over the row's.
+    """
+
+    reference: dict[str, Any]
+    of: dict[str, str]
+    inverse: bool = False
+
+
+Shape = str | list[str] | dict[str, str]
+
+
+class Query(Keys):
+    """Our value of a claim: a mean over the seeds, where the columns have these values.
+
+    `take`: the column; `over`: that of the runs which differ in these values; `best`: the largest
+    of what is left (`max`), the least, or its `range`. `how`: the mean, or the `geomean`. A list or
+    a mapping in place of one value makes a list or a mapping of answers, of which `then` takes one.
+    """
+
+    take: Shape
+    where: dict[str, Any] = Field(default_factory=dict)
+    over: dict[str, Any] = Field(default_factory=dict)
+    how: Literal["mean", "geomean"] = "mean"
+    best: Shape | None = None
+    then: Literal["max", "min"] | None = None
 
 
 class FigureKeys(Keys):
@@ -43,6 +85,17 @@ class FigureKeys(Keys):
     quick: dict[str, Any] = Field(default_factory=dict)
     differs: str = ""
     module: str | None = None
+    vary: list[str] = Field(default_factory=list)
+    axes: dict[str, OwnAxis] = Field(default_factory=dict)
+    columns: list[str] = Field(default_factory=list)
+    measure: str = "overview"
+    args: dict[str, str] = Field(default_factory=dict)
+    table: str | None = None
+    add: dict[str, str] = Field(default_factory=dict)
+    over: Over | None = None
+    shown: list[str] | None = None
+    draw: str | None = None
+    claims: dict[str, Query] = Field(default_factory=dict)
     plot: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -62,10 +115,9 @@ class Plan:
     published: bool = True
 
     @property
-    def maker(self) -> tuple[str, str]:
-        """The full name of the module that makes the figure, and of its function."""
-        module, _, function = (self.keys.module or self.name.replace("-", "_")).partition(".")
-        return f"experiments.figures.{module}", function or "make"
+    def of_a_paper(self) -> bool:
+        """Whether it is one of ours, and not a file of the user's own."""
+        return self.beside == Path(__file__).parent
 
     @property
     def study(self) -> dict[str, Any]:
@@ -84,7 +136,8 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     Raises UsageError for unknown keys, for a `study.KEY` that the figure does not have, and for one
     whose value is of another kind than the figure's.
     """
-    document = yaml_file.read(path)
+    document = yaml_file.read(path, "title, run, study")
+    yaml_file.checked(FigureKeys, document)
     places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
     run = yaml_file.Document(str(path), document.data["run"], places)
     original = document.data
@@ -99,10 +152,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
         else:
             run = yaml_file.override(run, assignment)
     run = _without_the_links_of_another(run)
-    try:
-        keys = FigureKeys.model_validate(document.data | {"run": run.data})
-    except ValidationError as error:
-        raise UsageError(mistakes(document, error)) from None
+    keys = yaml_file.checked(FigureKeys, replace(document, data=document.data | {"run": run.data}))
     _check_not_taken(set_by_hand(run), keys.study)
     new = {key for key, value in keys.study.items() if value != original["study"][key]}
     set_here = {
@@ -161,3 +211,62 @@ def _without_the_links_of_another(run: yaml_file.Document) -> yaml_file.Document
     if "gpu" not in by_hand:
         return run
     return yaml_file.Document(run.name, layered(without_links(run.data), by_hand), run.places)
+
+
+def check_like(value: Any, known: Any, assignment: str) -> None:
+    """Raise a UsageError unless `value` is of the kind of `known`, the figure's own.
+
+    Counts and rates are positive, lists and mappings hold something; where the figure has null, a
+    list may stand.
+    """
+    if not _like(value, known):
+        raise UsageError(f"--set {assignment}: should be {_words(known)}")
+
+
+def _like(value: Any, known: Any) -> bool:
+    if known is None:
+        numbers = isinstance(value, list) and bool(value) and _all_like(value, [[1.0], 1.0])
+        return value is None or numbers
+    if isinstance(known, bool | str):
+        return type(value) is type(known)
+    if isinstance(known, int | float):
+        whole = isinstance(known, int)
+        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        return number and value > 0
+    if isinstance(known, Mapping):
+        return isinstance(value, Mapping) and bool(value) and _all_like(value.values(), known)
+    return isinstance(value, list) and bool(value) and _all_like(value, known)
+
+
+def _all_like(values: Any, known: Any) -> bool:
+    """Say whether each value is like one of the known ones; numbers in lists may have fractions."""
+    examples = list(known.values()) if isinstance(known, Mapping) else list(known)
+    if not examples:
+        return True
+    return all(any(_like_inside(value, example) for example in examples) for value in values)
+
+
+def _like_inside(value: Any, example: Any) -> bool:
+    if isinstance(example, bool) or not isinstance(example, int | float):
+        return isinstance(example, Mapping) == isinstance(value, Mapping) and (
+            isinstance(example, Mapping) or _like(value, example)
+        )
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _words(known: Any) -> str:
+    match known:
+        case None:
+            return "null, or a list of numbers above 0"
+        case bool():
+            return "true or false"
+        case int():
+            return f"a whole number of at least 1, like {known}"
+        case float():
+            return f"a number above 0, like {known:g}"
+        case str():
+            return f"a text, like {known}"
+        case Mapping():
+            return f"a mapping that is not empty, like {{{next(iter(known))}: ...}}"
+    shown: Sequence[Any] = known[:3]
+    return f"a list that is not empty, like {str(shown).replace(chr(39), '')}"

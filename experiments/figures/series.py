@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evenflow.results.run import Floats, Ints, RunResult
-from experiments.figures.loads import under_load
-from experiments.figures.pairs import pairs
+from experiments.figures.axes import cases_of, poisson
+from experiments.figures.panels import Panel, draw_panel
 from experiments.figures.study import Drawing, Study, overview
-from experiments.figures.style import COLORS, PARTS, grid_lines, whiskers
+from experiments.figures.style import COLORS, PARTS, grid_lines
+from experiments.figures.tables import run_cases
 from experiments.report.data import used_share
 from experiments.runs import Outcome
 
@@ -142,7 +143,7 @@ def _anyone_decodes(first_s: Floats, done_s: Floats, times_s: Floats) -> Any:
 
 
 def over_time(study: Study) -> Drawing:
-    """Run every system on every pair, and under load where the figure has loads."""
+    """Run the figure's cases; its table has their series, a row a value."""
     runs, plot = _runs(study), study.plan.keys.plot
     table = pd.concat([exploded(runs, columns) for columns in plot["table"]], ignore_index=True)
     return Drawing(_draw(study, runs), table, plot.get("shown"))
@@ -167,16 +168,7 @@ def _runs(study: Study) -> pd.DataFrame:
     numbers = study.numbers
     given = [name for name in ("first", "batches", "bins") if name in numbers]
     more = {name: numbers[name] for name in given} | {"columns": study.plan.keys.plot["columns"]}
-    if "loads" in numbers:
-        return under_load(study, micro_batches, **more)
-    places = pairs(study) if "pairs" in numbers else {"": {}}
-    requests = {"workload": {"requests": numbers["requests"]}} if "requests" in numbers else {}
-    cases = {
-        (pair, label): study.config(keys, requests, study.system(label))
-        for pair, keys in places.items()
-        for label in study.plan.keys.systems
-    }
-    return study.run(cases, ("pair", "system"), micro_batches, **more)
+    return run_cases(study, cases_of(study), "series.micro_batches", more)
 
 
 def exploded(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -279,16 +271,26 @@ PANELS: Mapping[str, Callable[[Axes, Run, Run], None]] = {
 }
 
 
+TAIL = Panel(
+    kind="lines",
+    x="rate",
+    y={"p99_s": "{system}"},
+    hue=["system"],
+    axes={
+        "title": "tail latency",
+        "xlabel": "request rate, 1/s",
+        "ylabel": "P99 TBT, s",
+        "ylim": (0, None),
+    },
+)
+
+
 def generation_stalls(study: Study) -> Drawing:
     """Run the systems at every rate; show tokens over time beside the tail of the latency."""
     numbers = study.numbers
     rates = sorted({*numbers["rates"], numbers["shown_rate"]})
     cases = {
-        (label, rate): study.config(
-            study.keys_of(label),
-            {"workload": {"requests": numbers["requests"]}},
-            {"workload": {"arrivals": {"kind": "poisson", "rate": rate}}},
-        )
+        (label, rate): study.config(study.keys_of(label), poisson(rate))
         for label in study.plan.keys.systems
         for rate in rates
     }
@@ -297,9 +299,7 @@ def generation_stalls(study: Study) -> Drawing:
     left, right = figure.subplots(1, 2)
     _draw_generated(left, table, study)
     done = table[table.error.isna()].assign(p99_s=table.p99_itl_ms / 1e3)
-    for label, rows in done.groupby("system", sort=False):
-        whiskers(right, rows, "rate", "p99_s", str(label))
-    right.set(title="tail latency", xlabel="request rate, 1/s", ylabel="P99 TBT, s", ylim=(0, None))
+    draw_panel(right, TAIL, done, numbers)
     grid_lines(figure.axes)
     left.legend(fontsize=8)
     shown = table.drop(columns=["returned_s", "tokens"])

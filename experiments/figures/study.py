@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from evenflow.errors import UsageError, instead_of
 from evenflow.schedulers import POOLED, parameters, policy
 from experiments.figures.facts import brief_reasons, machine_words, policy_words
-from experiments.figures.hosts import with_host
-from experiments.figures.layers import Keys, layered, long_form
+from experiments.figures.layers import Keys, layered, with_host
 from experiments.figures.schema import Plan
-from experiments.run_file.run import RunConfig, configured
-from experiments.run_file.yaml_file import Document
+from experiments.run_file.run import RunConfig, configured, with_
+from experiments.run_file.yaml_file import Document, long_form
 from experiments.runs import Outcome
 from experiments.study.points import Point, Store, run_points
 from experiments.systems import keys_of_system
@@ -124,6 +123,10 @@ class Study:
                     f"in {labels}; give --set systems.LABEL.scheduler.{name} for one of them"
                 )
 
+    def policy(self, label: str) -> str:
+        """Return the name of the policy of one of the figure's systems."""
+        return str(long_form("scheduler", self.keys_of(label)["scheduler"])["name"])
+
     @property
     def gpu_counts(self) -> list[int]:
         """1, 2, 4 ... up to the number of GPUs that the figure's run has, and that number."""
@@ -150,10 +153,12 @@ class Study:
     def config(self, *layers: Keys) -> RunConfig:
         """Return the figure's run with `layers` of keys over it; mappings merge, the last wins.
 
-        Links that are not given are those of the GPU's host.
+        Its requests are as many as the study has; links that are not given are those of the GPU's
+        host.
         """
         data: Keys = self.plan.run.data
-        for layer in layers:
+        few = {key: self.numbers[key] for key in ("requests",) if key in self.numbers}
+        for layer in ({"workload": few} if few else {}, *layers):
             data = layered(data, layer)
         document = Document(self.plan.run.name, dict(with_host(data)), self.plan.run.places)
         return configured(document)
@@ -163,21 +168,22 @@ class Study:
         cases: Mapping[tuple[Any, ...], RunConfig],
         names: Sequence[str],
         measure: Callable[..., dict[str, Any]] = overview,
+        args: Mapping[tuple[Any, ...], Mapping[str, Any]] | None = None,
         **more: Any,
     ) -> pd.DataFrame:
         """Simulate every case with every seed; return a row each, in order.
 
         `names` are the columns that a case's key fills; `seed`, what `measure` returns and `error`
-        (None unless the run failed) follow. `more` are further arguments of `measure`. Raises a
-        UsageError when every run failed.
+        (None unless the run failed) follow. `more` are further arguments of `measure`, `args` those
+        of a case. Raises a UsageError when every run failed.
         """
         rows: list[dict[str, Any]] = []
         points = []
         for key, config in cases.items():
             for seed in self.seeds:
-                workload = config.workload.model_copy(update={"seed": seed})
-                seeded = config.model_copy(update={"workload": workload})
-                points.append(Point(seeded, self.plan.beside, measure, tuple(more.items())))
+                seeded = with_(config, {"workload.seed": seed})
+                given = {**more, **(args or {}).get(key, {})}
+                points.append(Point(seeded, self.plan.beside, measure, tuple(given.items())))
                 rows.append({**dict(zip(names, key, strict=True)), "seed": seed})
         tell = self.progress(len(points))
         records = run_points(points, self.store, self.executor, tell)
@@ -258,12 +264,3 @@ def _parameters_of(system: Keys) -> Sequence[str]:
     """Return the parameters of a system's policy; none of one that stands for pools."""
     name = long_form("scheduler", system.get("scheduler"))["name"]
     return () if name in POOLED else list(parameters(policy(name)))
-
-
-def mean_over_seeds(
-    table: pd.DataFrame, names: Sequence[str], metrics: Sequence[str]
-) -> pd.DataFrame:
-    """Return mean, least and most of each metric over the seeds, indexed by `names`."""
-    return table.groupby(list(names), sort=False, dropna=False)[list(metrics)].agg(
-        ["mean", "min", "max"]
-    )

@@ -1,21 +1,15 @@
-"""What Sarathi-Serve's figures compute: iterations by part, deployments, capacities, stalls."""
+"""Single iterations by part, the deployments they are of, and stalls."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 
 from evenflow.costs import Work, decode_work, prefill_work
-from evenflow.errors import UsageError
-from experiments.figures.capacities import capacities, tbt_slo
-from experiments.figures.capacity_bars import best_ratio, with_budget
-from experiments.figures.deployments import served
+from experiments.figures.axes import served
 from experiments.figures.iterations import (
     REFERENCE,
     in_chunks,
@@ -26,7 +20,7 @@ from experiments.figures.iterations import (
     roofline_of,
     world_of,
 )
-from experiments.figures.make import FOLDER, maker
+from experiments.figures.make import FOLDER
 from experiments.figures.schema import load_plan
 from experiments.figures.series import stalls
 from experiments.figures.study import Study
@@ -112,61 +106,6 @@ def test_what_is_set_by_hand_holds_in_every_deployment(
     assert all(each.keys["costs"] == {"tile_tokens": 64} for each in served(study))
 
 
-def test_only_sarathi_gets_the_budget(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    study = study_of("sarathi_10", tmp_path, threads)
-    one = served(study)[0]
-    keys = {label: with_budget(study, label, one, "relaxed") for label in study.plan.keys.systems}
-    assert keys["Sarathi-Serve"]["scheduler"]["token_budget"] == 2048
-    assert "token_budget" not in keys["vLLM"]["scheduler"]
-    assert keys["vLLM"]["scheduler"]["max_num_seqs"] == 128
-    capped = study_of("sarathi_10", tmp_path, threads, "scheduler.max_num_seqs=7")
-    for label in capped.plan.keys.systems:
-        assert with_budget(capped, label, one, "strict")["scheduler"]["max_num_seqs"] == 7
-
-
-def test_capacities_that_are_none_and_deployments_that_do_not_fit(
-    tmp_path: Path, threads: ThreadPoolExecutor
-) -> None:
-    study = study_of("sarathi_10", tmp_path, threads, "study.seeds=[3]")
-    trace = {"trace": "sharegpt-sample", "requests": 20}
-    sized = {"scheduler": "sarathi", "workload": trace, "max_model_len": 2048}
-    easy = {**sized, "model": "Mistral-7B", "costs": {"kind": "affine", **SLOW}}
-    large = {**sized, "model": "Falcon-180B"}
-    cases = {
-        ("met",): (study.config(easy), tbt_slo(10.0, 1000.0)),
-        ("never",): (study.config(easy), tbt_slo(1e-6, 2.0)),
-        ("too large",): (study.config(large), tbt_slo(1.0, 2.0)),
-    }
-    table = capacities(study, cases, ("case",)).set_index("case")
-    assert table.capacity["never"] == 0
-    assert table.status["met"] in ("found", "too_short")
-    assert "does not fit" in table.error["too large"]
-    assert list(table.seed) == [3, 3, 3]
-    assert study.facts()["runs"] > 0
-    with pytest.raises(UsageError, match="does not fit"):
-        capacities(study, {("too large",): cases["too large",]}, ("case",))
-
-
-SLOW = {"base_s": 0.01, "per_token_s": 1e-4}
-
-
-def test_the_best_ratio_is_over_what_is_not_fixed() -> None:
-    rows = [
-        ("A", "chat", "strict", "vLLM", 1.0),
-        ("A", "chat", "strict", "Sarathi-Serve", 2.0),
-        ("A", "chat", "strict", "vLLM", 3.0),  # another seed: the mean is 2
-        ("A", "chat", "relaxed", "vLLM", 1.0),
-        ("A", "chat", "relaxed", "Sarathi-Serve", 3.0),
-        ("B", "chat", "strict", "vLLM", 0.0),
-        ("B", "chat", "strict", "Sarathi-Serve", 3.0),
-    ]
-    table = pd.DataFrame(rows, columns=["deployment", "dataset", "slo", "system", "capacity"])
-    assert best_ratio(table, "vLLM", deployment="A") == 3
-    assert best_ratio(table, "vLLM", deployment="A", slo="strict") == 1
-    assert best_ratio(table, "vLLM", deployment="B") is None
-    assert best_ratio(table, "Orca", deployment="A") is None
-
-
 def test_a_stall_is_a_prompt_among_decodes(tmp_path: Path) -> None:
     """A prompt of 50 tokens takes 0.51 s, in which the first request gets no token; the pause
     before the third request, with nobody there, is no stall."""
@@ -182,29 +121,3 @@ def test_a_stall_is_a_prompt_among_decodes(tmp_path: Path) -> None:
     assert found["longest_stall_s"] == pytest.approx(0.51)
     assert found["tokens"][-1] <= 64
     assert len(found["tokens"]) == len(found["returned_s"])
-
-
-TINY = {
-    "sarathi_1": ("study.requests=10", "study.rates=[0.5]", "study.seeds=[0]"),
-    "sarathi_3": (),
-    "sarathi_4": (),
-    "sarathi_5": (),
-    "sarathi_6": (),
-    "sarathi_9": (),
-    "sarathi_10": ("model=Mistral-7B", *(SHORT := ("study.requests=40", "study.seeds=[0]"))),
-    "sarathi_12": ("model=Mistral-7B", "study.limits=1", *SHORT),
-    "sarathi_13": SHORT,
-    "sarathi_14": (),
-    "sarathi_table3": (),
-    "sarathi_table4": ("study.capacity_requests=60", "study.loads=[0.5]", *SHORT),
-}
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_every_figure_is_made(name: str, tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    study = study_of(name, tmp_path, threads, *TINY[name])
-    drawing = maker(study.plan)(study)
-    assert len(drawing.table)
-    assert set(drawing.shown or ()) <= set(drawing.table)
-    json.dumps(dict(drawing.claims))
-    plt.close(drawing.figure)

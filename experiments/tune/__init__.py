@@ -1,0 +1,1 @@
+"""Tuning: the best scheduler, settings and layout under an SLO, checked on unseen requests."""

@@ -1,0 +1,165 @@
+"""Check what `evenflow tune` is asked, before the first run; make a `Tuning` of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from evenflow.errors import UsageError
+from evenflow.schedulers import POOLED, policy
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import RunConfig, configured
+from experiments.run_file.yaml_file import Document, find, mistakes
+from experiments.study.searches import Parameter
+from experiments.study.slo import Condition, check_metrics, request_limits, service_levels
+from experiments.study.trials import Part, dry_run, seed_matters
+from experiments.tune.layouts import Layout, layouts
+from experiments.tune.search import Candidate, Tuning
+from traces import SAMPLE_NAMES, load_trace
+
+AS_IS = "as given"
+GLLM = "gLLM's defaults"
+ONLINE = ("token_throttling", "sarathi", "vllm")
+"""The schedulers tried when none is named, beside the run's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user says: all of it beside the run itself. None: chosen here."""
+
+    slo: tuple[Condition, ...]
+    objective: str | None = None
+    schedulers: Sequence[str] | None = None
+    gpus: int | None = None
+    trials: int = 64
+    replications: int = 2
+    checks: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("trials", 1), ("replications", 1), ("checks", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UsageError(f"--{name} {value}: should be at least {least}")
+
+
+def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
+    """Return the checked question; UsageError naming what is wrong with the run or the wish."""
+    config = configured(document)
+    requests = _requests(config, beside)
+    workload = load_workload(_first(config, requests), beside)
+    outcome = dry_run(config, workload, beside)
+    limits = request_limits(wish.slo, config.goodput)
+    objective = wish.objective or ("request_goodput" if _of_requests(limits) else "mean_e2el_ms")
+    metrics = [each.metric for each in wish.slo]
+    values = service_levels(outcome, metrics=[*metrics, objective], limits=limits)
+    check_metrics(metrics, values, "--slo")
+    check_metrics([objective], values, "--objective")
+    found = layouts(document, config, workload, beside, wish.gpus)
+    base = next((layout for layout in found if not layout.reason), None)
+    if base is None:
+        raise UsageError(f"--gpus {wish.gpus}: no layout fits: {found[0].label}: {found[0].reason}")
+    spaces = {name: space_of(name) for name in _schedulers(config, wish)}
+    count = wish.replications if seed_matters(config) else 1
+    seeds = range(config.workload.seed, config.workload.seed + count)
+    return Tuning(
+        document=document,
+        beside=beside,
+        slo=wish.slo,
+        objective=objective,
+        spaces=spaces,
+        layouts=tuple(found),
+        baselines=_baselines(config, base, spaces),
+        train=tuple(Part(seed, config.workload.skip) for seed in seeds),
+        requests=requests,
+        trials=wish.trials,
+        seed=wish.seed,
+    )
+
+
+def _of_requests(limits: Sequence[tuple[str, float]]) -> bool:
+    return any(name != "itl" for name, _ in limits)
+
+
+def _first(config: RunConfig, requests: int) -> RunConfig:
+    workload = config.workload.model_copy(update={"requests": requests})
+    return config.model_copy(update={"workload": workload})
+
+
+def _requests(config: RunConfig, beside: Path) -> int:
+    """Return how many requests a part has: what the run says, or else half of the trace."""
+    if config.workload.requests is not None:
+        return config.workload.requests
+    total = rows_of(config, beside, None)
+    if total < 2:
+        raise UsageError(f"workload.trace: {total} request cannot be divided into two parts")
+    return total // 2
+
+
+def rows_of(config: RunConfig, beside: Path, limit: int | None) -> int:
+    """Return how many requests the trace has from the run's first one on, at most `limit`."""
+    given = config.workload
+    tokenizer = None if given.tokenizer is None else find(given.tokenizer, beside)
+    trace = load_trace(
+        find(given.trace, beside),
+        format=given.format,
+        limit=limit,
+        skip=given.skip,
+        tokenizer=tokenizer,
+        filter=given.filter,
+        seed=given.seed,
+    )
+    return len(trace)
+
+
+def is_sample(config: RunConfig) -> bool:
+    """Say whether the trace is drawn, so that there is always more of it."""
+    return config.workload.trace in SAMPLE_NAMES
+
+
+def _schedulers(config: RunConfig, wish: Wish) -> list[str]:
+    own = config.scheduler.name
+    names = list(wish.schedulers) if wish.schedulers is not None else [own, *ONLINE]
+    if not names:
+        raise UsageError("--schedulers: names no scheduler; give at least one")
+    if wish.schedulers is not None and len(set(names)) < len(names):
+        raise UsageError(f"--schedulers {','.join(names)}: one of them is there twice")
+    return list(dict.fromkeys(names))
+
+
+def space_of(name: str) -> dict[str, Parameter]:
+    """Return the values worth trying of a scheduler's parameters; none where it declares none.
+
+    UsageError for an unknown scheduler, and for a user's `search_space` that cannot be read.
+    """
+    if name in POOLED:
+        return {}
+    declared: Mapping[str, Any] = getattr(policy(name), "search_space", {})
+    adapter: TypeAdapter[dict[str, Parameter]] = TypeAdapter(dict[str, Parameter])
+    plain = {key: list(each) if isinstance(each, tuple) else each for key, each in declared.items()}
+    try:
+        return adapter.validate_python(plain)
+    except ValidationError as error:
+        document = Document(f"scheduler {name}: search_space", plain, {})
+        raise UsageError(mistakes(document, error)) from None
+
+
+def _baselines(
+    config: RunConfig, base: Layout, schedulers: Mapping[str, Any]
+) -> dict[str, Candidate]:
+    """Return the run's own settings, gLLM's, and every scheduler as it is by default, each once."""
+    own = config.scheduler
+    name = f"{AS_IS}, on {base.label}" if base.keys else AS_IS  # other GPUs than the run says
+    found = {name: Candidate(own.name, own.params, base)}
+    named = {GLLM: "token_throttling"} | {
+        f"{name}'s defaults": name for name in schedulers if name != "token_throttling"
+    }
+    for label, name in named.items():
+        candidate = Candidate(name, {}, base)
+        if candidate not in found.values():
+            found[label] = candidate
+    return found

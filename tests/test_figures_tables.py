@@ -1,0 +1,333 @@
+"""A figure's cases, the columns made of its runs, our values of its claims, and its panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evenflow.costs import AffineCost
+from evenflow.errors import UsageError
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
+from evenflow.schedulers import create
+from evenflow.types import Request
+from evenflow.world import RUNTIMES
+from experiments.figures import own
+from experiments.figures.axes import cases_of, rates
+from experiments.figures.claims import answer
+from experiments.figures.make import FOLDER
+from experiments.figures.measures import mean_over_max, prepared, seat_use, shares, within
+from experiments.figures.panels import draw
+from experiments.figures.schema import Query, load_plan
+from experiments.figures.series import micro_batches
+from experiments.figures.study import Study
+from experiments.figures.tables import capacities, over, tbt_slo
+from experiments.runs import Outcome
+from experiments.study.points import Store
+from sim import World, simulate
+
+
+def study_of(name: str, folder: Path, *overrides: str) -> Study:
+    plan = load_plan(FOLDER / f"{name}.yaml", overrides)
+    return Study(plan, Store(folder / "points"), ThreadPoolExecutor(1))
+
+
+# -- cases ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "vary", "overrides", "expected"),
+    [
+        ("gllm_13", ("pair", "trace"), (), (6, {"pair": "A100-40G + Qwen2.5-14B"})),
+        ("gllm_13", ("pair", "trace"), ("gpu=L20", "model=Mistral-7B", "workload.trace=x"),
+         (1, {"pair": "L20 + Mistral-7B", "trace": "x"})),
+        ("tdpipe_11", ("pair", "gpus", "system"), (), (60, {"gpus": 1, "system": "TP+SB"})),
+        ("tdpipe_13", ("pair", "rule"), (), (14, {"rule": "20%"})),
+        ("sarathi_10", ("deployment", "dataset", "slo"), (), (8, {"slo": "strict"})),
+        ("sarathi_12", ("deployment", "slo_s"), ("study.limits=3",), (6, {"slo_s": 0.1})),
+        ("gllm_16", ("parameter",), ("study.vary={min_prefill: [8, 16]}",), (2, {"value": 8})),
+        ("blog_disaggregation", ("rate", "system"), (), (21, {"rate": 1})),
+    ],
+)  # fmt: skip
+def test_the_axes_of_the_figures(
+    name: str,
+    vary: tuple[str, ...],
+    overrides: tuple[str, ...],
+    expected: tuple[int, dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    cases = cases_of(study_of(name, tmp_path, *overrides), vary)
+    count, first = expected
+    assert cases[0].values.items() >= first.items()
+    assert len(cases) == count
+
+
+def test_the_keys_of_an_axis_of_ones_own_lie_over_the_system(tmp_path: Path) -> None:
+    study = study_of("decides_2", tmp_path)
+    one_gpu = cases_of(study, ("pair", "trace", "variant", "system"))[-1]
+    assert one_gpu.values["variant"] == "4000, 1 GPU"
+    config = one_gpu.config(study)
+    assert (config.num_stages, config.tensor_parallel, config.workload.requests) == (1, 1, 4000)
+    rule = cases_of(study_of("tdpipe_13", tmp_path), ("pair", "rule"))[0]
+    config = rule.config(study_of("tdpipe_13", tmp_path))
+    assert config.scheduler.params["kv_occupancy_ratio"] == 0.2
+    assert config.scheduler.params["predictor"] == {"kind": "noisy"}
+
+
+def test_only_sarathi_gets_the_budget_of_an_slo(tmp_path: Path) -> None:
+    def params(*overrides: str) -> dict[str, Any]:
+        study = study_of("sarathi_10", tmp_path, *overrides)
+        cases = cases_of(study, ("dataset", "deployment", "slo", "system"))[3:6]
+        return {case.values["system"]: case.config(study).scheduler.params for case in cases}
+
+    assert params()["Sarathi-Serve"]["token_budget"] == 2048
+    assert params()["vLLM"] == {"max_num_seqs": 128}
+    assert params("scheduler.max_num_seqs=7")["Orca"] == {"max_num_seqs": 7}
+
+
+def test_rates_are_shares_of_saturation_with_two_digits_or_those_given(tmp_path: Path) -> None:
+    study = study_of("gllm_10", tmp_path, "study.loads=[0.1, 0.5, 1.0]")
+    assert rates(study, 12.345) == [1.2, 6.2, 12.0]
+    assert rates(study_of("gllm_10", tmp_path, "study.rates=[1, 3]"), 12.345) == [1.0, 3.0]
+
+
+SLOW = {"base_s": 0.01, "per_token_s": 1e-4}
+
+
+def test_capacities_that_are_none_and_deployments_that_do_not_fit(tmp_path: Path) -> None:
+    study = study_of("sarathi_10", tmp_path, "study.seeds=[3]", "study.tolerance=0.1")
+    trace = {"trace": "sharegpt-sample", "requests": 20}
+    sized = {"scheduler": "sarathi", "workload": trace, "max_model_len": 2048}
+    easy = {**sized, "model": "Mistral-7B", "costs": {"kind": "affine", **SLOW}}
+    large = {**sized, "model": "Falcon-180B"}
+    cases = {
+        ("met",): (study.config(easy), tbt_slo(10.0, 1000.0)),
+        ("never",): (study.config(easy), tbt_slo(1e-6, 2.0)),
+        ("too large",): (study.config(large), tbt_slo(1.0, 2.0)),
+    }
+    table = capacities(study, cases, ("case",)).set_index("case")
+    assert table.capacity["never"] == 0
+    assert table.status["met"] in ("found", "too_short")
+    assert "does not fit" in table.error["too large"]
+    assert list(table.seed) == [3, 3, 3]
+    assert study.facts()["runs"] > 0
+    with pytest.raises(UsageError, match="does not fit"):
+        capacities(study, {("too large",): cases["too large",]}, ("case",))
+
+
+# -- columns --------------------------------------------------------------------------------------
+
+
+def rows(columns: str, *values: tuple[Any, ...]) -> pd.DataFrame:
+    return pd.DataFrame(values, columns=columns.split())
+
+
+def test_a_metric_is_over_that_of_the_reference_run_all_else_equal() -> None:
+    table = rows(
+        "system rate seed speed",
+        *(("A", 1, 0, 20.0), ("A", 1, 1, 30.0), ("B", 1, 0, 10.0), ("B", 1, 1, 10.0)),
+        ("B", 2, 0, 5.0),
+    )
+    found = over(table, {"ratio": "speed"}, {"system": "A"})["ratio"]
+    assert found.tolist()[:4] == [1.0, 1.0, 0.5, pytest.approx(1 / 3)]
+    assert np.isnan(found[4])
+    turned = over(table, {"ratio": "speed"}, {"system": "A"}, inverse=True)["ratio"]
+    assert turned.tolist()[:4] == [1.0, 1.0, 2.0, 3.0]
+
+
+def test_a_reference_may_be_another_in_every_row() -> None:
+    table = rows("value seed time default", (16, 0, 9.0, 32), (32, 0, 10.0, 32), (64, 0, 12.0, 32))
+    assert over(table, {"x": "time"}, {"value": "default"})["x"].tolist() == [0.9, 1.0, 1.2]
+
+
+def test_ttft_turns_at_five_times_its_lowest_and_stays_turned(tmp_path: Path) -> None:
+    points = [("P", "T", "S", rate, ms) for rate, ms in ((1, 10), (2, 40), (3, 60), (4, 45))]
+    table = rows("pair trace system rate mean_ttft_ms", *points)
+    study = study_of("gllm_10", tmp_path)
+    assert own.turning_points(study, table).tolist() == [2] * 4
+
+
+def test_throughput_is_over_the_fewest_gpus_that_hold_the_model(tmp_path: Path) -> None:
+    points = [("P", "S", gpus, rate) for gpus, rate in ((1, np.nan), (2, 50.0), (4, 110.0))]
+    table = rows("pair system gpus total_token_throughput", *points)
+    study = study_of("gllm_12", tmp_path)
+    assert own.over_smallest(study, table).tolist()[1:] == [1.0, 2.2]
+
+
+def test_readings_are_compared_seed_by_seed() -> None:
+    runs = rows(
+        "reading seed system gpus offline_output_throughput",
+        *(("r", 0, "TD-Pipe", 4, 30.0), ("r", 0, "PP+SB", 4, 10.0), ("r", 0, "TD-Pipe", 2, 12.0)),
+    )
+    found = own.ratios(runs, 4).set_index("quantity").value.to_dict()
+    assert found == {"over PP+SB": 3.0, own.scaling(4): 2.5, own.RATE: 30.0}
+
+
+# -- claims ---------------------------------------------------------------------------------------
+
+RUNS = rows(
+    "place load system seed rate",
+    *(("a", 0.5, "S", 0, 2.0), ("a", 0.5, "S", 1, 4.0), ("a", 0.5, "T", 0, 1.0)),
+    *(("a", 0.5, "T", 1, 1.0), ("b", 0.9, "S", 0, 8.0), ("b", 0.9, "T", 0, 2.0)),
+    ("c", 0.9, "S", 0, 8.0),
+    ("c", 0.9, "T", 0, 0.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "ours"),
+    [
+        ({"where": {"place": "a", "system": "S"}}, 3.0),
+        ({"where": {"load": 0.6, "system": "S", "place": "a"}}, 3.0),  # the nearest load
+        ({"where": {"place": "a", "system": "S"}, "how": "geomean"}, pytest.approx(8**0.5)),
+        ({"where": {"place": "a", "system": "S"}, "take": "1/rate"}, 0.375),
+        ({"where": {"system": "S"}, "over": {"system": "T"}, "best": "max"}, 4.0),
+        ({"where": {"system": "S"}, "over": {"system": "T"}, "best": ["min", "max"]}, [3.0, 4.0]),
+        ({"where": {"system": "S"}, "best": "range"}, 5.0),
+        ({"where": {"system": {"s": "S", "t": "T"}, "place": "b"}}, {"s": 8.0, "t": 2.0}),
+        ({"where": {"place": ["a", "b"], "system": "S"}}, [3.0, 8.0]),
+        ({"where": {"place": ["a", "b"], "system": "S"}, "then": "max"}, 8.0),
+        ({"where": {"place": "nowhere"}}, None),
+        ({"where": {"system": "T", "place": "c"}, "over": {"system": ["S", "T"]}}, [0.0, None]),
+    ],
+)
+def test_our_value_of_a_claim(query: dict[str, Any], ours: Any) -> None:
+    assert answer(RUNS, Query.model_validate({"take": "rate", **query})) == ours
+
+
+# -- measures -------------------------------------------------------------------------------------
+
+
+def outcome(requests: list[Request], depth: int = 2, **more: Any) -> Outcome:
+    """Return a run with whole prompts of a second a stage, and what was made of it."""
+    world = World(
+        requests=requests,
+        make_scheduler=lambda: create("sarathi", {"token_budget": 4096}),
+        costs=AffineCost(1.0, 0.0, depth),
+        depth=depth,
+        total_pages=1_000,
+        max_model_len=8192,
+        max_in_flight=depth,
+    )
+    result: RunResult = simulate(replace(world, **more))
+    result = replace(result, provenance={"deployment": {"kv_pages": 1_000}})
+    return Outcome(result, summarize(result), 0.0, (result,))
+
+
+def test_attainment_counts_requests_within_both_limits() -> None:
+    """Two stages of a second: TTFT 2 s for both, TPOT 2 s for the one with three tokens."""
+    run = outcome([Request(0, 0.0, 10, 3), Request(1, 0.0, 10, 1)])
+    found = within(run, [(2500, 2500), (2500, 1500), (1500, 2500)])
+    assert found["attained"] == [1.0, 0.5, 0.0]
+
+
+def test_preparation_that_is_coupled_is_read_back_and_hidden_work_is_none() -> None:
+    requests = [Request(index, 0.1 * index, 10, 20) for index in range(12)]
+    coupled = prepared(outcome(requests, overheads=RUNTIMES["vllm"]))
+    assert coupled["prepare_over_execute"] == pytest.approx(0.17)
+    assert prepared(outcome(requests))["prepare_over_execute"] == pytest.approx(0.0)
+
+
+def test_shares_of_stage_time_add_up() -> None:
+    found = shares(outcome([Request(0, 0.0, 10, 1)]))
+    drawn = load_plan(FOLDER / "decides_3.yaml").keys.plot["panels"][0]["y"]
+    assert sum(found[name] for name in drawn) == pytest.approx(1.0)
+    assert found["busy"] == pytest.approx(0.5)  # two stages, one after the other
+
+
+def test_seats_that_work() -> None:
+    # Two of four seats get a token in each of three micro-batches.
+    run = outcome([Request(0, 0.0, 10, 3), Request(1, 0.0, 10, 3)], depth=1)
+    assert seat_use(run, 4)["seat_use"] == 0.5
+    # Batches of two: 1 + 3 tokens in 3 steps, 2 tokens in 2 steps, a seat empty.
+    assert mean_over_max(np.array([1, 3, 2]), 2) == 6 / (2 * 5)
+
+
+def test_the_middle_of_a_run() -> None:
+    run = outcome([Request(0, 0.0, 10, 5)], depth=1)
+    found = micro_batches(run, ["batch", "decode_tokens"], batches=3, bins=2)
+    assert found["batch"] == [1, 2, 3]
+    assert found["decode_tokens"] == [1, 1, 1]
+    assert found["mean_change"] == 0
+    assert found["busy"] == pytest.approx([1.0, 1.0])
+
+
+def test_the_case_study_keeps_the_micro_batches_asked_for() -> None:
+    found = micro_batches(
+        outcome([Request(0, 0.0, 10, 3)]), ["batch", "start_s"], first=1, batches=1
+    )
+    assert found["batch"] == [1]
+    assert found["start_s"] == [[2.0, 3.0]]
+
+
+# -- panels ---------------------------------------------------------------------------------------
+
+DRAWN = rows(
+    "pair system gpus seed speed steady error",
+    *(("P", "gLLM", 1, 0, np.nan, np.nan, "it does not fit"), ("P", "gLLM", 2, 0, 4.0, 5.0, None)),
+    *(("P", "gLLM", 2, 1, 6.0, 7.0, None), ("P", "vLLM", 1, 0, 2.0, 2.5, None)),
+    *(("P", "vLLM", 2, 0, np.nan, np.nan, "no such key"), ("Q", "gLLM", 1, 0, 1.0, 1.0, None)),
+)
+
+
+def axes_of(**panel: Any) -> list[Any]:
+    common = {"x": "gpus", "y": {"speed": "{system}"}, "hue": ["system"], **panel}
+    return list(draw({"panels": [common]}, DRAWN, {"limit": 3}).axes)
+
+
+def texts(axes: Any) -> list[str]:
+    return [text.get_text().strip() for text in axes.texts if text.get_text()]
+
+
+def test_bars_have_whiskers_words_and_why_they_are_none() -> None:
+    left, right = axes_of(
+        kind="bars", each="pair", also={"speed": "steady"}, write="%.1f", legend={}
+    )
+    assert (left.get_title(), right.get_title()) == ("P", "Q")
+    assert [patch.get_height() for patch in left.patches] == [0, 5, 2, 0]
+    assert texts(left) == ["OOM", "5.0", "2.0", "not possible"]
+    assert left.get_legend() is not None
+    assert right.get_legend() is None
+
+
+def test_lines_skip_what_failed_and_the_legend_may_have_their_numbers() -> None:
+    (axes,) = axes_of(
+        kind="lines", where="pair == 'P'", write="{speed:.1f}", line=1, also={"speed": "steady"},
+        bands={"said": [1, 2]}, legend={"title": "at most {limit}"},
+    )  # fmt: skip
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == ["gLLM", "vLLM"]
+    assert axes.get_legend().get_title().get_text() == "at most 3"
+    assert texts(axes) == ["said"]
+
+
+@pytest.mark.parametrize(
+    ("plot", "test"),
+    [
+        ({"rows": ["pair"], "title": "{pair}!"}, lambda axes: axes[0].get_title("left") == "P!"),
+        ({"down": True}, lambda axes: len(axes) == 1),
+        ({"legend": {}}, lambda axes: len(axes[0].figure.legends) == 1),
+        ({"let": {"speed": "10 * speed"}}, lambda axes: axes[0].get_ylim()[1] > 50),
+    ],
+)
+def test_panels_in_rows(plot: dict[str, Any], test: Callable[[list[Any]], bool]) -> None:
+    panel = {"kind": "bars", "x": ["pair", "gpus"], "y": {"speed": "all"}, "strong": "P\n2"}
+    assert test(list(draw({**plot, "panels": [panel]}, DRAWN, {}).axes))
+
+
+def test_stacks_lie_and_defaults_are_marked() -> None:
+    (axes,) = axes_of(
+        kind="lying", x="pair", y={"speed": "a", "steady": "b"}, hue=[], write="{speed:.0f}"
+    )
+    assert len(axes.patches) == 4
+    (axes,) = axes_of(kind="lines", where="pair == 'Q'", mark="gpus", decades=True)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1"]
+    (axes,) = axes_of(kind="lines", where="error == error", log_2=True)
+    assert texts(axes) == ["does not fit"]

@@ -90,13 +90,11 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One rate (requests/s) of one replication: the numbers of its run, and what fails."""
+class Measured(Probe):
+    """A probe of one replication, with the numbers of its run."""
 
     replication: int
-    rate: float
     values: Mapping[str, Any]
-    failed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +167,14 @@ def rate_cells(capacity: Capacity) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object)
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """A question that makes sense: the rate (requests/s) to start from, where results come from."""
-
-    start: float
-    provenance: Mapping[str, Any]
-
-
 def capacity(question: Question, **how: Unpack[How]) -> Capacity:
-    """Return the largest rate that keeps the SLO, proved first. `how`: see `How`.
+    """Return the largest rate that keeps the SLO. `how`: see `How`.
 
     UsageError as for `capacity_of`, and for a search that ran out of requests before it found a
     rate that fails.
     """
-    proof = prove(question)
     with simulator("rates simulated", None, **how) as who:
-        answer = capacity_of(question, who, proof=proof)
+        answer = capacity_of(question, who)
     for end in answer.searches:
         if end.status == "too_short":
             ran = max(each.rate for each in answer.measured if not each.failed)
@@ -199,33 +188,24 @@ def capacity(question: Question, **how: Unpack[How]) -> Capacity:
 
 
 def capacity_of(
-    question: Question,
-    simulator: Simulator,
-    *,
-    curve: Sequence[float] = CURVE,
-    proof: Proof | None = None,
+    question: Question, simulator: Simulator, curve: Sequence[float] = CURVE
 ) -> Capacity:
     """Return the largest rate that keeps the SLO, and the metrics at `curve` times that rate.
 
     Raises UsageError for a mistake in the configuration, arrivals without a rate, a metric that a
-    run has not, and a run that fails. `proof`: what `prove` said of the question, if it was asked
-    already. The result does not depend on who simulates.
+    run has not, and a run that fails. The result does not depend on who simulates.
     """
-    proof = proof or prove(question)
+    start, provenance = _prove(question)
     replications = range(question.replications)
-    cases = [partial(_case, question.config, proof.start, index) for index in replications]
-    width = 2 if question.replications == 1 else 1
-    searches = [
-        bisect(proof.start, question.tolerance, case, partial(_probe, question), width)
-        for case in cases
-    ]
+    cases = [partial(_case, question.config, start, index) for index in replications]
+    probe, width = partial(_measure, question), 2 if question.replications == 1 else 1
+    searches = [bisect(start, question.tolerance, case, probe, width) for case in cases]
     trials = run(question.study, simulator, side_by_side(searches))
     measured = _measured(question, trials)
     ends = tuple(
-        found([_probe_of(each) for each in measured if each.replication == index])
-        for index in replications
+        found([each for each in measured if each.replication == index]) for index in replications
     )
-    answer = Capacity(question, ends, measured, provenance=proof.provenance)
+    answer = Capacity(question, ends, measured, provenance=provenance)
     if answer.rate is None:
         return answer
     rates = tuple(rounded(factor * answer.rate.mean) for factor in curve)
@@ -248,32 +228,28 @@ def rate_patch(arrivals: AnyArrivals, rate: float, start: float) -> Patch:
 
 def _measured(question: Question, trials: Iterable[Trial]) -> tuple[Measured, ...]:
     """Return each rate of each replication once, by replication and rate."""
-    runs = [_run_of(question, trial) for trial in trials]
+    runs = [_measure(question, trial) for trial in trials]
     by_place = {(each.replication, each.rate): each for each in runs}
     return tuple(by_place[place] for place in sorted(by_place))
 
 
-def _run_of(question: Question, trial: Trial) -> Measured:
+def _measure(question: Question, trial: Trial) -> Measured:
+    """Return what a rate came to, by Little's law and the SLO."""
     (record,) = trial.records
-    rate = trial.labels["rate"]
+    rate, values = trial.labels["rate"], record.values
     if record.error is not None:
         raise UsageError(f"at {rate:g} requests/s: {record.error}")
-    failed = tuple(each.metric for each in question.slo if not each.holds(record.values))
-    return Measured(trial.labels["replication"], rate, record.values, failed)
+    failed = tuple(each.metric for each in question.slo if not each.holds(values))
+    in_system = rate * values["mean_e2el_ms"] / 1e3
+    replication = trial.labels["replication"]
+    return Measured(rate, failed, in_system, int(values["completed"]), replication, values)
 
 
-def _probe(question: Question, trial: Trial) -> Probe:
-    return _probe_of(_run_of(question, trial))
+def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:
+    """Find mistakes before the first long run, by a run of the two smallest requests.
 
-
-def _probe_of(measured: Measured) -> Probe:
-    values = measured.values
-    in_system = measured.rate * values["mean_e2el_ms"] / 1e3
-    return Probe(measured.rate, measured.failed, in_system, int(values["completed"]))
-
-
-def prove(question: Question) -> Proof:
-    """Find mistakes before the first long run, by a run of the two smallest requests."""
+    Return the rate (requests/s) to start from, and where results come from.
+    """
     config = question.config
     if question.replications > 1 and not seed_matters(config):
         raise UsageError(
@@ -290,7 +266,7 @@ def prove(question: Question) -> Proof:
                 f"--slo {each.metric}: grows with the rate, so that no rate is the largest to keep "
                 "it; limit a latency, or attainment"
             )
-    return Proof(start, outcome.result.provenance)
+    return start, outcome.result.provenance
 
 
 def own_rate(arrivals: AnyArrivals, requests: Sequence[Request]) -> float:

@@ -9,11 +9,11 @@ import math
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack
+from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import pandas as pd
 
@@ -171,33 +171,9 @@ class Simulator:
         ]
 
 
-class Watcher(Protocol):
-    """Who is told how far a study is."""
-
-    def done(self, count: int) -> None:
-        """Take the number of points done."""
-
-    def failed(self, record: Record) -> None:
-        """Take a point that failed."""
-
-
-class Nobody:
-    """Watches nothing."""
-
-    def done(self, count: int) -> None:
-        pass
-
-    def failed(self, record: Record) -> None:
-        pass
-
-
-Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Watcher]]
-"""Shows something of this name, of so many points; None: nobody knows how many there will be."""
-
-
-def unwatched(labels: list[str], total: int | None) -> AbstractContextManager[Watcher]:
-    """Show nothing."""
-    return nullcontext(Nobody())
+Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]]
+"""Shows something of this name, of so many points (None: nobody knows): it gives an object whose
+`done` takes the number done, and `failed` the record of each point that fails."""
 
 
 class How(TypedDict, total=False):
@@ -229,11 +205,14 @@ def simulator(label: str, total: int | None, **how: Unpack[How]) -> Iterator[Sim
         if not how.get("resume", True) and (folder / STORE / HEADER).exists():
             shutil.rmtree(folder / STORE)
         store = Store(folder / STORE)
-        executor = executor_of(how.get("executor", "process"), how.get("workers"))
-        pool = stack.enter_context(executor)
-        shown = stack.enter_context(how.get("watch", unwatched)([label], total))
+        name, workers = how.get("executor", "process"), how.get("workers")
+        pool = stack.enter_context(executor_of(name, workers))
         retry = how.get("retry_failed", False)
-        yield Simulator(store, pool, shown.done, shown.failed, retry=retry)
+        if (watch := how.get("watch")) is None:
+            yield Simulator(store, pool, retry=retry)
+        else:
+            shown = stack.enter_context(watch([label], total))
+            yield Simulator(store, pool, shown.done, shown.failed, retry=retry)
 
 
 def _part_of(point: Point) -> Part:

@@ -101,3 +101,46 @@ def is_count(value: object) -> bool:
 def needed(reason: str, key: str) -> PydanticCustomError:
     """Return the error of a key that `reason` cannot be without; the message has `key` as it is."""
     return PydanticCustomError("needed", "", {"reason": reason, "key": key})
+
+
+# -- the words for what is wrong ------------------------------------------------------------------
+
+EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys to values",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "none_required": "null",
+    "string_too_short": "not empty",
+    "string_type": "a text",
+    "too_short": "not empty",
+}
+"""What pydantic's error types ask for, in the words of someone who writes YAML."""
+
+
+def expected(detail: ErrorDetails) -> str:
+    """Return what would be right, in place of a value that pydantic refuses."""
+    if detail["type"] == "expected":
+        return str(detail["ctx"]["expected"])
+    words = EXPECTED.get(detail["type"], detail["msg"].removeprefix("Input should be "))
+    return words.format(**detail.get("ctx", {}))
+
+
+def shown(value: Any) -> str:
+    """Return a value as YAML would have it, cut if it is long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

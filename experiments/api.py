@@ -6,24 +6,41 @@ given as `out`. Knows which pieces answer a question; each piece does its own wo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import pandas as pd
 
 from evenflow.results.run import RunResult
 from evenflow.scheduling import Scheduler
 from experiments.given_policy import GivenPolicy
-from experiments.report.folder import staged
+from experiments.report.folder import check_folder, staged
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, read
 from experiments.runs import Job, Outcome, Save, run_job, with_bubbles, write_run
+from experiments.study.capacity import Capacity, Question
+from experiments.study.capacity import capacity as study_capacity
+from experiments.study.capacity_report import write_capacity
 from experiments.study.compare import Comparison, line_up, run_all, with_schedulers
+from experiments.study.findings import Findings
 from experiments.study.points import inputs_of
+from experiments.study.slo import parse_slo
+from experiments.study.sweep import sweep as study_sweep
+from experiments.study.sweep import write_findings
+from experiments.study.sweep_file import load_sweep, sweep_of
+
+
+class Simulators(TypedDict, total=False):
+    """Who simulates: `executor` is process, dask or dask:ADDRESS; `workers`: all cores."""
+
+    executor: str
+    workers: int | None
+
 
 RunFile = str | Path | Mapping[str, Any] | RunConfig
 """A RUN.yaml's path, its keys, or a checked configuration."""
@@ -43,7 +60,7 @@ class SimulatedRun:
 
     label: str
     outcome: Outcome
-    beside: Path
+    file: Path
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -88,14 +105,14 @@ class SimulatedRun:
         """
         folder = Path(out)
         provenance = self.result.provenance
-        reads = inputs_of(RunConfig.model_validate(provenance["config"]), self.beside)
+        reads = inputs_of(RunConfig.model_validate(provenance["config"]), self.file)
         with staged(folder, force=force, reads=reads) as scratch:
             write_run(scratch, self.outcome, self.label, save, self.label)
         return folder
 
     def _by_pipeline(self, name: str) -> pd.DataFrame:
         tables = {
-            pipeline: pd.DataFrame((part.result.tables() | {"bubbles": part.bubbles.table()})[name])
+            pipeline: pd.DataFrame(part.tables()[name])
             for label, run in with_bubbles(self.outcome, self.label).items()
             for pipeline, part in (run.pools or {label: run}).items()
         }
@@ -121,8 +138,8 @@ def simulate(
     the number of requests done. `out`, `save` and `force` are as for `SimulatedRun.write`. Raises
     UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
     """
-    job = _job(run, scheduler, set)
-    simulated = SimulatedRun(job.config.scheduler.name, run_job(job, on_done), job.beside)
+    job, file = _job(run, scheduler, set)
+    simulated = SimulatedRun(job.config.scheduler.name, run_job(job, on_done), file)
     if out is not None:
         simulated.write(out, save=save, force=force)
     return simulated
@@ -144,35 +161,97 @@ def compare(
     for each scheduler. Raises UsageError for what cannot be.
     """
     entries = [_named_or_given(policy) for policy in schedulers]
-    document, beside = _document(run)
+    document, file = _document(run)
     first = {} if "scheduler" in document.data else {"scheduler": _key(entries[0])}
     config = with_(document, first | dict(set or {}))
     given = {entry.label: entry for entry in entries if isinstance(entry, GivenPolicy)}
-    contenders = line_up(with_schedulers(entries, config), beside, given)
+    contenders = line_up(with_schedulers(entries, config), file.parent, given)
     if out is None:
         return run_all(contenders)
-    with staged(Path(out), force=force, reads=inputs_of(config, beside)) as scratch:
+    with staged(Path(out), force=force, reads=inputs_of(config, file)) as scratch:
         comparison = run_all(contenders, scratch, save)
-        comparison.write(scratch, Path(document.name).name)
+        comparison.write(scratch, file.name)
     return comparison
 
 
-def _job(run: RunFile, scheduler: Policy | None, patch: Mapping[str, Any] | None) -> Job:
+def sweep(
+    file: str | Path | Mapping[str, Any],
+    *,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    **how: Unpack[Simulators],
+) -> Findings:
+    """Simulate a SWEEP.yaml (its path, or its keys): `.points` has a row a run, `.table` a point.
+
+    `set` gives its keys, or `run.KEY`, new values. With `out` results are kept there and found
+    again, and the command's files are written. Raises UsageError for what cannot be.
+    """
+    values = [f"{key}={json.dumps(value)}" for key, value in (set or {}).items()]
+    if isinstance(file, Mapping):
+        asked = sweep_of(Document("the sweep", dict(file), {}), Path(), values)
+    else:
+        asked = load_sweep(Path(file), values)
+    if out is None:
+        return study_sweep(asked, **how)
+    folder, name = Path(out), asked.document.name
+    check_folder(folder, force=force, reads=[Path(name)])
+    findings = study_sweep(asked, out=folder, **how)
+    with staged(folder, force=True) as scratch:
+        write_findings(scratch, findings, Path(name).name)
+    return findings
+
+
+def capacity(
+    run: RunFile,
+    slo: Mapping[str, float],
+    *,
+    tolerance: float = 0.02,
+    replications: int = 1,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    **how: Unpack[Simulators],
+) -> Capacity:
+    """Return the largest request rate that keeps limits: `slo={"p99_itl_ms": 200}`.
+
+    `.rate` is the mean over the replications with its interval (requests/s), `.points` has a row
+    for each rate simulated. It is known within `tolerance` of itself. `set`, `out` and `force` are
+    as for `sweep`. Raises UsageError for what cannot be.
+    """
+    document, file = _document(run)
+    config = with_(document, dict(set or {}))
+    limits = parse_slo([f"{metric}={limit}" for metric, limit in slo.items()])
+    question = Question(config, tuple(limits), file.parent, tolerance, replications)
+    if out is None:
+        return study_capacity(question, **how)
+    folder = Path(out)
+    check_folder(folder, force=force, reads=inputs_of(config, file))
+    answer = study_capacity(question, out=folder, **how)
+    with staged(folder, force=True) as scratch:
+        write_capacity(scratch, answer)
+    return answer
+
+
+def _job(
+    run: RunFile, scheduler: Policy | None, patch: Mapping[str, Any] | None
+) -> tuple[Job, Path]:
     """Return the job that a run, a policy in place of its own and a patch of its keys make."""
-    document, beside = _document(run)
+    document, file = _document(run)
     entry = None if scheduler is None else _named_or_given(scheduler)
     changes = {} if entry is None else {"scheduler": _key(entry)}
     config = with_(document, changes | dict(patch or {}))
     policy = entry if isinstance(entry, GivenPolicy) else None
-    return Job(config, load_workload(config, beside), beside, policy)
+    return Job(config, load_workload(config, file.parent), file.parent, policy), file
 
 
 def _document(run: RunFile) -> tuple[Document, Path]:
+    """Return the keys of a run, and its file: relative paths start from that file's folder."""
     if isinstance(run, RunConfig):
-        return run.document(), Path()
+        return run.document(), Path("the run")
     if isinstance(run, Mapping):
-        return Document("the run", dict(run), {}), Path()
-    return read(Path(run)), Path(run).parent
+        return Document("the run", dict(run), {}), Path("the run")
+    return read(Path(run)), Path(run)
 
 
 def _named_or_given(policy: Policy) -> str | dict[str, Any] | GivenPolicy:

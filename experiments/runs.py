@@ -156,23 +156,16 @@ def write_details(folder: Path, runs: Sequence[Run]) -> None:
     Replicas have a folder each, and so have the pools of a system, with the requests as the pool
     saw them.
     """
-    for index, run in enumerate(runs):
-        part = folder if len(runs) == 1 else folder / f"replica-{index}"
-        part.mkdir(exist_ok=True)
-        for name, pool in run.pools.items():
-            (part / name).mkdir()
-            _write_tables(part / name, pool.result.tables(), "requests")
-            _write_details(part / name, pool)
-        if not run.pools:
-            _write_details(part, run)
-
-
-def _write_details(folder: Path, run: Run) -> None:
     from experiments.report.timeline import write_timeline
 
-    tables = run.result.tables() | {"bubbles": run.bubbles.table()}
-    _write_tables(folder, tables, "batches", "stages", "bubbles")
-    write_timeline(folder / "timeline.json.gz", run.result, run.bubbles)
+    for index, run in enumerate(runs):
+        part = folder if len(runs) == 1 else folder / f"replica-{index}"
+        pools = {part / name: pool for name, pool in run.pools.items()}
+        for place, pipeline in (pools or {part: run}).items():
+            place.mkdir(parents=True, exist_ok=True)
+            names = ["batches", "stages", "bubbles", *(["requests"] if pools else [])]
+            _write_tables(place, pipeline.tables(), *names)
+            write_timeline(place / "timeline.json.gz", pipeline.result, pipeline.bubbles)
 
 
 def _write_tables(folder: Path, tables: Mapping[str, Columns], *names: str) -> None:

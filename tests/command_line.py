@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +86,24 @@ def mistake(call: Callable[[], object]) -> str:
 def table(text: str) -> list[tuple[list[str], str]]:
     """Return the rows of a table of `what is typed | what is told`.
 
-    A line `## words` begins all commands below it, KEY=VALUE is a --set, an indented line goes on.
+    A line `## words` begins all commands below it, or `## words; words` those of either. KEY=VALUE
+    is a --set, an indented line goes on.
     """
-    rows, start = [], ""
+    rows, starts = [], [""]
     for line in re.sub(r" \|\n\s+", " | ", text).splitlines():
         if line.startswith("##"):
-            start = line.removeprefix("##")
+            starts = line.removeprefix("##").split(";")
             continue
         typed, _, told = line.partition("| ")
-        words = shlex.split(f"{start} {typed}")
-        given = [
-            ["--set", word] if "=" in word and not before.startswith("--") else [word]
-            for before, word in pairwise(["", *words])
-        ]
-        rows.append((list(chain(*given)), told))
+        rows += [(_words(f"{start} {typed}"), told) for start in starts]
     return rows
+
+
+def _words(typed: str) -> list[str]:
+    pairs = pairwise(["", *shlex.split(typed)])
+    sets = ("=" in word and not before.startswith("--") for before, word in pairs)
+    words = zip(sets, shlex.split(typed), strict=True)
+    return [part for is_set, word in words for part in (["--set", word] if is_set else [word])]
 
 
 def rows_of(path: str | Path) -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -38,3 +38,25 @@ def synthetic_run(
     )
     result = simulate(world)
     return replace(result, reason=[*result.reason[:-1], REASON])
+
+
+def nothing_ran() -> RunResult:
+    """Return a run all of whose requests were rejected before any micro-batch."""
+    result = synthetic_run()
+    never = np.full(len(result.request_id), np.nan)
+    batches = len(result.scheduled_s)
+    columns = {field.name: getattr(result, field.name) for field in fields(result)}
+    of_batches = {
+        name: column[:0]
+        for name, column in columns.items()
+        if isinstance(column, np.ndarray) and len(column) == batches
+    }
+    return replace(
+        result,
+        **of_batches,
+        first_token_s=never,
+        completion_s=never,
+        gap_s=result.gap_s[:0],
+        gap_count=result.gap_count[:0],
+        status=["rejected"] * len(never),
+    )

@@ -126,6 +126,31 @@ def test_a_script_needs_no_guard(folder: Path) -> None:
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 
+def test_a_sweep_is_its_points(folder: Path) -> None:
+    keys = {"run": RUN, "parameters": {"kv.pages": [100, 200]}}
+    before = sorted(folder.iterdir())
+    points = ef.sweep(keys, set={"run.scheduler.token_budget": 32}, workers=1).points
+    assert sorted(folder.iterdir()) == before
+    assert list(points["kv.pages"]) == [100, 200]
+    patch = {"kv.pages": 100, "scheduler.token_budget": 32}
+    assert points.mean_e2el_ms[0] == ef.simulate(RUN, set=patch).summary["mean_e2el_ms"]
+    Path("SWEEP.yaml").write_text("run: RUN.yaml\nparameters: {kv.pages: [100, 200]}\n")
+    table = ef.sweep("SWEEP.yaml", workers=1, out="out").table
+    assert len(table) == 2
+    assert Path("out/points.csv").exists()
+
+
+def test_a_capacity_is_a_rate_and_its_points() -> None:
+    requests = [f"{i / 100},{20},{3}" for i in range(300)]
+    head = "arrived_at,num_prefill_tokens,num_decode_tokens"
+    Path("trace.csv").write_text("\n".join([head, *requests, ""]))
+    found = ef.capacity(RUN, {"mean_queue_ms": 100}, tolerance=0.3, workers=1, out="out")
+    assert found.status == "found"
+    assert found.rate is not None
+    assert found.points.rate.min() <= found.rate.mean <= found.points.rate.max()
+    assert Path("out/capacity.json").exists()
+
+
 def test_several_pipelines_are_told_apart() -> None:
     run = ef.simulate("RUN.yaml", scheduler="distserve", set={"workload.requests": 5})
     assert set(run.batches.pipeline) == set(run.bubbles.pipeline) == {"prefill", "decode"}

@@ -13,7 +13,7 @@ from evenflow.types import Request
 from experiments.run_file.build import build
 from experiments.run_file.run import RunConfig, load_config
 from sim import World, simulate
-from tests.command_line import evenflow, refused
+from tests.command_line import refusal, refused
 
 BASE: dict[str, Any] = {
     "model": "Qwen2.5-32B",
@@ -238,11 +238,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("RUN.yaml").write_text(RUN, encoding="utf-8")
-    status, _, errors = evenflow("simulate", "RUN.yaml", "--set", assignment)
-    assert status == 2
-    assert told in errors
-    assert len(errors.splitlines()) == 1
-    assert not list(Path("out").rglob("*.json"))
+    assert told in refusal("simulate", "RUN.yaml", "--set", assignment)
 
 
 def test_the_new_keys_are_in_the_resolved_configuration(tmp_path: Path) -> None:

@@ -161,8 +161,10 @@ def test_without_plotly_all_but_the_report_is_there(
 
 def test_the_list_of_schedulers() -> None:
     output = done("schedulers")
-    names = ("token_throttling", "sarathi", "orca", "static", "vllm", "td_pipe")
-    for word in (*names, "max_prefill: 2048"):
+    names = ["token_throttling", "sarathi", "orca", "static", "vllm", "td_pipe", "distserve"]
+    details = ["max_prefill: 2048", "transfer_link: None", "DistServe (OSDI'24)", "mixed."]
+    systems = ["splitwise", "TP+SB", "PP+HB", "SGLang", "gLLM with CK"]
+    for word in names + details + systems:
         assert word in output
 
 

@@ -43,16 +43,15 @@ model=Qwen2.5-32B gpu=L20 costs=roofline tensor_parallel=2 | give its bandwidth_
 scheduler=sarathy | unknown scheduler 'sarathy'
 scheduler.token_budgte=3 | token_budget
 scheduler.token_budget=0 | token_budget
-scheduler.token_budget=many |
-    token_budget should be a whole number of at least 1 or auto, not 'many'
-scheduler.token_budget=1.5 | token_budget should be a whole number of at least 1 or auto, not 1.5
-scheduler.watermark=.nan | watermark should be a number of at least 0 and below 1, not nan
-scheduler.tbt_slo_s=-1 | scheduler sarathi: tbt_slo_s should be a number above 0 or null, not -1
+scheduler.token_budget=many | token_budget should be a whole number or 'auto', not "many"
+scheduler.token_budget=1.5 | token_budget should be a whole number or 'auto', not 1.5
+scheduler.watermark=.nan | watermark should be a finite number, not nan
+scheduler.tbt_slo_s=-1 | scheduler sarathi: tbt_slo_s should be greater than 0.0, not -1
 'scheduler={name: td_pipe, future_points: []}' |
-    td_pipe: future_points should be numbers of decode steps in rising order or null
+    td_pipe: future_points should be numbers of decode steps in rising order, not []
 'scheduler={name: td_pipe, future_points: [1.5]}' |
-    numbers of decode steps in rising order or null, not [1.5]
-scheduler.max_num_seqs=true | max_num_seqs should be a whole number of at least 1, not True
+    numbers of decode steps in rising order, not [1.5]
+scheduler.max_num_seqs=true | max_num_seqs should be a whole number, not true
 scheduler=nowhere:Policy | cannot import 'nowhere'
 scheduler=json:Nothing | json has no class 'Nothing'
 scheduler=distserv | did you mean 'distserve'?
@@ -81,13 +80,16 @@ scheduler=distserve stages=1 |
 'scheduler={name: distserve, decode: {scheduler: sarathy}}' |
     scheduler distserve: decode pool: unknown scheduler 'sarathy' (did you mean
 'scheduler={name: distserve, prefill: {scheduler: {name: vllm, watermark: 3}}}' |
-    scheduler distserve: prefill pool: scheduler vllm: watermark should be a number
+    scheduler distserve: prefill pool: scheduler vllm: watermark should be less than 1.0, not 3
 'scheduler={name: distserve, decode: {costs: roofline}}' |
     decode pool: its part of the run: costs.kind: roofline needs the key "model"
 'scheduler={name: distserve, decode: {pages: auto}}' | kv.pages: auto needs the key
 scheduler=distserve virtual_engines=true | virtual_engines: not with distserve
 model=Qwen2.5-32B gpu=L20 kv.pages=auto scheduler=distserve |
     scheduler distserve: prefill pool: Qwen2.5-32B does not fit
+'replicas={count: 0}' | replicas.count: should be at least 1, not 0
+'replicas={count: 2, router: random}' | replicas.router: should be 'round_robin', 'least_out
+replicas=3 | replicas: should be a mapping of keys to values, not 3
 ## compare RUN.yaml --schedulers
 '' | names no scheduler
 sarathi,sarathi | sarathi is there twice
@@ -137,19 +139,7 @@ none.yaml --slo p99_ttft_ms=500 | none.yaml: no such file
 --slo p99_itl_ms=200 --per-dollar prices.yaml | names no gpu
 --slo p99_itl_ms=200 --per-dollar prices.yaml gpu=L20 | price of L20 is missing
 --slo p99_itl_ms=200 --per-dollar free.yaml | free.yaml:2: H100
-## run RUN.yaml
-workers=torch | workers.kind: torch needs the key "model"
-workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
-'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1
-'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
-runtime=gllm | runtime: can only be simulated; for a real run, ideal
-'runtime={prepare_s: 0.1}' | for a real run, ideal, or schedule_s alone, is right
-virtual_engines=true | virtual_engines: can only be simulated; for a real run, false
-kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
-'replicas={count: 2}' | replicas: can only be simulated
-'speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}' | speculative: can only be
-scheduler=distserve | scheduler distserve: can only be simulated; for a real run, one
-## validate RUN.yaml
+## run RUN.yaml; validate RUN.yaml
 workers=torch | workers.kind: torch needs the key "model"
 workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
 'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from evenflow.results.run import RunResult, columns_of
 from experiments.report.tables import (
     html_table,
     is_number,
@@ -46,6 +48,18 @@ def test_columns_of_different_length_are_refused(tmp_path: Path) -> None:
 def test_what_json_cannot_say_becomes_null(tmp_path: Path) -> None:
     write_json(tmp_path / "t.json", {"a": np.float64("nan"), "b": [float("inf"), np.int64(3)]})
     assert json.loads((tmp_path / "t.json").read_text()) == {"a": None, "b": [None, 3]}
+
+
+def test_each_array_of_a_run_is_a_column_of_one_table() -> None:
+    result = synthetic_run(requests=5)
+    values = {field.name: getattr(result, field.name) for field in fields(result)}
+    arrays = [name for name, value in values.items() if isinstance(value, np.ndarray | list)]
+    tables = ("requests", "batches", "stages", "waits", "gaps")
+    listed = [name for table in tables for name in columns_of(RunResult, table)]
+    assert sorted([*arrays, "cached_tokens"]) == sorted(listed)  # None without a prefix cache
+    assert {len(values[name]) for name in columns_of(RunResult, "requests") if name in arrays} == {
+        5
+    }
 
 
 def test_stages_are_written_one_after_the_other(tmp_path: Path) -> None:

@@ -111,12 +111,6 @@ def test_a_later_run_leaves_nothing_of_the_pools() -> None:
     assert [path.name for path in Path("run/decode").iterdir()] == ["notes.txt"]
 
 
-def test_the_list_of_schedulers() -> None:
-    output = done("schedulers")
-    for word in ("distserve", "splitwise", "transfer_link: None", "DistServe (OSDI'24)", "mixed."):
-        assert word in output
-
-
 def shares(stages: int, ranks: int, line: dict[str, object]) -> dict[str, tuple[int, int]]:
     config = RunConfig(
         stages=stages,

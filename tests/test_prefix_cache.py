@@ -18,7 +18,7 @@ from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
 from sim import World, simulate
-from tests.command_line import RUN, evenflow
+from tests.command_line import RUN, done, summary_of
 from traces import Offline, Replay, load_trace, make_requests, with_conversations
 
 PAGE = 16
@@ -230,11 +230,9 @@ def test_the_files_of_a_run_say_what_was_cached(
         "workload.arrivals={kind: closed, concurrency: 1}",
     )
     for name, on in (("off", "false"), ("on", "true")):
-        status, _, errors = evenflow(
-            *arguments, "--set", f"kv.prefix_cache={on}", "--out", name, "--save", "requests"
-        )
-        assert (status, errors) == (0, "")
-    off, on = (json.loads(Path(name, "summary.json").read_text()) for name in ("off", "on"))
+        setting = ("--set", f"kv.prefix_cache={on}")
+        done(*arguments, *setting, "--out", name, "--save", "requests")
+    off, on = map(summary_of, ("off", "on"))
     assert "prefix_hit_rate" not in off
     assert on["prefix_hit_rate"] == 512 / 1200
     header, first, second = Path("on", "requests.csv").read_text().splitlines()

@@ -163,23 +163,6 @@ def test_replicas_through_the_command_line(command: str, count: int, tmp_path: P
     assert f"sarathi, replica {count - 1}" in (out / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("{count: 0}", "replicas.count: should be at least 1, not 0"),
-        ("{count: 2, router: random}", "replicas.router: should be 'round_robin', 'least_out"),
-        ("3", "replicas: should be a mapping of keys to values, not 3"),
-    ],
-)
-def test_wrong_replicas_are_one_line(given: str, message: str, tmp_path: Path) -> None:
-    write_inputs(tmp_path)
-    run = str(tmp_path / "RUN.yaml")
-    status, _, errors = evenflow("simulate", run, "--set", f"replicas={given}")
-    assert status == 2
-    assert message in errors
-    assert len(errors.splitlines()) == 1
-
-
 def test_more_engines_than_pages_is_a_mistake_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

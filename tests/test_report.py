@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import synthetic_run
+from synthetic_run import nothing_ran, synthetic_run
 
 from evenflow.errors import UsageError
 from evenflow.results.bubbles import CAUSES, attribute
@@ -122,7 +122,7 @@ def test_the_data_do_not_grow_with_the_run() -> None:
 
 
 def test_a_run_in_which_nothing_ran_says_so() -> None:
-    empty = synthetic_run(requests=1)
+    empty = nothing_ran()
     page = render({"none": Run(empty, summarize(empty), attribute(empty))}, "", {}, plotly_js="")
     assert "computed no micro-batch" in page
     assert "<b>none</b> completed no request" in page

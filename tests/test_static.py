@@ -55,20 +55,15 @@ def test_requests_beyond_the_reservation_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "params", "facts", "words"),
     [
-        (
-            "static",
-            {"max_model_len": 0},
-            {},
-            "max_model_len should be a whole number of at least 1 or null, not 0",
-        ),
-        (
-            "orca",
-            {"max_model_len": 0},
-            {},
-            "max_model_len should be a whole number of at least 1 or null, not 0",
-        ),
+        ("static", {"max_model_len": 0}, {}, "max_model_len should be at least 1, not 0"),
+        ("orca", {"max_model_len": 0}, {}, "max_model_len should be at least 1, not 0"),
         ("orca", {}, {}, "max_model_len has to be given"),
-        ("vllm", {"max_num_batched_tokens": 0}, {"max_model_len": 64}, "at least 1 or null, not 0"),
+        (
+            "vllm",
+            {"max_num_batched_tokens": 0},
+            {"max_model_len": 64},
+            "should be at least 1, not 0",
+        ),
         ("vllm", {}, {}, "max_num_batched_tokens or max_model_len has to be given"),
     ],
 )

@@ -13,7 +13,6 @@ from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import load_config
 from experiments.systems import System, markdown, systems
 from sim import simulate
-from tests.command_line import evenflow
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "systems"
@@ -48,13 +47,6 @@ def test_examples_and_names_are_one_to_one() -> None:
 
 def test_the_document_has_the_table() -> None:
     assert markdown() in (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
-
-
-def test_schedulers_lists_the_systems() -> None:
-    status, shown, _ = evenflow("schedulers")
-    assert status == 0
-    for title in ("TP+SB", "PP+HB", "SGLang", "gLLM with CK"):
-        assert title in shown
 
 
 def test_a_stage_of_four_gpus_pays_for_its_messages() -> None:

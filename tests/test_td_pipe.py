@@ -225,13 +225,13 @@ def test_a_decode_phase_goes_on_while_nothing_fits() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"variant": "fast"}, "variant should be paper or code, not 'fast'"),
+        ({"variant": "fast"}, "variant should be 'paper' or 'code', not \"fast\""),
         ({"future_points": [64, 32]}, "rising order"),
         (
             {"kv_occupancy_ratio": 1.5},
-            "kv_occupancy_ratio should be a number above 0 and at most 1",
+            "kv_occupancy_ratio should be at most 1.0, not 1.5",
         ),
-        ({"request_finish_ratio": 0.0}, "request_finish_ratio should be a number above 0"),
+        ({"request_finish_ratio": 0.0}, "request_finish_ratio should be greater than 0.0, not 0"),
         ({"max_num_batched_tokens": 0}, "at least 1"),
         ({"decode_s": 1}, "no parameter 'decode_s'"),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic_run import synthetic_run
+from synthetic_run import nothing_ran, synthetic_run
 
 from evenflow.results.bubbles import CAUSES, attribute
 from experiments.report.timeline import PIPELINE, REQUESTS, write_timeline
@@ -169,7 +169,5 @@ def test_a_slice_costs_few_bytes(tmp_path: Path) -> None:
 
 
 def test_a_run_in_which_nothing_ran_is_still_a_trace(tmp_path: Path) -> None:
-    empty = synthetic_run(requests=1)
-    assert len(empty.scheduled_s) == 0
-    write_timeline(tmp_path / "empty", empty)
+    write_timeline(tmp_path / "empty", nothing_ran())
     assert not slices(read(tmp_path / "empty"))

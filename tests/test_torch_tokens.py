@@ -109,10 +109,8 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
 @pytest.mark.parametrize(
     ("transport", "stages", "policies"),
     [
-        ("gloo", 2, POLICIES),
-        ("gloo", 3, POLICIES[3:4]),
+        ("gloo", 3, POLICIES),
         ("ipc", 2, POLICIES[3:4]),
-        ("one_process", 2, POLICIES[3:4]),
     ],
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )

@@ -14,7 +14,7 @@ from evenflow.errors import UsageError
 from evenflow.types import Request
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import RunConfig
-from tests.command_line import evenflow
+from tests.command_line import done, refusal
 from traces import make_predictor, sample_trace, train, with_predictions
 from traces.classifier import LengthClasses, accumulated_error, load_classifier, save_classifier
 from traces.load import read_trace
@@ -127,8 +127,9 @@ def test_a_bad_predictor_is_one_clear_line(spec: object, message: str) -> None:
 # -- the classifier -------------------------------------------------------------------------------
 
 
-def test_a_classifier_learns_from_words(tmp_path: Path) -> None:
+def test_a_classifier_learns_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
+    monkeypatch.setattr("traces.predict.STRENGTHS", (1.0,))  # of thousands of words, seconds each
     trace = spoken()
     classifier, report = train(trace)
     assert report["features"] == "text and length"
@@ -283,12 +284,9 @@ def test_the_command_trains_and_stores(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     rows = [f"{prompt},{prompt // 2 + 1}" for prompt in range(1, 401)]
     Path("trace.csv").write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows, ""]))
-    status, output, errors = evenflow("traces", "predict", "trace.csv", "--out", "model.json")
-    assert (status, errors) == (0, "")
-    report = json.loads(output)
+    report = json.loads(done("traces", "predict", "trace.csv", "--out", "model.json"))
     assert report["requests"] == {"train": 240, "test": 80}
     assert load_classifier(Path("model.json")).trained_on["trace"] == "trace.csv"
     Path("few.csv").write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows[:9], ""]))
-    status, _, errors = evenflow("traces", "predict", "few.csv")
-    assert status == 2
-    assert errors == "error: trace few.csv: 9 requests; training needs 50 or more\n"
+    told = refusal("traces", "predict", "few.csv")
+    assert told == "trace few.csv: 9 requests; training needs 50 or more"

@@ -21,20 +21,34 @@ from experiments.study.points import Record, Store
 from experiments.study.searches import Range
 from experiments.study.slo import parse_slo
 from experiments.study.trials import Part, Simulator, Trial
-from experiments.tune.check import (
+from experiments.study.tune import (
     FRESH,
     LATER,
     TUNED,
     Check,
+    Search,
+    Tried,
+    Tuned,
+    Worth,
+    evaluate,
     run_bubbles,
     run_checks,
+    run_search,
+    simplified,
     unseen_parts,
 )
-from experiments.tune.layouts import AS_GIVEN, layouts, shifted
-from experiments.tune.prepare import GLLM, Wish, prepare, space_of
-from experiments.tune.report import sentences
-from experiments.tune.search import Candidate, Search, Tried, Tuning, evaluate, run_search
-from experiments.tune.simplify import Worth, simplified
+from experiments.study.tune_report import sentences
+from experiments.study.tuning import (
+    AS_GIVEN,
+    GLLM,
+    Candidate,
+    Tuning,
+    Wish,
+    layouts,
+    prepare,
+    shifted,
+    space_of,
+)
 from tests.test_points import RUN
 
 POISSON = {
@@ -135,7 +149,7 @@ def test_what_was_found_is_checked_on_unseen_data_and_explained(tmp_path: Path) 
         assert check.survives("mean_e2el_ms", "as given")
     assert set(bubbles) == {TUNED, "as given"}
     assert bubbles[TUNED]["computing"] > 0
-    said = "\n".join(sentences(found, checks, bubbles))
+    said = "\n".join(sentences(Tuned(found, (), tuple(checks), bubbles)))
     assert "fresh seeds, against as given: the gain survives: mean_e2el_ms -" in said
     assert "share of the GPU time, against the run as it is: " in said
 
@@ -176,7 +190,7 @@ def test_a_gain_that_does_not_survive_is_told_plainly(tmp_path: Path) -> None:
     bubbles = {
         name: {"computing": 1.0, **dict.fromkeys(CAUSES, 0.0)} for name in (TUNED, "as given")
     }
-    said = "\n".join(sentences(found, [check], bubbles))
+    said = "\n".join(sentences(Tuned(found, (), (check,), bubbles)))
     assert "fresh seeds, against as given: THE GAIN DOES NOT SURVIVE: mean_e2el_ms -0.75 ±" in said
     assert "the SLO is missed: p99_tpot_ms is 2e+06 on average" in said
 

@@ -34,8 +34,9 @@ def _is_rising(points: object) -> bool:
     return bool(steps) and rising
 
 
-RISING = "numbers of decode steps in rising order"
-FuturePoints = Annotated[Sequence[int], expect(_is_rising, RISING), RISING]
+FuturePoints = Annotated[
+    Sequence[int], expect(_is_rising, "numbers of decode steps in rising order")
+]
 
 
 class TDPipe:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenflow.results.bubbles import Bubbles
-from evenflow.results.run import Floats, Ints, RunResult
+from evenflow.results.run import Columns, Floats, Ints, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,10 @@ class Run:
     summary: dict[str, Any]
     bubbles: Bubbles
     pools: Mapping[str, Run] = field(default_factory=dict)
+
+    def tables(self) -> dict[str, Columns]:
+        """Return the tables of the result, and the bubbles."""
+        return self.result.tables() | {"bubbles": self.bubbles.table()}
 
 
 def pipelines(runs: Mapping[str, Run]) -> dict[str, Run]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.keys import expected, shown
 
 KeyPath = tuple[str | int, ...]
 
@@ -222,28 +223,6 @@ def checked(schema: type[Schema], document: Document) -> Schema:
         raise UsageError(mistakes(document, error)) from None
 
 
-EXPECTED = {
-    "bool_type": "true or false",
-    "dict_type": "a mapping of keys to values",
-    "finite_number": "a finite number",
-    "float_type": "a number",
-    "greater_than": "greater than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "int_from_float": "a whole number",
-    "int_type": "a whole number",
-    "less_than": "less than {lt}",
-    "less_than_equal": "at most {le}",
-    "list_type": "a list",
-    "literal_error": "{expected}",
-    "model_attributes_type": "a mapping of keys to values",
-    "model_type": "a mapping of keys to values",
-    "string_too_short": "not empty",
-    "string_type": "a text",
-    "too_short": "not empty",
-}
-"""What pydantic's error types ask for, in the words of someone who writes YAML."""
-
-
 def mistakes(document: Document, error: ValidationError) -> str:
     """Return each mistake as `place: key: what would be right`; several are numbered."""
     found = [_mistake(document, detail) for detail in error.errors(include_url=False)]
@@ -276,9 +255,7 @@ def _problem(dotted: str, detail: ErrorDetails) -> tuple[KeyPath, str]:
             known = str(context["expected_tags"]).replace("'", "").split(", ")
             hint = instead_of(context["tag"], known)
             return ("kind",), f'{dotted}.kind: unknown "{context["tag"]}"; {hint}'
-    expected = EXPECTED.get(kind, "{expected}" if "expected" in context else detail["msg"])
-    shown = _shown(detail["input"])
-    return (), f"{dotted}: should be {expected.format(**context)}, not {shown}"
+    return (), f"{dotted}: should be {expected(detail)}, not {shown(detail['input'])}"
 
 
 def _path_in(data: object, detail: ErrorDetails) -> KeyPath:
@@ -295,12 +272,3 @@ def _path_in(data: object, detail: ErrorDetails) -> KeyPath:
     if detail["type"] == "missing":
         path.append(last)
     return tuple(path)
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -269,8 +269,8 @@ def _draw_sensitivity(around: Sequence[Panel]) -> Figure:
         _finish(axes, panel)
     grid[0].set_ylabel("relative to the default")
     handles, labels = grid[0].get_legend_handles_labels()
-    columns = min(len(labels), 4)
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
+    fit = min(2 * len(around), len(labels))  # two are as wide as a panel
+    figure.legend(handles, labels, loc="outside upper left", ncols=fit, frameon=False, fontsize=9)
     return figure
 
 

@@ -80,8 +80,6 @@ def _departed_s(end_s: Floats, world: World, num_tokens: Ints) -> Floats:
     departed_s = end_s[:, :-1].copy()
     for hop, link in enumerate(world.hops):
         busy_s = link.per_token_s * num_tokens
-        if not busy_s.any():
-            continue
         free_s = 0.0
         for index, end in enumerate(end_s[:, hop].tolist()):
             departed_s[index, hop] = free_s = max(free_s, end) + busy_s[index]

@@ -1,4 +1,4 @@
-"""What `evenflow tune` writes and says: the winner as a RUN.yaml, tables, sentences."""
+"""What `evenflow tune` writes, says and draws: the winner as a RUN.yaml, tables, sentences."""
 
 from __future__ import annotations
 
@@ -8,46 +8,44 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from evenflow.results.bubbles import CAUSES
+from experiments.report import plots
+from experiments.report.style import colour
 from experiments.report.tables import write_json, write_table
 from experiments.report.words import cause_label
 from experiments.run_file.yaml_file import find, patched
 from experiments.study.intervals import Interval
 from experiments.study.slo import Condition
 from experiments.study.trials import Trial
-from experiments.tune.check import TUNED, Check, rivals
-from experiments.tune.search import Rank, Search, Tuning
-from experiments.tune.simplify import Worth
-
-Bubbles = Mapping[str, Mapping[str, Any]]
+from experiments.study.tune import TUNED, Check, Search, Tuned, check_columns, trial_columns
+from experiments.study.tuning import Tuning
 
 
-def write_tuning(
-    folder: Path,
-    search: Search,
-    worth: Sequence[Worth],
-    checks: Sequence[Check],
-    bubbles: Bubbles,
-) -> None:
-    """Write tune.json, trials.csv and checks.csv; tuned.yaml is `write_winner`'s."""
-    write_json(folder / "tune.json", facts(search, worth, checks, bubbles))
-    _write_trials(folder / "trials.csv", search)
-    _write_checks(folder / "checks.csv", search.tuning, checks)
+def write_tuned(folder: Path, tuned: Tuned, final: Path) -> None:
+    """Write tune.json, trials.csv, checks.csv, tuned.yaml, and the picture as tune.png and .svg.
 
-
-def write_winner(folder: Path, search: Search, final: Path) -> None:
-    """Write tuned.yaml, which runs from any place: its files are named relative to `final`.
-
-    `final` is the folder that `folder` becomes.
+    tuned.yaml runs from any place: its files are named relative to `final`, the folder that
+    `folder` becomes.
     """
+    search = tuned.search
+    write_json(folder / "tune.json", facts(tuned))
+    write_table(folder / "trials.csv", trial_columns(search))
+    write_table(folder / "checks.csv", check_columns(search.tuning, tuned.checks))
+    (folder / "tuned.yaml").write_text(_winner(search, final), encoding="utf-8")
+    plots.save(_draw(tuned), folder / "tune")
+
+
+def _winner(search: Search, final: Path) -> str:
     tuning = search.tuning
     document = patched(tuning.document, search.winner.candidate.patch)
     data = _moved(document.data, tuning.beside, final)
     head = f"# The best settings that evenflow tune found for {tuning.document.name}.\n"
-    text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
-    (folder / "tuned.yaml").write_text(head + text, encoding="utf-8")
+    return head + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
 
 
 def _moved(value: Any, beside: Path, final: Path) -> Any:
@@ -60,30 +58,26 @@ def _moved(value: Any, beside: Path, final: Path) -> Any:
     return value
 
 
-def facts(
-    search: Search, worth: Sequence[Worth], checks: Sequence[Check], bubbles: Bubbles
-) -> dict[str, Any]:
+def facts(tuned: Tuned) -> dict[str, Any]:
     """Return the content of tune.json."""
-    tuning = search.tuning
+    search, tuning = tuned.search, tuned.search.tuning
+    baselines = search.tried[: len(tuning.baselines)]
     return {
         "objective": tuning.objective,
         "slo": [str(condition) for condition in tuning.slo],
         "winner": search.winner.candidate.labels,
         "default": search.default.candidate.labels,
-        "settings": [asdict(each) for each in worth],
-        "trials": len(search.tried) - len(tuning.baselines),
+        "settings": [asdict(each) for each in tuned.worth],
+        "trials": len(search.tried) - len(baselines),
         "failed_trials": sum(bool(each.trial.errors) for each in search.tried),
         "training": {
             "parts": [part._asdict() for part in tuning.train],
             "requests": tuning.requests,
-            **{
-                each.name: _means(tuning, each.trial)
-                for each in search.tried[: len(tuning.baselines)]
-            },
+            **{each.name: _means(tuning, each.trial) for each in baselines},
             TUNED: _means(tuning, search.winner.trial),
         },
-        "checks": {check.name: _check_facts(search, check) for check in checks},
-        "gpu_s_by_cause": dict(bubbles),
+        "checks": {check.name: _check_facts(search, check) for check in tuned.checks},
+        "gpu_s_by_cause": dict(tuned.bubbles),
         "layouts": [
             {"layout": each.label, "layers": list(each.layers), "reason": each.reason or None}
             for each in tuning.layouts
@@ -98,7 +92,7 @@ def _means(tuning: Tuning, trial: Trial) -> dict[str, float]:
 def _check_facts(search: Search, check: Check) -> dict[str, Any]:
     tuning = search.tuning
     against = {}
-    for rival in rivals(search):
+    for rival in search.rivals:
         gains = {name: check.gain(name, rival.name) for name in tuning.metrics}
         against[rival.name] = {
             "survives": check.survives(tuning.objective, rival.name),
@@ -114,48 +108,25 @@ def _check_facts(search: Search, check: Check) -> dict[str, Any]:
     }
 
 
-def _write_trials(path: Path, search: Search) -> None:
-    rows = [each.candidate.labels for each in search.tried]
-    keys = dict.fromkeys(key for row in rows for key in row)
-    trials = [each.trial for each in search.tried]
-    columns: dict[str, list[Any]] = {"name": [each.name for each in search.tried]}
-    columns |= {key: [row.get(key, "") for row in rows] for key in keys}
-    for metric in (*search.tuning.metrics, "failed"):
-        columns[metric] = [trial.mean(metric) for trial in trials]
-    columns["error"] = [" ".join(trial.errors[:1]) for trial in trials]
-    write_table(path, columns)
-
-
-def _write_checks(path: Path, tuning: Tuning, checks: Sequence[Check]) -> None:
-    metrics = tuning.metrics
-    rows = [
-        (check.name, part.seed, part.skip, name, *(trial.values(m)[index] for m in metrics))
-        for check in checks
-        for index, part in enumerate(check.parts)
-        for name, trial in check.trials.items()
-    ]
-    names = ("check", "seed", "skip", "settings", *metrics)
-    write_table(path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=False)))
-
-
-def worth_rows(worth: Sequence[Worth]) -> list[list[str]]:
+def worth_rows(tuned: Tuned) -> list[list[str]]:
     """Return a row for each setting that was found: what the objective is without it."""
     rows = []
-    for each in worth:
+    for each in tuned.worth:
         share = each.objective_without / each.objective - 1 if each.objective else 0.0
         loss = f"{each.objective_without:.4g} ({share:+.1%})"
         rows.append([each.setting, each.value, each.default, loss, "yes" if each.kept else "no"])
     return rows
 
 
-def check_rows(search: Search, checks: Sequence[Check]) -> list[list[str]]:
+def check_rows(tuned: Tuned) -> list[list[str]]:
     """Return a row for each check, metric and rival: both means, the gain, its interval."""
+    search = tuned.search
     rows = []
-    for check in checks:
+    for check in tuned.checks:
         for metric in search.tuning.metrics:
-            for rival in rivals(search):
+            for rival in search.rivals:
                 gain = check.gain(metric, rival.name)
-                tuned, other = (check.mean(metric, name).mean for name in (TUNED, rival.name))
+                ours, other = (check.mean(metric, name).mean for name in (TUNED, rival.name))
                 share = f" ({gain.mean / other:+.1%})" if other else ""
                 rows.append(
                     [
@@ -163,7 +134,7 @@ def check_rows(search: Search, checks: Sequence[Check]) -> list[list[str]]:
                         metric,
                         rival.name,
                         f"{other:.4g}",
-                        f"{tuned:.4g}",
+                        f"{ours:.4g}",
                         plus_minus(gain) + share,
                     ]
                 )
@@ -175,42 +146,43 @@ def plus_minus(gain: Interval) -> str:
     return f"{gain.mean:+.4g} ± {gain.half_width:.2g}"
 
 
-def stage_label(cause: str) -> str:
-    """Return what to call a cause of idle time, or `computing`, in tables."""
-    return cause if cause == "computing" else cause_label(cause)
-
-
-def bubble_rows(search: Search, bubbles: Bubbles) -> list[list[str]]:
+def bubble_rows(tuned: Tuned) -> list[list[str]]:
     """Return a row for each cause of idle time: GPU seconds and their share, in both runs."""
-    default, tuned = (bubbles[name] for name in (search.tuning.default, TUNED))
-    totals = sum(default.values()), sum(tuned.values())
+    before, after = _times(tuned)
+    totals = sum(before.values()), sum(after.values())
     rows = []
     for cause in ("computing", *CAUSES):
-        if default[cause] or tuned[cause]:
+        if before[cause] or after[cause]:
             cells = [
                 f"{values[cause]:.1f} ({values[cause] / total:.1%})"
-                for values, total in zip((default, tuned), totals, strict=True)
+                for values, total in zip((before, after), totals, strict=True)
             ]
-            rows.append([stage_label(cause), *cells, f"{tuned[cause] - default[cause]:+.1f}"])
+            rows.append([cause_label(cause), *cells, f"{after[cause] - before[cause]:+.1f}"])
     return rows
 
 
-def sentences(search: Search, checks: Sequence[Check], bubbles: Bubbles) -> list[str]:
+def _times(tuned: Tuned) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the GPU seconds by cause of the run as it is, and of the winner."""
+    return tuned.bubbles[tuned.search.tuning.default], tuned.bubbles[TUNED]
+
+
+def sentences(tuned: Tuned) -> list[str]:
     """Return what to say: what was found, whether it holds, why, and what did not fit."""
+    search, checks = tuned.search, tuned.checks
     tuning, winner = search.tuning, search.winner
     words = ", ".join(f"{key} {value}" for key, value in winner.candidate.labels.items())
     said = [f"best of {len(search.tried)} tried: {words}"]
     if winner is search.default:
         return [*said, "these are the settings of the run as it is: nothing better was found"]
-    if Rank.over(search).of(winner.trial)[1] > 0:
+    if search.rank.of(winner.trial)[1] > 0:
         said.append(
             "nothing that was tried keeps the SLO, even where it was searched: this is nearest"
         )
-    said += [_verdict(search, check, rival.name) for check in checks for rival in rivals(search)]
+    said += [_verdict(search, check, rival.name) for check in checks for rival in search.rivals]
     said += [line for check in checks for line in _missed(tuning.slo, check)]
     if not checks:
         said.append("nothing unseen to check on: the trace ends here and its times are its own")
-    said.append(_why(search, bubbles))
+    said.append(_why(tuned))
     return said
 
 
@@ -235,14 +207,73 @@ def _missed(slo: Sequence[Condition], check: Check) -> list[str]:
     ]
 
 
-def _why(search: Search, bubbles: Bubbles) -> str:
+def _why(tuned: Tuned) -> str:
     """Name the causes of idle time whose share of the stage time changed most."""
-    default, tuned = (bubbles[name] for name in (search.tuning.default, TUNED))
-    totals = sum(default.values()), sum(tuned.values())
+    before, after = _times(tuned)
+    totals = sum(before.values()), sum(after.values())
     changes = {
-        cause: tuned[cause] / totals[1] - default[cause] / totals[0]
+        cause: after[cause] / totals[1] - before[cause] / totals[0]
         for cause in ("computing", *CAUSES)
     }
     largest = sorted(changes, key=lambda cause: -abs(changes[cause]))[:3]
-    words = [f"{stage_label(cause)} {100 * changes[cause]:+.1f} points" for cause in largest]
+    words = [f"{cause_label(cause)} {100 * changes[cause]:+.1f} points" for cause in largest]
     return f"share of the GPU time, against the run as it is: {', '.join(words)}"
+
+
+def _draw(tuned: Tuned) -> Figure:
+    """Draw the search, the gain on unseen data, and where the GPU time goes."""
+    wide = [1.3, 1.3, 1]
+    figure, (trials, gains, stages) = plots.panels(3, 4, 4.2, width_ratios=wide)
+    _draw_trials(trials, tuned.search)
+    _draw_checks(gains, tuned.search, tuned.checks)
+    plots.stage_time(stages, tuned.bubbles)
+    plots.finish(stages, "GPU time, unseen part (%)", grid="")
+    plots.key(stages, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def _draw_trials(axes: Axes, search: Search) -> None:
+    """One point a trial, hollow if it misses the SLO; a line for the run as it is, and the best."""
+    metric, rank = search.tuning.objective, search.rank
+    first = len(search.tuning.baselines)
+    names = list(dict.fromkeys(each.candidate.scheduler for each in search.tried))
+    for position, each in enumerate(search.tried[first:]):
+        unknown, missed, _ = rank.of(each.trial)
+        shade = colour(names.index(each.candidate.scheduler))
+        if not unknown:
+            fill = "none" if missed else shade
+            axes.scatter(position, each.trial.mean(metric), s=16, facecolors=fill, edgecolors=shade)
+    for index, name in enumerate(names):
+        axes.scatter([], [], s=16, color=colour(index), label=name)
+    axes.scatter([], [], s=16, facecolors="none", edgecolors="black", label="misses the SLO")
+    lines = ((search.default, search.tuning.default, ":"), (search.winner, TUNED, "--"))
+    for each, label, style in lines:
+        level = each.trial.mean(metric)
+        axes.axhline(level, color="black", linewidth=1, linestyle=style, label=label)
+    axes.set_xlabel("trial")
+    _finish(axes, f"Search: {metric}")
+
+
+def _draw_checks(axes: Axes, search: Search, checks: Sequence[Check]) -> None:
+    """The objective of each contender on unseen data, with its interval."""
+    metric = search.tuning.objective
+    for place, check in enumerate(checks):
+        for index, name in enumerate(check.trials):
+            mean = check.mean(metric, name)
+            at = place + 0.22 * (index - (len(check.trials) - 1) / 2)
+            label = name if place == 0 else None
+            axes.errorbar(
+                at, mean.mean, mean.half_width, fmt="o", capsize=4, color=colour(index), label=label
+            )
+            values = check.trials[name].values(metric)
+            spread = np.full(len(values), at + 0.07)
+            axes.plot(spread, values, ".", color=colour(index), alpha=0.35, markersize=4)
+    heads = [f"{check.name}\n(n = {len(check.parts)})" for check in checks]
+    axes.set_xticks(range(len(checks)), heads)
+    axes.set_xlim(-0.6, max(len(checks), 1) - 0.4)
+    _finish(axes, f"Unseen data: {metric}")
+
+
+def _finish(axes: Axes, title: str) -> None:
+    plots.finish(axes, title)
+    plots.key(axes, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)

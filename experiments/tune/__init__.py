@@ -1,1 +1,0 @@
-"""Tuning: the best scheduler, settings and layout under an SLO, checked on unseen requests."""

@@ -19,11 +19,12 @@ import zmq
 
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
-from evenflow.errors import WorkerError
-from evenflow.replay import RecordingBatcher, replay
+from evenflow.errors import UsageError, WorkerError
+from evenflow.replay import Entry, RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers import POLICIES, create
 from evenflow.types import Request, Scheduler
+from runtime import Workers, serve
 from runtime.driver import Driver
 from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
 from runtime.pipeline import Pipeline
@@ -95,6 +96,20 @@ def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
     check_causes(result)
     bubbles = attribute(result)
     assert bubbles.idle_s == pytest.approx(sum(bubbles.totals().values()))
+
+
+def test_the_front_door_serves_a_world_by_its_workers() -> None:
+    done: list[int] = []
+    journal: list[Entry] = []
+    world = world_of(requests=REQUESTS[:4])
+    served = serve(world, Workers([EmulatedSettings()] * DEPTH), done.append, record=journal.append)
+    assert (served.failure, served.interrupted, served.unfinished) == (None, False, 0)
+    assert served.result.status == ["completed"] * 4
+    assert done[-1] == 4
+    assert replay(journal, world.batcher()) is None
+    assert served.facts()["free_pages"] == served.facts()["total_pages"] == PAGES
+    with pytest.raises(UsageError, match="the workers do not start: stage 3 failed: ValueError"):
+        serve(world, Workers([*[EmulatedSettings()] * 3, NeverMade()]))
 
 
 def check_causes(result: object) -> None:

@@ -11,9 +11,8 @@ from evenflow.costs import RooflineCost, decode_work
 from evenflow.specs.gpu import gpu, link
 from evenflow.types import Request
 from experiments.run_file.build import build
-from experiments.run_file.run import RunConfig, load_config
+from experiments.run_file.run import RunConfig
 from sim import World, simulate
-from tests.command_line import refusal, refused
 
 BASE: dict[str, Any] = {
     "model": "Qwen2.5-32B",
@@ -156,94 +155,7 @@ def test_a_draft_share_is_of_a_plain_decode_step() -> None:
     assert added == pytest.approx(2 * 0.1 * sum(plain.times(decode_work(8, 8000))))
 
 
-# ---- refusals
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"stages": [16] * 4, "split": "balanced"}, "split: balanced: stages lists the layers alr"),
-        ({"expert_parallel": True}, "expert_parallel: Qwen2.5-32B has no experts"),
-        (
-            {**TP4, "tensor_parallel": 8, "nodes": {"gpus": 3, "link": "socket-73g"}},
-            "nodes: 8 tensor-parallel GPUs do not fill nodes of 3 evenly",
-        ),
-        (
-            {"stages": 2, "tensor_parallel": 2, "nodes": {"gpus": 3, "link": "socket-73g"}},
-            "nodes: 3 GPUs hold no whole number of stages of 2 GPUs each",
-        ),
-        (
-            {
-                "link": {"name": "pcie-l20", "shared": True},
-                "nodes": {"gpus": 2, "link": "socket-73g"},
-            },
-            "link.shared: there is no one link for all stages where there are nodes",
-        ),
-        (
-            {
-                "costs": {"kind": "affine", "base_s": 1, "per_token_s": 0},
-                "speculative": {"k": 1, "acceptance": 0.5, "draft_model": "Qwen2.5-0.5B"},
-            },
-            "speculative.draft_model: its costs need costs.kind: roofline",
-        ),
-        (
-            {"speculative": {"k": 16, "acceptance": 0.5, "draft_cost_share": 0}},
-            "speculative: a step of k + 1 = 17 tokens needs pages of at least as many, not 16",
-        ),
-        ({"nodes": {"gpus": 2, "link": "socket"}}, 'unknown link "socket"'),
-    ],
-)
-def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
-    with refused(message):
-        simulate(world(**changes))
-
-
-RUN = """\
-model: Qwen2.5-32B
-gpu: L20
-stages: 4
-link: pcie-l20
-scheduler: sarathi
-workload: {trace: sharegpt-sample, requests: 5, arrivals: offline}
-"""
-
-
-@pytest.mark.parametrize(
-    ("assignment", "told"),
-    [
-        ("split=balnced", "split: should be 'even' or 'balanced', not \"balnced\""),
-        ("nodes={link: socket-73g}", 'the key "nodes.gpus" is missing'),
-        ("nodes={gpus: 2, lnk: x}", 'unknown key "nodes.lnk"; did you mean "link"?'),
-        ("costs={kind: roofline, cuda_graph_sizes: [0]}", "should be at least 1, not 0"),
-        ("costs={kind: roofline, cuda_graph_sizes: [4, 2]}", "must be numbers of tokens that asce"),
-        ("costs={kind: roofline, graph_layer_overhead_s: 1e-5}", 'needs the key "costs.cuda_graph'),
-        ("costs={kind: roofline, expert_imbalance: 0.5}", "should be at least 1.0, not 0.5"),
-        ("costs={kind: roofline, all_reduce: {}}", 'all_reduce needs the key "all_reduce.bandwid'),
-        ("costs={kind: roofline, all_reduce: {points: [[1]]}}", "a pair [bytes, microseconds]"),
-        ("costs={kind: roofline, all_reduce: {points: [[2, 1], [1, 1]]}}", "sizes must grow"),
-        ("speculative={k: 3, acceptance: 0.5}", 'needs the key "speculative.draft_cost_share" or'),
-        ("speculative={k: 3, acceptance: 2, draft_cost_share: 0}", "should be at most 1.0, not 2"),
-        ("speculative={k: 0, acceptance: 1, draft_cost_share: 0}", "speculative.k: should be at l"),
-        ("speculative={k: 1, acceptance: 1, draft_model: Qwen}", 'unknown model "Qwen"'),
-        (
-            "speculative={k: 16, acceptance: 1, draft_cost_share: 0}",
-            "k + 1 = 17 tokens needs pages",
-        ),
-        ("speculative.k=20", 'the key "speculative.acceptance" is missing'),
-        ("tensor_parallel=3", "tensor_parallel: 3 ranks cannot share the 40 heads"),
-    ],
-)
-def test_bad_input_is_one_line(
-    assignment: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("RUN.yaml").write_text(RUN, encoding="utf-8")
-    assert told in refusal("simulate", "RUN.yaml", "--set", assignment)
-
-
-def test_the_new_keys_are_in_the_resolved_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "RUN.yaml"
-    path.write_text(RUN, encoding="utf-8")
-    resolved = load_config(path, ["replicas={count: 2}"]).resolved()
+def test_the_new_keys_are_in_the_resolved_configuration() -> None:
+    resolved = config(replicas={"count": 2}).resolved()
     assert resolved["replicas"] == {"count": 2, "router": "round_robin"}
     assert (resolved["split"], resolved["expert_parallel"]) == ("even", False)

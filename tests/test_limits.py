@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,13 @@ from evenflow.types import Plan
 class Mine:
     """A user's policy: nothing of ours but the annotations."""
 
-    def __init__(self, rows: Count = 1, names: list[str] | None = None, max_model_len: int = 9):
+    def __init__(
+        self,
+        rows: Count = 1,
+        names: list[str] | None = None,
+        folder: Path | None = None,
+        max_model_len: int = 9,
+    ):
         self.rows, self.max_model_len = rows, max_model_len
 
     def schedule(self, view: View) -> Plan:
@@ -49,6 +56,7 @@ def test_a_class_is_made_with_parameters_and_facts() -> None:
         ({"rows": 0}, "Mine: rows should be at least 1, not 0"),
         ({"rows": float("inf")}, "Mine: rows should be a whole number, not inf"),
         ({"names": 3}, "Mine: names should be a list, not 3"),
+        ({"folder": 3}, "Mine: folder should be an instance of Path, not 3"),
         ({"row": 3}, "Mine has no parameter 'row' .did you mean 'rows'"),
     ],
 )

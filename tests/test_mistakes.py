@@ -90,6 +90,37 @@ model=Qwen2.5-32B gpu=L20 kv.pages=auto scheduler=distserve |
 'replicas={count: 0}' | replicas.count: should be at least 1, not 0
 'replicas={count: 2, router: random}' | replicas.router: should be 'round_robin', 'least_out
 replicas=3 | replicas: should be a mapping of keys to values, not 3
+## simulate RUN.yaml model=Qwen2.5-32B gpu=L20 stages=4 link=pcie-l20 costs=roofline
+split=balnced | split: should be 'even' or 'balanced', not "balnced"
+split=balanced 'stages=[16, 16, 16, 16]' | split: balanced: stages lists the layers alr
+expert_parallel=true | expert_parallel: Qwen2.5-32B has no experts
+tensor_parallel=3 | tensor_parallel: 3 ranks cannot share the 40 heads
+'nodes={link: socket-73g}' | the key "nodes.gpus" is missing
+'nodes={gpus: 2, lnk: x}' | unknown key "nodes.lnk"; did you mean "link"?
+'nodes={gpus: 2, link: socket}' | unknown link "socket"
+stages=1 tensor_parallel=8 'nodes={gpus: 3, link: socket-73g}' |
+    nodes: 8 tensor-parallel GPUs do not fill nodes of 3 evenly
+stages=2 tensor_parallel=2 'nodes={gpus: 3, link: socket-73g}' |
+    nodes: 3 GPUs hold no whole number of stages of 2 GPUs each
+link.shared=true 'nodes={gpus: 2, link: socket-73g}' |
+    link.shared: there is no one link for all stages where there are nodes
+'costs={kind: roofline, cuda_graph_sizes: [0]}' | should be at least 1, not 0
+'costs={kind: roofline, cuda_graph_sizes: [4, 2]}' | must be numbers of tokens that ascend
+'costs={kind: roofline, graph_layer_overhead_s: 1e-5}' | needs the key "costs.cuda_graph
+'costs={kind: roofline, expert_imbalance: 0.5}' | should be at least 1.0, not 0.5
+'costs={kind: roofline, all_reduce: {}}' | all_reduce needs the key "all_reduce.bandwid
+'costs={kind: roofline, all_reduce: {points: [[1]]}}' | a pair [bytes, microseconds]
+'costs={kind: roofline, all_reduce: {points: [[2, 1], [1, 1]]}}' | sizes must grow
+'speculative={k: 3, acceptance: 0.5}' | needs the key "speculative.draft_cost_share" or
+'speculative={k: 3, acceptance: 2, draft_cost_share: 0}' | should be at most 1.0, not 2
+'speculative={k: 0, acceptance: 1, draft_cost_share: 0}' | speculative.k: should be at l
+'speculative={k: 1, acceptance: 1, draft_model: Qwen}' | unknown model "Qwen"
+'speculative={k: 16, acceptance: 1, draft_cost_share: 0}' |
+    speculative: a step of k + 1 = 17 tokens needs pages of at least as many, not 16
+speculative.k=20 | the key "speculative.acceptance" is missing
+## simulate RUN.yaml model=Qwen2.5-32B gpu=L20
+'speculative={k: 1, acceptance: 0.5, draft_model: Qwen2.5-0.5B}' |
+    speculative.draft_model: its costs need costs.kind: roofline
 ## compare RUN.yaml --schedulers
 '' | names no scheduler
 sarathi,sarathi | sarathi is there twice

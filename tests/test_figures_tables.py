@@ -202,6 +202,14 @@ def test_our_value_of_a_claim(query: dict[str, Any], ours: Any) -> None:
     assert answer(RUNS, Query.model_validate({"take": "rate", **query})) == ours
 
 
+def test_a_claim_of_a_table_without_seeds() -> None:
+    table = pd.DataFrame(
+        {"prompt": [1, 1, 2, 2], "chunk": [5, 6, 5, 6], "ms": [1.0, 3.0, 2.0, 4.0]}
+    )
+    query = {"take": "ms", "where": {"chunk": 6}, "over": {"chunk": 5}, "best": "max"}
+    assert answer(table, Query.model_validate(query)) == 3
+
+
 # -- measures -------------------------------------------------------------------------------------
 
 
@@ -327,6 +335,8 @@ def test_stacks_lie_and_defaults_are_marked() -> None:
         kind="lying", x="pair", y={"speed": "a", "steady": "b"}, hue=[], write="{speed:.0f}"
     )
     assert len(axes.patches) == 4
+    (axes,) = axes_of(kind="stack", x="pair", y={"speed": "a"}, hue=[], levels={"steady": "limit"})
+    assert axes.get_legend_handles_labels()[1] == ["limit", "a"]
     (axes,) = axes_of(kind="lines", where="pair == 'Q'", mark="gpus", decades=True)
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1"]
     (axes,) = axes_of(kind="lines", where="error == error", log_2=True)

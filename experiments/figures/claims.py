@@ -113,11 +113,15 @@ def _value(table: pd.DataFrame, query: Query) -> float:
 
 
 def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Series[float]:
-    """Return means over the seeds of what is taken, by the axes of which nothing is said."""
+    """Return means over the seeds of what is taken, by the axes of which nothing is said.
+
+    Of a table without seeds, an axis is what is no fraction.
+    """
     for name, value in where.items():
         near = (table[name] - value).abs().min() if isinstance(value, float) else None
         table = table[table[name] == value if near is None else (table[name] - value).abs() == near]
-    axes = [name for name in table.loc[:, :"seed"] if name not in {"seed", *where, *query.over}]
+    known = table.loc[:, :"seed"] if "seed" in table else table.select_dtypes(exclude="float")
+    axes = [name for name in known if name not in {"seed", *where, *query.over}]
     _, inverse, column = str(query.take).rpartition("1/")
     taken = 1 / table[column] if inverse else table[column]
     taken = np.log(taken) if query.how == "geomean" else taken

@@ -1,23 +1,23 @@
-"""The figures of single micro-batches: what they cost by size, part and layout, without a run.
+"""The tables of single micro-batches: what they cost by size, part and layout, without a run.
 
-Knows which micro-batches a figure asks for and what of their costs is told; the picture is the
-figure's `plot`.
+Knows which micro-batches a figure asks for and what of their costs is told; the picture and the
+claims are in the figure's YAML.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from evenflow.costs import RooflineCost, decode_work, prefill_work
 from experiments.figures.axes import Served, layout_of, pairs, served
 from experiments.figures.iterations import (
     REFERENCE,
-    Parts,
     in_chunks,
     iteration,
     joined,
@@ -31,14 +31,10 @@ from experiments.figures.panels import draw
 from experiments.figures.study import Drawing, Study
 
 
-def _drawing(study: Study, table: pd.DataFrame, claims: Mapping[str, Any] | None = None) -> Drawing:
-    return Drawing(draw(study.plan.keys.plot, table, study.numbers), table, claims=claims or {})
-
-
-def throughput(study: Study) -> Drawing:
+def throughput(study: Study) -> pd.DataFrame:
     """Predict an iteration of whole prompts, and one of decodes, of each batch size."""
     seconds, length = iteration(world_of(study)), int(study.numbers["length"])
-    table = pd.DataFrame(
+    return pd.DataFrame(
         {
             "batch_size": size,
             "prefill_tokens_per_s": size * length / seconds(prompts(size, length)),
@@ -46,10 +42,9 @@ def throughput(study: Study) -> Drawing:
         }
         for size in study.numbers["batch_sizes"]
     )
-    return _drawing(study, table)
 
 
-def by_part(study: Study) -> Drawing:
+def by_part(study: Study) -> pd.DataFrame:
     """Take one prompt of each length apart, and decodes of each batch size."""
     cost, numbers = roofline_of(study), study.numbers
     context = int(numbers["decode_context"])
@@ -64,30 +59,41 @@ def by_part(study: Study) -> Drawing:
         }
         for phase, tokens, work in works
     )
-    table["linear_share"] = table.linear_ms / table.total_ms
-    return _drawing(study, table)
+    return table.assign(linear_share=table.linear_ms / table.total_ms)
 
 
-def intensity(study: Study) -> Drawing:
+def intensity(study: Study) -> pd.DataFrame:
     """Count operations and bytes, and the share of both peaks that the predicted time means."""
-    cost, numbers = roofline_of(study), study.numbers
-    kinds = {
+    cost = roofline_of(study)
+    tokens = {*study.numbers["tokens"], *_batches(study).values()}
+    return pd.DataFrame(_intensity(cost, count) for count in sorted(tokens))
+
+
+def _batches(study: Study) -> dict[str, int]:
+    """Return the tokens of typical micro-batches, by their words."""
+    numbers = study.numbers
+    return {
         "decode-only batch": int(numbers["decode_batch"]),
         "Sarathi-Serve's batch": int(numbers["token_budget"]),
         "prefill-only batch": int(numbers["prompt_tokens"]),
     }
-    tokens = sorted({*numbers["tokens"], *kinds.values()})
-    drawing = _drawing(study, pd.DataFrame(_intensity(cost, count) for count in tokens))
-    axes, spec = drawing.figure.axes[0], cost.deployment.gpu
+
+
+def draw_intensity(study: Study, table: pd.DataFrame) -> Figure:
+    """Draw the figure's `plot`, and in it the GPU's ridge and typical micro-batches."""
+    figure = draw(study.plan.keys.plot, table, study.numbers)
+    axes, spec = figure.axes[0], roofline_of(study).deployment.gpu
     ridge = spec.fp16_tflops * 1e3 / spec.memory_bandwidth_gb_s
     axes.axhline(ridge, color="0.4", ls="--", lw=1)
     words = f"{spec.name}: {ridge:.0f} operations a byte"
     axes.annotate(words, (1, ridge), fontsize=8, va="bottom")
-    by_tokens = drawing.table.set_index("tokens").operations_per_byte
-    for (kind, count), color in zip(kinds.items(), ("#d9730d", "#8a4fb0", "#3f8f3f"), strict=True):
-        axes.plot([count], [by_tokens[count]], "D", ms=8, color=color, label=f"{kind}, {count}")
+    by_tokens, colors = table.set_index("tokens").operations_per_byte, ("C1", "C4", "C2")
+    for (kind, count), color in zip(_batches(study).items(), colors, strict=True):
+        axes.plot(
+            [count], [by_tokens[count]], "D", ms=8, zorder=3, color=color, label=f"{kind}, {count}"
+        )
     axes.legend(fontsize=8, loc="lower right")
-    return drawing
+    return figure
 
 
 def _intensity(cost: RooflineCost, tokens: int) -> dict[str, float]:
@@ -106,7 +112,7 @@ def _intensity(cost: RooflineCost, tokens: int) -> dict[str, float]:
     }
 
 
-def linear_operators(study: Study) -> Drawing:
+def linear_operators(study: Study) -> pd.DataFrame:
     """Predict the linear operators of all layers on each number of GPUs."""
     rows = []
     for ranks in study.numbers["tensor_parallel"]:
@@ -114,20 +120,12 @@ def linear_operators(study: Study) -> Drawing:
         for tokens in study.numbers["tokens"]:
             linear_s = parts_of(cost, prefill_work(tokens)).linear
             rows.append({"tensor_parallel": ranks, "tokens": tokens, "linear_ms": 1e3 * linear_s})
-    return _drawing(study, pd.DataFrame(rows))
+    return pd.DataFrame(rows)
 
 
-def coalescing(study: Study) -> Drawing:
+def coalescing(study: Study) -> pd.DataFrame:
     """Predict the time between tokens of decodes that a prompt joins, over that without it."""
-    table = pd.DataFrame(row for one in served(study) for row in _joined_rows(study, one))
-    reference = study.numbers["reference"]
-    at = table[
-        (table.decode_batch == reference["batch"]) & (table.decode_context == reference["context"])
-    ]
-    papers = at[at.deployment.isin(study.numbers["deployments"])]
-    claims = {"sarathi-coalescing": float(papers.full_ratio.max())} if len(papers) else {}
-    figure = draw(study.plan.keys.plot, at.assign(decode_only_ratio=1.0), study.numbers)
-    return Drawing(figure, table, claims=claims)
+    return pd.DataFrame(row for one in served(study) for row in _joined_rows(study, one))
 
 
 def _joined_rows(study: Study, one: Served) -> Iterator[dict[str, Any]]:
@@ -153,11 +151,10 @@ def _joined_rows(study: Study, one: Served) -> Iterator[dict[str, Any]]:
         }
 
 
-def chunks(study: Study) -> Drawing:
+def chunks(study: Study) -> pd.DataFrame:
     """Predict each prompt whole, and in chunks one after the other; and chunks a token too long."""
     seconds, numbers = iteration(world_of(study)), study.numbers
-    tiles = numbers["tiles"]
-    sizes = [*numbers["chunk_tokens"], tiles["chunk"], tiles["one_more"]]
+    sizes = [*numbers["chunk_tokens"], *numbers["tiles"].values()]
     table = pd.DataFrame(
         {
             "prompt_tokens": prompt,
@@ -167,34 +164,12 @@ def chunks(study: Study) -> Drawing:
         }
         for prompt, chunk in product(numbers["prompt_tokens"], dict.fromkeys(sizes))
     )
-    table["ratio"] = table.chunked_ms / table.whole_ms
-    words = {**numbers, "tile_tokens": list(tiles.values())}
-    claims = _chunk_claims(table, tiles) if study.plan.run.data["model"] == "Yi-34B" else {}
-    return Drawing(draw(study.plan.keys.plot, table, words), table, claims=claims)
+    return table.assign(ratio=table.chunked_ms / table.whole_ms)
 
 
-def _chunk_claims(table: pd.DataFrame, tiles: Mapping[str, int]) -> dict[str, float]:
-    times = table.pivot(index="prompt_tokens", columns="chunk_tokens", values="chunked_ms")
-    tile_ratio = times[tiles["one_more"]] / times[tiles["chunk"]]
-    in_512 = table[table.chunk_tokens == 512].ratio
-    found = {"sarathi-tile": float(tile_ratio.max())}
-    return found | ({"sarathi-chunk-overhead": float(in_512.max())} if len(in_512) else {})
-
-
-def reference(study: Study) -> Drawing:
+def reference(study: Study) -> pd.DataFrame:
     """Predict the reference iteration on every deployment, all stages one after the other."""
-    table = pd.DataFrame(_reference_row(study, one) for one in served(study))
-    claims = {"sarathi-decode-iteration": dict(zip(table.deployment, table.total_s, strict=True))}
-    in_ms = {f"{part}_ms": 1e3 * table[f"{part}_s"] for part in (*Parts._fields, "link_and_cpu")}
-    shown = table.assign(**in_ms, label=table.deployment + "\n" + table.layout)
-    figure = draw(study.plan.keys.plot, shown, study.numbers)
-    axes, limits_ms = figure.axes[0], 200 * table.strict_slo_s
-    places = range(len(table))
-    axes.hlines(limits_ms, [p - 0.3 for p in places], [p + 0.3 for p in places], color="k",
-                label="strict limit / 5")  # fmt: skip
-    axes.set_ylim(0, 1.1 * max(limits_ms.max(), 1e3 * table.total_s.max()))
-    axes.legend(fontsize=8, loc="upper left")
-    return Drawing(figure, table, claims=claims)
+    return pd.DataFrame(_reference_row(study, one) for one in served(study))
 
 
 def _reference_row(study: Study, one: Served) -> dict[str, object]:
@@ -231,9 +206,7 @@ def communication(study: Study) -> Drawing:
     one_ms = alone.reindex(pd.MultiIndex.from_frame(table[["pair", "tokens"]])).to_numpy()
     table["share"] = table.communication_ms / table.total_ms
     table["speedup"] = one_ms / table.total_ms
-    computation_ms = table.total_ms - table.communication_ms
-    shown = table.assign(computation_ms=computation_ms, percent=100 * table.share)
-    figure = draw(study.plan.keys.plot, shown, study.numbers)
+    figure = draw(study.plan.keys.plot, table, study.numbers)
     return Drawing(figure, table, claims=_communication_claims(study, table))
 
 

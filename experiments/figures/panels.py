@@ -41,11 +41,11 @@ class Panel(Keys):
     study. `also`: the column of the steady window by that of the whole run, dotted or as rings.
     `write`: the format of what stands over a bar, of its height, or of the row's columns by name in
     braces; over a stack, and in the legend of lines for all points but the first, of those columns.
-    `strong`: the value of `x` whose bar is not pale. `line`: a level to compare with, `bands`:
-    ranges by their words; `mark`: the column that has the default of `x`, whose values then stand
-    at equal distance. `log_2`: powers of two across; `decades`: powers of ten upwards, with plain
-    numbers. `width` is in inches; `words` are what values of `each` are called; `axes`, `legend`:
-    what matplotlib's `Axes.set` and `Axes.legend` take.
+    `strong`: the value of `x` whose bar is not pale. `line`: a level to compare with, `levels`:
+    columns of a level for each bar, by their words, `bands`: ranges by theirs; `mark`: the column
+    that has the default of `x`, whose values then stand at equal distance. `log_2`: powers of two
+    across; `decades`: powers of ten upwards, with plain numbers. `width` is in inches; `words` are
+    what values of `each` are called; `axes`, `legend`: what `Axes.set` and `Axes.legend` take.
     """
 
     kind: Literal["bars", "stack", "lying", "lines"]
@@ -59,6 +59,7 @@ class Panel(Keys):
     write: str | None = None
     strong: str | None = None
     line: float | None = None
+    levels: dict[str, str] = Field(default_factory=dict)
     bands: dict[str, list[float]] = Field(default_factory=dict)
     mark: str | None = None
     log_2: bool = False
@@ -335,7 +336,10 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
         return
     if written:
         axes.bar_label(drawn, written, fontsize=7)
-    top = below.max() if stacked else axes.dataLim.ymax
+    for column, name in panel.levels.items():
+        levels = curves[0].rows.groupby(_across(panel, curves[0].rows))[column].mean()
+        axes.hlines(levels.reindex(words), ticks - 0.3, ticks + 0.3, color="k", label=name)
+    top = max(below.max(), axes.dataLim.ymax)
     axes.set_ylim(0, (1.12 if panel.write else 1.05) * top if top > 0 else None)
     axes.set_xticks(ticks, [str(value) for value in words])
 

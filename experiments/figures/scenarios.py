@@ -17,18 +17,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evenflow.errors import UsageError
+from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
+from evenflow.specs.gpu import link
+from evenflow.specs.model import model
 from evenflow.types import Request
 from experiments.figures.claims import published_value
 from experiments.figures.layers import Keys
 from experiments.figures.panels import draw
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
+from experiments.figures.tables import table_of
 from experiments.run_file.build import build
 from experiments.run_file.yaml_file import find
 from sim import simulate
 from traces import load_trace
-from traces.classifier import GROUP_SIZES, LengthClasses, score
+from traces.classifier import LengthClasses, score
 from traces.predict import Mean, Noisy, Predictor, train
 from traces.samples import random_stream
 from traces.trace import Trace
@@ -198,7 +202,7 @@ def predictors(study: Study) -> Drawing:
     read = float(mean.accuracy.iloc[0])
     errors = [float(mean.error[_noisy(each)]) for each in study.numbers["accuracies"]]
     claims = {CLAIM: {"accuracy": [read] * len(errors), "error256": errors}}
-    return Drawing(_draw_errors(table, study.plan.published), table, claims=claims)
+    return Drawing(_draw_errors(study, table), table, claims=claims)
 
 
 def _that_fit(study: Study, seed: int) -> Trace:
@@ -256,23 +260,69 @@ def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[
         yield {**place, "group": group, "error": error}
 
 
-def _draw_errors(table: pd.DataFrame, with_published: bool) -> Figure:
-    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for name, rows in table.groupby("predictor", sort=False):
-        values = 100 * rows.groupby("group").error.agg(["mean", "min", "max"])
-        known = str(name).startswith("noisy")
-        label = str(name) if known else f"{name}, {rows.accuracy.mean():.1%} right"
-        (line,) = axes.plot(values["mean"], marker=".", ls="-" if known else ":", label=label)
-        axes.fill_between(
-            values.index, values["min"], values["max"], color=line.get_color(), alpha=0.2
-        )
-    if with_published:
+def _draw_errors(study: Study, table: pd.DataFrame) -> Figure:
+    right = table.groupby("predictor").accuracy.transform("mean").map("{:.1%}".format)
+    known = table.predictor.str.startswith("noisy")
+    labels = table.predictor.where(known, table.predictor + ", " + right + " right")
+    shown = table.assign(label=labels, percent=100 * table.error)
+    figure = draw(study.plan.keys.plot, shown, study.numbers)
+    if study.plan.published:
+        (axes,) = figure.axes
         published = [100 * error for error in published_value(CLAIM)["error256"]]
-        axes.plot([AT] * len(published), published, "kx", label=f"published, {AT} requests")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(GROUP_SIZES, [str(size) for size in GROUP_SIZES])
-    axes.set(xlabel="requests added up", ylabel="error of their total (%)", ylim=(0, None))
-    axes.legend(fontsize=8)
-    grid_lines([axes])
+        axes.plot(
+            [AT] * len(published), published, "kx", zorder=3, label=f"published, {AT} requests"
+        )
+        axes.legend(fontsize=8)
     return figure
+
+
+# -- prompts and decodes on GPUs of their own -----------------------------------------------------
+
+MOVED = "mean_transfer_ms"
+CONTEXTS = tuple(2**power for power in range(8, 16))
+
+
+def disaggregation(study: Study) -> Drawing:
+    """Run each system at each rate, and one request whose KV is the text's 224 MB."""
+    table, moved_ms = table_of(study), example_ms(study)
+    shown, run = pd.concat([_transfers(study), table]), study.plan.run.data
+    words = {"gpus": study.gpus, "gpu": run["gpu"], "model": run["model"]}
+    figure, given = draw(study.plan.keys.plot, shown, words), study.numbers["example"]
+    axes, size = figure.axes[0], given["tokens"] * given["bytes_per_token"] / 1e6
+    text = f"{size:.0f} MB at {given['bandwidth_gb_s']} GB/s: {moved_ms:.2f} ms"
+    axes.plot([given["tokens"]], [moved_ms], "k*", markersize=10, zorder=3, label=text)
+    axes.legend(fontsize=7)
+    return Drawing(figure, table, study.plan.keys.shown, {"blog-transfer": moved_ms})
+
+
+def _transfers(study: Study) -> pd.DataFrame:
+    """Return the time of a context's KV over each link."""
+    spec = model(find(study.plan.run.data["model"], study.plan.beside))
+    return pd.DataFrame(
+        {"link": name, "context": tokens, "transfer_ms": 1e3 * link(name).transfer_s(size)}
+        for name in study.numbers["links"]
+        for tokens in CONTEXTS
+        for size in [spec.kv_bytes_per_token() * tokens]
+    )
+
+
+def example_ms(study: Study) -> float:
+    """Return the milliseconds that the example's KV crosses the link between two simulated pools.
+
+    Each pool is one stage; nothing else is on the way.
+    """
+    given = study.numbers["example"]
+    keys = {
+        "model": None,
+        "gpu": None,
+        "link": None,
+        "stages": 2,
+        "costs": {"kind": "affine", "base_s": 0.01, "per_token_s": 0.0},
+        "kv": {"page_tokens": 16, "pages": 2 * given["tokens"]},
+        "scheduler": {
+            "name": "distserve",
+            "kv_bytes_per_token": given["bytes_per_token"],
+            "transfer_link": {"bandwidth_gb_s": given["bandwidth_gb_s"], "latency_us": 0},
+        },
+    }
+    return float(summarize(played(study, [Request(0, 0.0, given["tokens"], 2)], keys))[MOVED])

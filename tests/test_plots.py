@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from experiments.report.page import page, picture
 from experiments.report.plots import (
-    PARTS,
     finish,
     front,
     key,
@@ -21,6 +20,7 @@ from experiments.report.plots import (
     svg,
     whiskers,
 )
+from experiments.report.style import PARTS
 
 
 def drawn() -> Figure:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenflow.results.bubbles import Bubbles
+from evenflow.results.bubbles import CAUSES, Bubbles
 from evenflow.results.run import Columns, Floats, Ints, RunResult
 
 
@@ -106,18 +106,17 @@ def used_share(result: RunResult) -> Floats:
     return 1.0 - result.free_pages / max(result.total_pages // result.engines, 1)
 
 
-def shares_by_stage(run: Run) -> tuple[Floats, Floats]:
-    """Return shares of each stage's time: (busy [depth], idle by cause [depth, len(CAUSES)])."""
-    busy = np.sum(run.result.end_s - run.result.start_s, axis=0)
-    idle = run.bubbles.stage_totals()
-    total = np.maximum(busy + idle.sum(axis=1), 1e-300)
-    return busy / total, idle / total[:, None]
+def shares_by_stage(run: Run) -> Floats:
+    """Return shares of each stage's time, [depth, 1 + causes]: computing, and idle by cause."""
+    computing = np.sum(run.result.end_s - run.result.start_s, axis=0)
+    times = np.column_stack([computing, run.bubbles.stage_totals()])
+    return np.asarray(times / np.maximum(times.sum(axis=1, keepdims=True), 1e-300))
 
 
-def shares(run: Run) -> tuple[float, Floats]:
-    """Return (busy share, idle share by cause) of the time of all stages together."""
-    busy, idle = shares_by_stage(run)
-    return float(busy.mean()), idle.mean(axis=0)
+def shares(run: Run) -> dict[str, float]:
+    """Return shares of the time of all stages together: "computing", and idle by cause."""
+    means = shares_by_stage(run).mean(axis=0).tolist()
+    return dict(zip(("computing", *CAUSES), means, strict=True))
 
 
 def steady(run: Run, width: int) -> slice:

@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 
 from evenflow.results.bubbles import CAUSES
 from experiments.report.data import Run, shares, steady
-from experiments.report.plots import LEAST_SHARE, PARTS, finish, panels, stage_time
-from experiments.report.style import DECODE, PREFILL
+from experiments.report.plots import LEAST_SHARE, finish, panels, stage_time
+from experiments.report.style import DECODE, PARTS, PREFILL
 from experiments.report.words import cause_label
 
 SHOWN_BATCHES = 250
@@ -24,8 +24,8 @@ def draw_comparison(runs: Mapping[str, Run]) -> Figure:
     shown: set[str] = set()
     for (name, run), tokens, time in zip(runs.items(), cells[::2], cells[1::2], strict=True):
         _draw_tokens(tokens, name, run)
-        busy, idle = shares(run)
-        parts = dict(zip(PARTS, [float(busy), *map(float, idle)], strict=True))
+        parts = shares(run)
+        busy = parts["computing"]
         stage_time(time, {name: parts}, lying=True)
         time.text(50 * busy, 0, f"{100 * busy:.0f} %", ha="center", va="center", fontsize=10)
         time.set(ylim=(-0.6, 0.6), yticks=[])

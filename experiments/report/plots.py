@@ -33,14 +33,11 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from evenflow.results.bubbles import CAUSES
-from experiments.report.style import BUSY, CAUSE_COLOURS, GRID, colour
+from experiments.report.style import GRID, PARTS, colour
 from experiments.report.words import cause_label
 
 DOTS_PER_INCH = 150
 MARKS = "os^Dvp*"
-PARTS = {"computing": BUSY, **{cause: CAUSE_COLOURS[cause] for cause in CAUSES}}
-"""What the time of a stage goes to, and its colour."""
 LEAST_SHARE = 0.005
 """Causes below this share of the stage time have no entry in a key."""
 
@@ -130,8 +127,7 @@ def stage_time(axes: Axes, runs: Mapping[str, Mapping[str, float]], *, lying: bo
     so_far = np.zeros(len(runs))
     for part, shade in PARTS.items():
         share = 100 * columns[part] / total
-        words = part if part == "computing" else cause_label(part)
-        label = words if share.max() > 100 * LEAST_SHARE else None
+        label = cause_label(part) if share.max() > 100 * LEAST_SHARE else None
         if lying:
             axes.barh(list(runs), share, 0.55, left=so_far, color=shade, label=label)
         else:

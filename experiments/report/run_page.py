@@ -31,9 +31,8 @@ from experiments.report.data import (
 )
 from experiments.report.page import figure, page, plotly_library, section
 from experiments.report.style import (
-    BUSY,
-    CAUSE_COLOURS,
     DECODE,
+    PARTS,
     PREFILL,
     Drawing,
     blend,
@@ -102,7 +101,7 @@ def _figures(runs: Mapping[str, Run]) -> list[str]:
     blocks = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
     return [
         _section("Where the stage time goes"),
-        _cause_key(lines, {"computing": BUSY}),
+        _cause_key(lines, {"computing": PARTS["computing"]}),
         figure("causes", causes(lines)),
         f"<details><summary>What the causes mean</summary>{_cause_list()}</details>",
         # Drawn while hidden, its labels have no size: draw again once it is shown.
@@ -130,7 +129,7 @@ def _section(heading: str) -> str:
 
 def _cause_list() -> str:
     entries = [
-        f"<dt>{_swatch(CAUSE_COLOURS[cause], label)}</dt><dd>{meaning}</dd>"
+        f"<dt>{_swatch(PARTS[cause], label)}</dt><dd>{meaning}</dd>"
         for cause, (label, meaning) in CAUSE_WORDS.items()
     ]
     return f"<dl>{''.join(entries)}</dl>"
@@ -138,9 +137,8 @@ def _cause_list() -> str:
 
 def _cause_key(runs: Mapping[str, Run], others: Mapping[str, str]) -> str:
     """A legend shared by figures below it: `others` (words: colour), then the causes that occur."""
-    idle = np.sum([shares(run)[1] for run in runs.values()], axis=0)
-    occurring = [cause for cause, share in zip(CAUSES, idle, strict=True) if share > 0]
-    colours = {**others, **{cause_label(cause): CAUSE_COLOURS[cause] for cause in occurring}}
+    occurring = [cause for cause in CAUSES if any(shares(run)[cause] > 0 for run in runs.values())]
+    colours = {**others, **{cause_label(cause): PARTS[cause] for cause in occurring}}
     entries = " ".join(_swatch(shade, words) for words, shade in colours.items())
     return f'<p class="key">{entries}</p>'
 
@@ -151,26 +149,25 @@ def _swatch(shade: str, words: str) -> str:
 
 def causes(runs: Mapping[str, Run]) -> dict[str, Any]:
     """Draw where the stage time went: busy, and idle by cause, one bar a run."""
-    parts = [np.concatenate([[busy], idle]) for busy, idle in map(shares, runs.values())]
     names = [escape(name) for name in runs]
-    return _stacked(names, np.array(parts), 100 + 46 * len(names))
+    parts = np.array([list(shares(run).values()) for run in runs.values()])
+    return _stacked(names, parts, 100 + 46 * len(names))
 
 
 def causes_by_stage(runs: Mapping[str, Run]) -> dict[str, Any]:
     """Draw the same for every stage of every run."""
-    names, parts = [], []
-    for name, run in runs.items():
-        parts += list(np.column_stack(shares_by_stage(run)))
-        names += [f"{escape(name)}, stage {stage}" for stage in range(run.result.depth)]
-    return _stacked(names, np.array(parts), 90 + 30 * len(names))
+    depths = {escape(name): run.result.depth for name, run in runs.items()}
+    names = [f"{name}, stage {stage}" for name, depth in depths.items() for stage in range(depth)]
+    parts = np.concatenate([shares_by_stage(run) for run in runs.values()])
+    return _stacked(names, parts, 90 + 30 * len(names))
 
 
 def _stacked(names: list[str], parts: Floats, height: int) -> dict[str, Any]:
     drawing = Drawing(height, barmode="stack", bargap=0.25, showlegend=False, margin={"t": 30})
     drawing.axis("x", title="share of stage time (%)", range=[0, 100])
     drawing.axis("y", autorange="reversed", automargin=True)
-    colours = {"busy": BUSY, **{cause_label(c): CAUSE_COLOURS[c] for c in CAUSES}}
-    for (label, shade), percent in zip(colours.items(), 100 * parts.T, strict=True):
+    for (part, shade), percent in zip(PARTS.items(), 100 * parts.T, strict=True):
+        label = cause_label(part)
         if percent.max() > 0:
             drawing.bars(
                 label, shade, compact(percent), names,
@@ -285,7 +282,7 @@ def _idle(drawing: Drawing, run: Run, start: float, stop: float) -> None:
         if inside.any():
             drawing.bars(
                 label,
-                CAUSE_COLOURS[cause],
+                PARTS[cause],
                 compact(length[inside]),
                 np.asarray(bubbles.stage)[inside].tolist(),
                 orientation="h",

@@ -28,6 +28,8 @@ CAUSE_COLOURS = {
     "link": "#555555",
     "cpu": "#AA4499",
 }
+PARTS = {"computing": BUSY, **CAUSE_COLOURS}
+"""What the time of a stage goes to, and its colour."""
 
 
 def compact(values: Any, digits: int = 5) -> list[float]:

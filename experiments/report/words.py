@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenflow.results.bubbles import CAUSES
 from experiments.report.data import Run, shares
 from experiments.report.tables import is_number, number
 
@@ -90,7 +89,7 @@ def metric_words(key: str) -> str:
 
 
 def cause_label(cause: str) -> str:
-    """Return the words for one cause of idle time."""
+    """Return the words for one cause of idle time, or for `computing`."""
     return CAUSE_WORDS[cause][0] if cause in CAUSE_WORDS else cause.replace("_", " ")
 
 
@@ -191,11 +190,12 @@ def _latency(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
 def _bubbles(runs: Mapping[str, Run]) -> str:
     parts = []
     for name, run in runs.items():
-        busy, idle = shares(run)
-        worst = int(np.argmax(idle))
+        idle = shares(run)
+        busy = idle.pop("computing")
+        worst = max(idle, key=lambda cause: idle[cause])
         loss = ""
         if idle[worst] >= 0.001:
-            loss = f" (largest loss: {cause_label(CAUSES[worst])}, {100 * idle[worst]:.1f} %)"
+            loss = f" (largest loss: {cause_label(worst)}, {100 * idle[worst]:.1f} %)"
         parts.append(f"{100 * busy:.0f} % of the time with {_name(name)}{loss}")
     return f"Stages compute {_and(parts)}."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,27 +122,21 @@ class _Bars(Progress):
     """The same as bars, on a terminal."""
 
     def __init__(self, labels: Sequence[str], total: int | None) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import Progress as Bars
+        from rich import progress as rich
 
         super().__init__(labels, total)
-        self.bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[lost]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            speed_estimate_period=300,
+        columns = (
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.MofNCompleteColumn(),
+            rich.TextColumn("{task.fields[lost]}"),
+            rich.TimeElapsedColumn(),
+            rich.TextColumn("left"),
+            rich.TimeRemainingColumn(),
+        )
+        console = Console(stderr=True)
+        self.bars = rich.Progress(
+            *columns, console=console, transient=True, speed_estimate_period=300
         )
         self.tasks = [self.bars.add_task(label, total=total, lost="") for label in labels]
 
@@ -164,12 +158,3 @@ def progress(labels: Sequence[str], total: int | None = None) -> Iterator[Progre
     shown = _Bars(labels, total)
     with shown.bars:
         yield shown
-
-
-@contextmanager
-def points_progress(
-    label: str, total: int
-) -> Iterator[tuple[Callable[[int], None], Callable[[object], None]]]:
-    """Show how many points are done; gives the functions for the number done and for a failure."""
-    with progress([label], total) as shown:
-        yield shown.done, shown.failed

@@ -6,9 +6,10 @@ Knows specifications and cost models; no trace, no scheduler, no simulator's clo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Discriminator, Field, model_validator
@@ -79,11 +80,11 @@ class Hardware:
 
 
 class MadeCosts(NamedTuple):
-    """A cost model; of tables also where they are from, and themselves without what wraps them."""
+    """A cost model; of tables also themselves without what wraps them, and where they are from."""
 
     cost: StageCost
     tables: TableCost | None = None
-    origin: dict[str, Any] = {}  # noqa: RUF012
+    origin: Mapping[str, Any] = MappingProxyType({})
 
     def source(self) -> dict[str, Any]:
         """Return the origin of tables, with the share of seconds that rests on no measurement.
@@ -91,8 +92,8 @@ class MadeCosts(NamedTuple):
         That share is of the seconds predicted so far, so it is known after a run.
         """
         if self.tables is None:
-            return self.origin
-        return self.origin | {"extrapolated_share": round(self.tables.extrapolated_share, 6)}
+            return {}
+        return {**self.origin, "extrapolated_share": round(self.tables.extrapolated_share, 6)}
 
 
 def _with_graphs(made: MadeCosts, sizes: list[int] | None) -> MadeCosts:

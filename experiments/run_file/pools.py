@@ -25,7 +25,7 @@ from evenflow.keys import (
 from evenflow.specs.model import model
 from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.links import TransferLinkConfig, link_spec
-from experiments.run_file.run import RunConfig, SchedulerConfig
+from experiments.run_file.run import RunConfig, SchedulerConfig, with_
 from experiments.run_file.yaml_file import Document, checked, find
 from sim import TransferLink
 
@@ -236,27 +236,23 @@ def run_of_pool(config: RunConfig, pool: PoolConfig, share: Share) -> RunConfig:
     number of pages is divided by n. What follows from the model follows from the layers anyway.
     """
     part = share.gpus / (config.num_stages * config.tensor_parallel)
-    costs: Any = config.costs
-    if pool.costs is not None:
-        costs = pool.costs
-    elif isinstance(costs, AffineCosts):
-        scaled = {key: getattr(costs, key) / part for key in ("base_s", "per_token_s")}
-        costs = costs.model_copy(update=scaled)
-    pages = config.kv.pages
-    if pool.pages is not None:
-        pages = pool.pages
-    elif isinstance(pages, int):
-        pages = max(int(pages * part), 1)
-    changes = {
+    patch: dict[str, Any] = {
         "stages": share.stages,
         "tensor_parallel": share.tensor_parallel,
-        "gpu": config.gpu if pool.gpu is None else pool.gpu,
-        "costs": costs,
-        "kv": config.kv.model_copy(update={"pages": pages}),
-        "scheduler": pool.scheduler,
+        "scheduler": {"name": pool.scheduler.name, **pool.scheduler.params},
     }
-    data = config.model_copy(update=changes).model_dump()
-    return checked(RunConfig, Document("its part of the run", data, {}))
+    if pool.gpu is not None:
+        patch["gpu"] = pool.gpu
+    if pool.costs is not None:
+        patch["costs"] = pool.costs.model_dump()
+    elif isinstance(config.costs, AffineCosts):
+        patch["costs.base_s"] = config.costs.base_s / part
+        patch["costs.per_token_s"] = config.costs.per_token_s / part
+    if pool.pages is not None:
+        patch["kv.pages"] = pool.pages
+    elif isinstance(config.kv.pages, int):
+        patch["kv.pages"] = max(int(config.kv.pages * part), 1)
+    return with_(config.document("its part of the run"), patch)
 
 
 def transfer_link(config: RunConfig, given: DistServeConfig, beside: Path) -> TransferLink:

@@ -208,10 +208,10 @@ class RunConfig(Keys):
         """Return every key with its value, defaults included, as plain data."""
         return self.model_dump(mode="json")
 
-    def document(self) -> yaml_file.Document:
-        """Return the keys as a RUN.yaml would hold them, defaults included."""
+    def document(self, name: str = "the run") -> yaml_file.Document:
+        """Return the keys as a RUN.yaml of this name would hold them, defaults included."""
         scheduler = {"name": self.scheduler.name, **self.scheduler.params}
-        return yaml_file.Document("the run", {**self.model_dump(), "scheduler": scheduler}, {})
+        return yaml_file.Document(name, {**self.model_dump(), "scheduler": scheduler}, {})
 
     def digest(self) -> str:
         """Return the SHA-256 of the resolved configuration, as hexadecimal digits."""

@@ -257,7 +257,9 @@ class Batcher:
             queues.preempt(self._preemptible(request_id))
         if self.kv.keeps and plan.prefills:
             self._resume(plan.prefills)
-        chunks = [self._place(prefill) for prefill in plan.prefills]
+        chunks: list[Chunk] = []
+        for prefill in plan.prefills:
+            chunks.append(self._place(prefill))
         group = self._take_decodes(plan) if plan.decodes else None
         if group is None and not chunks:
             return None
@@ -269,16 +271,17 @@ class Batcher:
         return batch
 
     def _micro_batch(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
-        prefill_tokens = output = decode_tokens = decode_context = decoded = 0
+        prefill_tokens = prompts = decode_tokens = decode_context = decoded = 0
         for chunk in chunks:
             prefill_tokens += chunk.stop - chunk.start
-            output += chunk.last
+            prompts += chunk.last
         if group is not None:
             size = len(group.members)
             decode_tokens = size * self._verified_tokens
-            decoded = size if group.stride == 1 else group.next_tokens
             decode_context = group.context
-        self.kv.tokens += prefill_tokens + decoded
+            decoded = size if group.stride == 1 else group.next_tokens
+        kv = self.kv
+        kv.tokens += prefill_tokens + decoded
         return MicroBatch(
             self._batches,
             self.queues.now_s,
@@ -287,10 +290,10 @@ class Batcher:
             prefill_tokens,
             decode_tokens,
             decode_context,
-            sampled_rows=output + decode_tokens,
+            sampled_rows=prompts + decode_tokens,
             free_pages=self.pool.free_pages,
-            output_tokens=output + decoded,
-            kv_tokens=self.kv.tokens,
+            output_tokens=prompts + decoded,
+            kv_tokens=kv.tokens,
         )
 
     def _charge(self, batch: MicroBatch) -> None:
@@ -313,11 +316,12 @@ class Batcher:
     def _place(self, prefill: Prefill) -> Chunk:
         seq = self._prefillable(prefill)
         stop = seq.computed + prefill.tokens
-        need = self.kv.missing_pages(seq, max(stop, prefill.hold_tokens))
+        pool = self.pool
+        need = pool.pages_for(max(stop, prefill.hold_tokens)) - len(seq.pages)
         if need > 0:
-            if need > self.pool.free_pages:
-                raise self._broken(seq, f"needs {need} pages of {self.pool.free_pages} free")
-            seq.pages += self.pool.allocate(need)
+            if need > pool.free_pages:
+                raise self._broken(seq, f"needs {need} pages of {pool.free_pages} free")
+            seq.pages += pool.allocate(need)
         return self.queues.schedule_chunk(seq, stop)
 
     def _prefillable(self, prefill: Prefill) -> Sequence:

@@ -258,10 +258,6 @@ class KvCache:
         self.keeps = self._cache is not None or swap
         self._swapped_rows = self._swapped_pages = 0
 
-    def missing_pages(self, holder: Holder, tokens: int) -> int:
-        """Return how many more pages a holder needs to hold so many tokens; at most 0: none."""
-        return self.pool.pages_for(tokens) - len(holder.pages)
-
     def release(self, holder: Holder, tokens: int) -> None:
         """Free all pages of a holder, in which `tokens` tokens are."""
         self.tokens -= tokens

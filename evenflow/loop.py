@@ -23,35 +23,27 @@ from evenflow.world import World
 
 
 class Pipeline(Protocol):
-    """What a loop sends micro-batches down; they come back in the order in which they were sent."""
+    """What a loop sends micro-batches down; they come back in the order in which they were sent.
 
-    def is_free(self, now_s: float) -> bool:
-        """Say whether stage 0 could start a micro-batch now."""
-        ...
+    `is_free`: stage 0 could start one now. `submit` sends one to stage 0. `call_when_free`: have
+    `Loop.freed` called when stage 0, which is not free now, will be.
+    """
 
-    def submit(self, batch: MicroBatch) -> None:
-        """Send a micro-batch to stage 0."""
-        ...
-
-    def call_when_free(self) -> None:
-        """Have `Loop.freed` called when stage 0, which is not free now, will be."""
-        ...
+    def is_free(self, now_s: float) -> bool: ...
+    def submit(self, batch: MicroBatch) -> None: ...
+    def call_when_free(self) -> None: ...
 
 
 class Owner(Protocol):
-    """Who runs a loop, by its clock."""
+    """Who runs a loop, by its clock.
 
-    def changed(self, now_s: float) -> None:
-        """Something happened: call `Loop.settle` when this instant is over."""
-        ...
+    `changed`: something happened, so `Loop.settle` is to be called when this instant is over.
+    `wake`: a policy asks to be asked again at that time. `finished`: these have ended.
+    """
 
-    def wake(self, at_s: float) -> None:
-        """A policy asks to be asked again at that time, which is not past."""
-        ...
-
-    def finished(self, sequences: list[Sequence], now_s: float) -> None:
-        """These have ended; `changed` follows."""
-        ...
+    def changed(self, now_s: float) -> None: ...
+    def wake(self, at_s: float) -> None: ...
+    def finished(self, sequences: list[Sequence], now_s: float) -> None: ...
 
 
 class Loop:

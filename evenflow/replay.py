@@ -56,6 +56,9 @@ class Adopted(NamedTuple):
 
 Entry = Added | Asked | Completed | Aborted | Released | Reserved | Adopted
 
+VERBS = {Aborted: "abort", Released: "release", Reserved: "reserve", Adopted: "adopt"}
+"""What a Batcher is told and does not answer: a client leaves, or pages come and go with KV."""
+
 
 class RecordingBatcher(Batcher):
     """A Batcher that keeps a journal of its inputs and decisions, or has `record` keep it."""
@@ -145,17 +148,5 @@ def _again(
             raise ValueError(f"micro-batch {entry.batch_id} is not in flight")
         sequences = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
         return tuple(seq.request.request_id for seq in sequences), entry.finished
-    _carry_out(entry, batcher)
+    getattr(batcher, VERBS[type(entry)])(*entry)
     return None, None
-
-
-def _carry_out(entry: Aborted | Released | Reserved | Adopted, batcher: Batcher) -> None:
-    """Hand on an input that has no answer: a client leaves, or pages come and go with KV."""
-    if isinstance(entry, Aborted):
-        batcher.abort(entry.request_id)
-    elif isinstance(entry, Released):
-        batcher.release(entry.request_id)
-    elif isinstance(entry, Reserved):
-        batcher.reserve(entry.handover)
-    else:
-        batcher.adopt(entry.request_id)

@@ -64,14 +64,14 @@ class _Steps:
         self._pipeline = pipeline
         self._writer = writer
         self._clock = clock
-        self._stage0_free = True
+        self.stage0_free = True
         self.sent: deque[_Sent] = deque()
         self.asked_s = 0.0
         self.work_s = array("d")
 
     def is_free(self, now_s: float) -> bool:
         """Say whether stage 0 could start a micro-batch now."""
-        return self._stage0_free
+        return self.stage0_free
 
     def call_when_free(self) -> None:
         """Nothing to do: a message comes whenever stage 0 is free."""
@@ -85,14 +85,10 @@ class _Steps:
         sampled = [piece.request_id for piece in step.pieces if piece.last] + step.decodes
         self._pipeline.send(step)
         self.sent.append(_Sent(batch, sampled, sum(times_s) + sum(hops_s)))
-        self._stage0_free = False
+        self.stage0_free = False
         done_s = self._clock()
         self.work_s.append(done_s - self.asked_s)
         self.asked_s = done_s
-
-    def free(self) -> None:
-        """Hear that stage 0 has computed what it had."""
-        self._stage0_free = True
 
     def take_back(self, message: Returned) -> _Sent:
         """Return what a message brings back; WorkerError when something else was to come."""
@@ -103,7 +99,7 @@ class _Steps:
                 f"micro-batch {message.batch_id} with {len(message.tokens)} tokens returned, "
                 f"expected {expected[0]} with {expected[1]}"
             )
-        self._stage0_free |= not self.sent  # with a single stage, nothing else says so
+        self.stage0_free |= not self.sent  # with a single stage, nothing else says so
         return sent
 
 
@@ -227,7 +223,7 @@ class Driver:
             self._take_back(message, now_s)
         elif isinstance(message, Free):
             self.heard.freed_s.append(now_s)
-            self._steps.free()
+            self._steps.stage0_free = True
             self._loop.freed(now_s)
 
     def _take_back(self, message: Returned, now_s: float) -> None:

@@ -67,20 +67,13 @@ class Pool(Driver):
     """The driver of one pool: tells the system what finished here, and when there may be room."""
 
     def __init__(
-        self,
-        world: World,
-        stages: Stages,
-        batcher: Callable[..., Batcher],
-        clock: Clock,
-        *,
-        on_room: Callable[[float], None],
-        on_finished: Callable[[Pool, list[Sequence], float], None],
+        self, system: Disaggregated, world: World, stages: Stages, batcher: Callable[..., Batcher]
     ) -> None:
-        super().__init__(world, stages, None, batcher, clock)
+        super().__init__(world, stages, None, batcher, system.clock)
         self.engine = self.engines[0]
         self.arrived_s: dict[int, float] = {}  # when KV came from elsewhere, by request
-        self._on_room = on_room
-        self._on_finished = on_finished
+        self._system = system
+        self._settle = self._settle_and_tell
 
     @property
     def waiting_tokens(self) -> int:
@@ -105,17 +98,16 @@ class Pool(Driver):
 
     def changed(self, now_s: float) -> None:
         """Something happened at this instant: there may be room, and then it is asked."""
-        self._on_room(now_s)
+        self._system.transfers.poke(now_s)
         super().changed(now_s)
 
-    def settle(self, now_s: float) -> None:
-        """This instant is over: ask."""
-        super().settle(now_s)
-        self._on_room(now_s)  # what waited here, and went first, may have been admitted
+    def _settle_and_tell(self, now_s: float) -> None:
+        self._loop.settle(now_s)
+        self._system.transfers.poke(now_s)  # what waited here, and went first, may be admitted
 
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
         """Tell the system what has ended here."""
-        self._on_finished(self, sequences, now_s)
+        self._system.finished(self, sequences, now_s)
 
 
 class Disaggregated:
@@ -131,24 +123,24 @@ class Disaggregated:
         self._world = world
         self._on_done = on_done
         self._replace_done: Callable[[int], None] | None = None
-        self._clock = Clock()
+        self.clock = Clock()
         self._served: dict[int, Request] = {}  # as the client sent them
         self._requests = Recorder(1)  # of requests only: micro-batches are the pools'
-        self._transfers = TransferQueue(self._clock, world.link, self._place, self._deliver)
+        self.transfers = TransferQueue(self.clock, world.link, self._place, self._deliver)
         keeping = partial(batcher, keeps_pages=True)
-        self.prefill = self._pool(world.prefill, stages, keeping)
-        self.mixed = None if world.mixed is None else self._pool(world.mixed, stages, keeping)
-        self.decode = self._pool(world.decode, stages, batcher)
-        named = {"prefill": self.prefill, "mixed": self.mixed, "decode": self.decode}
-        self.pools = {name: pool for name, pool in named.items() if pool is not None}
-        self._prefilling = [pool for pool in (self.prefill, self.mixed) if pool is not None]
-        self._decoding = [pool for pool in (self.decode, self.mixed) if pool is not None]
+        self.pools = {"prefill": Pool(self, world.prefill, stages, keeping)}
+        if world.mixed is not None:
+            self.pools["mixed"] = Pool(self, world.mixed, stages, keeping)
+        self.pools["decode"] = Pool(self, world.decode, stages, batcher)
+        self._decode, self._mixed = self.pools["decode"], self.pools.get("mixed")
         self._order = list(self.pools.values())
+        self._prefilling = self._order[:-1]
+        self._decoding = [self._decode, *self._prefilling[1:]]
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened, pool by pool and merged."""
-        Arrivals(self._clock, self._world.requests, self._world.concurrency, [self])
-        self._clock.run()
+        Arrivals(self.clock, self._world.requests, self._world.concurrency, [self])
+        self.clock.run()
         assert not self._served, f"{len(self._served)} requests never ended"
         requests = self._requests.result(
             max_in_flight=None,
@@ -158,22 +150,7 @@ class Disaggregated:
             gap_count=(),
         )
         parts = {name: pool.result() for name, pool in self.pools.items()}
-        return of_pools(requests, parts, self._transfers.columns())
-
-    def _pool(
-        self,
-        world: World,
-        stages: Stages,
-        batcher: Callable[..., Batcher],
-    ) -> Pool:
-        return Pool(
-            world,
-            stages,
-            batcher,
-            self._clock,
-            on_room=self._transfers.poke,
-            on_finished=self._finished,
-        )
+        return of_pools(requests, parts, self.transfers.columns())
 
     # -- arrivals ---------------------------------------------------------------------------------
 
@@ -189,23 +166,16 @@ class Disaggregated:
     def admit(self, request: Request) -> bool:
         """Give an arrival to a pool that prefills, or refuse it; say whether it is served."""
         prompt = replace(request, output_tokens=1)
-        refusals = [pool.engine.refusal(prompt) for pool in self._prefilling]
-        reason = None if None in refusals else f"prefill pool: {refusals[0]}"
+        reason = _refusal("prefill", self._prefilling, prompt)
         if reason is None and request.output_tokens > 1:
-            reason = self._decode_refusal(request)
+            reason = _refusal("decode", self._decoding, request)
         if reason is not None:
             self._requests.reject(request, reason)
             return False
-        open_to_it = [
-            pool for pool, no in zip(self._prefilling, refusals, strict=True) if no is None
-        ]
         self._served[request.request_id] = request
-        self._route(open_to_it).engine.add(prompt)
+        takers = [pool for pool in self._prefilling if pool.engine.refusal(prompt) is None]
+        self._route(takers).engine.add(prompt)
         return True
-
-    def _decode_refusal(self, request: Request) -> str | None:
-        refusals = [pool.engine.refusal(request) for pool in self._decoding]
-        return None if None in refusals else f"decode pool: {refusals[0]}"
 
     def _route(self, pools: abc.Sequence[Pool]) -> Pool:
         """Choose among the pools that could prefill: the first, unless its queue is too long."""
@@ -222,7 +192,7 @@ class Disaggregated:
 
     # -- from pool to pool ------------------------------------------------------------------------
 
-    def _finished(self, pool: Pool, sequences: list[Sequence], now_s: float) -> None:
+    def finished(self, pool: Pool, sequences: list[Sequence], now_s: float) -> None:
         """A pool is done with requests: so are the clients, or else their KV goes on."""
         ended = 0
         for seq in sequences:
@@ -257,20 +227,20 @@ class Disaggregated:
             seq.epoch,
             seq.first_scheduled_s,
         )
-        if pool is self.mixed and self._stays(pool, handover):
+        if pool is self._mixed and self._stays(pool, handover):
             pool.engine.release(request.request_id)
             pool.engine.reserve(handover)
             pool.engine.adopt(request.request_id)
             return
         pool.record(seq)
         tokens = _whole_pages(pool.engine, handover)
-        self._transfers.put(Transfer(handover, self._order.index(pool), tokens, now_s))
+        self.transfers.put(Transfer(handover, self._order.index(pool), tokens, now_s))
 
     def _stays(self, pool: Pool, handover: Handover) -> bool:
         """Say whether what the mixed pool prefilled is decoded there too: no other has room now."""
         if pool.engine.refusal(handover.request) is not None:
             return False
-        return bool(len(self._transfers)) or not self._takes(self.decode, handover)
+        return bool(len(self.transfers)) or not self._takes(self._decode, handover)
 
     def _takes(self, pool: Pool, handover: Handover) -> bool:
         engine = pool.engine
@@ -297,10 +267,16 @@ class Disaggregated:
         source.engine.release(request_id)
         destination.engine.adopt(request_id)
         destination.arrived_s[request_id] = now_s
-        self._transfers.poke(now_s)
+        self.transfers.poke(now_s)
         source.changed(now_s)
         destination.changed(now_s)
 
 
 def _whole_pages(engine: Batcher, handover: Handover) -> int:
     return engine.pool.pages_for(handover.context_tokens) * engine.pool.page_tokens
+
+
+def _refusal(name: str, pools: abc.Sequence[Pool], request: Request) -> str | None:
+    """Return why none of these pools could serve a request, by the first of them; else None."""
+    refusals = [pool.engine.refusal(request) for pool in pools]
+    return None if None in refusals else f"{name} pool: {refusals[0]}"

@@ -46,6 +46,7 @@ class Driver:
         pipeline = stages(self._clock, world, self._recorder)
         self._loop = Loop(world, self.engines, pipeline, self, self._recorder)
         pipeline.connect(self._loop.freed, self._loop.returned)
+        self._settle = self._loop.settle
         self._queues_ahead = pipeline.queues_ahead
         self._over = Signal(self._clock, self._settle_later)
         self._over_queued = False
@@ -87,7 +88,7 @@ class Driver:
     def changed(self, now_s: float) -> None:
         """Something happened at this instant: ask when the instant is over."""
         if self._queues_ahead and not self._clock.more_now():
-            self.settle(now_s)
+            self._settle(now_s)
         elif not self._over_queued:
             self._over_queued = True
             self._clock.at(now_s, self._over, LAST)
@@ -96,10 +97,6 @@ class Driver:
         """A policy asks to be asked again at that time."""
         self._clock.at(at_s, Signal(self._clock, self.changed))
 
-    def settle(self, now_s: float) -> None:
-        """This instant is over: ask."""
-        self._loop.settle(now_s)
-
     def _settle_later(self, now_s: float) -> None:
         self._over_queued = False
-        self.settle(now_s)
+        self._settle(now_s)

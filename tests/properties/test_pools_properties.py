@@ -89,7 +89,7 @@ def test_nothing_happens_before_its_cause(world: PooledWorld) -> None:
         assert (part.end_s > part.start_s).all()
         assert (part.start_s[1:] >= part.end_s[:-1]).all(), "a stage served two at once"
     for pool in system.pools.values():
-        if pool is not system.decode and pool is not system.mixed:
+        if pool is system.pools["prefill"]:
             assert isinstance(pool.engine, RecordingBatcher)
             check_journal(pool.engine)
     moved = result.transfers

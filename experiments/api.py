@@ -18,20 +18,18 @@ import pandas as pd
 from evenflow.results.run import RunResult
 from evenflow.scheduling import Scheduler
 from experiments.given_policy import GivenPolicy
-from experiments.report.folder import check_folder, staged
+from experiments.report.folder import staged
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, read
 from experiments.runs import Job, Outcome, Save, run_job, with_bubbles, write_run
-from experiments.study.capacity import Capacity, Question
 from experiments.study.capacity import capacity as study_capacity
-from experiments.study.capacity_report import write_capacity
+from experiments.study.capacity_search import Capacity, Question
 from experiments.study.compare import Comparison, line_up, run_all, with_schedulers
 from experiments.study.findings import Findings
 from experiments.study.points import inputs_of
 from experiments.study.slo import parse_slo
 from experiments.study.sweep import sweep as study_sweep
-from experiments.study.sweep import write_findings
 from experiments.study.sweep_file import load_sweep, sweep_of
 
 
@@ -192,14 +190,8 @@ def sweep(
         asked = sweep_of(Document("the sweep", dict(file), {}), Path(), values)
     else:
         asked = load_sweep(Path(file), values)
-    if out is None:
-        return study_sweep(asked, **how)
-    folder, name = Path(out), asked.document.name
-    check_folder(folder, force=force, reads=[Path(name)])
-    findings = study_sweep(asked, out=folder, **how)
-    with staged(folder, force=True) as scratch:
-        write_findings(scratch, findings, Path(name).name)
-    return findings
+    reads = [Path(asked.document.name)]
+    return study_sweep(asked, out=_folder(out), force=force, reads=reads, **how)
 
 
 def capacity(
@@ -223,14 +215,12 @@ def capacity(
     config = with_(document, dict(set or {}))
     limits = parse_slo([f"{metric}={limit}" for metric, limit in slo.items()])
     question = Question(config, tuple(limits), file.parent, tolerance, replications)
-    if out is None:
-        return study_capacity(question, **how)
-    folder = Path(out)
-    check_folder(folder, force=force, reads=inputs_of(config, file))
-    answer = study_capacity(question, out=folder, **how)
-    with staged(folder, force=True) as scratch:
-        write_capacity(scratch, answer)
-    return answer
+    reads = inputs_of(config, file)
+    return study_capacity(question, out=_folder(out), force=force, reads=reads, **how)
+
+
+def _folder(out: str | Path | None) -> Path | None:
+    return None if out is None else Path(out)
 
 
 def _job(

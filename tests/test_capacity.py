@@ -16,7 +16,8 @@ from evenflow.types import Request
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document
-from experiments.study.capacity import (
+from experiments.study.capacity import facts, sentences
+from experiments.study.capacity_search import (
     Capacity,
     Question,
     capacity_of,
@@ -25,7 +26,6 @@ from experiments.study.capacity import (
     own_rate,
     rate_patch,
 )
-from experiments.study.capacity_report import facts, sentences
 from experiments.study.points import Store
 from experiments.study.slo import parse_slo
 from experiments.study.trials import Simulator

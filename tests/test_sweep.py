@@ -209,12 +209,12 @@ def test_shards_put_together_leave_nothing_to_do(tmp_path: Path) -> None:
     asked = sweep(tmp_path)
     sizes = []
     for index in range(5):
-        sweep_part(asked, index, 5, out=tmp_path, executor="process", workers=1)
-        sizes.append(len(list((tmp_path / "store").glob("*/*.json"))))
+        sweep_part(asked, index, 5, out=tmp_path / "out", workers=1)
+        sizes.append(len(list((tmp_path / "out/store").glob("*/*.json"))))
     assert sizes == [3, 6, 8, 10, 12]
     closed = ThreadPoolExecutor(1)
     closed.shutdown()  # so that a run would be an error
-    assert len(run_sweep(asked, Simulator(Store(tmp_path / "store"), closed)).trials) == 6
+    assert len(run_sweep(asked, Simulator(Store(tmp_path / "out/store"), closed)).trials) == 6
 
 
 COSTS = st.lists(st.tuples(*[st.integers(0, 5).map(float)] * 3), min_size=1, max_size=25)

@@ -21,7 +21,8 @@ from experiments.study.points import Record, Store
 from experiments.study.searches import Range
 from experiments.study.slo import parse_slo
 from experiments.study.trials import Part, Simulator, Trial
-from experiments.study.tune import (
+from experiments.study.tune import sentences
+from experiments.study.tune_search import (
     FRESH,
     LATER,
     TUNED,
@@ -37,7 +38,6 @@ from experiments.study.tune import (
     simplified,
     unseen_parts,
 )
-from experiments.study.tune_report import sentences
 from experiments.study.tuning import (
     AS_GIVEN,
     GLLM,

@@ -32,23 +32,22 @@ def capacity_command(
 ) -> None:
     """Find the largest request rate that keeps limits on latency."""
     from experiments.cli.terminal import progress
-    from experiments.report.folder import check_folder, staged
     from experiments.report.tables import print_table
     from experiments.run_file.run import load_config
-    from experiments.study.capacity import Question, capacity, dollars_per_hour, load_prices
-    from experiments.study.capacity_report import knee_rows, sentences, write_capacity
+    from experiments.study.capacity import capacity, knee_rows, sentences
+    from experiments.study.capacity_search import Question, dollars_per_hour, load_prices
     from experiments.study.points import inputs_of
     from experiments.study.slo import parse_slo
+    from experiments.study.trials import How
 
     config = load_config(run, set_ or ())
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     per_hour = None if per_dollar is None else dollars_per_hour(config, load_prices(per_dollar))
     question = Question(config, conditions, run.parent, tolerance, replications, per_hour)
     folder = out or Path("out") / f"{run.stem}-capacity"
-    check_folder(folder, force=force, reads=inputs_of(config, run))
-    answer = capacity(question, out=folder, executor=executor, watch=progress)
-    with staged(folder, force=True) as scratch:
-        write_capacity(scratch, answer)
+    reads = inputs_of(config, run)
+    how = How(out=folder, force=force, reads=reads, executor=executor, watch=progress)
+    answer = capacity(question, **how)
     if answer.rate is not None:
         print_table(("metric", "limit", "at capacity", "just above"), knee_rows(answer))
     for line in sentences(answer):

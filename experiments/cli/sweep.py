@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,20 +39,17 @@ def sweep_command(
 ) -> None:
     """Simulate a grid or a search over any keys of a run, several times each, and compare."""
     from experiments.cli.terminal import progress
-    from experiments.provenance import wall_clock
-    from experiments.report.folder import check_folder, staged
-    from experiments.report.tables import write_json
-    from experiments.study.sweep import sweep, sweep_part, write_findings
+    from experiments.study.sweep import sweep, sweep_part
     from experiments.study.sweep_file import load_sweep
     from experiments.study.trials import STORE, How
 
-    started = time.perf_counter()
     part = None if shard is None else _part(shard)
     asked = load_sweep(file, set_ or ())
     folder = out or Path("out") / f"{file.stem}-sweep"
-    check_folder(folder, force=force, reads=[file])
     how = How(
         out=folder,
+        force=force,
+        reads=[file],
         executor=executor,
         workers=workers,
         resume=resume,
@@ -72,10 +68,6 @@ def sweep_command(
             "interrupted: what is done is kept, the same command goes on from there", err=True
         )
         raise
-    with staged(folder, force=True) as scratch:
-        write_findings(scratch, findings, file.name)
-        clock = wall_clock(time.perf_counter() - started)
-        write_json(scratch / "wall_clock.json", clock | {"executor": executor})
     _tell(findings)
     typer.echo(folder / "report.html")
     if all(trial.errors for trial in findings.trials):

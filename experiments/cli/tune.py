@@ -10,7 +10,7 @@ import typer
 from experiments.cli.options import Executor, Force, MedianQueue, Out, RunFile, Set, Slo
 
 if TYPE_CHECKING:
-    from experiments.study.tune import Tuned
+    from experiments.study.tune_search import Tuned
 
 
 def tune_command(
@@ -39,11 +39,10 @@ def tune_command(
 ) -> None:
     """Find the best scheduler, parameters and layout, and check them on unseen data."""
     from experiments.cli.terminal import progress
-    from experiments.report.folder import check_folder, staged
     from experiments.run_file.yaml_file import override, read
     from experiments.study.slo import parse_slo
+    from experiments.study.trials import How
     from experiments.study.tune import tune
-    from experiments.study.tune_report import write_tuned
     from experiments.study.tuning import Wish
 
     document = read(run)
@@ -53,18 +52,16 @@ def tune_command(
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     wish = Wish(conditions, objective, names, gpus, trials, replications, checks, seed)
     folder = out or Path("out") / f"{run.stem}-tune"
-    check_folder(folder, force=force, reads=[run])
-    tuned = tune(document, run.parent, wish, out=folder, executor=executor, watch=progress)
-    with staged(folder, force=True) as scratch:
-        write_tuned(scratch, tuned, folder)
+    how = How(out=folder, force=force, reads=[run], executor=executor, watch=progress)
+    tuned = tune(document, run.parent, wish, **how)
     _tell(tuned)
     typer.echo(folder / "tuned.yaml")
 
 
 def _tell(tuned: Tuned) -> None:
     from experiments.report.tables import print_table
-    from experiments.study.tune import TUNED
-    from experiments.study.tune_report import bubble_rows, check_rows, sentences, worth_rows
+    from experiments.study.tune import bubble_rows, check_rows, sentences, worth_rows
+    from experiments.study.tune_search import TUNED
 
     tuning = tuned.search.tuning
     left_out = [each for each in tuning.layouts if each.reason]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from pandas.api.types import is_object_dtype
 
 import evenflow
 from evenflow.errors import UsageError
-from experiments.provenance import SCHEMA_VERSION, checkout_commit
+from experiments.provenance import SCHEMA_VERSION, checkout_commit, wall_clock
 from experiments.report import plots
 from experiments.report.page import page, picture, section
 from experiments.report.tables import html_table, is_number, number, write_json, write_table
@@ -40,7 +41,7 @@ from experiments.study.intervals import Interval
 from experiments.study.points import code_digest
 from experiments.study.searches import Optuna
 from experiments.study.sweep_file import Sweep, check, expected_points, known_patches
-from experiments.study.trials import How, Trial, simulator
+from experiments.study.trials import How, Trial, simulator, write_to
 
 BEST = 5
 """How many points the table of the best lists; of a Pareto front, all."""
@@ -75,9 +76,19 @@ def sweep(asked: Sweep, **how: Unpack[How]) -> Findings:
 
     UsageError for a mistake in the file, before anything is simulated.
     """
+    started = time.perf_counter()
     check(asked)
     with simulator("points", expected_points(asked), **how) as who:
-        return run_sweep(asked, who)
+        findings = run_sweep(asked, who)
+
+    def write(folder: Path) -> None:
+        write_findings(folder, findings, Path(asked.document.name).name)
+        clock = wall_clock(time.perf_counter() - started)
+        told = {"executor": how.get("executor", "process")}
+        write_json(folder / "wall_clock.json", clock | told)
+
+    write_to(how.get("out"), write)
+    return findings
 
 
 def sweep_part(asked: Sweep, index: int, count: int, **how: Unpack[How]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 import pandas as pd
 
 from evenflow.errors import UsageError
+from experiments.report.folder import check_folder, staged
 from experiments.run_file.build import Workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, Patch
@@ -179,12 +180,16 @@ Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]
 class How(TypedDict, total=False):
     """Who simulates a study, and what is kept.
 
-    `out`: the folder below which results are kept, and found again by the same study unless
-    `resume` is false; none is written without it. `executor` and `workers`: as for `executor_of`.
-    `retry_failed`: points that failed before are simulated again. `watch`: who shows how far it is.
+    `out`: the folder that is written; nothing is without it. Points are kept below it, and found
+    again by the same study unless `resume` is false. It may hold files of the user's only with
+    `force`, and none of those that the study `reads`. `executor` and `workers`: as for
+    `executor_of`. `retry_failed`: points that failed before are simulated again. `watch`: who shows
+    how far it is.
     """
 
     out: Path | None
+    force: bool
+    reads: Iterable[Path]
     executor: str
     workers: int | None
     resume: bool
@@ -198,8 +203,10 @@ STORE = "store"
 
 @contextmanager
 def simulator(label: str, total: int | None, **how: Unpack[How]) -> Iterator[Simulator]:
-    """Give who simulates up to `total` points, shown as `label`."""
+    """Give who simulates up to `total` points, shown as `label`; the folder is checked first."""
     out = how.get("out")
+    if out is not None:
+        check_folder(out, force=how.get("force", False), reads=how.get("reads", ()))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory())) if out is None else out
         if not how.get("resume", True) and (folder / STORE / HEADER).exists():
@@ -213,6 +220,13 @@ def simulator(label: str, total: int | None, **how: Unpack[How]) -> Iterator[Sim
         else:
             shown = stack.enter_context(watch([label], total))
             yield Simulator(store, pool, shown.done, shown.failed, retry=retry)
+
+
+def write_to(out: Path | None, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a folder, whole or not at all; do nothing without one."""
+    if out is not None:
+        with staged(out, force=True) as scratch:
+            write(scratch)
 
 
 def _part_of(point: Point) -> Part:

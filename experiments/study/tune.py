@@ -1,4 +1,4 @@
-"""A tuning from its question to its folder: the winner as a RUN.yaml, tables, sentences, a picture."""
+"""A tuning from its question to its folder: the winner as a RUN.yaml, tables, words, a picture."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 
 from evenflow.errors import UsageError, instead_of
@@ -28,11 +27,11 @@ from experiments.figures.schema import Plan, load_plan
 from experiments.figures.study import Drawing, Study
 from experiments.figures.tables import function, table_of
 from experiments.report.folder import staged
-from experiments.report.tables import write_json
+from experiments.report.plots import save
+from experiments.report.tables import markdown_table, write_json, write_table
 from experiments.study.points import Store
 
 FOLDER = Path(__file__).parent
-DOTS_PER_INCH = 150
 NOT_FIGURES = ("claims", "misses")
 
 
@@ -77,16 +76,10 @@ def make(
     drawing = _drawn(maker(plan), study)
     facts = study.facts()
     title, source = _heading(plan, study)
-    with (
-        staged(folder, force=True, adds=True) as scratch,
-        mpl.rc_context({"svg.hashsalt": plan.name}),
-    ):
+    with staged(folder, force=True, adds=True) as scratch:
         annotate(drawing.figure, f"{title}  [{source}]", footnote(facts, plan.keys.differs))
-        drawing.figure.savefig(
-            scratch / f"{plan.name}.png", dpi=DOTS_PER_INCH, metadata={"Software": None}
-        )
-        drawing.figure.savefig(scratch / f"{plan.name}.svg", metadata={"Date": None})
-        drawing.table.to_csv(scratch / f"{plan.name}.csv", index=False)
+        save(drawing.figure, scratch / plan.name)
+        write_table(scratch / f"{plan.name}.csv", drawing.table)
         about = {"title": title, "source": plan.keys.source, "run": plan.run.data}
         # A verdict on a claim holds for the set-up of its paper only.
         claims = dict(drawing.claims) if plan.published else {}
@@ -181,7 +174,7 @@ def write_claims(folder: Path) -> list[Answer]:
             }
             for answer in found
         )
-        table.to_csv(scratch / "claims.csv", index=False)
+        write_table(scratch / "claims.csv", table)
         text = markdown(found) + "".join(f"\n{each}\n" for each in _reservations(made))
         (scratch / "claims.md").write_text(text, encoding="utf-8")
     return found
@@ -190,12 +183,12 @@ def write_claims(folder: Path) -> list[Answer]:
 def markdown(found: Sequence[Answer]) -> str:
     """Return the table of claims, a row a claim, with what has to be known: why it misses, say."""
     misses = load_misses()
-    head = "| claim | quantity | paper | ours | ours / paper | verdict | why |\n"
-    lines = [head, "|---|---|---|---|---|---|---|\n"]
+    heads = ("claim", "quantity", "paper", "ours", "ours / paper", "verdict", "why")
+    rows = []
     for group in by_claim(found):
         claim, verdict = group[0].claim, worst(group)
         why = misses.get(claim.id, "") if verdict != "not run" else ""
-        cells = (
+        row = (
             f"{claim.id} ({claim.paper} {claim.where})",
             claim.quantity,
             "<br>".join(f"{a.part} {number(a.paper)}".strip() for a in group),
@@ -204,8 +197,8 @@ def markdown(found: Sequence[Answer]) -> str:
             verdict,
             why,
         )
-        lines.append(f"| {' | '.join(cells)} |\n")
-    return "".join(lines)
+        rows.append(row)
+    return markdown_table(heads, rows)
 
 
 def _by_number(name: str) -> tuple[str, int, str]:

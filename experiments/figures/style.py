@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
+from experiments.report.plots import finish
+
 _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
     "vLLM": ("#d9730d", "s"),
@@ -55,9 +57,7 @@ MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 def grid_lines(figure_axes: Iterable[Axes]) -> None:
     """Give axes light lines and no box."""
     for axes in figure_axes:
-        axes.grid(color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        finish(axes)
 
 
 def colors_of(labels: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
 from evenflow.kv import PagePool
 from evenflow.schedulers import create
-from evenflow.types import MicroBatch, Request
+from evenflow.types import Request
 
 COSTS = AffineCost(0.005, 0.0001, 4)
 NO_SWITCH = {"request_finish_ratio": 1.0}
@@ -24,9 +24,3 @@ def batcher_of(policy: Any, pages: int = 10**6) -> Batcher:
 
 def offline(count: int, prompt: int, output: int, predicted: int | None = None) -> list[Request]:
     return [Request(i, 0.0, prompt, output, predicted or output) for i in range(count)]
-
-
-def send(batcher: Batcher, now_s: float) -> MicroBatch:
-    batch = batcher.next(now_s)
-    assert batch is not None
-    return batch

@@ -10,6 +10,7 @@ from evenflow.kv import PagePool
 from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.scheduling import View
 from evenflow.types import Plan, Prefill, Request
+from tests.worlds import send
 
 
 class Scripted:
@@ -42,8 +43,7 @@ def test_a_request_from_arrival_to_end() -> None:
     serving.add(Request(7, 0.0, 40, 3))
     log = []
     for now_s in (1.0, 2.0, 3.0, 4.0):
-        batch = serving.next(now_s)
-        assert batch is not None
+        batch = send(serving, now_s)
         log.append((decision_of(batch), batch.decode_context, batch.sampled_rows, batch.free_pages))
         finished = serving.complete(batch, now_s + 0.5)
     assert log == [
@@ -70,8 +70,7 @@ def test_preemption_recomputes_prompt_and_output_as_one_prompt() -> None:
     serving.add(Request(1, 0.0, 16, 3))
     log = []
     for now_s in (1.0, 2.0, 3.0, 4.0, 5.0):
-        batch = serving.next(now_s)
-        assert batch is not None
+        batch = send(serving, now_s)
         log.append(decision_of(batch))
         finished = serving.complete(batch, now_s)
     assert log == [
@@ -105,8 +104,7 @@ def test_decodes_by_arrival_and_by_return() -> None:
         assert second is not None
         serving.complete(second, 1.0)
         serving.complete(first, 1.0)
-        batch = serving.next(1.0)
-        assert batch is not None
+        batch = send(serving, 1.0)
         assert sorted(decision_of(batch).decodes) == sorted(expected)  # type: ignore[union-attr]
 
 
@@ -114,8 +112,7 @@ def test_the_cap_on_micro_batches_in_flight() -> None:
     serving = batcher(prefill(0, 1), prefill(1, 1), cap=1)
     serving.add(Request(0, 0.0, 1, 1))
     serving.add(Request(1, 0.0, 1, 1))
-    batch = serving.next(0.0)
-    assert batch is not None
+    batch = send(serving, 0.0)
     assert serving.next(0.0) is None
     assert serving.wait_reason == "policy"
     serving.complete(batch, 1.0)
@@ -211,8 +208,7 @@ def test_sending_nothing_with_nothing_in_flight_is_a_stall() -> None:
 def test_a_micro_batch_completes_once() -> None:
     serving = batcher(prefill(0, 4))
     serving.add(Request(0, 0.0, 4, 2))
-    batch = serving.next(0.0)
-    assert batch is not None
+    batch = send(serving, 0.0)
     serving.complete(batch, 1.0)
     with pytest.raises(ValueError, match="micro-batch 0 is not in flight"):
         serving.complete(batch, 1.0)
@@ -222,11 +218,9 @@ def test_an_early_stop_ends_a_request_and_frees_its_pages() -> None:
     serving = batcher(Plan([Prefill(0, 4), Prefill(1, 4)]), Plan(decodes=1))
     serving.add(Request(0, 0.0, 4, 50))
     serving.add(Request(1, 0.0, 4, 2))
-    batch = serving.next(0.0)
-    assert batch is not None
+    batch = send(serving, 0.0)
     assert serving.complete(batch, 1.0, stopped=[0])[0].generated == 1
-    batch = serving.next(1.0)
-    assert batch is not None
+    batch = send(serving, 1.0)
     assert decision_of(batch).decodes == (1,)  # type: ignore[union-attr]
     serving.complete(batch, 2.0)
     serving.pool.check_integrity([])

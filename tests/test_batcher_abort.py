@@ -10,6 +10,7 @@ from evenflow.kv import PagePool
 from evenflow.replay import decision_of
 from evenflow.types import Plan, Prefill, Request
 from tests.test_batcher import Scripted, batcher, prefill
+from tests.worlds import send
 
 
 def test_a_request_that_waits_is_aborted_at_once() -> None:
@@ -54,11 +55,9 @@ def test_an_aborted_decode_has_counted_the_tokens_it_got() -> None:
     serving = batcher(prefill(0, 4), *[Plan(decodes=1)] * 3)
     serving.add(Request(0, 0.0, 4, 9))
     for now_s in (0.0, 1.0, 2.0):
-        batch = serving.next(now_s)
-        assert batch is not None
+        batch = send(serving, now_s)
         serving.complete(batch, now_s)
-    batch = serving.next(3.0)
-    assert batch is not None
+    batch = send(serving, 3.0)
     seq = serving.abort(0)
     assert seq.generated == 3
     serving.complete(batch, 4.0)
@@ -69,11 +68,9 @@ def test_a_decode_is_aborted_at_once_when_ready_and_on_return_when_in_flight() -
     serving = batcher(Plan([Prefill(i, 4) for i in range(3)]), Plan(decodes=1), Plan(decodes=1))
     for request_id in range(3):
         serving.add(Request(request_id, 0.0, 4, 3 if request_id else 2))
-    batch = serving.next(0.0)
-    assert batch is not None
+    batch = send(serving, 0.0)
     serving.complete(batch, 1.0)
-    batch = serving.next(1.0)
-    assert batch is not None
+    batch = send(serving, 1.0)
     assert [seq.generated for seq in (serving.abort(0), serving.abort(1))] == [1, 1]
     queues = serving.queues
     assert (serving.pool.free_pages, queues.running_decodes) == (8, 2)
@@ -83,8 +80,7 @@ def test_a_decode_is_aborted_at_once_when_ready_and_on_return_when_in_flight() -
         1,
         [2],
     )
-    batch = serving.next(3.0)
-    assert batch is not None
+    batch = send(serving, 3.0)
     assert decision_of(batch).decodes == (2,)  # type: ignore[union-attr]
 
 

@@ -15,6 +15,7 @@ from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Handover, Request
 from sim import PooledWorld, TransferLink, simulate
+from tests.worlds import send
 from tools.draw_docs import LINK, pool, pooled_scenario
 
 
@@ -193,8 +194,7 @@ def test_the_verbs_of_a_move() -> None:
     assert engine.next(1.0) is None  # not a decode yet
     engine.adopt(7)
     for now_s in (1.0, 2.0):
-        batch = engine.next(now_s)
-        assert batch is not None
+        batch = send(engine, now_s)
         finished = engine.complete(batch, now_s + 1)
     assert [row.request.request_id for row in finished] == [7]
     assert engine.queues.gap_s == [1.5, 1.0]

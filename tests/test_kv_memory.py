@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, SwapCost, Work
-from evenflow.kv import KvCache, PagePool
+from evenflow.kv import PagePool
 from evenflow.replay import decision_of
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
@@ -17,24 +18,19 @@ from evenflow.schedulers import create
 from evenflow.types import Request
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
-from sim import World, simulate
+from sim import simulate
 from tests.command_line import write_inputs
+from tests.worlds import send, small_world
 
 
 def run(
     policy: str, params: dict[str, object], requests: list[Request], **changes: object
 ) -> RunResult:
     """Simulate one stage: 10 ms and 1 ms a token."""
-    options = {"depth": 1, "total_pages": 64, "max_model_len": 64, "max_in_flight": 1} | changes
-    costs = options.pop("costs", AffineCost(0.010, 0.001, 1))
-    return simulate(
-        World(
-            requests,
-            lambda: create(policy, params, max_model_len=64),
-            costs,  # type: ignore[arg-type]
-            **options,  # type: ignore[arg-type]
-        )
-    )
+    changes.setdefault("costs", AffineCost(0.010, 0.001, 1))
+    make = partial(create, policy, params, max_model_len=64)
+    sizes = {"total_pages": 64, "max_model_len": 64, "make_scheduler": make}
+    return simulate(small_world(requests, **(sizes | changes)))
 
 
 # -- swap ---------------------------------------------------------------------------------------
@@ -67,20 +63,18 @@ def test_the_host_link_of_a_configuration(tmp_path: Path, monkeypatch: pytest.Mo
 
 def swapping(pages: int = 5) -> tuple[Batcher, list[object]]:
     """Two requests of 32 tokens and 8 to generate; return the Batcher and its decisions."""
-    scheduler = create("sarathi", {"watermark": 0.0}, max_model_len=64)
-    serving = Batcher(
-        scheduler,
-        KvCache(PagePool(pages), swap=True),
-        depth=1,
-        max_in_flight=1,
+    serving = small_world(
+        [],
+        make_scheduler=lambda: create("sarathi", {"watermark": 0.0}),
+        total_pages=pages,
         max_model_len=64,
-    )
+        swap=True,
+    ).batcher()
     for request_id in (0, 1):
         serving.add(Request(request_id, 0.0, 32, 8))
     log: list[object] = []
     while serving.queues.live:
-        batch = serving.next(float(len(log)))
-        assert batch is not None
+        batch = send(serving, float(len(log)))
         work = batch.charged or Work()
         log.append((decision_of(batch), work.swapped_rows, work.swapped_pages))
         serving.complete(batch, float(len(log)))
@@ -161,8 +155,7 @@ def test_padded_rows_attend_to_the_longest_prompt() -> None:
     serving.add(Request(1, 0.0, 4, 3))
     charged = []
     for step in range(3):
-        batch = serving.next(float(step))
-        assert batch is not None
+        batch = send(serving, float(step))
         charged.append(batch.charged)
         serving.complete(batch, float(step))
     assert charged == [

@@ -19,6 +19,7 @@ from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
 from sim import World, simulate
 from tests.command_line import RUN, done, summary_of
+from tests.worlds import send
 from traces import Offline, Replay, load_trace, make_requests, with_conversations
 
 PAGE = 16
@@ -42,8 +43,7 @@ def serve(serving: Batcher, *requests: Request) -> list[tuple[tuple[int, int, in
         assert serving.add(request) is None
     log = []
     while serving.queues.live:
-        batch = serving.next(0.0)
-        assert batch is not None
+        batch = send(serving, 0.0)
         decision = decision_of(batch)
         assert decision is not None
         if decision.chunks:
@@ -75,8 +75,7 @@ def test_prompts_that_start_together_share_pages_once_they_are_computed() -> Non
     serving = batcher(token_budget=256)
     for request_id in (0, 1):
         serving.add(asking(request_id, 64, 1, 2, output=2))
-    batch = serving.next(0.0)
-    assert batch is not None
+    batch = send(serving, 0.0)
     assert decision_of(batch) == (((0, 0, 64), (1, 0, 64)), ())
     assert [row.pages for row in serving.queues.live.values()] == [[0, 1, 2, 3], [0, 1, 2, 3]]
     assert (batch.free_pages, batch.kv_tokens) == (60, 64)

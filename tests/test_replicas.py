@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.costs import AffineCost
 from evenflow.results.bubbles import attribute
 from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
@@ -20,21 +19,11 @@ from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
 from sim import World, simulate, simulate_replicas
 from tests.command_line import evenflow, write_inputs
-from tests.worlds import assert_same, worlds
+from tests.worlds import assert_same, small_world, worlds
 
 
 def world(requests: list[Request], **more: object) -> World:
-    plain = World(
-        requests=requests,
-        make_scheduler=lambda: create("sarathi", {}),
-        costs=AffineCost(1.0, 0.0, 1),
-        depth=1,
-        total_pages=100,
-        max_model_len=1000,
-        max_in_flight=1,
-        replicas=2,
-    )
-    return replace(plain, **more)  # type: ignore[arg-type]
+    return small_world(requests, **({"replicas": 2} | more))
 
 
 def shares(results: list[RunResult]) -> list[list[int]]:

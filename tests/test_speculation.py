@@ -9,34 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, DraftedCost, Work, decode_work, prefill_work
 from evenflow.costs.modifiers import share_of, step_of
 from evenflow.decodes import Speculation, SpeculativeGroup
-from evenflow.kv import PagePool
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
-from evenflow.schedulers import create
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
 from evenflow.types import Request
 from sim import World, simulate
 from tests.command_line import refused
+from tests.worlds import send, small_world
 
 
 def world(output_tokens: int, speculation: Speculation | None, **more: Any) -> World:
-    settings: dict[str, Any] = {
-        "requests": [Request(0, 0.0, 10, output_tokens)],
-        "make_scheduler": lambda: create("sarathi", {}),
-        "costs": AffineCost(1.0, 0.01, 1),
-        "depth": 1,
-        "total_pages": 100,
-        "max_model_len": 1000,
-        "max_in_flight": 1,
-        "speculation": speculation,
-    }
-    return World(**(settings | more))
+    requests = [Request(0, 0.0, 10, output_tokens)]
+    return small_world(
+        **{
+            "requests": requests,
+            "costs": AffineCost(1.0, 0.01, 1),
+            "speculation": speculation,
+            **more,
+        }
+    )
 
 
 def tokens_each_step(result: RunResult) -> list[int]:
@@ -83,20 +79,11 @@ def test_rows_that_come_later_go_on_at_the_pace_of_their_group() -> None:
 
 
 def test_pages_are_held_for_the_tokens_of_a_step() -> None:
-    speculation = Speculation(3, 1.0)
-    batcher = Batcher(
-        create("sarathi", {}),
-        PagePool(10, 4),
-        depth=1,
-        max_in_flight=1,
-        max_model_len=100,
-        speculation=speculation,
-    )
+    batcher = world(30, Speculation(3, 1.0), total_pages=10, page_tokens=4).batcher()
     batcher.add(Request(0, 0.0, 6, 30))
     held = []
     for now_s in range(5):
-        batch = batcher.next(float(now_s))
-        assert batch is not None
+        batch = send(batcher, float(now_s))
         held.append(10 - batch.free_pages)
         batcher.complete(batch, now_s + 0.5)
     # Context 6, then 4 more a step: the pages of 6, 10, 14, 18, 22 tokens.

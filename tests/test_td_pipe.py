@@ -15,7 +15,8 @@ from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
-from tests.td_pipe_parts import COSTS, NO_SWITCH, batcher_of, offline, send, td_pipe
+from tests.td_pipe_parts import COSTS, NO_SWITCH, batcher_of, offline, td_pipe
+from tests.worlds import send
 
 
 def run(requests: list[Request], *, pages: int = 10**4, depth: int = 4, **params: Any) -> RunResult:

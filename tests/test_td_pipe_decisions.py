@@ -10,7 +10,8 @@ from evenflow.batcher import Batcher
 from evenflow.kv import PagePool
 from evenflow.schedulers.td_pipe import TDPipe
 from evenflow.types import Request
-from tests.td_pipe_parts import NO_SWITCH, batcher_of, offline, send, td_pipe
+from tests.td_pipe_parts import NO_SWITCH, batcher_of, offline, td_pipe
+from tests.worlds import send
 
 
 def deciding(policy: Any, outputs: list[int], *, predicted: int = 90, pages: int = 1000) -> Batcher:

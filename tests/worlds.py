@@ -13,7 +13,7 @@ from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, SwapCost, estimates
 from evenflow.decodes import Speculation
 from evenflow.schedulers import create
-from evenflow.types import Prefix, Request
+from evenflow.types import MicroBatch, Prefix, Request
 from sim import RUNTIMES, Link, World
 
 MAX_MODEL_LEN = 256
@@ -39,6 +39,27 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("td_pipe", {"request_finish_ratio": 0.3}),
     ("td_pipe", {"variant": "code", "max_batch_rows": 2}),
 ]
+
+
+def send(engine: Batcher, now_s: float) -> MicroBatch:
+    """Return the micro-batch that an engine sends now, which it must."""
+    batch = engine.next(now_s)
+    assert batch is not None
+    return batch
+
+
+def small_world(requests: list[Request], **changes: object) -> World:
+    """Return a world of one stage, a second a micro-batch and pages for all, with some changes."""
+    plain = World(
+        requests,
+        make_scheduler=lambda: create("sarathi", {}),
+        costs=AffineCost(1.0, 0.0, 1),
+        depth=1,
+        total_pages=100,
+        max_model_len=1000,
+        max_in_flight=1,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 def require_idle(engine: Batcher) -> None:

@@ -229,24 +229,3 @@ def test_names_choose_one_or_a_whole_paper() -> None:
     assert "gllm-12" in [plan.name for plan in chosen(["gllm"], (), quick=False)]
     with pytest.raises(UsageError, match="gllm-12"):
         chosen(["gllm-112"], (), quick=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("gllm-112",), "gllm-12"),
-        (("gllm-12", "--set", "study.rate=1"), "study.requests"),
-        (("gllm-12", "--set", "gpu=L21"), "L20"),
-        (("gllm-12", "--set", "nonsense=1"), "nonsense"),
-        (("gllm-12", "--quick", "--set", "study.requests=-1"), "study.requests=-1: should be"),
-        (("gllm-12", "--quick", "--set", "kv.pages=-1"), "kv.pages=-1"),
-        (("gllm-12", "--executor", "threads"), "dask"),
-    ],
-)
-def test_bad_input_is_one_line(arguments: tuple[str, ...], named: str, tmp_path: Path) -> None:
-    status, _, errors = evenflow("figures", *arguments, "--out", str(tmp_path / "out"))
-    assert status == 2
-    assert errors.startswith("error: ")
-    assert errors.count("\n") == 1
-    assert named in errors
-    assert not list((tmp_path / "out").glob("*.png"))

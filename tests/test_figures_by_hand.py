@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import evenflow
 
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import GPUS
@@ -17,14 +16,10 @@ from experiments.figures.facts import footnote, machine_words
 from experiments.figures.layers import HOSTS, with_host
 from experiments.figures.make import FOLDER, make, write_claims
 from experiments.figures.schema import check_like, load_plan
-from experiments.figures.study import Study
 from experiments.figures.style import COLORS, colors_of
 from experiments.study.points import Store
-
-
-def study_of(name: str, folder: Path, *overrides: str) -> Study:
-    return Study(load_plan(FOLDER / name, overrides), Store(folder), ThreadPoolExecutor(1))
-
+from tests.command_line import evenflow, table
+from tests.figure_studies import study_of
 
 # -- hosts ----------------------------------------------------------------------------------------
 
@@ -58,11 +53,11 @@ def test_a_gpu_of_ones_own_needs_a_link_where_there_are_several() -> None:
 
 
 def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
-    study = study_of("sarathi_11.yaml", tmp_path, "gpu=H100")
+    study = study_of("sarathi_11", tmp_path, "gpu=H100")
     for one in served(study):
         config = study.config(one.keys, {"workload": {"trace": "sharegpt-sample"}}, SARATHI)
         assert machine_words(config).startswith("H100 over 450 GB/s 5 us")
-    kept = study_of("sarathi_11.yaml", tmp_path, "gpu=H100", "link=pcie-l20")
+    kept = study_of("sarathi_11", tmp_path, "gpu=H100", "link=pcie-l20")
     assert kept.plan.run.data["link"] == "pcie-l20"
 
 
@@ -72,7 +67,7 @@ SARATHI = {"scheduler": "sarathi"}
 
 
 def test_what_is_set_holds_in_every_system_that_has_it(tmp_path: Path) -> None:
-    study = study_of("gllm_12.yaml", tmp_path, "scheduler.token_budget=512", "runtime=ideal")
+    study = study_of("gllm_12", tmp_path, "scheduler.token_budget=512", "runtime=ideal")
     budgets = {
         label: study.config(
             study.system(label), next(iter(pairs(study).values()))
@@ -84,33 +79,31 @@ def test_what_is_set_holds_in_every_system_that_has_it(tmp_path: Path) -> None:
 
 
 def test_a_key_of_one_published_system_can_be_set(tmp_path: Path) -> None:
-    study = study_of("gllm_12.yaml", tmp_path, "systems.vLLM.scheduler.max_num_seqs=7")
+    study = study_of("gllm_12", tmp_path, "systems.vLLM.scheduler.max_num_seqs=7")
     assert study.keys_of("vLLM")["scheduler"]["max_num_seqs"] == 7
     assert study.keys_of("vLLM")["virtual_engines"] is True
 
 
 def test_pipelines_keep_the_ranks_of_a_stage_and_listed_layers(tmp_path: Path) -> None:
-    study = study_of("gllm_12.yaml", tmp_path, "stages=2", "tensor_parallel=2")
+    study = study_of("gllm_12", tmp_path, "stages=2", "tensor_parallel=2")
     assert study.gpu_counts == [1, 2, 4]
     assert [
         (study.system("gLLM", n)["stages"], study.system("gLLM", n)["tensor_parallel"])
         for n in study.gpu_counts
     ] == [(1, 1), (1, 2), (2, 2)]
     assert study.system("SGLang")["tensor_parallel"] == 4
-    assert study_of("gllm_12.yaml", tmp_path, "stages=3").gpu_counts == [1, 2, 3]
-    listed = study_of("gllm_12.yaml", tmp_path, "stages=[20, 28]")
+    assert study_of("gllm_12", tmp_path, "stages=3").gpu_counts == [1, 2, 3]
+    listed = study_of("gllm_12", tmp_path, "stages=[20, 28]")
     assert listed.system("gLLM")["stages"] == [20, 28]
 
 
 def test_deployments_and_data_sets_follow_what_is_set(tmp_path: Path) -> None:
-    study = study_of(
-        "sarathi_10.yaml", tmp_path, "gpu=H100", "tensor_parallel=4", "max_model_len=4096"
-    )
+    study = study_of("sarathi_10", tmp_path, "gpu=H100", "tensor_parallel=4", "max_model_len=4096")
     labels = [one.label for one in served(study)]
     assert labels == ["Mistral-7B TP4", "Yi-34B TP4"]
     assert all(one.slo_s["strict"] != 0.1 for one in served(study)), "5 reference iterations"
     assert {each["max_model_len"] for each in datasets(study).values()} == {4096}
-    traced = study_of("sarathi_10.yaml", tmp_path, "workload.trace=azure-conv-sample")
+    traced = study_of("sarathi_10", tmp_path, "workload.trace=azure-conv-sample")
     assert list(datasets(traced)) == ["azure-conv-sample"]
 
 
@@ -199,26 +192,37 @@ def test_numbers_are_of_the_kind_that_the_figure_has(value: Any, known: Any, fit
             check_like(value, known, "study.x=...")
 
 
-@pytest.mark.parametrize(
-    ("name", "assignment", "words"),
-    [
-        ("gllm-12", "stages=0", "stages: should be a whole number of at least 1"),
-        ("gllm-12", "scheduler.nope=3", "none of gLLM, vLLM, SGLang has it"),
-        ("gllm-12", "scheduler=vllm", "give --set systems.LABEL=NAME"),
-        ("sarathi-12", "scheduler.max_num_seqs=9", "the figure compares 128, 32, 64"),
-        ("gllm-12", "workload.requests=9", "give --set study.requests=..., in place of 4000"),
-        ("gllm-12", "systems.gLLM=nothing", "nothing: no such system"),
-        ("gllm-10", "study.rates=2", "should be null, or a list of numbers above 0"),
-        ("gllm-14", "study.limits=[5]", "no figure comes of it (TypeError"),
-        ("gllm-12", "model=Falcon-180B", "Falcon-180B does not fit"),
-    ],
-)
-def test_a_mistake_is_one_line(name: str, assignment: str, words: str, tmp_path: Path) -> None:
-    arguments = ("--set", assignment, "--set", "study.seeds=[0]", "--quick", "--out", str(tmp_path))
-    status, _, errors = evenflow("figures", name, *arguments)
+MISTAKES = table("""\
+## figures
+gllm-112 | gllm-12
+gllm-12 --executor threads | dask
+## figures --quick gllm-12 study.seeds=[0]
+study.rate=1 | study.requests
+gpu=L21 | L20
+nonsense=1 | nonsense
+study.requests=-1 | study.requests=-1: should be
+kv.pages=-1 | kv.pages=-1
+stages=0 | stages: should be a whole number of at least 1
+scheduler.nope=3 | none of gLLM, vLLM, SGLang has it
+scheduler=vllm | give --set systems.LABEL=NAME
+workload.requests=9 | give --set study.requests=..., in place of 4000
+systems.gLLM=nothing | nothing: no such system
+model=Falcon-180B | Falcon-180B does not fit
+## figures --quick
+sarathi-12 study.seeds=[0] scheduler.max_num_seqs=9 | the figure compares 128, 32, 64
+gllm-10 study.seeds=[0] study.rates=2 | should be null, or a list of numbers above 0
+gllm-14 study.seeds=[0] study.limits=[5] | no figure comes of it (TypeError
+""")
+
+
+@pytest.mark.parametrize(("words", "told"), MISTAKES)
+def test_a_mistake_is_one_line(words: list[str], told: str, tmp_path: Path) -> None:
+    status, _, errors = evenflow(*words, "--out", str(tmp_path / "out"))
     assert status == 2
-    assert words in errors
-    assert len(errors.splitlines()) == 1
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert told in errors
+    assert not list((tmp_path / "out").glob("*.png"))
 
 
 def test_one_line_for_several_figures(tmp_path: Path) -> None:

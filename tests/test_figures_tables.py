@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
-from evenflow.results.metrics import summarize
-from evenflow.results.run import RunResult
-from evenflow.schedulers import create
-from evenflow.types import Request
-from evenflow.world import RUNTIMES
 from experiments.figures import own
 from experiments.figures.axes import cases_of, rates
 from experiments.figures.claims import answer
-from experiments.figures.make import FOLDER
-from experiments.figures.measures import mean_over_max, prepared, seat_use, shares, within
 from experiments.figures.panels import draw
-from experiments.figures.schema import Query, load_plan
-from experiments.figures.series import micro_batches
-from experiments.figures.study import Study
+from experiments.figures.schema import Query
 from experiments.figures.tables import capacities, over, tbt_slo
-from experiments.runs import Outcome
-from experiments.study.points import Store
-from sim import World, simulate
-
-
-def study_of(name: str, folder: Path, *overrides: str) -> Study:
-    plan = load_plan(FOLDER / f"{name}.yaml", overrides)
-    return Study(plan, Store(folder / "points"), ThreadPoolExecutor(1))
-
+from tests.figure_studies import study_of
 
 # -- cases ----------------------------------------------------------------------------------------
 
@@ -208,71 +188,6 @@ def test_a_claim_of_a_table_without_seeds() -> None:
     )
     query = {"take": "ms", "where": {"chunk": 6}, "over": {"chunk": 5}, "best": "max"}
     assert answer(table, Query.model_validate(query)) == 3
-
-
-# -- measures -------------------------------------------------------------------------------------
-
-
-def outcome(requests: list[Request], depth: int = 2, **more: Any) -> Outcome:
-    """Return a run with whole prompts of a second a stage, and what was made of it."""
-    world = World(
-        requests=requests,
-        make_scheduler=lambda: create("sarathi", {"token_budget": 4096}),
-        costs=AffineCost(1.0, 0.0, depth),
-        depth=depth,
-        total_pages=1_000,
-        max_model_len=8192,
-        max_in_flight=depth,
-    )
-    result: RunResult = simulate(replace(world, **more))
-    result = replace(result, provenance={"deployment": {"kv_pages": 1_000}})
-    return Outcome(result, summarize(result), 0.0, (result,))
-
-
-def test_attainment_counts_requests_within_both_limits() -> None:
-    """Two stages of a second: TTFT 2 s for both, TPOT 2 s for the one with three tokens."""
-    run = outcome([Request(0, 0.0, 10, 3), Request(1, 0.0, 10, 1)])
-    found = within(run, [(2500, 2500), (2500, 1500), (1500, 2500)])
-    assert found["attained"] == [1.0, 0.5, 0.0]
-
-
-def test_preparation_that_is_coupled_is_read_back_and_hidden_work_is_none() -> None:
-    requests = [Request(index, 0.1 * index, 10, 20) for index in range(12)]
-    coupled = prepared(outcome(requests, overheads=RUNTIMES["vllm"]))
-    assert coupled["prepare_over_execute"] == pytest.approx(0.17)
-    assert prepared(outcome(requests))["prepare_over_execute"] == pytest.approx(0.0)
-
-
-def test_shares_of_stage_time_add_up() -> None:
-    found = shares(outcome([Request(0, 0.0, 10, 1)]))
-    drawn = load_plan(FOLDER / "decides_3.yaml").keys.plot["panels"][0]["y"]
-    assert sum(found[name] for name in drawn) == pytest.approx(1.0)
-    assert found["busy"] == pytest.approx(0.5)  # two stages, one after the other
-
-
-def test_seats_that_work() -> None:
-    # Two of four seats get a token in each of three micro-batches.
-    run = outcome([Request(0, 0.0, 10, 3), Request(1, 0.0, 10, 3)], depth=1)
-    assert seat_use(run, 4)["seat_use"] == 0.5
-    # Batches of two: 1 + 3 tokens in 3 steps, 2 tokens in 2 steps, a seat empty.
-    assert mean_over_max(np.array([1, 3, 2]), 2) == 6 / (2 * 5)
-
-
-def test_the_middle_of_a_run() -> None:
-    run = outcome([Request(0, 0.0, 10, 5)], depth=1)
-    found = micro_batches(run, ["batch", "decode_tokens"], batches=3, bins=2)
-    assert found["batch"] == [1, 2, 3]
-    assert found["decode_tokens"] == [1, 1, 1]
-    assert found["mean_change"] == 0
-    assert found["busy"] == pytest.approx([1.0, 1.0])
-
-
-def test_the_case_study_keeps_the_micro_batches_asked_for() -> None:
-    found = micro_batches(
-        outcome([Request(0, 0.0, 10, 3)]), ["batch", "start_s"], first=1, batches=1
-    )
-    assert found["batch"] == [1]
-    assert found["start_s"] == [[2.0, 3.0]]
 
 
 # -- panels ---------------------------------------------------------------------------------------

@@ -202,6 +202,16 @@ def test_a_figure_of_ones_own(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "claims.md").exists()
 
 
+def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(OWN)
+    plot = "plot: {height: 3}"
+    (tmp_path / "other.yaml").write_text(f"title: x\nsource: y\nlike: mine\n{plot}\n")
+    mine, other = (load_plan(tmp_path / name).keys for name in ("mine.yaml", "other.yaml"))
+    assert other.plot == {**mine.plot, "height": 3}
+    assert (other.title, other.study) == ("x", mine.study)
+    assert not load_plan(tmp_path / "other.yaml").of_a_paper
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -238,11 +238,21 @@ def test_lines_skip_what_failed_and_the_legend_may_have_their_numbers() -> None:
         ({"down": True}, lambda axes: len(axes) == 1),
         ({"legend": {}}, lambda axes: len(axes[0].figure.legends) == 1),
         ({"let": {"speed": "10 * speed"}}, lambda axes: axes[0].get_ylim()[1] > 50),
+        (
+            {
+                "panels": "metrics",
+                "down": True,
+                "common": {"kind": "lines", "x": "gpus"},
+                "first": {"line": 2.5},
+            },
+            lambda axes: [each.get_ylabel() for each in axes] == ["speed", "steady"],
+        ),
     ],
 )
 def test_panels_in_rows(plot: dict[str, Any], test: Callable[[list[Any]], bool]) -> None:
     panel = {"kind": "bars", "x": ["pair", "gpus"], "y": {"speed": "all"}, "strong": "P\n2"}
-    assert test(list(draw({**plot, "panels": [panel]}, DRAWN, {}).axes))
+    numbers = {"metrics": ["speed", "steady"]}
+    assert test(list(draw({"panels": [panel], **plot}, DRAWN, numbers).axes))
 
 
 def test_stacks_lie_and_defaults_are_marked() -> None:

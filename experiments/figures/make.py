@@ -25,7 +25,7 @@ from experiments.figures.facts import annotate, footnote
 from experiments.figures.panels import draw
 from experiments.figures.schema import Plan, load_plan
 from experiments.figures.study import Drawing, Study
-from experiments.figures.tables import function, table_of
+from experiments.figures.tables import columns_of, function, table_of
 from experiments.report.folder import staged
 from experiments.report.plots import save
 from experiments.report.tables import markdown_table, write_json, write_table
@@ -101,10 +101,11 @@ def from_keys(study: Study) -> Drawing:
     """Make a figure that is data: its table, its picture, and our values of its claims."""
     keys = study.plan.keys
     table = table_of(study)
-    words = {"gpus": study.gpus, **study.numbers}
+    words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
     figure = function(keys.draw)(study, table) if keys.draw else draw(keys.plot, table, words)
     claims = {name: answer(table, query) for name, query in keys.claims.items()}
-    return Drawing(figure, table, keys.shown, claims if study.plan.published else {})
+    shown = None if keys.shown is None else columns_of(study, table, keys.shown)
+    return Drawing(figure, table, shown, claims if study.plan.published else {})
 
 
 def _drawn(module_make: Callable[[Study], Drawing], study: Study) -> Drawing:

@@ -30,6 +30,17 @@ LEGEND_INCHES = 1.5
 
 Words = Mapping[str, Any]
 
+WORDS = {
+    "total_token_throughput": "input + output tokens/s",
+    "steady_total_token_throughput": "tokens/s, steady window",
+    "offline_output_throughput": "output tokens/s, offline",
+    "mean_ttft_ms": "mean TTFT (ms)",
+    "mean_tpot_ms": "mean TPOT (ms)",
+    "kv_pages": "KV pages",
+    "busy_share": "stages busy (share)",
+}
+"""What columns are called beside an axis, where the figure does not say."""
+
 
 class Panel(Keys):
     """What one panel shows: column `x` across, and upwards each column of `y`, with its words.
@@ -75,11 +86,13 @@ class Plot(Keys):
 
     `rows`: columns whose values make a row of all panels each, with `title` at its left; or `down`:
     each panel is a row. `let`: columns to draw, by what `pandas.DataFrame.eval` makes them of.
-    `common`: keys of every panel. `legend`: one for all panels, at the right.
+    `panels`: each its keys, or a number of the study that lists columns to draw, of which the
+    `first` panel may have more. `common`: keys of all. `legend`: one for all, at the right.
     """
 
     height: float = 3.9
-    panels: list[dict[str, Any]]
+    panels: str | list[dict[str, Any]]
+    first: dict[str, Any] = Field(default_factory=dict)
     common: dict[str, Any] = Field(default_factory=dict)
     rows: list[str] = Field(default_factory=list)
     title: str = "{}"
@@ -104,7 +117,7 @@ Placed = list[tuple[Panel, pd.DataFrame]]
 
 def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure:
     """Draw a table as a figure's `plot` says, with the numbers of its study in the words."""
-    keys, panels = _checked(plot)
+    keys, panels = _checked(plot, numbers)
     table = table.copy()
     for name, of in keys.let.items():
         table[name] = table.eval(of)
@@ -131,10 +144,17 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     return figure
 
 
-def _checked(plot: Mapping[str, Any]) -> tuple[Plot, list[Panel]]:
+def _checked(plot: Mapping[str, Any], numbers: Words) -> tuple[Plot, list[Panel]]:
     keys = checked(Plot, Document("plot", dict(plot), {}))
-    panels = [Document("plot.panels", layered(keys.common, panel), {}) for panel in keys.panels]
-    return keys, [checked(Panel, panel) for panel in panels]
+    given = keys.panels
+    if isinstance(given, str):
+        hue = " ".join(f"{{{name}}}" for name in keys.common.get("hue", ()))
+        given = [
+            {"y": {name: hue}, "axes": {"ylabel": WORDS.get(name, name)}} for name in numbers[given]
+        ]
+    panels = [layered(keys.common, panel) for panel in given]
+    panels[:1] = [layered(panel, keys.first) for panel in panels[:1]]
+    return keys, [checked(Panel, Document("plot.panels", panel, {})) for panel in panels]
 
 
 def _lines(

@@ -38,7 +38,8 @@ class OwnAxis(Keys):
 class Over(Keys):
     """Columns by name that are a metric over that of the run at `reference`, all else equal.
 
-    `reference` has a value by column; the name of a column for what is different in every row.
+    `reference` has a value by column: null for the first in the table, the name of a column for
+    what is different in every row. A number of the study that lists columns stands for its first.
     `inverse`: the reference's metric over the row's.
     """
 
@@ -72,13 +73,22 @@ class FigureKeys(Keys):
     `systems`: names of `evenflow schedulers`, by the label in the figure; or the keys that a label
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
-    `differs` says what is not as in the paper. `module`: the module
-    that makes it, or MODULE.FUNCTION where one makes several; null: that of the figure's name.
-    `plot`: how its table is drawn, where that is data.
+    `differs` says what is not as in the paper. `like`: the figure whose keys hold where this one
+    has none of its own; of `plot`, key by key.
+
+    `vary`: the axes of its cases, the last fastest (`axes.AXES`, or its own in `axes`); `columns`:
+    which of them stand first in a row, in which order. `measure`: what is kept of each run, a
+    function of `measures` or MODULE.FUNCTION; `args`: the values of a case, or numbers of the
+    study, that it gets. `table`: in place of these, the function that has the rows. `add`: columns
+    by the function that makes them, `over`: as ratios. `shown`: the columns that a terminal shows.
+    `claims`: what of the table answers a published claim, by its id. `plot`: how the table is drawn
+    (`panels.Plot`), or `draw`: the function that does. `module`: in place of all of these, the
+    function that makes the figure.
     """
 
     title: Text
     source: Text
+    like: str | None = None
     run: dict[str, Any]
     systems: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
     study: dict[str, Any]
@@ -136,7 +146,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     Raises UsageError for unknown keys, for a `study.KEY` that the figure does not have, and for one
     whose value is of another kind than the figure's.
     """
-    document = yaml_file.read(path, "title, run, study")
+    document = _read(path)
     yaml_file.checked(FigureKeys, document)
     places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
     run = yaml_file.Document(str(path), document.data["run"], places)
@@ -166,6 +176,20 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     same_systems = keys.systems == original.get("systems", {})
     published = run.data == original["run"] and same_systems and new <= set(SAMPLING)
     return Plan(path.stem.replace("_", "-"), keys, run, path.parent, quick, overrides, published)
+
+
+def _read(path: Path) -> yaml_file.Document:
+    """Return a figure's file, with what it does not say from that of the figure it is like."""
+    document = yaml_file.read(path, "title, run, study")
+    if "like" not in document.data:
+        return document
+    name = f"{str(document.data['like']).replace('-', '_')}.yaml"
+    folder = path.parent if (path.parent / name).exists() else Path(__file__).parent
+    under = _read(folder / name)
+    data = under.data | document.data
+    if "plot" in document.data:
+        data["plot"] = layered(under.data.get("plot", {}), document.data["plot"])
+    return yaml_file.Document(document.name, data, {**under.places, **document.places})
 
 
 TAKEN = {"requests": "requests", "seed": "seeds", "arrivals": "rates"}

@@ -35,9 +35,16 @@ def table_of(study: Study) -> pd.DataFrame:
     for name, made_by in keys.add.items():
         table[name] = function(made_by)(study, table)
     if keys.over is not None:
-        ratios = over(table, keys.over.of, keys.over.reference, inverse=keys.over.inverse)
+        of = {name: columns_of(study, table, [own])[0] for name, own in keys.over.of.items()}
+        ratios = over(table, of, keys.over.reference, inverse=keys.over.inverse)
         table[list(ratios.columns)] = ratios
     return table
+
+
+def columns_of(study: Study, table: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Return columns of a table, in place of a number of the study all those that it lists."""
+    found = [[name] if name in table else study.numbers[name] for name in names]
+    return [name for several in found for name in several]
 
 
 def run_cases(
@@ -84,6 +91,8 @@ def over(
 
     `inverse`: those of the run at `reference` over the row's.
     """
+    first = {name: table[name].iloc[0] for name, value in reference.items() if value is None}
+    reference = {**reference, **first}
     run = [name for name in table.loc[:, :"seed"].columns if name not in reference]
     base = table.loc[at(table, reference), [*run, *columns.values()]]
     known = table[run].merge(base, on=run, how="left").set_index(table.index)

@@ -14,9 +14,8 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_counts, require_not_negative
 from evenflow.kv import Holder
-from evenflow.specs.checks import require_counts, require_not_negative
 
 
 @dataclass(slots=True, eq=False)

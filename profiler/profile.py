@@ -24,8 +24,7 @@ from evenflow.costs.profile.file import (
     require_writable,
     write_profile,
 )
-from evenflow.errors import UsageError
-from evenflow.specs.checks import require_counts, require_positive
+from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.model import ModelSpec
 from profiler import check, machine

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenflow.costs.base import BatchShape
-from evenflow.specs.checks import require_counts, require_not_negative
+from evenflow.errors import require_counts, require_not_negative
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from evenflow.errors import UsageError
-from evenflow.specs.checks import require_counts, require_positive
+from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.gpu import LinkSpec
 
 

@@ -12,8 +12,7 @@ from typing import TypedDict
 from evenflow.costs.base import BatchShape, Span, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.collectives import Fabric
 from evenflow.costs.roofline import RooflineCost
-from evenflow.errors import UsageError
-from evenflow.specs.checks import require_counts, require_positive
+from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec
 from evenflow.specs.model import ModelSpec

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from evenflow.costs.base import BatchShape, StageCost, Work, decode_work
-from evenflow.errors import UsageError
-from evenflow.specs.checks import require_counts
+from evenflow.errors import UsageError, require_counts
 
 
 @dataclass(frozen=True, slots=True)

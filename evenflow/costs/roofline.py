@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from evenflow.costs.base import BatchShape
 from evenflow.costs.collectives import Fabric, Ring
-from evenflow.errors import UsageError
-from evenflow.specs.checks import require_counts, require_positive
+from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
 from evenflow.specs.model import ModelSpec, parameters

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenflow.errors import DoesNotFitError, UsageError
-from evenflow.specs.checks import require_counts, require_positive
+from evenflow.errors import DoesNotFitError, UsageError, require_counts, require_positive
 from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.model import ModelSpec
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
-from evenflow.errors import UsageError, instead_of
-from evenflow.specs.checks import require_not_negative, require_positive
+from evenflow.errors import UsageError, instead_of, require_not_negative, require_positive
 
 L20_COMPUTE_EFFICIENCY = 0.9438
 L20_BANDWIDTH_EFFICIENCY = 0.7884

@@ -13,8 +13,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from evenflow.errors import UsageError, instead_of
-from evenflow.specs.checks import require_counts, require_not_negative, require_positive
+from evenflow.errors import (
+    UsageError,
+    instead_of,
+    require_counts,
+    require_not_negative,
+    require_positive,
+)
 from evenflow.specs.huggingface import read_config
 
 

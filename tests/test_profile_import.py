@@ -81,6 +81,7 @@ def link_row(
 @pytest.fixture
 def vidur(tmp_path: Path) -> list[Path]:
     prompts = [attention_row(1, c, k, 0.01 + 1e-6 * c * k) for c in (64, 128) for k in (0, 256)]
+    prompts.append(attention_row(2, 512, 0, 9.0))  # several prompts at once: none of our points
     steps = [attention_row(b, 0, k, 0.01 + 1e-6 * b * k) for b in (1, 8) for k in (64, 512)]
     reduces = [link_row("all_reduce", n, s, n * s * 1e-6, n) for n in (2, 4) for s in (1024, 4096)]
     across = [link_row("all_reduce", 2, 1024, 9.0, 1)]

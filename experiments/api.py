@@ -11,26 +11,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, Unpack
 
 import pandas as pd
 
 from evenflow.results.run import RunResult
 from evenflow.scheduling import Scheduler
+from experiments.figures.make import chosen, make, write_claims
+from experiments.figures.study import Drawing
 from experiments.given_policy import GivenPolicy
 from experiments.report.folder import staged
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, with_
-from experiments.run_file.yaml_file import Document, read
+from experiments.run_file.yaml_file import Document, patched, read
 from experiments.runs import Job, Outcome, Save, run_job, with_bubbles, write_run
 from experiments.study.capacity import capacity as study_capacity
 from experiments.study.capacity_search import Capacity, Question
 from experiments.study.compare import Comparison, line_up, run_all, with_schedulers
+from experiments.study.executors import executor_of
 from experiments.study.findings import Findings
-from experiments.study.points import inputs_of
+from experiments.study.points import Store, inputs_of
 from experiments.study.slo import parse_slo
 from experiments.study.sweep import sweep as study_sweep
 from experiments.study.sweep_file import load_sweep, sweep_of
+from experiments.study.tune import Tuned
+from experiments.study.tune import tune as study_tune
+from experiments.study.tune_report import write_tuned
+from experiments.study.tuning import Wish
 
 
 class Simulators(TypedDict, total=False):
@@ -185,7 +193,7 @@ def sweep(
     `set` gives its keys, or `run.KEY`, new values. With `out` results are kept there and found
     again, and the command's files are written. Raises UsageError for what cannot be.
     """
-    values = [f"{key}={json.dumps(value)}" for key, value in (set or {}).items()]
+    values = _assignments(set)
     if isinstance(file, Mapping):
         asked = sweep_of(Document("the sweep", dict(file), {}), Path(), values)
     else:
@@ -221,6 +229,73 @@ def capacity(
 
 def _folder(out: str | Path | None) -> Path | None:
     return None if out is None else Path(out)
+
+
+def tune(
+    run: RunFile,
+    slo: Mapping[str, float],
+    *,
+    schedulers: Sequence[str] | None = None,
+    objective: str | None = None,
+    gpus: int | None = None,
+    trials: int = 64,
+    replications: int = 2,
+    checks: int = 8,
+    seed: int = 0,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    **how: Unpack[Simulators],
+) -> Tuned:
+    """Find the best scheduler, parameters and layout within limits, and check them on unseen data.
+
+    `.points` has a row for each of the `trials`, `.table` one for each of the `checks`. Schedulers
+    are names; `gpus` also tries all layouts of so many. `slo`, `set`, `out` and `force` are as for
+    `capacity`. Raises UsageError for what cannot be.
+    """
+    document, file = _document(run)
+    document = patched(document, dict(set or {}))
+    limits = tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()]))
+    wish = Wish(limits, objective, schedulers, gpus, trials, replications, checks, seed)
+    if out is None:
+        return study_tune(document, file.parent, wish, **how)
+    folder = Path(out)
+    check_folder(folder, force=force, reads=[file])
+    tuned = study_tune(document, file.parent, wish, out=folder, **how)
+    with staged(folder, force=True) as scratch:
+        write_tuned(scratch, tuned, folder)
+    return tuned
+
+
+def figures(
+    names: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    **how: Unpack[Simulators],
+) -> dict[str, Drawing]:
+    """Make figures of the papers, or of a figure's YAML: each has `.figure`, `.table`, `.claims`.
+
+    No names: all of them. `quick`: fewer points. `set`, `out` and `force` are as for `sweep`; with
+    `out` the table of claims is written too. Raises UsageError for what cannot be.
+    """
+    plans = chosen(names, tuple(_assignments(set)), quick=quick)
+    who = executor_of(how.get("executor", "process"), how.get("workers"))
+    with TemporaryDirectory() as scratch, who as pool:
+        folder = Path(scratch) if out is None else Path(out)
+        check_folder(folder, force=force)
+        store = Store(folder / "points")
+        drawings = {plan.name: make(plan, folder, store, pool) for plan in plans}
+        if any(plan.of_a_paper for plan in plans):
+            write_claims(folder)
+    return drawings
+
+
+def _assignments(patch: Mapping[str, Any] | None) -> list[str]:
+    """Return what `--set` would be given."""
+    return [f"{key}={json.dumps(value)}" for key, value in (patch or {}).items()]
 
 
 def _job(

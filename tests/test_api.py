@@ -151,6 +151,27 @@ def test_a_capacity_is_a_rate_and_its_points() -> None:
     assert Path("out/capacity.json").exists()
 
 
+def test_a_tuning_is_its_trials_and_checks(folder: Path) -> None:
+    few = {"trials": 3, "replications": 1, "checks": 2, "schedulers": ["sarathi", "vllm"]}
+    patch = {"workload.requests": 8, "workload.arrivals": {"kind": "poisson", "rate": 9}}
+    before = sorted(folder.iterdir())
+    tuned = ef.tune(RUN, {"p99_ttft_ms": 500}, set=patch, workers=1, **few)
+    assert sorted(folder.iterdir()) == before
+    assert set(tuned.points["name"]) & {"as given", "sarathi", "vllm"}
+    assert set(tuned.table["check"]) == {"fresh seeds", "later parts"}
+    ef.tune("RUN.yaml", {"p99_ttft_ms": 500}, set=patch, workers=1, out="out", **few)
+    assert Path("out/tuned.yaml").exists()
+
+
+def test_figures_are_drawings(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    drawings = ef.figures(["sarathi-6"], quick=True, workers=1)
+    assert sorted(folder.iterdir()) == before
+    assert len(drawings["sarathi-6"].table)
+    ef.figures(["sarathi-6"], quick=True, workers=1, out="out")
+    assert {path.name for path in Path("out").iterdir()} >= {"sarathi-6.png", "claims.md"}
+
+
 def test_several_pipelines_are_told_apart() -> None:
     run = ef.simulate("RUN.yaml", scheduler="distserve", set={"workload.requests": 5})
     assert set(run.batches.pipeline) == set(run.bubbles.pipeline) == {"prefill", "decode"}

@@ -21,7 +21,7 @@ from evenflow.scheduling import Scheduler
 from experiments.figures.make import chosen, make, write_claims
 from experiments.figures.study import Drawing
 from experiments.given_policy import GivenPolicy
-from experiments.report.folder import staged
+from experiments.report.folder import check_folder, staged
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, patched, read
@@ -35,9 +35,8 @@ from experiments.study.points import Store, inputs_of
 from experiments.study.slo import parse_slo
 from experiments.study.sweep import sweep as study_sweep
 from experiments.study.sweep_file import load_sweep, sweep_of
-from experiments.study.tune import Tuned
 from experiments.study.tune import tune as study_tune
-from experiments.study.tune_report import write_tuned
+from experiments.study.tune_search import Tuned
 from experiments.study.tuning import Wish
 
 
@@ -227,10 +226,6 @@ def capacity(
     return study_capacity(question, out=_folder(out), force=force, reads=reads, **how)
 
 
-def _folder(out: str | Path | None) -> Path | None:
-    return None if out is None else Path(out)
-
-
 def tune(
     run: RunFile,
     slo: Mapping[str, float],
@@ -257,14 +252,10 @@ def tune(
     document = patched(document, dict(set or {}))
     limits = tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()]))
     wish = Wish(limits, objective, schedulers, gpus, trials, replications, checks, seed)
-    if out is None:
-        return study_tune(document, file.parent, wish, **how)
-    folder = Path(out)
-    check_folder(folder, force=force, reads=[file])
-    tuned = study_tune(document, file.parent, wish, out=folder, **how)
-    with staged(folder, force=True) as scratch:
-        write_tuned(scratch, tuned, folder)
-    return tuned
+    reads = [file]
+    return study_tune(
+        document, file.parent, wish, out=_folder(out), force=force, reads=reads, **how
+    )
 
 
 def figures(
@@ -291,6 +282,10 @@ def figures(
         if any(plan.of_a_paper for plan in plans):
             write_claims(folder)
     return drawings
+
+
+def _folder(out: str | Path | None) -> Path | None:
+    return None if out is None else Path(out)
 
 
 def _assignments(patch: Mapping[str, Any] | None) -> list[str]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evenflow.errors import UsageError
@@ -24,7 +23,7 @@ from evenflow.specs.model import model
 from evenflow.types import Request
 from experiments.figures.claims import published_value
 from experiments.figures.layers import Keys
-from experiments.figures.panels import draw
+from experiments.figures.panels import Panel, draw, draw_panel
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import grid_lines
 from experiments.figures.tables import table_of
@@ -116,7 +115,7 @@ def long_prompt(study: Study) -> Drawing:
         result = _joined_by_prompt(study, last, chunk)
         rows.append({"system": f"{last} of {chunk}", **gaps(result)})
     table = pd.DataFrame(rows)
-    return Drawing(_draw_gaps(results, table), table)
+    return Drawing(_draw_gaps(study.plan.keys.plot, results, table), table)
 
 
 def _joined_by_prompt(study: Study, label: str, chunk: int | None) -> RunResult:
@@ -155,7 +154,10 @@ def gaps(result: RunResult) -> dict[str, float]:
     }
 
 
-def _draw_gaps(results: Mapping[str, RunResult], table: pd.DataFrame) -> Figure:
+def _draw_gaps(
+    plot: Mapping[str, Any], results: Mapping[str, RunResult], table: pd.DataFrame
+) -> Figure:
+    """Draw the gaps around the prompt's arrival, and what `plot` has of chunks of any size."""
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     grid = figure.subplot_mosaic([[label, "chunks"] for label in results], width_ratios=[1.5, 1])
     colors = ("#d9730d", "#8a4fb0", "#0b5fa5")
@@ -173,20 +175,9 @@ def _draw_gaps(results: Mapping[str, RunResult], table: pd.DataFrame) -> Figure:
         axes.set_ylabel("gap (ms)", fontsize=9)
         axes.set_ylim(0, 1.15 * table.longest_gap_ms.max())
     axes.set_xlabel("time since the prompt arrived (ms)")
-    _draw_chunks(grid["chunks"], table[len(results) :])
+    draw_panel(grid["chunks"], Panel.model_validate(plot), table[len(results) :], {})
     grid_lines(figure.axes)
     return figure
-
-
-def _draw_chunks(axes: Axes, rows: pd.DataFrame) -> None:
-    chunks = rows.chunk_tokens
-    axes.plot(chunks, rows.prompt_ms, marker="s", color="#d9730d", label="whole prompt")
-    words = "longest gap between tokens"
-    axes.plot(chunks, rows.longest_gap_ms, marker="o", color="#0b5fa5", label=words)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(chunks), [str(tokens) for tokens in chunks])
-    axes.set(xlabel="chunk (tokens)", ylabel="ms", ylim=(0, None), title="in chunks of any size")
-    axes.legend(fontsize=8)
 
 
 # -- predicted lengths ----------------------------------------------------------------------------

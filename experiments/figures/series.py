@@ -146,7 +146,7 @@ def over_time(study: Study) -> Drawing:
     """Run the figure's cases; its table has their series, a row a value."""
     runs, plot = _runs(study), study.plan.keys.plot
     table = pd.concat([exploded(runs, columns) for columns in plot["table"]], ignore_index=True)
-    return Drawing(_draw(study, runs), table, plot.get("shown"))
+    return Drawing(_draw(study, runs), table, study.plan.keys.shown)
 
 
 def kv_in_use(study: Study) -> Drawing:
@@ -161,7 +161,7 @@ def kv_in_use(study: Study) -> Drawing:
     ]
     counts = [int((each.kind == "prefill").sum()) for each in found]
     table = pd.concat(found, ignore_index=True)
-    return Drawing(_draw(study, runs.assign(phases=counts)), table, study.plan.keys.plot["shown"])
+    return Drawing(_draw(study, runs.assign(phases=counts)), table, study.plan.keys.shown)
 
 
 def _runs(study: Study) -> pd.DataFrame:
@@ -271,20 +271,6 @@ PANELS: Mapping[str, Callable[[Axes, Run, Run], None]] = {
 }
 
 
-TAIL = Panel(
-    kind="lines",
-    x="rate",
-    y={"p99_s": "{system}"},
-    hue=["system"],
-    axes={
-        "title": "tail latency",
-        "xlabel": "request rate, 1/s",
-        "ylabel": "P99 TBT, s",
-        "ylim": (0, None),
-    },
-)
-
-
 def generation_stalls(study: Study) -> Drawing:
     """Run the systems at every rate; show tokens over time beside the tail of the latency."""
     numbers = study.numbers
@@ -299,11 +285,11 @@ def generation_stalls(study: Study) -> Drawing:
     left, right = figure.subplots(1, 2)
     _draw_generated(left, table, study)
     done = table[table.error.isna()].assign(p99_s=table.p99_itl_ms / 1e3)
-    draw_panel(right, TAIL, done, numbers)
+    draw_panel(right, Panel.model_validate(study.plan.keys.plot["tail"]), done, numbers)
     grid_lines(figure.axes)
     left.legend(fontsize=8)
     shown = table.drop(columns=["returned_s", "tokens"])
-    return Drawing(figure, shown, study.plan.keys.plot["shown"])
+    return Drawing(figure, shown, study.plan.keys.shown)
 
 
 def _draw_generated(axes: Axes, table: pd.DataFrame, study: Study) -> None:

@@ -3,21 +3,62 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 
 from experiments.study.points import HEADER, Record, Store
 from experiments.study.sweep_file import check, load_sweep
 from tests import command_line
 from tests.sweeps import RUN, write
 
-BUDGET = "scheduler.token_budget"
-
-
 pytestmark = pytest.mark.usefixtures("folder")
+
+FILE = """\
+{paramters: {}} | unknown key "paramters"; did you mean "parameters"?
+{parameters: {}} | parameters: should be not empty, not {}
+{parameters: {scheduler.token_budget: []}} |
+    token_budget: should be at least one value, each once, not []
+{parameters: {scheduler.token_budget: [64, 64]}} | should be at least one value, each once
+{parameters: {scheduler.token_budget: 64}} | should be a list of values, or {low, high}, not 64
+{parameters: {max_in_flight: {low: 1, hihg: 2}}} | unknown key "parameters.max_in_flight.hihg"
+{parameters: {max_in_flight: {low: 9, high: 2}}} | a range whose low is below its high
+{parameters: {max_in_flight: {low: 0, high: 2, log: true}}} | a range above 0 where log is true
+{parameters: {max_in_flight: {low: 1, high: 2}}} | method: grid needs the key "parameters.
+{method: gird} | method.kind: unknown "gird"; did you mean "grid"?
+{method: {kind: random}} | the key "method.points" is missing
+{method: {kind: optuna, trials: 0}} | method.trials: should be at least 1, not 0
+{objectives: []} | objectives: should be not empty, not []
+{objectives: [{metric: x, goal: less}]} | goal: should be 'minimize' or 'maxim
+{limits: {p99_itl_ms: {}}} | limits.p99_itl_ms: should be at_most or at_least
+{replications: -1} | replications: should be at least 1, not -1
+{run: {}} | run: should be a RUN.yaml, or its keys
+{run: nowhere.yaml} | SWEEP.yaml:1: run: nowhere.yaml: no such file
+{parameters: {schedular.x: [1]}} | SWEEP.yaml:20: unknown key "schedular"; did you
+{parameters: {stages.x: [1]}} | SWEEP.yaml:20: "stages" has no keys of its own
+{parameters: {max_in_flight: [2, 0]}} | SWEEP.yaml:20: max_in_flight: should be null
+{parameters: {max_in_flight: {low: -1, high: 4, integer: true, steps: 2}}} |
+    SWEEP.yaml:20: max_in_flight: should be null
+{parameters: {scheduler.token_budget: [128, 0]}} |
+    SWEEP.yaml:20: scheduler.token_budget: scheduler sarathi:
+"""
+"""What is written over a sweep, and what is told of it, with its place in the file."""
+
+RUNS = """\
+{parameters: {scheduler.token_budgte: [64]}} | has no parameter 'token_budgte' (did you
+{parameters: {workload.trace: [missing.csv]}} | neither a file nor a bundled sample
+{parameters: {scheduler: [sarathi, sarathy]}} | unknown scheduler 'sarathy'
+{objectives: [{metric: mean_e2e_ms}]} | unknown metric "mean_e2e_ms"; did you mean "
+{limits: {p98_itl_ms: {at_most: 1}}} | unknown metric "p98_itl_ms"; did you mean "p9
+{run: {stagse: 2}} | unknown key "stagse"; did you mean "stages"?
+{run: {workload: {trace: azure-conv-sample, requests: 0}}} |
+    workload.requests: should be at least 1, not 0
+{method: one_at_a_time, run: {stages: null}} | has to say what every param
+"""
+"""The same of what no run accepts; the keys of `run` are laid over those of the sweep's."""
 
 
 def refusal(*arguments: str) -> str:
@@ -26,86 +67,23 @@ def refusal(*arguments: str) -> str:
     return command_line.refusal(*words, leaves=[f"out/store/{HEADER}"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"paramters": {}}, 'unknown key "paramters"; did you mean "parameters"?'),
-        ({"parameters": {}}, "parameters: should be not empty, not {}"),
-        (
-            {"parameters": {BUDGET: []}},
-            f"{BUDGET}: should be at least one value, each once, not []",
-        ),
-        ({"parameters": {BUDGET: [64, 64]}}, "should be at least one value, each once"),
-        ({"parameters": {BUDGET: 64}}, "should be a list of values, or {low, high}, not 64"),
-        ({"parameters": {BUDGET: {"low": 1, "hihg": 2}}}, 'unknown key "parameters.scheduler.tok'),
-        ({"parameters": {BUDGET: {"low": 9, "high": 2}}}, "a range whose low is below its high"),
-        (
-            {"parameters": {BUDGET: {"low": 0, "high": 2, "log": True}}},
-            "a range above 0 where log is true",
-        ),
-        (
-            {"parameters": {BUDGET: {"low": 1, "high": 2}}},
-            'method: grid needs the key "parameters.',
-        ),
-        ({"method": "gird"}, 'method.kind: unknown "gird"; did you mean "grid"?'),
-        ({"method": {"kind": "random"}}, 'the key "method.points" is missing'),
-        ({"method": {"kind": "optuna", "trials": 0}}, "method.trials: should be at least 1, not 0"),
-        ({"objectives": []}, "objectives: should be not empty, not []"),
-        ({"objectives": [{"metric": "x", "goal": "less"}]}, "goal: should be 'minimize' or 'maxim"),
-        ({"limits": {"p99_itl_ms": {}}}, "limits.p99_itl_ms: should be at_most or at_least"),
-        ({"replications": -1}, "replications: should be at least 1, not -1"),
-        ({"run": {}}, "run: should be a RUN.yaml, or its keys"),
-        ({"run": "nowhere.yaml"}, "SWEEP.yaml:1: run: nowhere.yaml: no such file"),
-    ],
-)
-def test_the_file_itself(folder: Path, changes: dict[str, Any], told: str) -> None:
-    write(folder, **changes)
+def rows(text: str) -> list[list[str]]:
+    """Return the two columns of a table; an indented line goes on."""
+    return [row.split(" | ") for row in re.sub(r" \|\n\s+", " | ", text).splitlines()]
+
+
+@pytest.mark.parametrize(("changes", "told"), rows(FILE))
+def test_the_file_itself(folder: Path, changes: str, told: str) -> None:
+    write(folder, **yaml.safe_load(changes))
     line = refusal()
     assert line.startswith("SWEEP.yaml:")
     assert told in line
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"parameters": {"schedular.x": [1]}}, 'SWEEP.yaml:20: unknown key "schedular"; did you'),
-        ({"parameters": {"stages.x": [1]}}, 'SWEEP.yaml:20: "stages" has no keys of its own'),
-        ({"parameters": {"max_in_flight": [2, 0]}}, "SWEEP.yaml:20: max_in_flight: should be null"),
-        (
-            {"parameters": {"max_in_flight": {"low": -1, "high": 4, "integer": True, "steps": 2}}},
-            "SWEEP.yaml:20: max_in_flight: should be null",
-        ),
-        (
-            {"parameters": {"scheduler.token_budgte": [64]}},
-            "has no parameter 'token_budgte' (did you",
-        ),
-        ({"parameters": {BUDGET: [128, 0]}}, f"SWEEP.yaml:20: {BUDGET}: scheduler sarathi: "),
-        (
-            {"parameters": {"workload.trace": ["missing.csv"]}},
-            "neither a file nor a bundled sample",
-        ),
-        ({"parameters": {"scheduler": ["sarathi", "sarathy"]}}, "unknown scheduler 'sarathy'"),
-        (
-            {"objectives": [{"metric": "mean_e2e_ms"}]},
-            'unknown metric "mean_e2e_ms"; did you mean "',
-        ),
-        (
-            {"limits": {"p98_itl_ms": {"at_most": 1}}},
-            'unknown metric "p98_itl_ms"; did you mean "p9',
-        ),
-        ({"run": {**RUN, "stagse": 2}}, 'unknown key "stagse"; did you mean "stages"?'),
-        (
-            {"run": {**RUN, "workload": {"trace": "azure-conv-sample", "requests": 0}}},
-            "workload.requests: should be at least 1, not 0",
-        ),
-        (
-            {"method": "one_at_a_time", "run": {**RUN, "stages": None}},
-            "has to say what every param",
-        ),
-    ],
-)
-def test_what_no_run_accepts(folder: Path, changes: dict[str, Any], told: str) -> None:
-    write(folder, **changes)
+@pytest.mark.parametrize(("changes", "told"), rows(RUNS))
+def test_what_no_run_accepts(folder: Path, changes: str, told: str) -> None:
+    keys = yaml.safe_load(changes)
+    write(folder, **{**keys, "run": {**RUN, **keys.get("run", {})}})
     assert told in refusal()
 
 
@@ -127,27 +105,20 @@ def test_no_file_or_an_empty_one(folder: Path, text: str | None, told: str) -> N
     assert told in refusal()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--shard", "3/2"], "--shard 3/2: should be I/N"),
-        (["--shard", "half"], "--shard half: should be I/N"),
-        (["--executor", "slurm"], "--executor slurm: should be process, dask or dask:ADDRESS"),
-        (
-            ["--set", "run.workload.requests=0"],
-            "--set run.workload.requests=0: workload.requests: ",
-        ),
-        (["--set", "replications=0"], "--set replications=0: replications: should be at least 1"),
-    ],
-)
+OPTIONS = """\
+--shard 3/2 | --shard 3/2: should be I/N
+--shard half | --shard half: should be I/N
+--executor slurm | --executor slurm: should be process, dask or dask:ADDRESS
+run.workload.requests=0 | --set run.workload.requests=0: workload.requests:
+replications=0 | --set replications=0: replications: should be at least 1
+--shard 1/2 'method={kind: optuna, trials: 4}' | the points of a search follow from its results
+"""
+
+
+@pytest.mark.parametrize(("arguments", "told"), command_line.table(OPTIONS))
 def test_the_options(folder: Path, arguments: list[str], told: str) -> None:
     write(folder)
     assert told in refusal(*arguments)
-
-
-def test_a_search_has_no_shards(folder: Path) -> None:
-    write(folder, method={"kind": "optuna", "trials": 4})
-    assert "the points of a search follow from its results" in refusal("--shard", "1/2")
 
 
 def test_a_dask_scheduler_that_does_not_answer(

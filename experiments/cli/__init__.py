@@ -15,14 +15,12 @@ from typer.core import TyperGroup
 
 import evenflow
 from evenflow.errors import UsageError
-from experiments.cli.capacity import capacity_command
 from experiments.cli.figures import figures_command
 from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.profile import check_command, import_command, measure_command
 from experiments.cli.real import replay_command, run_command, serve_command
-from experiments.cli.sweep import sweep_command
+from experiments.cli.studies import capacity_command, sweep_command, tune_command
 from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
-from experiments.cli.tune import tune_command
 from experiments.cli.validate import validate_command
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]

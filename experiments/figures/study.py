@@ -18,7 +18,9 @@ from experiments.figures.schema import Plan
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, long_form
 from experiments.runs import Outcome
-from experiments.study.points import Point, Store, run_points
+from experiments.study.points import Point, Store
+from experiments.study.trials import Simulator
+from experiments.study.trials import table as table_of
 from experiments.systems import keys_of_system
 
 PLACED = ("stages", "tensor_parallel")
@@ -177,21 +179,18 @@ class Study:
         (None unless the run failed) follow. `more` are further arguments of `measure`, `args` those
         of a case. Raises a UsageError when every run failed.
         """
-        rows: list[dict[str, Any]] = []
-        points = []
-        for key, config in cases.items():
-            for seed in self.seeds:
-                seeded = with_(config, {"workload.seed": seed})
-                given = {**more, **(args or {}).get(key, {})}
-                points.append(Point(seeded, self.plan.beside, measure, tuple(given.items())))
-                rows.append({**dict(zip(names, key, strict=True)), "seed": seed})
-        tell = self.progress(len(points))
-        records = run_points(points, self.store, self.executor, tell)
-        if records and all(record.error for record in records):
-            raise UsageError(f"no run succeeded, the first because: {records[0].error}")
-        table = pd.DataFrame(
-            [{**row, **r.values, "error": r.error} for row, r in zip(rows, records, strict=True)]
+        simulator = Simulator(
+            self.store, self.executor, self.progress(len(cases) * len(self.seeds))
         )
+        rows = []
+        for key, config in cases.items():
+            given = tuple({**more, **(args or {}).get(key, {})}.items())
+            seeded = [with_(config, {"workload.seed": seed}) for seed in self.seeds]
+            points = [Point(each, self.plan.beside, measure, given) for each in seeded]
+            rows.append((dict(zip(names, key, strict=True)), points))
+        table = table_of(simulator.trials_of(rows))
+        if len(table) and table["error"].notna().all():
+            raise UsageError(f"no run succeeded, the first because: {table['error'].iloc[0]}")
         self.note(list(cases.values()), table)
         return table
 

@@ -295,7 +295,7 @@ def check(sweep: Sweep) -> None:
         for value in values_of(parameter):
             with_value = distinct({**each, name: value} for each in known[:TRIED])
             _first_right(sweep, with_value, place)
-    point = sweep.study.points([right])[0]
+    point = sweep.study.points_of(right)[0]
     _check_metrics(sweep, point)
     _check_replications(sweep, point.config)
 
@@ -304,7 +304,7 @@ def _first_right(sweep: Sweep, candidates: Sequence[Patch], place: str) -> Patch
     """Return the first of some patches that is no mistake; raise what is wrong with them."""
     mistake: UsageError | None = None
     for patch in islice(candidates, TRIED):
-        point = sweep.study.points([patch])[0]
+        point = sweep.study.points_of(patch)[0]
         try:
             build(point.config, workload_of(point).requests, point.beside)
         except (DoesNotFitError, PolicyError):

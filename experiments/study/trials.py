@@ -113,16 +113,16 @@ class Study:
         """Return the run with a patch; UsageError naming the place of what cannot be."""
         return with_(self.run, patch, self.places)
 
-    def points(self, patches: Sequence[Patch]) -> list[Point]:
-        """Return the points of patches, part by part: those of one part share their requests."""
-        rows = []
-        for patch in patches:
-            config = self.config(patch)
-            rows.append([self._point(config, part) for part in self.parts(config)])
-        return [point for column in zip(*rows, strict=True) for point in column]
+    def points_of(self, patch: Patch) -> list[Point]:
+        """Return the points of a patch, one for each part."""
+        config = self.config(patch)
+        configs = [with_(config, part.patch) for part in self.parts(config)]
+        return [Point(each, self.beside, self.measure, self.more) for each in configs]
 
-    def _point(self, config: RunConfig, part: Part) -> Point:
-        return Point(with_(config, part.patch), self.beside, self.measure, self.more)
+    def points(self, patches: Iterable[Patch]) -> list[Point]:
+        """Return the points of patches, part by part: those of one part share their requests."""
+        columns = zip(*map(self.points_of, patches), strict=True)
+        return [point for column in columns for point in column]
 
 
 class Simulator:
@@ -163,12 +163,16 @@ class Simulator:
 
     def trials(self, study: Study, cases: Sequence[Case]) -> list[Trial]:
         """Simulate cases, each on all parts of the study."""
-        points = study.points([case.patch for case in cases])
-        records = self.records(points)
-        count = len(cases)
+        return self.trials_of([(case.labels, study.points_of(case.patch)) for case in cases])
+
+    def trials_of(self, rows: Sequence[tuple[Mapping[str, Any], Sequence[Point]]]) -> list[Trial]:
+        """Simulate rows of as many points each, part by part; return a trial of each row."""
+        columns = zip(*(points for _, points in rows), strict=True)
+        records = self.records([point for column in columns for point in column])
+        count = len(rows)
         return [
-            Trial(case.labels, tuple(records[i::count]), tuple(map(_part_of, points[i::count])))
-            for i, case in enumerate(cases)
+            Trial(labels, tuple(records[index::count]), tuple(map(_part_of, points)))
+            for index, (labels, points) in enumerate(rows)
         ]
 
 
@@ -253,13 +257,13 @@ def run(study: Study, simulator: Simulator, search: Search) -> list[Trial]:
 
 
 def table(trials: Sequence[Trial]) -> pd.DataFrame:
-    """Return a row for each case and part, in order: labels, seed, skip, values, and `error`.
+    """Return a row for each case and part, in order: labels, seed, values, and `error`.
 
     `error` is None where the run was completed; a value that a run lacks is missing.
     """
     return pd.DataFrame(
         [
-            {**trial.labels, **part._asdict(), **record.values, "error": record.error}
+            {**trial.labels, "seed": part.seed, **record.values, "error": record.error}
             for trial in trials
             for part, record in zip(trial.parts, trial.records, strict=True)
         ]

@@ -401,7 +401,7 @@ def run_bubbles(
     points = [
         replace(point, measure=idle_by_cause, more=(("ranks", count),))
         for each, count in zip(contenders.values(), ranks, strict=True)
-        for point in tuning.study([part]).points([each.patch])
+        for point in tuning.study([part]).points_of(each.patch)
     ]
     records = simulator.records(points)
     return {name: record.values for name, record in zip(contenders, records, strict=True)}

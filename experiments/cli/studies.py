@@ -1,0 +1,208 @@
+"""The commands that make many runs: they parse and print; the modules they import do the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenflow.errors import UsageError
+from experiments.cli.options import Executor, Force, MedianQueue, Out, RunFile, Set, Slo
+
+if TYPE_CHECKING:
+    from experiments.study.findings import Findings
+    from experiments.study.tune_search import Tuned
+
+
+def sweep_command(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What to vary, in which run.")],
+    *,
+    executor: Executor = "process",
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Use what is in DIR already, or remove it.")
+    ] = True,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Simulate points again that failed before.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Default: the number of cores.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th part of N.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
+    ] = None,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Simulate a grid or a search over any keys of a run, several times each, and compare."""
+    from experiments.cli.terminal import progress
+    from experiments.study.sweep import sweep, sweep_part
+    from experiments.study.sweep_file import load_sweep
+    from experiments.study.trials import STORE, How
+
+    part = None if shard is None else _part(shard)
+    asked = load_sweep(file, set_ or ())
+    folder = out or Path("out") / f"{file.stem}-sweep"
+    how = How(
+        out=folder,
+        force=force,
+        reads=[file],
+        executor=executor,
+        workers=workers,
+        resume=resume,
+        retry_failed=retry_failed,
+        watch=progress,
+    )
+    try:
+        if part is not None:
+            sweep_part(asked, *part, **how)
+            store = folder / STORE
+            typer.echo(f"shard {shard} is done: put {store} together with the others' stores")
+            return
+        findings = sweep(asked, **how)
+    except KeyboardInterrupt:
+        typer.echo(
+            "interrupted: what is done is kept, the same command goes on from there", err=True
+        )
+        raise
+    _tell_findings(findings)
+    typer.echo(folder / "report.html")
+    if all(trial.errors for trial in findings.trials):
+        raise typer.Exit(1)
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, second = text.partition("/")
+    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
+        return int(first) - 1, int(second)
+    raise UsageError(f"--shard {text}: should be I/N, from 1/N to N/N")
+
+
+def _tell_findings(findings: Findings) -> None:
+    """Print the best points; on stderr, how many failed."""
+    from experiments.report.tables import print_table
+    from experiments.study.sweep import best_table, failures, headline
+
+    print_table(*best_table(findings))
+    typer.echo(headline(findings))
+    if lost := failures(findings):
+        typer.echo(
+            f"{len(lost)} of {len(findings.trials)} points failed, the first of them point "
+            f"{lost[0][0]}: {lost[0][-1]}",
+            err=True,
+        )
+
+
+def capacity_command(
+    run: RunFile,
+    *,
+    slo: Slo = None,
+    max_median_queue_s: MedianQueue = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="How exactly, as a share of the rate.")
+    ] = 0.02,
+    replications: Annotated[
+        int, typer.Option("--replications", help="Seeds, each with a search of its own.")
+    ] = 1,
+    per_dollar: Annotated[
+        Path | None,
+        typer.Option("--per-dollar", metavar="PRICES.yaml", help="GPU name: dollars per hour."),
+    ] = None,
+    set_: Set = None,
+    executor: Executor = "process",
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Find the largest request rate that keeps limits on latency."""
+    from experiments.cli.terminal import progress
+    from experiments.report.tables import print_table
+    from experiments.run_file.run import load_config
+    from experiments.study.capacity import capacity, knee_rows, sentences
+    from experiments.study.capacity_search import Question, dollars_per_hour, load_prices
+    from experiments.study.points import inputs_of
+    from experiments.study.slo import parse_slo
+    from experiments.study.trials import How
+
+    config = load_config(run, set_ or ())
+    conditions = tuple(parse_slo(slo or (), max_median_queue_s))
+    per_hour = None if per_dollar is None else dollars_per_hour(config, load_prices(per_dollar))
+    question = Question(config, conditions, run.parent, tolerance, replications, per_hour)
+    folder = out or Path("out") / f"{run.stem}-capacity"
+    reads = inputs_of(config, run)
+    how = How(out=folder, force=force, reads=reads, executor=executor, watch=progress)
+    answer = capacity(question, **how)
+    if answer.rate is not None:
+        print_table(("metric", "limit", "at capacity", "just above"), knee_rows(answer))
+    for line in sentences(answer):
+        typer.echo(line)
+    typer.echo(folder / "capacity.json")
+
+
+def tune_command(
+    run: RunFile,
+    *,
+    slo: Slo = None,
+    max_median_queue_s: MedianQueue = None,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", metavar="METRIC", help="Default: goodput, or else E2EL."),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", help="Settings to try.")] = 64,
+    schedulers: Annotated[
+        str | None, typer.Option("--schedulers", metavar="A,B,...", help="Which to try.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Try all stages x tensor parallel of so many.")
+    ] = None,
+    replications: Annotated[int, typer.Option("--replications", help="Seeds of each trial.")] = 2,
+    checks: Annotated[int, typer.Option("--checks", help="Unseen parts of each kind.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
+    set_: Set = None,
+    executor: Executor = "process",
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Find the best scheduler, parameters and layout, and check them on unseen data."""
+    from experiments.cli.terminal import progress
+    from experiments.run_file.yaml_file import override, read
+    from experiments.study.slo import parse_slo
+    from experiments.study.trials import How
+    from experiments.study.tune import tune
+    from experiments.study.tuning import Wish
+
+    document = read(run)
+    for assignment in set_ or ():
+        document = override(document, assignment)
+    names = None if schedulers is None else [n.strip() for n in schedulers.split(",") if n.strip()]
+    conditions = tuple(parse_slo(slo or (), max_median_queue_s))
+    wish = Wish(conditions, objective, names, gpus, trials, replications, checks, seed)
+    folder = out or Path("out") / f"{run.stem}-tune"
+    how = How(out=folder, force=force, reads=[run], executor=executor, watch=progress)
+    tuned = tune(document, run.parent, wish, **how)
+    _tell_tuned(tuned)
+    typer.echo(folder / "tuned.yaml")
+
+
+def _tell_tuned(tuned: Tuned) -> None:
+    from experiments.report.tables import print_table
+    from experiments.study.tune import bubble_rows, check_rows, sentences, worth_rows
+    from experiments.study.tune_search import TUNED
+
+    tuning = tuned.search.tuning
+    left_out = [each for each in tuning.layouts if each.reason]
+    if left_out:
+        print_table(("layout left out", "why"), [(each.label, each.reason) for each in left_out])
+    if tuned.worth:
+        heads = ("setting", "value", "without it", f"{tuning.objective} without it", "kept")
+        print_table(heads, worth_rows(tuned))
+    print_table(
+        ("unseen data", "metric", "against", "its mean", "tuned", "difference, 95 %"),
+        check_rows(tuned),
+    )
+    print_table(("GPU time (s)", tuning.default, TUNED, "difference"), bubble_rows(tuned))
+    for line in sentences(tuned):
+        typer.echo(line)

@@ -222,6 +222,10 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
         ("kind: lines", "kind: pie", "'bars', 'stack', 'lying' or 'lines'"),
         ("x: budget", "x: budgets", "budgets"),
         ("stages: 2", "stages: two", "stages"),
+        ("source: my own", "source: my own\nlike: mine", "mine.yaml:3: like: the figure would be"),
+        ("source: my own", "source: my own\nlike: nothing", "nothing.yaml: no such file"),
+        ("panels: [{kind", "panels: 3 #", "panels"),
+        ("vary: [budget]", "vary: [budget]\nmeasure: none", "none: no such function"),
     ],
 )
 def test_mistakes_in_ones_own_are_one_line(old: str, new: str, words: str, tmp_path: Path) -> None:

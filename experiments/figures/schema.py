@@ -152,11 +152,11 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     run = yaml_file.Document(str(path), document.data["run"], places)
     original = document.data
     for assignment in overrides:
-        head = assignment.partition("=")[0].strip().partition(".")[0]
+        head, dot, _ = _key(assignment).partition(".")
         if head == "study":
             document = _with_number(document, assignment, path)
         elif head == "systems":
-            if "." not in assignment.partition("=")[0]:
+            if not dot:
                 raise UsageError(f"--set {assignment}: should be systems.LABEL=NAME, or its keys")
             document = yaml_file.override(_with_its_keys(document, assignment), assignment)
         else:
@@ -164,31 +164,32 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     run = _without_the_links_of_another(run)
     keys = yaml_file.checked(FigureKeys, replace(document, data=document.data | {"run": run.data}))
     _check_not_taken(set_by_hand(run), keys.study)
-    new = {key for key, value in keys.study.items() if value != original["study"][key]}
-    set_here = {
-        assignment.partition("=")[0].strip().split(".")[1]
-        for assignment in overrides
-        if assignment.startswith("study.")
-    }
-    keys = keys.model_copy(
-        update={"quick": {k: v for k, v in keys.quick.items() if k not in set_here}}
-    )
-    same_systems = keys.systems == original.get("systems", {})
-    published = run.data == original["run"] and same_systems and new <= set(SAMPLING)
-    return Plan(path.stem.replace("_", "-"), keys, run, path.parent, quick, overrides, published)
+    by_hand = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
+    quickly = {name: value for name, value in keys.quick.items() if name not in by_hand}
+    keys = keys.model_copy(update={"quick": quickly})
+    new = {name for name, value in keys.study.items() if value != original["study"][name]}
+    same = run.data == original["run"] and keys.systems == original.get("systems", {})
+    name, published = path.stem.replace("_", "-"), same and new <= set(SAMPLING)
+    return Plan(name, keys, run, path.parent, quick, overrides, published)
 
 
-def _read(path: Path) -> yaml_file.Document:
+def _key(assignment: str) -> str:
+    return assignment.partition("=")[0].strip()
+
+
+def _read(path: Path, above: tuple[Path, ...] = ()) -> yaml_file.Document:
     """Return a figure's file, with what it does not say from that of the figure it is like."""
     document = yaml_file.read(path, "title, run, study")
     if "like" not in document.data:
         return document
     name = f"{str(document.data['like']).replace('-', '_')}.yaml"
     folder = path.parent if (path.parent / name).exists() else Path(__file__).parent
-    under = _read(folder / name)
+    if folder / name in (path, *above):
+        raise UsageError(f"{document.place(('like',))}: like: the figure would be like itself")
+    under = _read(folder / name, (path, *above))
     data = under.data | document.data
-    if "plot" in document.data:
-        data["plot"] = layered(under.data.get("plot", {}), document.data["plot"])
+    if isinstance(own := document.data.get("plot"), dict):
+        data["plot"] = layered(under.data.get("plot", {}), own)
     return yaml_file.Document(document.name, data, {**under.places, **document.places})
 
 
@@ -207,7 +208,7 @@ def _check_not_taken(by_hand: Mapping[str, Any], study: Mapping[str, Any]) -> No
 
 def _with_its_keys(document: yaml_file.Document, assignment: str) -> yaml_file.Document:
     """Return the document with the keys of a system in place of its name, where one is set."""
-    path = assignment.partition("=")[0].strip().split(".")
+    path = _key(assignment).split(".")
     name = document.data.get("systems", {}).get(path[1]) if len(path) > 2 else None
     if not isinstance(name, str):
         return document
@@ -216,7 +217,7 @@ def _with_its_keys(document: yaml_file.Document, assignment: str) -> yaml_file.D
 
 def _with_number(document: yaml_file.Document, assignment: str, path: Path) -> yaml_file.Document:
     known = document.data["study"]
-    key = assignment.partition("=")[0].strip()
+    key = _key(assignment)
     name = key.removeprefix("study.").partition(".")[0]
     if key == "study" or name not in known:
         raise UsageError(

@@ -39,8 +39,10 @@ _LOOKS = {
 }
 SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
 """Colours of labels that have none of their own, or the same as another beside them."""
-SHORT = 3.0
-"""A logarithmic axis from one number to less than so many times it has a number at each tick."""
+SHORT, TIGHT = 3.0, 1.5
+"""A logarithmic axis from one number to less than so many times it has a number at each tick, and
+one more digit.
+"""
 PARTS = {"prefill": "#E69F00", "decode": "#56B4E9"}
 PARTS_OF_TIME = {
     "linear": "#0b5fa5",
@@ -76,7 +78,8 @@ def decades(axes: Axes) -> None:
 
     def words(value: float, _: float) -> str:
         low, high = axes.get_ylim()
-        return f"{value:.2g}" if high < SHORT * low or f"{value:e}"[0] in "25" else ""
+        digits = 3 if high < TIGHT * low else 2
+        return f"{value:.{digits}g}" if high < SHORT * low or f"{value:e}"[0] in "25" else ""
 
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")

@@ -81,7 +81,9 @@ def test_fresh_simulates_everything_again(folder: Path) -> None:
     write(folder, replications=1, parameters={"scheduler.token_budget": [64, 128]})
     sweep("out")
     before = records("out")
+    Path("out/store/notes.txt").write_text("mine")
     sweep("out", "--fresh")
+    assert Path("out/store/notes.txt").read_text() == "mine"
     assert set(records("out")) == set(before)
     assert not set(records("out").values()) & set(before.values())
 

@@ -140,6 +140,13 @@ class Store:
         os.replace(scratch, path)
 
 
+def remove_records(folder: Path) -> None:
+    """Remove the records of a store's folder, and its header; whatever else is there stays."""
+    records = folder.glob(f"{'[0-9a-f]' * 2}/{'[0-9a-f]' * 64}.json")
+    for path in (*records, folder / HEADER):
+        path.unlink(missing_ok=True)
+
+
 def run_points(
     points: Sequence[Point],
     store: Store,

@@ -6,7 +6,6 @@ The only loop over searches is `run`. Knows neither how cases are chosen nor wha
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,7 +24,7 @@ from experiments.run_file.yaml_file import Document, Patch
 from experiments.runs import Job, Outcome, run_job
 from experiments.study.executors import executor_of
 from experiments.study.intervals import Interval, interval, paired_difference
-from experiments.study.points import HEADER, Point, Record, Store, run_points, summary
+from experiments.study.points import Point, Record, Store, remove_records, run_points, summary
 from traces import SAMPLE_NAMES
 
 
@@ -213,8 +212,8 @@ def simulator(label: str, total: int | None, **how: Unpack[How]) -> Iterator[Sim
         check_folder(out, force=how.get("force", False), reads=how.get("reads", ()))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory())) if out is None else out
-        if not how.get("resume", True) and (folder / STORE / HEADER).exists():
-            shutil.rmtree(folder / STORE)
+        if not how.get("resume", True):
+            remove_records(folder / STORE)
         store = Store(folder / STORE)
         name, workers = how.get("executor", "process"), how.get("workers")
         pool = stack.enter_context(executor_of(name, workers))

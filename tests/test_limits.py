@@ -44,6 +44,37 @@ def test_a_policy_of_ours_checks_itself() -> None:
         Sarathi(mode="both")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("static", {"max_model_len": 0}, "max_model_len should be at least 1, not 0"),
+        ("orca", {"max_model_len": 0}, "max_model_len should be at least 1, not 0"),
+        ("orca", {}, "max_model_len has to be given"),
+        ("vllm", {"max_num_batched_tokens": 0, "max_model_len": 64}, "at least 1, not 0"),
+        ("vllm", {}, "max_num_batched_tokens or max_model_len has to be given"),
+        ("token_throttling", {"iterations": 0}, "iterations should be at least 1, not 0"),
+        ("token_throttling", {"max_prefill": 0}, "max_prefill should be at least 1, not 0"),
+        ("token_throttling", {"min_prefill": -1}, "min_prefill should be at least 0, not -1"),
+        ("token_throttling", {"kv_thresh": 1.0}, "kv_thresh should be less than 1.0, not 1.0"),
+        ("token_throttling", {"victim": "oldest"}, "victim should be 'latest' or 'most_pages', "),
+        ("token_throttling", {"reserve": "none"}, "reserve should be 'threshold' or 'adaptive', "),
+        ("token_throttling", {"max_batch_rows": 0}, "max_batch_rows should be at least 1, not 0"),
+        ("td_pipe", {"variant": "fast"}, "variant should be 'paper' or 'code', not \"fast\""),
+        ("td_pipe", {"future_points": [64, 32]}, "future_points .* in rising order"),
+        ("td_pipe", {"kv_occupancy_ratio": 1.5}, "ratio should be at most 1.0, not 1.5"),
+        ("td_pipe", {"request_finish_ratio": 0.0}, "ratio should be greater than 0.0, not 0"),
+        ("td_pipe", {"max_num_batched_tokens": 0}, "at least 1"),
+        ("td_pipe", {"decode_s": 1}, "no parameter 'decode_s'"),
+        ("td_pipe", {}, "needs prefill_s and decode_s"),
+    ],
+)
+def test_a_bad_parameter_is_refused_by_name(
+    name: str, params: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"scheduler {name}: .*{message}|{name} has {message}"):
+        create(name, params)
+
+
 def test_a_class_is_made_with_parameters_and_facts() -> None:
     mine = create(Mine, {"rows": 3}, max_model_len=64, decode_s=None)
     assert isinstance(mine, Mine)

@@ -9,6 +9,7 @@ import pytest
 from evenflow.costs import AffineCost
 from evenflow.costs.base import BatchShape
 from evenflow.results.bubbles import attribute
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import RUNTIMES, Link, PooledWorld, TransferLink, World, simulate
@@ -47,24 +48,28 @@ CAUSES_OF = {
 }
 
 
+def of(cause: str, result: RunResult) -> float:
+    totals = attribute(result).totals()
+    return sum(totals[name] for name in CAUSES_OF[cause])
+
+
 @pytest.mark.parametrize("cause", CAUSES_OF)
 def test_without_a_cause_there_is_no_idle_time_due_to_it(cause: str) -> None:
     world = troubled()
     result = simulate(world)
-    before = attribute(result).totals()
-    assert sum(before[name] for name in CAUSES_OF[cause]) > 0, "the world has this cause"
+    assert of(cause, result) > 0, "the world has this cause"
     without = simulate(counterfactuals(world, result)[cause])
-    after = attribute(without).totals()
-    assert sum(after[name] for name in CAUSES_OF[cause]) == pytest.approx(0, abs=1e-9)
+    assert of(cause, without) == pytest.approx(0, abs=1e-9)
     if cause != "uneven_batches":  # the slow stage sets the pace, even or not
         assert without.completion_s.max() < result.completion_s.max()
 
 
-def troubled_pools() -> PooledWorld:
+def troubled_pools(**changes: object) -> PooledWorld:
     """Two pools with every trouble, and a link between them that takes longest of all."""
     world = replace(troubled(), requests=())
     link = TransferLink(per_token_s=1e-3, latency_s=0.05)
-    return PooledWorld(troubled().requests, prefill=world, decode=world, link=link)
+    pools = PooledWorld(troubled().requests, prefill=world, decode=world, link=link)
+    return replace(pools, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cause", CAUSES_OF)
@@ -72,8 +77,7 @@ def test_pools_are_all_without_the_cause(cause: str) -> None:
     world = troubled_pools()
     result = simulate(world)
     without = simulate(counterfactuals(world, result)[cause])
-    after = attribute(without).totals()
-    assert sum(after[name] for name in CAUSES_OF[cause]) == pytest.approx(0, abs=1e-9)
+    assert of(cause, without) == pytest.approx(0, abs=1e-9)
     moved, as_it_was = without.transfers, result.transfers
     assert moved is not None
     assert as_it_was is not None
@@ -83,7 +87,7 @@ def test_pools_are_all_without_the_cause(cause: str) -> None:
 
 
 def test_a_pool_that_never_ran_has_nothing_to_even_out() -> None:
-    world = replace(troubled_pools(), requests=[Request(0, 0.0, 10, 1)])
+    world = troubled_pools(requests=[Request(0, 0.0, 10, 1)])
     result = simulate(world)
     for changed in counterfactuals(world, result).values():
         assert simulate(changed).status == ["completed"]

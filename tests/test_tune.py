@@ -149,7 +149,11 @@ def test_what_was_found_is_checked_on_unseen_data_and_explained(tmp_path: Path) 
         assert check.survives("mean_e2el_ms", "as given")
     assert set(bubbles) == {TUNED, "as given"}
     assert bubbles[TUNED]["computing"] > 0
-    said = "\n".join(sentences(Tuned(found, (), tuple(checks), bubbles)))
+    tuned = Tuned(found, (), tuple(checks), bubbles)
+    assert tuned.points["name"].to_list()[:2] == ["as given", GLLM]
+    assert tuned.points[f"{PLANTED}.max_num_seqs"].isna().sum() == 2  # the baselines
+    assert len(tuned.table) == 3 * 3 * 2  # contenders, parts, checks
+    said = "\n".join(sentences(tuned))
     assert "fresh seeds, against as given: the gain survives: mean_e2el_ms -" in said
     assert "share of the GPU time, against the run as it is: " in said
 

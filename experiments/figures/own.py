@@ -142,8 +142,10 @@ def layouts(study: Study) -> pd.DataFrame:
 def _decodes(study: Study) -> Iterator[dict[str, object]]:
     """A pipeline has a batch a stage in flight: its requests get a token when theirs is through."""
     one, context = served(study)[0], int(study.numbers["decode_context"])
-    first_on = {_layout(study, label): label for label in reversed(study.plan.keys.systems)}
-    for layout, system in reversed(first_on.items()):
+    first_on: dict[str, str] = {}
+    for label in study.plan.keys.systems:
+        first_on.setdefault(_layout(study, label), label)
+    for layout, system in first_on.items():
         seconds = iteration(world_of(study, one.keys, study.system(system)))
         for batch in study.numbers["decode_batches"]:
             tbt_s = seconds(decode_work(batch, batch * context))

@@ -39,7 +39,8 @@ class MicroBatch:
     many, or with speculative decoding those that are accepted. `free_pages` counts the pages left
     when the micro-batch was scheduled, and `kv_tokens` the token slots that are filled in the
     others, its own tokens included. `charged` is the work that costs time where it is not just that
-    of the sequences: padding, or pages copied to and from the host.
+    of the sequences: padding, or pages copied to and from the host. Of decodes that were preempted
+    on the way, `preempted` says which, and how many tokens each is still to get.
     """
 
     batch_id: int
@@ -54,6 +55,7 @@ class MicroBatch:
     output_tokens: int
     kv_tokens: int = 0
     charged: Work | None = None
+    preempted: abc.Sequence[tuple[Sequence, int]] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -31,8 +31,8 @@ class Batcher:
     stages; at most `max_in_flight` micro-batches at once (None: no cap); `max_model_len` tokens of
     prompt and output; `pipelined_chunks` overrides the policy's own; `speculation` lets a decode
     step yield several tokens; `keeps_pages`: a finished request's pages stay until `release`, for
-    another engine to fetch. Raises UsageError when a step could yield more tokens than a page
-    holds.
+    another engine to fetch; `asks_again`: a policy that only preempted is asked again at once.
+    Raises UsageError when a step could yield more tokens than a page holds.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Batcher:
         pipelined_chunks: bool | None = None,
         speculation: Speculation | None = None,
         keeps_pages: bool = False,
+        asks_again: bool = True,
     ) -> None:
         if pipelined_chunks is None:
             pipelined_chunks = getattr(scheduler, "pipelined_chunks", False)
@@ -60,6 +61,8 @@ class Batcher:
         self.keeps_pages = keeps_pages
         self.wake_at_s: float | None = None
         self._padded = getattr(scheduler, "padded", False)
+        self._in_flight_too = getattr(scheduler, "preempts_in_flight", False)
+        self._asks_again = asks_again
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
         if self._verified_tokens > self.pool.page_tokens:
             raise UsageError(
@@ -97,14 +100,18 @@ class Batcher:
             try:
                 plan = self.scheduler.schedule(self.view)
             except Exception as error:
-                what = f"raised {type(error).__name__}: {error}"
-                raise PolicyError(f"policy {self.policy_name} {what}") from error
-            batch = self._carry_out(plan)
+                raise self._raised(error) from error
+            if type(plan) is not Plan and isinstance(plan, abc.Iterator):
+                plan, batch = self._carry_out_parts(plan)
+            else:
+                batch = self._send(*self._carry_out(plan))
             if batch is not None:
                 self._answer = ""
                 return batch
             if queues.preemptions == preemptions:
                 self._wait(plan)
+                return None
+            if not self._asks_again:
                 return None
         return None
 
@@ -123,14 +130,15 @@ class Batcher:
         if group is not None:
             finished = group.step(now_s, queues.gap_s, queues.gap_count)
         for chunk in batch.chunks:
-            queues.return_chunk(chunk)
-            if not chunk.last:
+            if not queues.return_chunk(chunk):
                 continue
             if queues.token_of_prefill(chunk.sequence, now_s) or chunk.sequence.aborted:
                 finished.append(chunk.sequence)
             else:
                 group = group if group is not None else self._group_of(batch)
                 queues.start_decoding(chunk.sequence, group)
+        if queues.owed:
+            finished += queues.deliver(batch, now_s, stopped)
         if stopped or queues.aborted:
             finished = queues.end_early(finished, batch.chunks, group, stopped)
         for seq in finished:
@@ -156,7 +164,7 @@ class Batcher:
         group = next((group for group in sent if group is not None and seq in group), None)
         if group is not None:
             group.settle(seq)
-        if group is not None or seq.chunks_in_flight:
+        if group is not None or (seq.chunks_in_flight and not seq.owed):
             queues.aborted.add(request_id)
         else:
             queues.give_up(seq)
@@ -175,7 +183,7 @@ class Batcher:
         `spare_pages` stay free for what runs here to grow into, if anything does.
         """
         queues, pool = self.queues, self.pool
-        spare = spare_pages if queues.running or queues.moving else 0
+        spare = spare_pages if queues.admitted or queues.moving else 0
         return not queues.waiting and pool.pages_for(context_tokens) + spare <= pool.free_pages
 
     def reserve(self, handover: Handover) -> None:
@@ -200,7 +208,7 @@ class Batcher:
         queues = self.queues
         seq = queues.moving.pop(request_id)
         queues.enter(seq)
-        queues.running += 1
+        queues.admitted[request_id] = seq
         group = queues.empty_group()
         queues.start_decoding(seq, group)
         queues.ready.append(group)
@@ -249,9 +257,29 @@ class Batcher:
     def policy_name(self) -> str:
         return type(self.scheduler).__name__
 
-    def _carry_out(self, plan: Plan) -> MicroBatch | None:
+    def _carry_out_parts(self, parts: abc.Iterator[Plan]) -> tuple[Plan, MicroBatch | None]:
+        """Carry out each part of an answer before the policy goes on; return the last one too."""
+        chunks: list[Chunk] = []
+        group, plan = None, Plan()
+        while True:
+            try:
+                part = next(parts, None)
+            except Exception as error:
+                raise self._raised(error) from error
+            if part is None:
+                return plan, self._send(chunks, group)
+            plan = part
+            more, decodes = self._carry_out(plan, group)
+            chunks += more
+            group = group or decodes
+
+    def _carry_out(
+        self, plan: Plan, forming: DecodeGroup | None = None
+    ) -> tuple[list[Chunk], DecodeGroup | None]:
         if type(plan) is not Plan:
             raise PolicyError(f"policy {self.policy_name} returned {plan!r}, not a Plan")
+        if plan.decodes and forming is not None:
+            raise PolicyError(f"policy {self.policy_name} takes decodes in two parts of a plan")
         queues = self.queues
         for request_id in plan.preempt:
             queues.preempt(self._preemptible(request_id))
@@ -260,14 +288,16 @@ class Batcher:
         chunks: list[Chunk] = []
         for prefill in plan.prefills:
             chunks.append(self._place(prefill))
-        group = self._take_decodes(plan) if plan.decodes else None
+        return chunks, self._take_decodes(plan) if plan.decodes else None
+
+    def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch | None:
         if group is None and not chunks:
             return None
         batch = self._micro_batch(chunks, group)
         if self._charges:
             self._charge(batch)
         self._batches += 1
-        queues.in_flight[batch.batch_id] = batch
+        self.queues.in_flight[batch.batch_id] = batch
         return batch
 
     def _micro_batch(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
@@ -333,6 +363,8 @@ class Batcher:
             )
         if not 1 <= prefill.tokens <= seq.remaining:
             raise self._broken(seq, f"prefills {prefill.tokens} of {seq.remaining} tokens left")
+        if seq.owed:
+            raise self._broken(seq, "prefills while an output of it is in flight")
         if seq.chunks_in_flight and not self.queues.pipelined_chunks:
             raise self._broken(seq, "prefills while an earlier chunk is in flight")
         return seq
@@ -351,6 +383,8 @@ class Batcher:
             return group
         due = group.due_pages()
         while len(due) > pool.free_pages:
+            if plan.victims == "latest_admitted" and not self._in_flight_too:
+                raise PolicyError(f"policy {self.policy_name} does not say preempts_in_flight")
             self.queues.preempt(self.queues.victim(plan.victims, group), group)
             group = ready.top_up(group, plan.decodes, plan.order)
             due = group.due_pages()
@@ -360,13 +394,15 @@ class Batcher:
 
     def _preemptible(self, request_id: int) -> Sequence:
         seq = self.queues.live.get(request_id)
-        if seq is None or seq.chunks_in_flight or not seq.pages:
+        if seq is None or not seq.pages or (seq.chunks_in_flight and not self._in_flight_too):
             raise PolicyError(
                 f"policy {self.policy_name} preempts request {request_id}, which holds no pages "
                 "or is in flight"
             )
-        if seq.decoding and seq not in self.queues.ready:
+        if seq.decoding and not self._in_flight_too and seq not in self.queues.ready:
             raise self._broken(seq, "preempts it while it is in flight")
+        if seq.aborted or (self._in_flight_too and self.queues.is_forming(seq)):
+            raise self._broken(seq, "preempts it after it was aborted or planned")
         return seq
 
     def _group_of(self, batch: MicroBatch) -> DecodeGroup:
@@ -388,6 +424,10 @@ class Batcher:
             )
         self.wake_at_s = plan.wake_at_s
         self._answer = "kv" if plan.kv_limited else "policy"
+
+    def _raised(self, error: Exception) -> PolicyError:
+        what = f"raised {type(error).__name__}: {error}"
+        return PolicyError(f"policy {self.policy_name} {what}")
 
     def _broken(self, seq: Sequence, what: str) -> PolicyError:
         return PolicyError(f"policy {self.policy_name}, request {seq.request.request_id}: {what}")

@@ -25,9 +25,10 @@ class Sequence(Holder):
     Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill
     must compute (the prompt, plus what was generated before a preemption) and `computed` what has
     been scheduled of it, or kept. A decoding sequence attends to `context` tokens. `order` numbers
-    arrivals. `epoch` counts preemptions, so that a result from before one is recognised. An
-    `aborted` sequence is still there only while micro-batches compute with its pages. Of its prompt
-    `cached_tokens` were never computed.
+    arrivals. `epoch` counts preemptions, so that a result from before one is recognised; `owed`
+    micro-batches have such results of it, and until they return it waits. An `aborted` sequence is
+    still there only while micro-batches compute with its pages. Of its prompt `cached_tokens` were
+    never computed.
     """
 
     prompt_tokens: int
@@ -36,6 +37,7 @@ class Sequence(Holder):
     chunks_in_flight: int = 0
     generated: int = 0
     epoch: int = 0
+    owed: int = 0
     decoding: bool = False
     aborted: bool = False
     cached_tokens: int = 0

@@ -27,9 +27,11 @@ class Queues:
     """The sequences of one engine, and how many there are of which.
 
     `live` are all that are being served: those `waiting`, `partials` (partly scheduled and free to
-    go on, by arrival), those `ready` to decode, and those of the micro-batches `in_flight`. Beside
-    them, `moving` sequences hold pages while their KV leaves or arrives. `gap_s` has each gap
-    between tokens, for `gap_count` requests each; `now_s` is when something last happened.
+    go on, by arrival), those `ready` to decode, and those of the micro-batches `in_flight`. All but
+    the waiting ones are `admitted`, in that order. Beside them, `moving` sequences hold pages while
+    their KV leaves or arrives. `owed` is what is in flight of sequences that were preempted since.
+    `gap_s` has each gap between tokens, for `gap_count` requests each; `now_s` is when something
+    last happened.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Queues:
         self.ready = ReadyQueue(kv.pool.page_tokens)
         self.in_flight: dict[int, MicroBatch] = {}
         self.live: dict[int, Sequence] = {}
+        self.admitted: dict[int, Sequence] = {}
         self.moving: dict[int, Sequence] = {}
         self.aborted: set[int] = set()  # of the live: end when their micro-batches return
         self.waiting_tokens = 0
-        self.running = 0
+        self.owed = 0
         self.running_decodes = 0
         self.preemptions = 0
         self.completed = 0
@@ -98,7 +101,7 @@ class Queues:
             self._leave_queue(seq)
             if not seq.epoch:
                 seq.first_scheduled_s = self.now_s
-            self.running += 1
+            self.admitted[seq.request.request_id] = seq
             self.kv.tokens += start
             if goes_on:
                 insort(self.partials, seq, key=_by_arrival)
@@ -111,14 +114,18 @@ class Queues:
             self.kv.publish(seq, stop)
         return Chunk(seq, start, stop, last, seq.epoch)
 
-    def return_chunk(self, chunk: Chunk) -> None:
-        """Take a chunk back; unless it was the last, the sequence may go on."""
+    def return_chunk(self, chunk: Chunk) -> bool:
+        """Take a chunk back, after which the sequence may go on; return whether it was the last.
+
+        Of a sequence that was preempted since, `deliver` takes it back.
+        """
         seq = chunk.sequence
-        if chunk.epoch != seq.epoch:
-            raise ValueError(f"stale chunk of request {seq.request.request_id}")
         seq.chunks_in_flight -= 1
+        if chunk.epoch != seq.epoch:
+            return False
         if not (chunk.last or self.pipelined_chunks or seq.aborted):
             insort(self.partials, seq, key=_by_arrival)
+        return chunk.last
 
     def _leave_queue(self, seq: Sequence) -> None:
         if self.waiting[0] is seq:
@@ -129,7 +136,7 @@ class Queues:
     # -- decoding, and the end ------------------------------------------------------------------
 
     def token_of_prefill(self, seq: Sequence, now_s: float) -> bool:
-        """Record the token a last chunk yields; return whether it is the request's last."""
+        """Record a token that a sequence gets alone; return whether it is the request's last."""
         if seq.generated:
             self.gap_s.append(now_s - seq.last_token_s)
             self.gap_count.append(1)
@@ -156,6 +163,10 @@ class Queues:
         seq.completion_s = now_s
         self.completed += 1
         self.completed_tokens += seq.generated
+        if not seq.pages:  # preempted, and the last token was on its way
+            self.leave_queues(seq)
+            self.give_up(seq)
+            return
         self.kv.publish(seq, seq.held_tokens)
         if keeps_pages:
             self.moving[seq.request.request_id] = seq
@@ -164,7 +175,7 @@ class Queues:
         self._leave(seq)
 
     def _leave(self, seq: Sequence) -> None:
-        self.running -= 1
+        del self.admitted[seq.request.request_id]
         self.running_decodes -= seq.decoding
         del self.live[seq.request.request_id]
 
@@ -200,7 +211,7 @@ class Queues:
                 group.leave(seq)
             finished += members
         gone = [seq for seq in finished if seq.aborted]
-        gone += (chunk.sequence for chunk in chunks if chunk.sequence.aborted)
+        gone += (seq for seq, *_, epoch in chunks if seq.aborted and seq.epoch == epoch)
         for seq in dict.fromkeys(gone):
             if not seq.chunks_in_flight:
                 self.aborted.remove(seq.request.request_id)
@@ -221,8 +232,15 @@ class Queues:
         """Choose among what is not in flight: ready decodes, those `forming`, partials by arrival.
 
         `rule` is a `scheduling.Victim`. Of those that returned together, the last one is the last
-        returned.
+        returned. The latest admitted may be in flight.
         """
+        if rule == "latest_admitted":
+            last_first = reversed(self.admitted.values())
+            return next(
+                seq
+                for seq in last_first
+                if not seq.aborted and (seq.decoding or not self.is_forming(seq))
+            )
         groups = [*self.ready.groups, forming] if forming is not None else self.ready.groups
         members = [(group, seq) for group in groups for seq in group.sequences()]
         if rule == "last_returned":
@@ -233,20 +251,36 @@ class Queues:
         partials = [seq for seq in self.partials if not seq.chunks_in_flight]
         return max(decoding + partials, key=_by_arrival)
 
+    def is_forming(self, seq: Sequence) -> bool:
+        """Say whether a sequence is in a micro-batch that has not been sent yet."""
+        batches = self.in_flight.values()
+        if seq.decoding:
+            groups = [batch.decodes for batch in batches if batch.decodes is not None]
+            return seq not in self.ready and not any(seq in group for group in groups)
+        sent = (chunk.sequence is seq for batch in batches for chunk in batch.chunks)
+        return sum(sent) < seq.chunks_in_flight
+
     def preempt(self, seq: Sequence, group: DecodeGroup | None = None) -> None:
         """Free all pages and queue the sequence first; its output is part of its next prompt.
 
-        `group` is what is forming, which may hold the sequence.
+        `group` is what is forming, which may hold the sequence. What is in flight of it still
+        counts when it returns, and so long the sequence waits.
         """
+        computing = 0
         if not seq.decoding:
-            self.partials.remove(seq)
+            if seq.remaining and not (seq.chunks_in_flight and not self.pipelined_chunks):
+                self.partials.remove(seq)
             self.waiting_tokens -= seq.remaining
         elif group is not None and seq in group:
             group.leave(seq)
-        else:
+        elif seq in self.ready:
             self.ready.remove(seq)
-        self.kv.suspend(seq, seq.held_tokens)
-        self.running -= 1
+        else:
+            computing = self._leave_in_flight(seq)
+        seq.owed = seq.chunks_in_flight + (computing > 0)
+        self.owed += seq.owed
+        self.kv.suspend(seq, seq.held_tokens + computing)
+        del self.admitted[seq.request.request_id]
         self.running_decodes -= seq.decoding
         self.preemptions += 1
         seq.decoding = False
@@ -255,6 +289,36 @@ class Queues:
         self._look_up(seq)
         self.waiting.appendleft(seq)
         self.waiting_tokens += seq.remaining
+
+    def _leave_in_flight(self, seq: Sequence) -> int:
+        """Take a decode out of its micro-batch; return how many tokens this will yield it."""
+        for batch in self.in_flight.values():
+            group = batch.decodes
+            if group is not None and seq in group:
+                group.leave(seq)
+                tokens = min(group.stride, seq.request.output_tokens - seq.generated)
+                batch.preempted = (*batch.preempted, (seq, tokens))
+                return tokens
+        raise ValueError(f"request {seq.request.request_id} is not in flight")
+
+    def deliver(
+        self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int]
+    ) -> list[Sequence]:
+        """Record what a micro-batch yields sequences preempted since; return those that end."""
+        chunks = (chunk for chunk in batch.chunks if chunk.epoch != chunk.sequence.epoch)
+        late = [*batch.preempted, *((chunk.sequence, int(chunk.last)) for chunk in chunks)]
+        finished = []
+        for seq, tokens in late:
+            seq.owed -= 1
+            self.owed -= 1
+            if seq.aborted or not tokens:
+                continue
+            seq.prompt_tokens += tokens
+            self.waiting_tokens += tokens
+            ended = [self.token_of_prefill(seq, now_s) for _ in range(tokens)][-1]
+            if ended or seq.request.request_id in stopped:
+                finished.append(seq)
+        return finished
 
 
 def _last_token_s(member: tuple[DecodeGroup, Sequence]) -> float:

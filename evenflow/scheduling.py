@@ -99,11 +99,15 @@ class View:
 
     @property
     def waiting(self) -> abc.Iterator[Prompt]:
-        """Prompts of which nothing is scheduled, first come first; preempted ones at the front."""
+        """Prompts of which nothing is scheduled, first come first; preempted ones at the front,
+        where they show as soon as nothing of them is in flight."""
         queues = self._queues
+        waiting: abc.Iterable[Sequence] = queues.waiting
+        if queues.owed:
+            waiting = (seq for seq in waiting if not seq.owed)
         if not queues.kv.keeps:
-            return map(Prompt, queues.waiting)
-        return map(Prompt, map(queues.looked_up, queues.waiting))
+            return map(Prompt, waiting)
+        return map(Prompt, map(queues.looked_up, waiting))
 
     @property
     def num_waiting(self) -> int:
@@ -129,7 +133,7 @@ class View:
     @property
     def running(self) -> int:
         """Requests that were admitted and have not finished: partly prefilled or decoding."""
-        return self._queues.running
+        return len(self._queues.admitted)
 
     @property
     def running_decodes(self) -> int:
@@ -187,20 +191,25 @@ class View:
             for _, generated, predicted in self.decode_lengths
         )
 
+    def pages_for(self, tokens: int) -> int:
+        """Return how many pages `tokens` tokens fill."""
+        return self._pool.pages_for(tokens)
+
     def decode_pages(self, count: int, order: Order) -> int:
         """Return how many new pages the next token of the first `count` ready decodes needs."""
         return self._ready.due_pages(count, order)
 
     def victim(self, rule: Victim) -> int:
-        """Return which request a rule preempts next, of those that run and are not in flight."""
+        """Return which request a rule preempts next, of those that it may."""
         return self._queues.victim(rule).request.request_id
 
 
 Order = Literal["arrival", "first_returned", "last_returned"]
 """Which ready decodes go first: by arrival, the longest returned, or the most recently returned."""
 
-Victim = Literal["latest_arrived", "last_returned", "most_pages"]
-"""Which ready request is preempted when a decode needs a page and none is free."""
+Victim = Literal["latest_arrived", "last_returned", "most_pages", "latest_admitted"]
+"""Which request is preempted when a decode needs a page and none is free: a ready one, or the last
+to start to run, in flight or not (for policies that say `preempts_in_flight`)."""
 
 
 class Prefill(NamedTuple):
@@ -240,9 +249,16 @@ SearchSpace = abc.Mapping[str, abc.Sequence[Any] | abc.Mapping[str, Any]]
 class Scheduler(Protocol):
     """A policy: reads a view, returns a plan. It has no clock, no I/O and no unseeded randomness.
 
+    An answer may come in parts: `schedule` then yields plans, each of which is carried out before
+    the policy goes on, so it sees what is left. Together they are one micro-batch; at most one of
+    them takes decodes.
+
     A policy may also have
     - `pipelined_chunks` (bool, default False): consecutive chunks of one prompt may be in flight at
       once;
+    - `preempts_in_flight` (bool, default False): it may preempt what micro-batches compute with.
+      The pages are free at once, the output still counts when it returns, and until then the
+      request waits;
     - `padded` (bool, default False): the requests of a micro-batch compute as much as the longest
       of them, ended ones included, until all have ended;
     - `uncapped` (bool, default False): it limits the micro-batches in flight itself, so a
@@ -254,4 +270,4 @@ class Scheduler(Protocol):
       request, or None.
     """
 
-    def schedule(self, view: View) -> Plan: ...
+    def schedule(self, view: View) -> Plan | abc.Iterator[Plan]: ...

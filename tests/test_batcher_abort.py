@@ -41,10 +41,10 @@ def test_chunks_in_flight_keep_the_pages_of_an_aborted_request_until_the_last_is
     with pytest.raises(ValueError, match="request 0 is not being served"):
         serving.abort(0)
     queues = serving.queues
-    log = [(serving.pool.free_pages, queues.running, queues.waiting_tokens)]
+    log = [(serving.pool.free_pages, len(queues.admitted), queues.waiting_tokens)]
     for batch in (first, second):
         assert serving.complete(batch, 1.0) == []
-        log.append((serving.pool.free_pages, queues.running, queues.waiting_tokens))
+        log.append((serving.pool.free_pages, len(queues.admitted), queues.waiting_tokens))
     assert log == [(8, 1, 0), (8, 1, 0), (10, 0, 0)]
     assert not queues.live
     serving.add(Request(1, 0.0, 4, 1))

@@ -140,7 +140,7 @@ def test_every_client_ends_and_every_page_is_free(
     assert result.gap_count.sum() == gaps.sum()
     owner.pool.check_integrity([])
     queues = owner.queues
-    assert (queues.running, queues.waiting_tokens, owner.kv.tokens) == (0, 0, 0)
+    assert (len(queues.admitted), queues.waiting_tokens, owner.kv.tokens) == (0, 0, 0)
     assert replay(owner.journal, world.batcher()) is None
 
 

@@ -24,6 +24,8 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("orca", {"max_num_seqs": 5}),
     ("vllm", {"max_num_seqs": 6}),
     ("vllm", {"max_num_batched_tokens": 150, "max_batch_rows": 3}),
+    ("vllm_v1", {"max_num_batched_tokens": 48, "max_num_seqs": 40}),
+    ("vllm_v1", {"max_num_batched_tokens": 64, "max_num_seqs": 5, "watermark": 0.05}),
     ("sarathi", {"token_budget": 48}),
     ("sarathi", {"token_budget": 64, "max_batch_rows": 3, "max_num_seqs": 7}),
     ("sarathi", {"token_budget": 32, "mode": "chunked_only"}),
@@ -68,7 +70,7 @@ def require_idle(engine: Batcher) -> None:
     engine.pool.check_integrity([])
     assert not queues.live
     assert not queues.moving
-    assert (queues.running, queues.running_decodes, queues.ready.num_sequences) == (0, 0, 0)
+    assert (len(queues.admitted), queues.running_decodes, queues.ready.num_sequences) == (0, 0, 0)
     assert (queues.waiting_tokens, len(queues.in_flight)) == (0, 0)
     assert (engine.kv.tokens, engine.view.expected_output_tokens) == (0, 0)
 

@@ -17,12 +17,14 @@ from evenflow.schedulers.static import Static
 from evenflow.schedulers.td_pipe import TDPipe
 from evenflow.schedulers.token_throttling import TokenThrottling
 from evenflow.schedulers.vllm import VLLM
+from evenflow.schedulers.vllm_v1 import VLLMV1
 from evenflow.scheduling import Scheduler
 
 POLICIES: Mapping[str, type[Scheduler]] = {
     "static": Static,
     "orca": Orca,
     "vllm": VLLM,
+    "vllm_v1": VLLMV1,
     "sarathi": Sarathi,
     "token_throttling": TokenThrottling,
     "td_pipe": TDPipe,

@@ -195,7 +195,7 @@ def _gauges(batcher: Batcher) -> Mapping[str, float]:
     own."""
     pool = batcher.pool
     return {
-        "vllm:num_requests_running": batcher.queues.running,
+        "vllm:num_requests_running": len(batcher.queues.admitted),
         "vllm:num_requests_waiting": len(batcher.queues.waiting),
         "vllm:kv_cache_usage_perc": 1 - pool.free_pages / pool.total_pages,
         "vllm:num_preemptions_total": batcher.queues.preemptions,

@@ -112,7 +112,7 @@ class Play:
         self.owner.pool.check_integrity([page for seq in live for page in seq.pages])
         waits = [seq for seq in live if not (seq.aborted or seq.decoding)]
         assert queues.waiting_tokens == sum(seq.remaining for seq in waits)
-        assert queues.running == len(live) - len(queues.waiting)
+        assert len(queues.admitted) == len(live) - len(queues.waiting)
         assert queues.running_decodes == sum(seq.decoding for seq in live)
         sent = [batch.decodes for batch in queues.in_flight.values() if batch.decodes is not None]
         decoding = [*queues.ready.groups, *sent]

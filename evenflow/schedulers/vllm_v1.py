@@ -1,0 +1,78 @@
+"""vLLM V1: one pass over what runs, then over what waits, under one token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from evenflow.keys import Count
+from evenflow.schedulers.limits import Fraction, checked
+from evenflow.scheduling import Plan, Prefill, SearchSpace, View
+
+
+class VLLMV1:
+    """Every ready decode, the chunk of the prompt that is under way, then prompts that wait.
+
+    Source: vLLM 0.32.0 (its V1 scheduler), whose recorded decisions are this policy's: see
+    docs/engines.md. Requests run in the order of their admission, and chunks of a prompt follow one
+    another without waiting for the last to return. Pages come with each chunk; a prompt is only
+    admitted if all of it would fit now, `watermark` of the pages left free once anything runs. When
+    a page is missing, the last admitted request is preempted, in flight or not, and then nothing is
+    admitted in this step.
+    """
+
+    pipelined_chunks = True
+    preempts_in_flight = True
+
+    search_space: ClassVar[SearchSpace] = {
+        "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True},
+        "max_num_seqs": {"low": 16, "high": 1024, "log": True, "integer": True},
+        "watermark": {"low": 0.0, "high": 0.1},
+    }
+
+    @checked
+    def __init__(
+        self,
+        *,
+        max_num_batched_tokens: Count = 2048,
+        max_num_seqs: Count = 256,
+        watermark: Fraction = 0.0,
+    ) -> None:
+        if max_num_batched_tokens < max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {max_num_batched_tokens} is less than max_num_seqs "
+                f"{max_num_seqs}: a decode of each has to fit"
+            )
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.watermark = watermark
+
+    def schedule(self, view: View) -> Iterator[Plan]:
+        preemptions = view.preemptions
+        decodes = min(view.ready_decodes, self.max_num_batched_tokens)
+        tokens = self.max_num_batched_tokens - decodes
+        yield Plan(decodes=decodes, victims="latest_admitted")
+        if view.preemptions > preemptions or not tokens:
+            return
+        for prompt in view.partials[:1]:  # there is only one, the last that was admitted
+            chunk = min(prompt.remaining, tokens)
+            if view.pages_for(prompt.computed + chunk) - prompt.pages > view.free_pages:
+                yield Plan(preempt=[prompt.request_id])
+                return
+            yield Plan([Prefill(prompt.request_id, chunk)])
+            tokens -= chunk
+        yield from self._admit(view, tokens)
+
+    def _admit(self, view: View, tokens: int) -> Iterator[Plan]:
+        while tokens and view.running < self.max_num_seqs:
+            prompt = next(iter(view.waiting), None)
+            if prompt is None:
+                return
+            total_pages = view.total_pages + 1  # vLLM counts its null block, which holds nothing
+            spare = int(self.watermark * total_pages) if view.running else 0
+            if view.pages_for(prompt.tokens) - prompt.pages > view.free_pages - spare:
+                yield Plan(kv_limited=True)
+                return
+            chunk = min(prompt.remaining, tokens)
+            yield Plan([Prefill(prompt.request_id, chunk)])
+            tokens -= chunk

@@ -1,0 +1,1 @@
+"""Recorded decisions of real engines, replayed through our own Batcher."""

@@ -1,0 +1,268 @@
+"""Journals of vLLM V1's scheduler: what it was asked and answered, replayed through a Batcher.
+
+A line is an event (docs/engines.md says what is in it): requests arrive, vLLM is asked for a step,
+a micro-batch returns. Knows the format, and which settings of vLLM are which of ours; the rules are
+the policy's.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenflow.batch import MicroBatch
+from evenflow.batcher import Batcher
+from evenflow.errors import PolicyError, UsageError
+from evenflow.kv import KvCache, PagePool, PrefixCache
+from evenflow.request import Prefix, Request
+from evenflow.schedulers import create
+from evenflow.scheduling import Scheduler
+
+Event = Mapping[str, Any]
+
+FIELDS = {
+    "config": ("blocks", "block_size", "budget", "max_num_seqs", "pp", "max_concurrent_batches"),
+    "add": ("id", "prompt", "output"),
+    "ask": ("tokens", "new", "resumed", "preempted", "free_after", "running", "waiting", "held"),
+    "done": ("ids", "finished"),
+    "finished": (),
+}
+"""What each kind of event has to hold."""
+
+GENERATED = 500
+"""Without a model, the token after n known ones is 3 + n mod 500."""
+
+
+class Difference(NamedTuple):
+    """The first step whose answer is not the recorded one: what of it, and in which rule."""
+
+    step: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.what}"
+
+
+class Outcome(NamedTuple):
+    """How many steps a journal has, how many of them were equal, and what was different first."""
+
+    steps: int
+    equal: int
+    difference: Difference | None
+
+
+def read(path: Path) -> list[Event]:
+    """Return the events of a journal; UsageError for a file that is none, or not all of one."""
+    events = list(_lines(path))
+    if not events or events[0].get("kind") != "config":
+        raise UsageError(f"{path}: no journal of vLLM: its first line has no kind: config")
+    for number, event in enumerate(events, 1):
+        kind = event.get("kind")
+        if kind not in FIELDS:
+            raise UsageError(f"{path}, line {number}: unknown event {kind!r}")
+        for name in FIELDS[kind]:
+            if name not in event:
+                raise UsageError(f"{path}, line {number}: {kind} without {name!r}")
+    return events
+
+
+def is_journal(path: Path) -> bool:
+    """Say whether a file begins as a journal of vLLM does."""
+    try:
+        first = next(_lines(path), {})
+    except UsageError:
+        return False
+    return first.get("kind") == "config" and "max_concurrent_batches" in first
+
+
+def _lines(path: Path) -> Iterator[Event]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                event = json.loads(line)
+                if not isinstance(event, dict):
+                    raise UsageError(f"{path}, line {number}: no event: {line.strip()[:40]}")
+                yield event
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}, line {number}: no JSON: {error}") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UsageError(f"{path}: cannot be read to its end: {error}") from None
+
+
+def scheduler_of(config: Event) -> Scheduler:
+    """Return the policy that a journal's settings stand for."""
+    params = {
+        "max_num_batched_tokens": config["budget"],
+        "max_num_seqs": config["max_num_seqs"],
+        "watermark": float(config.get("watermark", 0.0)),
+    }
+    return create("vllm_v1", params)
+
+
+def refuse(path: Path, config: Event) -> None:
+    """Raise UsageError for settings whose rules are not modelled."""
+    if config.get("async_scheduling"):
+        raise UsageError(f"{path}: async_scheduling is not modelled")
+    if not config.get("full_isl", True):
+        raise UsageError(f"{path}: full_isl: false is not modelled")
+
+
+def batcher_of(config: Event, scheduler: Scheduler) -> Batcher:
+    """Return a Batcher with a journal's settings; one of vLLM's blocks is its null block."""
+    pool = PrefixCache if config.get("prefix_caching") else PagePool
+    return Batcher(
+        scheduler,
+        KvCache(pool(config["blocks"] - 1, config["block_size"])),
+        depth=config["pp"],
+        max_in_flight=config["max_concurrent_batches"],
+        max_model_len=config.get("max_model_len", 1 << 30),
+        asks_again=False,
+    )
+
+
+class Contents:
+    """What the tokens of each request are, as far as a journal's prompts say so."""
+
+    def __init__(self, path: Path, block_tokens: int) -> None:
+        self._prompts = {line["id"]: line["prompt"] for line in _lines(_prompts_of(path))}
+        self._block_tokens = block_tokens
+        self._blocks: dict[tuple[int, ...], int] = {}
+
+    def prefix(self, request_id: int, output_tokens: int) -> Prefix:
+        """Return the prefix of a request: its prompt and what it will generate."""
+        prompt = self._prompts[request_id]
+        stop = len(prompt) + output_tokens
+        tokens = [*prompt, *(3 + known % GENERATED for known in range(len(prompt), stop))]
+        starts = range(0, stop, self._block_tokens)
+        blocks = [tuple(tokens[start : start + self._block_tokens]) for start in starts]
+        numbers = tuple(self._blocks.setdefault(block, len(self._blocks)) for block in blocks)
+        return Prefix(numbers, self._block_tokens, stop)
+
+
+def _prompts_of(path: Path) -> Path:
+    """Return the file of prompts beside a journal: NAME-prompts, for a beginning of its name."""
+    words = path.name.removesuffix(".jsonl.gz").split("-")
+    for count in range(len(words), 0, -1):
+        beside = path.with_name("-".join([*words[:count], "prompts.jsonl.gz"]))
+        if beside.is_file():
+            return beside
+    raise UsageError(f"{path}: prefix_caching needs the prompts, {words[0]}-prompts.jsonl.gz")
+
+
+class Replayer:
+    """Feeds the events of a journal to a Batcher and compares what it answers.
+
+    The batches travel in a queue, first in first out, as in vLLM; empty answers are in it too.
+    """
+
+    def __init__(self, path: Path, events: Sequence[Event], scheduler: Scheduler | None) -> None:
+        config = events[0]
+        refuse(path, config)
+        self._events = events[1:]
+        self._batcher = batcher_of(config, scheduler or scheduler_of(config))
+        self._contents = None
+        if config.get("prefix_caching"):
+            self._contents = Contents(path, config["block_size"])
+        self._travelling: deque[MicroBatch | None] = deque()
+        self._now_s = 0.0
+        self._steps = 0
+
+    def run(self) -> Outcome:
+        """Return how far the Batcher decides as vLLM did."""
+        steps = sum(event["kind"] == "ask" for event in self._events)
+        for number, event in enumerate(self._events):
+            self._now_s = event.get("now_s", float(number))
+            try:
+                what = self._feed(event)
+            except (PolicyError, ValueError, KeyError) as error:
+                what = str(error)
+            if what is not None:
+                return Outcome(steps, self._steps, Difference(self._steps, what))
+            self._steps += event["kind"] == "ask"
+        return Outcome(steps, self._steps, None)
+
+    def _feed(self, event: Event) -> str | None:
+        if event["kind"] == "add":
+            return self._batcher.add(self._request(event))
+        if event["kind"] == "ask":
+            return self._ask(event)
+        if event["kind"] == "done" and self._travelling:
+            return self._complete(event)
+        return None
+
+    def _request(self, event: Event) -> Request:
+        prefix = None
+        if self._contents is not None:
+            prefix = self._contents.prefix(event["id"], event["output"])
+        return Request(
+            event["id"],
+            event.get("arrival_s", self._now_s),
+            event["prompt"],
+            event["output"],
+            prefix=prefix,
+        )
+
+    def _ask(self, event: Event) -> str | None:
+        queues = self._batcher.queues
+        before = list(queues.admitted)
+        waiting = list(queues.waiting)
+        if before != [row[0] for row in event["running"]]:
+            return _differ("running, in order of admission", before, event["running"])
+        batch = self._batcher.next(self._now_s)
+        self._travelling.append(batch)
+        after = queues.admitted
+        started = [number for number in after if number not in before]
+        kept = {str(number): queues.live[number].kept_tokens for number in started}
+        cached = {number: tokens for number, tokens in kept.items() if tokens}
+        held = {str(number): len(seq.pages) for number, seq in after.items()}
+        preempted = [number for number in reversed(before) if number not in after]
+        order = [seq.request.request_id for seq in waiting]
+        answers = (
+            ("preempted", preempted, event["preempted"]),
+            ("admitted", sorted(started), sorted([*event["new"], *event["resumed"]])),
+            ("tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}),
+            ("cached tokens", cached, event.get("cached", {})),
+            ("pages held", held, event["held"]),
+            ("free pages", self._batcher.pool.free_pages, event["free_after"]),
+            ("waiting", order, event["waiting"]),
+        )
+        for name, ours, theirs in answers:
+            if ours != theirs:
+                return _differ(name, ours, theirs)
+        return None
+
+    def _complete(self, event: Event) -> str | None:
+        batch = self._travelling.popleft()
+        finished: list[int] = []
+        if batch is not None:
+            ended = self._batcher.complete(batch, self._now_s)
+            finished = [seq.request.request_id for seq in ended]
+        if sorted(finished) != sorted(event["finished"]):
+            return _differ("finished", finished, event["finished"])
+        return None
+
+
+def tokens_of(batch: MicroBatch | None) -> dict[int, int]:
+    """Return how many tokens of each request a micro-batch computes."""
+    if batch is None:
+        return {}
+    tokens = {chunk.sequence.request.request_id: chunk.stop - chunk.start for chunk in batch.chunks}
+    decoding = batch.decodes.members if batch.decodes is not None else ()
+    return tokens | dict.fromkeys(decoding, 1)
+
+
+def _differ(name: str, ours: Any, theirs: Any) -> str:
+    return f"{name}: {ours!r}, recorded {theirs!r}"
+
+
+def replay(path: Path, scheduler: Scheduler | None = None) -> Outcome:
+    """Replay a journal of vLLM through `scheduler`, or the policy that its settings stand for.
+
+    UsageError for a file that cannot be read, or settings that are not modelled.
+    """
+    return Replayer(path, read(path), scheduler).run()

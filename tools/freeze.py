@@ -114,11 +114,17 @@ def outputs_of(command: str) -> Files:
 
 
 def kept(folder: Path) -> Iterable[Path]:
-    """Return the tables and facts of a folder: no clocks, pages, pictures and stores of points."""
+    """Return the tables and facts of a folder: no clocks, pages, pictures and stores of points.
+
+    What is told of a figure beside its table (a .json) is words.
+    """
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts
-        left_out = {"store", "points", "wall_clock.json", "manifest.json"}.intersection(inside)
-        if path.suffix in {".csv", ".json", ".md", ".yaml"} and not left_out:
+        left_out = bool(
+            {"store", "points", "wall_clock.json", "manifest.json"}.intersection(inside)
+        )
+        tells_of_a_table = path.suffix == ".json" and path.with_suffix(".csv").exists()
+        if path.suffix in {".csv", ".json", ".md", ".yaml"} and not (left_out or tells_of_a_table):
             yield path
 
 

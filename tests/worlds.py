@@ -1,5 +1,5 @@
-"""Random small worlds for property tests: traces, deployments, policies, pools that force
-preemption."""
+"""Small worlds for tests: as plain as can be, or random ones of every policy that force preemption,
+and systems of them that move KV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evenflow.costs import AffineCost, SwapCost, estimates
 from evenflow.decodes import Speculation
 from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Prefix, Request
-from sim import RUNTIMES, Link, World
+from sim import RUNTIMES, Link, PooledWorld, TransferLink, World
 
 MAX_MODEL_LEN = 256
 
@@ -77,30 +77,21 @@ def require_idle(engine: Batcher) -> None:
 
 @st.composite
 def requests(draw: st.DrawFn, *, max_requests: int = 12) -> list[Request]:
-    """Requests in order of arrival; some arrive together, some never fit, some begin alike."""
-    lengths = st.tuples(st.integers(1, 150), st.integers(1, 60))
-    drawn = draw(st.lists(lengths, min_size=1, max_size=max_requests))
-    gaps = draw(
-        st.lists(
-            st.sampled_from([0.0, 0.0, 0.003, 0.02, 0.5]),
-            min_size=len(drawn),
-            max_size=len(drawn),
-        )
-    )
+    """Requests in order of arrival; some arrive together, some never fit, some begin alike.
+
+    A predictor may have said nothing of an output, the truth, too little, too much.
+    """
+    gaps_s = st.sampled_from([0.0, 0.0, 0.003, 0.02, 0.5])
+    asked = st.tuples(gaps_s, st.integers(1, 150), st.integers(1, 60))
     block_tokens = draw(st.sampled_from([8, 16, 24, 64]))
     arrival_s = 0.0
     found = []
-    for index, ((prompt, output), gap_s) in enumerate(zip(drawn, gaps, strict=True)):
+    for gap_s, prompt, output in draw(st.lists(asked, min_size=1, max_size=max_requests)):
         arrival_s += gap_s
         prefix = draw(prefixes(prompt + output, block_tokens))
-        predicted = draw(predictions(output))
-        found.append(Request(index, arrival_s, prompt, output, predicted, prefix))
+        predicted = draw(st.sampled_from([None, output, 1, 2 * output]))
+        found.append(Request(len(found), arrival_s, prompt, output, predicted, prefix))
     return found
-
-
-def predictions(output: int) -> st.SearchStrategy[int | None]:
-    """What a predictor may say of an output: nothing, the truth, too little, too much."""
-    return st.sampled_from([None, output, 1, 2 * output])
 
 
 @st.composite
@@ -111,39 +102,58 @@ def prefixes(draw: st.DrawFn, tokens: int, block_tokens: int) -> Prefix | None:
     return Prefix(tuple(blocks), block_tokens, known) if blocks else None
 
 
+LINKS = (None, Link(per_token_s=1e-5, latency_s=1e-4))
+
+
+def drawn_world(
+    draw: st.DrawFn,
+    pages: list[int],
+    *,
+    most_stages: int = 4,
+    costs_s: tuple[float, float] = (0.005, 0.0001),
+    **fields: object,
+) -> World:
+    """Draw a policy and its deployment without requests; `fields` of a world are as they are."""
+    name, params = draw(st.sampled_from(POLICIES))
+    depth = draw(st.integers(1, most_stages))
+    costs = AffineCost(*costs_s, depth)
+    facts = {"max_model_len": MAX_MODEL_LEN, **estimates(costs)}
+    plain: dict[str, Any] = {
+        "max_in_flight": draw(st.sampled_from([depth, depth, 1, None])),
+        "dispatch": draw(st.sampled_from(["stage0", "eager"])),
+    }
+    return World(
+        requests=(),
+        make_scheduler=lambda: create(name, params, **facts),
+        costs=costs,
+        depth=depth,
+        total_pages=draw(st.sampled_from(pages)),
+        max_model_len=MAX_MODEL_LEN,
+        **(plain | fields),
+    )
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Worlds of every policy, with pools from scarcely enough to plenty."""
-    name, params = draw(st.sampled_from(POLICIES))
-    depth = draw(st.integers(1, 4))
-    costs = AffineCost(0.005, 0.0001, depth)
-    links = [None, Link(per_token_s=1e-5, latency_s=1e-4)]
-    world = World(
-        requests=draw(requests()),
-        make_scheduler=lambda: create(
-            name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)
-        ),
-        costs=costs,
-        depth=depth,
-        total_pages=draw(st.sampled_from([16, 17, 20, 32, 400])),
-        max_model_len=MAX_MODEL_LEN,
-        max_in_flight=draw(st.sampled_from([depth, depth, 1, None])),
-        dispatch=draw(st.sampled_from(["stage0", "eager"])),
+    world = drawn_world(
+        draw,
+        [16, 17, 20, 32, 400],
         pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
         overheads=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))],
-        link=draw(st.sampled_from(links)),
+        link=draw(st.sampled_from(LINKS)),
+        prefix_cache=draw(st.integers(0, 2)) == 0,
     )
+    world = replace(world, requests=draw(requests()))
     if draw(st.integers(0, 5)) == 0:
         world = replace(world, concurrency=draw(st.integers(1, 5)))
     if draw(st.integers(0, 5)) == 0:
-        world = replace(world, virtual_engines=depth)
+        world = replace(world, virtual_engines=world.depth)
     if draw(st.integers(0, 3)) == 0:
         speculation = Speculation(draw(st.integers(1, 5)), draw(st.sampled_from([0.0, 0.7, 1.0])))
         world = replace(world, speculation=speculation)
     if draw(st.integers(0, 2)) == 0:
-        world = replace(world, prefix_cache=True)
-    if draw(st.integers(0, 2)) == 0:
-        costs = SwapCost(world.costs, [1_000] * depth, 1e6, 0.0005)
+        costs = SwapCost(world.costs, [1_000] * world.depth, 1e6, 0.0005)
         world = replace(world, costs=costs, swap=True)
     return world
 
@@ -157,25 +167,47 @@ def served_worlds(
     links: tuple[Link | None, ...] = (None,),
 ) -> World:
     """Worlds that a real driver serves too, of every policy."""
-    name, params = draw(st.sampled_from(POLICIES))
-    depth = draw(st.integers(1, 4))
-    costs = AffineCost(base_s, per_token_s, depth)
-    lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
-    times_s = sorted(draw(arrivals_s) for _ in lengths)
-    return World(
-        [
-            Request(i, at_s, *pair)
-            for i, (at_s, pair) in enumerate(zip(times_s, lengths, strict=True))
-        ],
-        lambda: create(name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)),
-        costs,
-        depth=depth,
-        total_pages=draw(st.sampled_from([16, 20, 400])),
-        max_model_len=MAX_MODEL_LEN,
-        max_in_flight=draw(st.sampled_from([depth, None])),
-        dispatch=draw(st.sampled_from(["stage0", "eager"])),
+    world = drawn_world(
+        draw,
+        [16, 20, 400],
+        costs_s=(base_s, per_token_s),
         concurrency=draw(st.sampled_from([None, None, 3])),
         link=draw(st.sampled_from(links)),
+    )
+    lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
+    times_s = sorted(draw(arrivals_s) for _ in lengths)
+    asked = [Request(i, times_s[i], *pair) for i, pair in enumerate(lengths)]
+    cap = draw(st.sampled_from([world.depth, None]))
+    return replace(world, requests=asked, max_in_flight=cap)
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> World:
+    """A pool of any policy, with pages from scarcely enough to plenty."""
+    return drawn_world(
+        draw,
+        [9, 16, 20, 32, 400],
+        most_stages=3,
+        costs_s=(draw(st.sampled_from([0.002, 0.005])), 0.0001),
+        overheads=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))],
+        link=draw(st.sampled_from(LINKS)),
+        speculation=draw(st.sampled_from([None, None, Speculation(3, 0.7)])),
+    )
+
+
+@st.composite
+def pooled_worlds(draw: st.DrawFn) -> PooledWorld:
+    """Systems of two or three pools, with links from ideal to slower than the prefill."""
+    links = [TransferLink(), TransferLink(1e-6, 1e-5, 8.0), TransferLink(5e-4, 0.002, 8.0)]
+    return PooledWorld(
+        requests=draw(requests()),
+        prefill=draw(pools()),
+        decode=draw(pools()),
+        mixed=draw(st.none() | pools()),
+        link=draw(st.sampled_from(links)),
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
+        borrow_tokens=draw(st.sampled_from([0, 60, 2048])),
+        concurrency=draw(st.sampled_from([None, None, None, 1, 4])),
     )
 
 

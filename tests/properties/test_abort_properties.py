@@ -7,14 +7,12 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.costs import AffineCost, estimates
 from evenflow.decodes import Speculation
 from evenflow.kv import PrefixCache
 from evenflow.replay import Aborted, RecordingBatcher, replay
-from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
 from evenflow.world import World
-from tests.worlds import MAX_MODEL_LEN, POLICIES, prefixes, require_idle
+from tests.worlds import drawn_world, prefixes, require_idle
 
 ACTIONS = st.lists(
     st.one_of(
@@ -30,19 +28,10 @@ ACTIONS = st.lists(
 @st.composite
 def deployments(draw: st.DrawFn) -> World:
     """Worlds of every policy without requests, with pools that force preemption."""
-    name, params = draw(st.sampled_from(POLICIES))
-    depth = draw(st.integers(1, 3))
-    costs = AffineCost(0.005, 0.0001, depth)
-    return World(
-        requests=(),
-        make_scheduler=lambda: create(
-            name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs)
-        ),
-        costs=costs,
-        depth=depth,
-        total_pages=draw(st.sampled_from([16, 20, 60])),
-        max_model_len=MAX_MODEL_LEN,
-        max_in_flight=draw(st.sampled_from([depth, depth, None])),
+    return drawn_world(
+        draw,
+        [16, 20, 60],
+        most_stages=3,
         pipelined_chunks=draw(st.sampled_from([None, True, False])),
         speculation=draw(st.sampled_from([None, None, Speculation(3, 0.7)])),
         prefix_cache=draw(st.sampled_from([False, False, True])),
@@ -124,7 +113,7 @@ class Play:
         assert not any(seq.aborted for seq in [*queues.waiting, *queues.partials, *queues.ready])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(deployments(), ACTIONS, st.data())
 def test_clients_may_leave_at_any_moment(
     world: World, actions: list[tuple[str, int, int]], data: st.DataObject

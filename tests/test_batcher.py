@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 
 from evenflow.batcher import Batcher
@@ -20,17 +23,25 @@ class Scripted:
 
     def __init__(self, *plans: Plan) -> None:
         self.plans = list(plans)
-        self.seen: list[tuple[int, int, int]] = []
 
     def schedule(self, view: View) -> Plan:
-        self.seen.append((view.num_waiting, view.ready_decodes, view.free_pages))
         return self.plans.pop(0)
 
 
-def batcher(*plans: Plan, pages: int = 10, cap: int | None = 4, length: int = 1_000) -> Batcher:
-    return Batcher(
-        Scripted(*plans), PagePool(pages), depth=4, max_in_flight=cap, max_model_len=length
-    )
+def batcher(
+    *plans: Plan,
+    asked: Iterable[tuple[int, int, int]] = (),
+    pages: int = 10,
+    cap: int = 4,
+    kind: Callable[..., Batcher] = Batcher,
+    **options: Any,
+) -> Any:
+    """Return a Batcher that is asked (request, prompt tokens, output tokens)."""
+    pool = PagePool(pages)
+    made = kind(Scripted(*plans), pool, depth=4, max_in_flight=cap, max_model_len=1_000, **options)
+    for request_id, prompt, output in asked:
+        made.add(Request(request_id, 0.0, prompt, output))
+    return made
 
 
 def prefill(request_id: int, tokens: int, hold: int = 0) -> Plan:
@@ -39,8 +50,8 @@ def prefill(request_id: int, tokens: int, hold: int = 0) -> Plan:
 
 def test_a_request_from_arrival_to_end() -> None:
     """A prompt of 40 in two chunks, then two decodes; the pages go back at the end."""
-    serving = batcher(prefill(7, 30), prefill(7, 10), Plan(decodes=1), Plan(decodes=1))
-    serving.add(Request(7, 0.0, 40, 3))
+    decode = Plan(decodes=1)
+    serving = batcher(prefill(7, 30), prefill(7, 10), decode, decode, asked=[(7, 40, 3)])
     log = []
     for now_s in (1.0, 2.0, 3.0, 4.0):
         batch = send(serving, now_s)
@@ -62,12 +73,9 @@ def test_a_request_from_arrival_to_end() -> None:
 
 def test_preemption_recomputes_prompt_and_output_as_one_prompt() -> None:
     """Two requests of 16 tokens fill two pages; the first decode preempts the later arrival."""
-    both = Plan([Prefill(0, 16), Prefill(1, 16)])
-    serving = batcher(
-        both, Plan(decodes=2), Plan(decodes=1), prefill(1, 17), Plan(decodes=1), pages=2
-    )
-    serving.add(Request(0, 0.0, 16, 3))
-    serving.add(Request(1, 0.0, 16, 3))
+    both, decode = Plan([Prefill(0, 16), Prefill(1, 16)]), Plan(decodes=1)
+    plans = both, Plan(decodes=2), decode, prefill(1, 17), decode
+    serving = batcher(*plans, asked=[(0, 16, 3), (1, 16, 3)], pages=2)
     log = []
     for now_s in (1.0, 2.0, 3.0, 4.0, 5.0):
         batch = send(serving, now_s)
@@ -83,35 +91,26 @@ def test_preemption_recomputes_prompt_and_output_as_one_prompt() -> None:
     (seq,) = finished
     assert (seq.first_token_s, seq.epoch, seq.generated) == (1.0, 1, 3)
     assert serving.queues.preemptions == 1
-    assert sorted(serving.queues.gap_s) == [1.0, 1.0, 1.0, 3.0], (
-        "the victim's gap spans its recompute"
-    )
+    gaps_s = sorted(serving.queues.gap_s)
+    assert gaps_s == [1.0, 1.0, 1.0, 3.0], "the victim's gap spans its recompute"
 
 
-def test_decodes_by_arrival_and_by_return() -> None:
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("arrival", (0, 1)), ("last_returned", (0, 1)), ("first_returned", (1, 2))],
+)
+def test_decodes_by_arrival_and_by_return(order: Any, expected: tuple[int, int]) -> None:
     """Request 0 returns after 1 and 2: by arrival it goes first, by return last."""
-    plans = [prefill(0, 4), Plan([Prefill(1, 4), Prefill(2, 4)])]
-    for order, expected in [
-        ("arrival", (0, 1)),
-        ("last_returned", (0, 1)),
-        ("first_returned", (1, 2)),
-    ]:
-        serving = batcher(*plans, Plan(decodes=2, order=order))  # type: ignore[arg-type]
-        for request_id in range(3):
-            serving.add(Request(request_id, 0.0, 4, 9))
-        first, second = serving.next(0.0), serving.next(0.0)
-        assert first is not None
-        assert second is not None
-        serving.complete(second, 1.0)
-        serving.complete(first, 1.0)
-        batch = send(serving, 1.0)
-        assert sorted(decision_of(batch).decodes) == sorted(expected)  # type: ignore[union-attr]
+    plans = prefill(0, 4), Plan([Prefill(1, 4), Prefill(2, 4)]), Plan(decodes=2, order=order)
+    serving = batcher(*plans, asked=[(0, 4, 9), (1, 4, 9), (2, 4, 9)])
+    first, second = send(serving, 0.0), send(serving, 0.0)
+    serving.complete(second, 1.0)
+    serving.complete(first, 1.0)
+    assert tuple(sorted(decision_of(send(serving, 1.0)).decodes)) == expected
 
 
 def test_the_cap_on_micro_batches_in_flight() -> None:
-    serving = batcher(prefill(0, 1), prefill(1, 1), cap=1)
-    serving.add(Request(0, 0.0, 1, 1))
-    serving.add(Request(1, 0.0, 1, 1))
+    serving = batcher(prefill(0, 1), prefill(1, 1), asked=[(0, 1, 1), (1, 1, 1)], cap=1)
     batch = send(serving, 0.0)
     assert serving.next(0.0) is None
     assert serving.wait_reason == "policy"
@@ -120,23 +119,20 @@ def test_the_cap_on_micro_batches_in_flight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "reason"),
+    ("prompt", "output", "reason"),
     [
-        (Request(0, 0.0, 100, 61), "161 tokens"),
-        (Request(0, 0.0, 900, 101), "1001 tokens exceed max_model_len 1000"),
+        (100, 62, "11 KV pages exceed the pool's 10"),
+        (900, 101, "1001 tokens exceed max_model_len 1000"),
     ],
 )
-def test_what_can_never_fit_is_refused(request_: Request, reason: str) -> None:
+def test_what_can_never_fit_is_refused(prompt: int, output: int, reason: str) -> None:
     serving = batcher()
-    refusal = serving.add(request_)
-    assert refusal is not None
-    assert reason in refusal or "11 KV pages exceed the pool's 10" in refusal
+    assert serving.add(Request(0, 0.0, prompt, output)) == reason
     assert not serving.queues.live
 
 
 def test_the_same_request_twice_is_refused() -> None:
-    serving = batcher()
-    serving.add(Request(3, 0.0, 1, 1))
+    serving = batcher(asked=[(3, 1, 1)])
     with pytest.raises(ValueError, match="request 3 is already"):
         serving.add(Request(3, 0.0, 1, 1))
 
@@ -156,58 +152,40 @@ def test_the_same_request_twice_is_refused() -> None:
     ],
 )
 def test_an_impossible_plan_names_the_policy_and_the_request(plan: Plan, message: str) -> None:
-    serving = batcher(plan)
-    serving.add(Request(0, 0.0, 40, 2))
+    serving = batcher(plan, asked=[(0, 40, 2)])
     with pytest.raises(PolicyError, match="Scripted") as error:
         serving.next(0.0)
     assert message in str(error.value)
 
 
 def test_a_second_chunk_waits_for_the_first_unless_chunks_are_pipelined() -> None:
-    plans = [prefill(0, 10), prefill(0, 10)]
-    serving = batcher(*plans)
-    serving.add(Request(0, 0.0, 40, 2))
-    serving.add(Request(1, 0.0, 40, 2))
+    plans = prefill(0, 10), prefill(0, 10)
+    serving = batcher(*plans, asked=[(0, 40, 2), (1, 40, 2)])
     serving.next(0.0)
     with pytest.raises(PolicyError, match="earlier chunk is in flight"):
         serving.next(0.0)
-    pipelined = Batcher(
-        Scripted(*plans),
-        PagePool(10),
-        depth=4,
-        max_in_flight=4,
-        max_model_len=100,
-        pipelined_chunks=True,
-    )
-    pipelined.add(Request(0, 0.0, 40, 2))
-    batches = [pipelined.next(0.0), pipelined.next(0.0)]
-    assert [decision_of(batch).chunks for batch in batches] == [  # type: ignore[union-attr]
-        ((0, 0, 10),),
-        ((0, 10, 20),),
-    ]
+    pipelined = batcher(*plans, asked=[(0, 40, 2)], pipelined_chunks=True)
+    chunks = [decision_of(send(pipelined, 0.0)).chunks for _ in plans]
+    assert chunks == [((0, 0, 10),), ((0, 10, 20),)]
 
 
 def test_a_policy_that_raises_is_named() -> None:
-    serving = batcher()  # no plan left: pop from an empty list
-    serving.add(Request(0, 0.0, 4, 2))
+    serving = batcher(asked=[(0, 4, 2)])  # no plan left: pop from an empty list
     with pytest.raises(PolicyError, match="Scripted raised IndexError: pop from empty list"):
         serving.next(0.0)
 
 
 def test_sending_nothing_with_nothing_in_flight_is_a_stall() -> None:
-    serving = batcher(Plan())
-    serving.add(Request(5, 0.0, 4, 2))
+    serving = batcher(Plan(), asked=[(5, 4, 2)])
     with pytest.raises(StallError, match=r"Scripted stalls at 2 s.*request 5 first"):
         serving.next(2.0)
-    patient = batcher(Plan(wake_at_s=3.0, kv_limited=True))
-    patient.add(Request(5, 0.0, 4, 2))
+    patient = batcher(Plan(wake_at_s=3.0, kv_limited=True), asked=[(5, 4, 2)])
     assert patient.next(2.0) is None
     assert (patient.wake_at_s, patient.wait_reason) == (3.0, "kv")
 
 
 def test_a_micro_batch_completes_once() -> None:
-    serving = batcher(prefill(0, 4))
-    serving.add(Request(0, 0.0, 4, 2))
+    serving = batcher(prefill(0, 4), asked=[(0, 4, 2)])
     batch = send(serving, 0.0)
     serving.complete(batch, 1.0)
     with pytest.raises(ValueError, match="micro-batch 0 is not in flight"):
@@ -215,13 +193,12 @@ def test_a_micro_batch_completes_once() -> None:
 
 
 def test_an_early_stop_ends_a_request_and_frees_its_pages() -> None:
-    serving = batcher(Plan([Prefill(0, 4), Prefill(1, 4)]), Plan(decodes=1))
-    serving.add(Request(0, 0.0, 4, 50))
-    serving.add(Request(1, 0.0, 4, 2))
+    both = Plan([Prefill(0, 4), Prefill(1, 4)])
+    serving = batcher(both, Plan(decodes=1), asked=[(0, 4, 50), (1, 4, 2)])
     batch = send(serving, 0.0)
     assert serving.complete(batch, 1.0, stopped=[0])[0].generated == 1
     batch = send(serving, 1.0)
-    assert decision_of(batch).decodes == (1,)  # type: ignore[union-attr]
+    assert decision_of(batch).decodes == (1,)
     serving.complete(batch, 2.0)
     serving.pool.check_integrity([])
     assert serving.view.expected_output_tokens == 0
@@ -237,15 +214,74 @@ def test_a_view_does_not_show_the_true_output_length() -> None:
 
 
 def test_replay_finds_a_decision_that_differs() -> None:
-    def recording(*plans: Plan) -> RecordingBatcher:
-        return RecordingBatcher(
-            Scripted(*plans), PagePool(10), depth=4, max_in_flight=4, max_model_len=100
-        )
-
-    recorded = recording(prefill(0, 4))
-    recorded.add(Request(0, 0.0, 4, 2))
+    recorded = batcher(prefill(0, 4), asked=[(0, 4, 2)], kind=RecordingBatcher)
     recorded.next(0.0)
-    assert replay(recorded.journal, recording(prefill(0, 4))) is None
-    difference = replay(recorded.journal, recording(prefill(0, 3)))
+    assert replay(recorded.journal, batcher(prefill(0, 4))) is None
+    difference = replay(recorded.journal, batcher(prefill(0, 3)))
     assert difference is not None
     assert difference.startswith("entry 1 (Asked)")
+
+
+# -- a client that leaves: what becomes of its request, by where the request is -------------------
+
+
+def test_a_request_that_waits_is_aborted_at_once() -> None:
+    serving = batcher(prefill(1, 4), asked=[(0, 40, 2), (1, 4, 1)])
+    seq = serving.abort(0)
+    assert (seq.generated, serving.queues.waiting_tokens, list(serving.queues.live)) == (0, 4, [1])
+    with pytest.raises(ValueError, match="request 0 is not being served"):
+        serving.abort(0)
+    assert serving.next(0.0) is not None
+
+
+def test_chunks_in_flight_keep_the_pages_of_an_aborted_request_until_the_last_is_back() -> None:
+    plans = prefill(0, 16), prefill(0, 16), prefill(1, 4)
+    serving = batcher(*plans, asked=[(0, 48, 2)], pipelined_chunks=True)
+    batches = send(serving, 0.0), send(serving, 0.0)
+    serving.abort(0)
+    with pytest.raises(ValueError, match="request 0 is not being served"):
+        serving.abort(0)
+    queues = serving.queues
+    log = [(serving.pool.free_pages, len(queues.admitted), queues.waiting_tokens)]
+    for batch in batches:
+        assert serving.complete(batch, 1.0) == []
+        log.append((serving.pool.free_pages, len(queues.admitted), queues.waiting_tokens))
+    assert log == [(8, 1, 0), (8, 1, 0), (10, 0, 0)]
+    assert not queues.live
+    serving.add(Request(1, 0.0, 4, 1))
+    assert serving.next(2.0) is not None
+
+
+def test_an_aborted_decode_has_counted_the_tokens_it_got() -> None:
+    serving = batcher(prefill(0, 4), *[Plan(decodes=1)] * 3, asked=[(0, 4, 9)])
+    for now_s in (0.0, 1.0, 2.0):
+        serving.complete(send(serving, now_s), now_s)
+    batch = send(serving, 3.0)
+    seq = serving.abort(0)
+    assert seq.generated == 3
+    serving.complete(batch, 4.0)
+    assert seq.generated == 4, "the token in flight came out and was thrown away"
+
+
+def test_a_decode_is_aborted_at_once_when_ready_and_on_return_when_in_flight() -> None:
+    all_three, decode = Plan([Prefill(i, 4) for i in range(3)]), Plan(decodes=1)
+    serving = batcher(all_three, decode, decode, asked=[(0, 4, 2), (1, 4, 3), (2, 4, 3)])
+    serving.complete(send(serving, 0.0), 1.0)
+    batch = send(serving, 1.0)
+    assert [seq.generated for seq in (serving.abort(0), serving.abort(1))] == [1, 1]
+    queues = serving.queues
+    assert (serving.pool.free_pages, queues.running_decodes) == (8, 2)
+    assert serving.complete(batch, 2.0) == [], "request 0 got its last token, and is aborted"
+    left = (serving.pool.free_pages, queues.running_decodes, list(queues.live))
+    assert left == (9, 1, [2])
+    assert decision_of(send(serving, 3.0)).decodes == (2,)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_policy_that_goes_on_with_an_aborted_request_is_told(pipelined: bool) -> None:
+    plans = prefill(0, 4), prefill(0, 4)
+    serving = batcher(*plans, asked=[(0, 40, 2), (1, 40, 2)], pipelined_chunks=pipelined)
+    serving.next(0.0)
+    serving.abort(0)
+    with pytest.raises(PolicyError, match="prefills request 0, which is not being served"):
+        serving.next(0.0)

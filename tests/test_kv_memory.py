@@ -1,4 +1,4 @@
-"""Swap, reservation and padding: times and shares by hand."""
+"""Swap, reservation and padding: times and shares by hand (swap also in tests/oracle)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, SwapCost, Work
-from evenflow.kv import PagePool
-from evenflow.replay import decision_of
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
@@ -31,6 +28,12 @@ def run(
     make = partial(create, policy, params, max_model_len=64)
     sizes = {"total_pages": 64, "max_model_len": 64, "make_scheduler": make}
     return simulate(small_world(requests, **(sizes | changes)))
+
+
+def stage_0_s(result: RunResult) -> np.ndarray:
+    """Return the seconds of each micro-batch on the first stage."""
+    seconds: np.ndarray = (result.end_s - result.start_s)[:, 0]
+    return seconds
 
 
 # -- swap ---------------------------------------------------------------------------------------
@@ -55,60 +58,22 @@ def test_the_host_link_of_a_configuration(tmp_path: Path, monkeypatch: pytest.Mo
     world = build(load_config("RUN.yaml", settings), [], tmp_path).world
     assert world.swap
     bare_s = 0.005
-    assert (
-        world.costs.times(Work(swapped_rows=1, swapped_pages=1))
-        == [pytest.approx(bare_s + 0.000131072)] * 2
-    )
-
-
-def swapping(pages: int = 5) -> tuple[Batcher, list[object]]:
-    """Two requests of 32 tokens and 8 to generate; return the Batcher and its decisions."""
-    serving = small_world(
-        [],
-        make_scheduler=lambda: create("sarathi", {"watermark": 0.0}),
-        total_pages=pages,
-        max_model_len=64,
-        swap=True,
-    ).batcher()
-    for request_id in (0, 1):
-        serving.add(Request(request_id, 0.0, 32, 8))
-    log: list[object] = []
-    while serving.queues.live:
-        batch = send(serving, float(len(log)))
-        work = batch.charged or Work()
-        log.append((decision_of(batch), work.swapped_rows, work.swapped_pages))
-        serving.complete(batch, float(len(log)))
-    return serving, log
-
-
-def test_a_swapped_request_goes_on_where_it_was() -> None:
-    """Request 1 gives way at 32 tokens, two pages go out; they come back when 0 has ended, and it
-    computes its 33rd token, which yields the next one."""
-    serving, log = swapping()
-    assert log[:3] == [
-        (((((0, 0, 32)), ((1, 0, 32))), ()), 0, 0),
-        (((), (0,)), 1, 2),
-        (((), (0,)), 0, 0),
-    ]
-    assert log[8:10] == [(((((1, 32, 33)),), ()), 1, 2), (((), (1,)), 0, 0)]
-    assert len(log) == 8 + 7
-    assert serving.queues.preemptions == 1
-    assert serving.kv.tokens == 0
+    both_s = world.costs.times(Work(swapped_rows=1, swapped_pages=1))
+    assert both_s == [pytest.approx(bare_s + 0.000131072)] * 2
 
 
 def test_the_micro_batch_waits_for_its_copies() -> None:
-    """As above, 10 ms and 1 ms a token: 74 ms for both prompts; the second micro-batch decodes one
-    token, 11 ms, after two pages of 1 MB have gone out at 1 GB/s, 2 ms, with 0.5 ms latency."""
+    """10 ms and 1 ms a token: 74 ms for both prompts; the second micro-batch decodes one token,
+    11 ms, after two pages of 1 MB have gone out at 1 GB/s, 2 ms, with 0.5 ms latency. They come
+    back when the first request has ended; the other goes on where it was."""
     costs = SwapCost(AffineCost(0.010, 0.001, 1), [1_000_000], 1e9, 0.0005)
     requests = [Request(0, 0.0, 32, 8), Request(1, 0.0, 32, 8)]
     result = run("sarathi", {"watermark": 0.0}, requests, costs=costs, total_pages=5, swap=True)
-    seconds = (result.end_s - result.start_s)[:, 0]
     expected = [0.074, 0.0135, *[0.011] * 6, 0.0135, *[0.011] * 6]
-    np.testing.assert_allclose(seconds, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(stage_0_s(result), expected, rtol=0, atol=1e-12)
+    assert result.preemptions.sum() == 1
     recomputed = run("sarathi", {"watermark": 0.0}, requests, total_pages=5)
-    np.testing.assert_allclose(
-        (recomputed.end_s - recomputed.start_s)[8, 0], 0.010 + 0.033, rtol=0, atol=1e-12
-    )
+    np.testing.assert_allclose(stage_0_s(recomputed)[8], 0.010 + 0.033, rtol=0, atol=1e-12)
 
 
 # -- waste --------------------------------------------------------------------------------------
@@ -140,17 +105,16 @@ def test_a_padded_batch_costs_as_much_as_its_longest_members() -> None:
     requests = [Request(0, 0.0, 10, 2), Request(1, 0.0, 4, 4), Request(2, 0.0, 4, 1)]
     for padded, tokens in ((True, [30, 3, 3, 3]), (False, [18, 2, 1, 1])):
         result = run("static", {"padded": padded}, requests)
-        seconds = (result.end_s - result.start_s)[:, 0]
         expected = [0.010 + 0.001 * count for count in tokens]
-        np.testing.assert_allclose(seconds, expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(stage_0_s(result), expected, rtol=0, atol=1e-12)
         assert result.prefill_tokens.tolist() == [18, 0, 0, 0]
         assert result.decode_tokens.tolist() == [0, 2, 1, 1]
 
 
 def test_padded_rows_attend_to_the_longest_prompt() -> None:
     """Two rows of context 10, though one had a prompt of 4; then 11."""
-    scheduler = create("static", {"padded": True}, max_model_len=64)
-    serving = Batcher(scheduler, PagePool(64), depth=1, max_in_flight=1, max_model_len=64)
+    padded = partial(create, "static", {"padded": True}, max_model_len=64)
+    serving = small_world([], make_scheduler=padded, max_model_len=64).batcher()
     serving.add(Request(0, 0.0, 10, 2))
     serving.add(Request(1, 0.0, 4, 3))
     charged = []
@@ -168,14 +132,8 @@ def test_padded_rows_attend_to_the_longest_prompt() -> None:
 def test_two_padded_batches_do_not_mix() -> None:
     """Two stages, a batch each: each decodes at its own width until its own end."""
     requests = [Request(0, 0.0, 5, 3), Request(1, 0.0, 5, 1), Request(2, 0.0, 2, 2)]
-    result = run(
-        "static",
-        {"padded": True, "max_num_seqs": 4},
-        requests,
-        depth=2,
-        max_in_flight=2,
-        costs=AffineCost(0.0, 0.001, 2),
-    )
-    tokens = np.rint((result.end_s - result.start_s)[:, 0] * 1000).astype(int)
+    two_stages = {"depth": 2, "max_in_flight": 2, "costs": AffineCost(0.0, 0.001, 2)}
+    result = run("static", {"padded": True, "max_num_seqs": 4}, requests, **two_stages)
+    tokens = np.rint(stage_0_s(result) * 1000).astype(int)
     assert tokens.tolist() == [10, 2, 2, 1, 2]
     assert result.decode_tokens.tolist() == [0, 0, 1, 1, 1]

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
 from evenflow.kv import PrefixCache
 from evenflow.replay import decision_of
 from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
-from sim import World, simulate
+from sim import simulate
 from tests.command_line import RUN, done, summary_of
-from tests.worlds import send
+from tests.worlds import send, small_world
 from traces import Offline, Replay, load_trace, make_requests, with_conversations
 
 PAGE = 16
@@ -52,22 +51,26 @@ def serve(serving: Batcher, *requests: Request) -> list[tuple[tuple[int, int, in
     return log
 
 
-def test_common_full_pages_are_not_computed_again() -> None:
-    """Blocks 1 2 | 3 against 1 2 | 4: 64 tokens are alike; of 1 alone, 32."""
+@pytest.mark.parametrize(
+    ("prompt", "blocks", "start"),
+    [
+        (90, (1, 2, 4), 64),  # what begins alike is not computed again
+        (70, (1, 5, 3), 32),
+        (70, (2, 1, 3), 0),
+        (64, (1, 2, 3), 48),  # the last page would leave nothing to compute
+        (65, (1, 2, 3), 64),
+        (63, (1, 2, 3), 48),
+        (17, (1, 2, 3), 16),
+        (16, (1, 2, 3), 0),
+    ],
+)
+def test_common_full_pages_are_not_computed_again_but_one_token_at_least_is(
+    prompt: int, blocks: tuple[int, ...], start: int
+) -> None:
     serving = batcher()
-    assert serve(serving, asking(0, 90, 1, 2, 3)) == [((0, 0, 90),)]
-    assert serve(serving, asking(1, 90, 1, 2, 4)) == [((1, 64, 90),)]
-    assert serve(serving, asking(2, 70, 1, 5, 3)) == [((2, 32, 70),)]
-    assert serve(serving, asking(3, 70, 2, 1, 3)) == [((3, 0, 70),)]
+    assert serve(serving, asking(0, 80, 1, 2, 3)) == [((0, 0, 80),)]
+    assert serve(serving, asking(1, prompt, *blocks)) == [((1, start, prompt),)]
     assert serving.pool.free_pages == 64
-
-
-@pytest.mark.parametrize(("prompt", "start"), [(64, 48), (65, 64), (63, 48), (17, 16), (16, 0)])
-def test_a_full_hit_computes_one_token_at_least(prompt: int, start: int) -> None:
-    """Of 64 cached tokens a prompt of 64 uses 48: the last page would leave nothing to compute."""
-    serving = batcher()
-    serve(serving, asking(0, 80, 1, 2, 3))
-    assert serve(serving, asking(1, prompt, 1, 2, 3)) == [((1, start, prompt),)]
 
 
 def test_prompts_that_start_together_share_pages_once_they_are_computed() -> None:
@@ -135,23 +138,22 @@ def mooncake_line(prompt: int, *blocks: int) -> str:
     return json.dumps(row) + "\n"
 
 
-def sequential(requests: list[Request], pages: int = 1 << 40) -> dict[str, float | int]:
-    """Serve one request after the other."""
-    world = World(
+def sequential_hit_rate(requests: list[Request]) -> float:
+    """Serve one request after the other with pages for all."""
+    world = small_world(
         requests,
-        lambda: create("vllm", {"max_num_batched_tokens": 1 << 30}),
-        AffineCost(0.001, 0.0, 1),
-        depth=1,
-        total_pages=pages,
+        make_scheduler=lambda: create("vllm", {"max_num_batched_tokens": 1 << 30}),
+        total_pages=1 << 40,
         max_model_len=1 << 30,
+        max_in_flight=None,
         concurrency=1,
         prefix_cache=True,
     )
     result = simulate(world)
     assert result.cached_tokens is not None
-    summary = summarize(result)
-    assert summary["prefix_hit_rate"] == result.cached_tokens.sum() / result.prompt_tokens.sum()
-    return summary
+    rate = float(summarize(result)["prefix_hit_rate"])
+    assert rate == result.cached_tokens.sum() / result.prompt_tokens.sum()
+    return rate
 
 
 def test_hits_of_a_mooncake_trace_by_hand(tmp_path: Path) -> None:
@@ -161,12 +163,12 @@ def test_hits_of_a_mooncake_trace_by_hand(tmp_path: Path) -> None:
     path.write_text("".join(lines))
     requests = make_requests(load_trace(path), Replay())
     assert requests[0].prefix == Prefix((0, 1), 512, 600)
-    assert sequential(requests)["prefix_hit_rate"] == (0 + 512 + 592) / 1800
+    assert sequential_hit_rate(requests) == (0 + 512 + 592) / 1800
 
 
 def test_mooncake_hits_equal_an_independent_count_over_hash_ids(shared: Path) -> None:
     path = shared / "traces" / "mooncake_conversation_trace_head4000.jsonl.gz"
-    requests = make_requests(load_trace(path), Replay())
+    requests = make_requests(load_trace(path, limit=1500), Replay())
     requests = [replace(request, output_tokens=1) for request in requests]  # for speed
     lasting: set[tuple[int, int]] = set()  # (block, tokens of it that were there)
     hit_tokens = 0
@@ -178,9 +180,8 @@ def test_mooncake_hits_equal_an_independent_count_over_hash_ids(shared: Path) ->
         common = sum(size for _, size in known)
         hit_tokens += min(common, prompt - 1) // PAGE * PAGE
         lasting.update(zip(blocks, sizes, strict=True))
-    total = sum(request.prompt_tokens for request in requests)
-    rate = sequential(requests)["prefix_hit_rate"]
-    assert rate == hit_tokens / total
+    rate = sequential_hit_rate(requests)
+    assert rate == hit_tokens / sum(request.prompt_tokens for request in requests)
     assert 0.2 < rate < 0.6
 
 
@@ -212,7 +213,7 @@ def test_multi_turn_sharegpt_finds_its_history(shared: Path) -> None:
         hit_tokens += min(max(history - 1, 0), request.prompt_tokens - 1) // PAGE * PAGE
         total = request.prompt_tokens + request.output_tokens
     rate = hit_tokens / sum(request.prompt_tokens for request in requests)
-    assert sequential(requests)["prefix_hit_rate"] == rate
+    assert sequential_hit_rate(requests) == rate
     assert rate > 0.7
 
 
@@ -222,15 +223,9 @@ def test_the_files_of_a_run_say_what_was_cached(
     monkeypatch.chdir(tmp_path)
     Path("trace.jsonl").write_text(mooncake_line(600, 0, 1) + mooncake_line(600, 0, 2))
     Path("RUN.yaml").write_text(RUN.replace("trace.csv", "trace.jsonl"))
-    arguments = (
-        "simulate",
-        "RUN.yaml",
-        "--set",
-        "workload.arrivals={kind: closed, concurrency: 1}",
-    )
+    one_by_one = ("--set", "workload.arrivals={kind: closed, concurrency: 1}", "--save", "requests")
     for name, on in (("off", "false"), ("on", "true")):
-        setting = ("--set", f"kv.prefix_cache={on}")
-        done(*arguments, *setting, "--out", name, "--save", "requests")
+        done("simulate", "RUN.yaml", *one_by_one, "--set", f"kv.prefix_cache={on}", "--out", name)
     off, on = map(summary_of, ("off", "on"))
     assert "prefix_hit_rate" not in off
     assert on["prefix_hit_rate"] == 512 / 1200

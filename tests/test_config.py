@@ -160,6 +160,7 @@ def test_a_number_of_stages_is_that_of_the_list(run_yaml: Path) -> None:
         ("runtime=vlm", "runtime: should be 'gllm', 'vllm', 'sglang' or 'ideal', not \"vlm\""),
         ("dispatch=stage1", "should be 'stage0' or 'eager'"),
         ("workload.requests=0", "workload.requests: should be at least 1, not 0"),
+        ("workload.skip=-1", "workload.skip: should be at least 0"),
         ("schedulr=sarathi", 'unknown key "schedulr"; did you mean "scheduler"?'),
         ("kv.pagse=3", 'unknown key "kv.pagse"; did you mean "pages"?'),
         ("scheduler={token_budget: 4}", 'the key "scheduler.name" is missing'),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evenflow.errors import UsageError
+from tests.command_line import mistake, refused
 from traces import load_trace
 from traces.sharegpt import read_entry
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
+ROW = AZURE + "2023-11-16 18:15:47,"
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 MOON = '{"timestamp": 0, "input_length": 7, "output_length": 5}\n'
 TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}]
@@ -28,23 +29,14 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         (VIDUR, "no rows"),
         ("a,b,c\n1,2,3\n", "line 1: unknown format"),
         ("TIMESTAMP,ContextTokens\n", "the nearest is azure, which also needs GeneratedTokens"),
-        (
-            '{"timestamp": 1, "input_length": 2}\n',
-            "nearest is mooncake, which also needs output_le",
-        ),
-        (AZURE + "2023-11-16 18:15:47,-1,44\n", "line 3: ContextTokens is '-1'; expected a whole"),
-        (
-            AZURE + "2023-11-16 18:15:47,1,nan\n",
-            "line 3: GeneratedTokens is 'nan'; expected a whole",
-        ),
-        (AZURE + "2023-11-16 18:15:47,1,\n", "line 3: GeneratedTokens is ''; expected a whole"),
-        (AZURE + "2023-11-16 18:15:47,1,2.5\n", "line 3: GeneratedTokens is '2.5'"),
-        (AZURE + "2023-11-16 18:15:47,1,inf\n", "line 3: GeneratedTokens is 'inf'"),
-        (AZURE + "2023-11-16 18:15:47,1,1e300\n", "line 3: GeneratedTokens is '1e300'"),
-        (
-            AZURE + "16 November,1,2\n",
-            "line 3: TIMESTAMP is '16 November'; expected a time such as",
-        ),
+        ('{"timestamp": 1, "input_length": 2}\n', "is mooncake, which also needs output_le"),
+        (ROW + "-1,44\n", "line 3: ContextTokens is '-1'; expected a whole"),
+        (ROW + "1,nan\n", "line 3: GeneratedTokens is 'nan'; expected a whole"),
+        (ROW + "1,\n", "line 3: GeneratedTokens is ''; expected a whole"),
+        (ROW + "1,2.5\n", "line 3: GeneratedTokens is '2.5'"),
+        (ROW + "1,inf\n", "line 3: GeneratedTokens is 'inf'"),
+        (ROW + "1,1e300\n", "line 3: GeneratedTokens is '1e300'"),
+        (AZURE + "16 November,1,2\n", "3: TIMESTAMP is '16 November'; expected a time such as"),
         (AZURE + "2023-13-16 18:15:47,1,2\n", "line 3: TIMESTAMP is '2023-13-16 18:15:47'"),
         (AZURE + "\n2023-11-16 18:1", "line 4: 1 fields; expected 3, as in the header"),
         (AZURE + '2023-11-16 18:15:47,"1,2\n', "line 3: 2 fields; expected 3"),
@@ -60,10 +52,7 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         (MOON.replace("0", "null"), "line 1: timestamp is None; expected a time"),
         (MOON.replace("5", "NaN"), "line 1: output_length is nan; expected a whole number"),
         (MOON.replace("5", '5, "hash_ids": 3'), "line 1: hash_ids is 3; expected a list of whole"),
-        (
-            MOON.replace("5", '5, "hash_ids": [true]'),
-            "hash_ids is [True]; expected a list of whole",
-        ),
+        (MOON.replace("5", '5, "hash_ids": [true]'), "hash_ids is [True]; expected a list of wh"),
         ("[]", "no rows"),
         ("[1, 2]", "entry 1: 1; expected conversations, or input_token_length and"),
         (json.dumps(TALK), "entry 1: text without lengths; give tokenizer: the path of a tok"),
@@ -76,12 +65,9 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
 def test_bad_content(tmp_path: Path, text: str, says: str, packed: bool) -> None:
     path = tmp_path / "trace.x"
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    with pytest.raises(UsageError) as caught:
-        load_trace(path)
-    message = str(caught.value)
+    message = mistake(lambda: load_trace(path))
     assert says in message
     assert str(path) in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -100,7 +86,7 @@ def test_bad_content(tmp_path: Path, text: str, says: str, packed: bool) -> None
 def test_bad_options(tmp_path: Path, options: dict[str, Any], says: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(AZURE)
-    with pytest.raises(UsageError, match=re.escape(says)):
+    with refused(says):
         load_trace(path, **options)
 
 
@@ -123,12 +109,10 @@ def test_a_truncated_gzip(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     rows = "".join(f"{n},{n * n % 977 + 1},{n * n % 463 + 1}\n" for n in range(9999))
     whole = gzip.compress((VIDUR + rows).encode())
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UsageError, match="damaged or truncated gzip"):
-        load_trace(path)
-    path.write_bytes(whole[:200] + b"garbage" + whole[207:])
-    with pytest.raises(UsageError, match="damaged or truncated gzip"):
-        load_trace(path)
+    for broken in (whole[: len(whole) // 2], whole[:200] + b"garbage" + whole[207:]):
+        path.write_bytes(broken)
+        with refused("damaged or truncated gzip"):
+            load_trace(path)
 
 
 def test_tokenizers_that_are_none(tmp_path: Path) -> None:

@@ -169,14 +169,11 @@ def test_a_classifier_learns_from_lengths_where_there_is_no_text() -> None:
     assert short < 300 < long
 
 
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [([5] * 20, "needs 50 or more"), ([5] * 60, "one length class")],
-)
-def test_what_cannot_be_trained_on(outputs: list[int], message: str) -> None:
+@pytest.mark.parametrize(("count", "message"), [(20, "needs 50 or more"), (60, "one length cl")])
+def test_what_cannot_be_trained_on(count: int, message: str) -> None:
     pytest.importorskip("sklearn")
     with pytest.raises(UsageError, match=message):
-        train(of_lengths(np.arange(1, len(outputs) + 1), np.array(outputs)))
+        train(of_lengths(np.arange(1, count + 1), np.full(count, 5)))
 
 
 # -- its file -------------------------------------------------------------------------------------
@@ -238,43 +235,40 @@ def test_an_untrusted_file_is_refused_and_never_run(content: bytes, tmp_path: Pa
 # -- in a run -------------------------------------------------------------------------------------
 
 
-def config(predictor: object, trace: str = "tdpipe-sharegpt-sample") -> RunConfig:
+def config(**scheduler: object) -> RunConfig:
     return RunConfig.model_validate(
         {
             "stages": 2,
             "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5},
             "kv": {"pages": 4000},
-            "scheduler": {"name": "td_pipe", "predictor": predictor},
-            "workload": {"trace": trace, "requests": 60, "arrivals": "offline"},
+            "scheduler": scheduler,
+            "workload": {
+                "trace": "tdpipe-sharegpt-sample", "requests": 60, "arrivals": "offline",
+            },
         }
-    )
+    )  # fmt: skip
 
 
-def predictions(predictor: object) -> list[tuple[int, int | None]]:
-    run = config(predictor)
+def predictions(**scheduler: object) -> list[tuple[int, int | None]]:
+    run = config(**scheduler)
     built = build(run, load_workload(run, Path()).requests, Path())
     return [(r.output_tokens, r.predicted_output_tokens) for r in built.world.requests]
 
 
-def test_a_policy_gets_the_predictor_it_names() -> None:
-    assert all(output == predicted for output, predicted in predictions("oracle"))
-    assert len({predicted for _, predicted in predictions("mean")}) == 1
-    noisy = predictions({"kind": "noisy", "accuracy": 0.5})
-    assert len({predicted for _, predicted in noisy}) == 5
-
-
-def test_other_policies_see_no_prediction() -> None:
-    run = config("oracle").model_copy(
-        update={"scheduler": config("oracle").scheduler.model_copy(update={"name": "vllm"})}
+def test_a_policy_gets_the_predictor_it_names_and_others_see_no_prediction() -> None:
+    oracle, mean, noisy = (
+        predictions(name="td_pipe", predictor=predictor)
+        for predictor in ("oracle", "mean", {"kind": "noisy", "accuracy": 0.5})
     )
-    run = run.model_copy(update={"scheduler": run.scheduler.model_copy(update={"params": {}})})
-    built = build(run, load_workload(run, Path()).requests, Path())
-    assert {request.predicted_output_tokens for request in built.world.requests} == {None}
+    assert all(output == predicted for output, predicted in oracle)
+    assert len({predicted for _, predicted in mean}) == 1
+    assert len({predicted for _, predicted in noisy}) == 5
+    assert {predicted for _, predicted in predictions(name="vllm")} == {None}
 
 
 def test_a_classifier_file_is_found_beside_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text(json.dumps(stored()))
-    run = config({"kind": "classifier", "path": "model.json"})
+    run = config(name="td_pipe", predictor={"kind": "classifier", "path": "model.json"})
     built = build(run, [Request(0, 0.0, 10, 10)], tmp_path)
     assert built.world.requests[0].predicted_output_tokens == 25
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from traces import Trace, fit, info, load_trace, sample_trace
+from traces import Trace, fit, info, load_trace
 from traces.samples import sample_table
 
 CONV = "AzureLLMInferenceTrace_conv.csv"
@@ -94,13 +94,6 @@ def test_fits_are_those_of_the_facts(shared: Path) -> None:
                 assert found[key] == pytest.approx(float(value), rel=1e-3, abs=1e-4), where
 
 
-def columns_of(trace: Trace, keep: np.ndarray | slice = slice(None)) -> dict[str, np.ndarray]:
-    return {
-        "prompt_tokens": trace.prompt_tokens[keep].astype(float),
-        "output_tokens": trace.output_tokens[keep].astype(float),
-    }
-
-
 @pytest.mark.parametrize(
     ("sample", "file"),
     [
@@ -115,7 +108,10 @@ def test_the_tables_of_the_samples_are_the_quantiles_of_the_files(
 ) -> None:
     trace, table = shared_trace(shared, file), sample_table(sample)
     keep = trace.output_tokens <= 1024 if sample == "arxiv-sample" else slice(None)
-    columns = columns_of(trace, keep)
+    columns = {
+        "prompt_tokens": trace.prompt_tokens[keep].astype(float),
+        "output_tokens": trace.output_tokens[keep].astype(float),
+    }
     if trace.arrival_s is not None:
         gaps = np.diff(trace.arrival_s)
         pauses = gaps > 5
@@ -130,24 +126,3 @@ def test_the_tables_of_the_samples_are_the_quantiles_of_the_files(
     for name, values in columns.items():
         expected = np.percentile(values, table.percent)
         np.testing.assert_allclose(table.quantiles[name], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("sample", "file"),
-    [
-        ("azure-conv-sample", CONV),
-        ("azure-code-sample", CODE),
-        ("sharegpt-multiturn-sample", SHAREGPT),
-    ],
-)
-def test_samples_and_files_have_the_same_lengths(shared: Path, sample: str, file: str) -> None:
-    real = columns_of(shared_trace(shared, file))
-    drawn = columns_of(sample_trace(sample, 40_000, seed=1))
-    for name, values in real.items():
-        grid = np.unique(values)
-        shares = [
-            np.searchsorted(np.sort(column), grid, side="right") / len(column)
-            for column in (values, drawn[name])
-        ]
-        assert np.abs(shares[0] - shares[1]).max() < 0.015, name
-        assert drawn[name].mean() == pytest.approx(values.mean(), rel=0.03), name

@@ -91,16 +91,13 @@ def test_the_arrivals_of_azure_code_come_in_bursts() -> None:
 
 
 def test_a_sample_is_decided_by_name_size_and_seed() -> None:
-    first, again, other = (sample_trace("azure-code-sample", 500, seed) for seed in (4, 4, 5))
-    assert first.prompt_tokens.tolist() == again.prompt_tokens.tolist()
-    assert first.arrival_s is not None
-    assert again.arrival_s is not None
-    assert first.arrival_s.tolist() == again.arrival_s.tolist()
-    assert first.prompt_tokens.tolist() != other.prompt_tokens.tolist()
-    long = sample_trace("azure-code-sample", 2000, seed=4)
-    assert long.arrival_s is not None
-    assert long.output_tokens[:500].tolist() == first.output_tokens.tolist()
-    assert long.arrival_s[:500].tolist() == first.arrival_s.tolist()
+    columns = ("prompt_tokens", "output_tokens", "arrival_s")
+    first, again, other, long = (
+        [getattr(sample_trace("azure-code-sample", n, seed), name).tolist() for name in columns]
+        for n, seed in ((500, 4), (500, 4), (500, 5), (2000, 4))
+    )
+    assert first == again == [column[:500] for column in long]
+    assert first[0] != other[0]
 
 
 def test_samples_load_by_name() -> None:

@@ -346,6 +346,10 @@ class Batcher:
     def _place(self, prefill: Prefill) -> Chunk:
         seq = self._prefillable(prefill)
         stop = seq.computed + prefill.tokens
+        if prefill.ends and stop < seq.prompt_tokens:
+            if stop < seq.request.prompt_tokens:
+                raise self._broken(seq, "ends its prefill within the prompt")
+            self.queues.cut(seq, stop)
         pool = self.pool
         need = pool.pages_for(max(stop, prefill.hold_tokens)) - len(seq.pages)
         if need > 0:

@@ -28,7 +28,7 @@ class Sequence(Holder):
     arrivals. `epoch` counts preemptions, so that a result from before one is recognised; `owed`
     micro-batches have such results of it, and until they return it waits. An `aborted` sequence is
     still there only while micro-batches compute with its pages. Of its prompt `cached_tokens` were
-    never computed.
+    never computed; `left_out` counts tokens of its output whose prefill was cut short.
     """
 
     prompt_tokens: int
@@ -41,6 +41,7 @@ class Sequence(Holder):
     decoding: bool = False
     aborted: bool = False
     cached_tokens: int = 0
+    left_out: int = 0
     first_scheduled_s: float = float("nan")
     first_token_s: float = float("nan")
     last_token_s: float = float("nan")
@@ -60,7 +61,7 @@ class Sequence(Holder):
     def held_tokens(self) -> int:
         """Tokens in its pages: what is computed, and of a decode all but the last one generated."""
         if self.decoding:
-            return self.request.prompt_tokens + self.generated - 1
+            return self.request.prompt_tokens + self.generated - 1 - self.left_out
         return self.computed
 
 
@@ -356,8 +357,8 @@ class ReadyQueue:
     """Groups in the order in which they returned; `num_sequences` counts their members.
 
     Taking whole groups costs O(1) a group; taking part of one costs O(members that move). Which
-    members of a group go first is deterministic, and by arrival only where the order asked for is
-    arrival.
+    members of a group go first is deterministic; it is by arrival, or the last row first, only
+    where that is the order asked for.
     """
 
     __slots__ = ("_groups", "_page_tokens", "num_sequences")
@@ -404,13 +405,13 @@ class ReadyQueue:
     def take(self, count: int, order: str) -> DecodeGroup:
         """Remove the first `count` members in `order` and return them as one group."""
         groups = self._groups
-        if len(groups) == 1 and count == self.num_sequences:
+        row_by_row = order == "last_row" or (order == "arrival" and count < self.num_sequences)
+        if len(groups) == 1 and count == self.num_sequences and not row_by_row:
             self.num_sequences = 0
             return groups.pop()
-        by_arrival = order == "arrival" and count < self.num_sequences
         self.num_sequences -= count
-        if by_arrival:
-            return self._take_by_arrival(count)
+        if row_by_row:
+            return self._take_rows(count, order)
         end = 0 if order == "first_returned" else -1
         taken = self._take_from(end, count)
         while len(taken) < count:
@@ -440,14 +441,22 @@ class ReadyQueue:
         larger.absorb(smaller, self._page_tokens)
         return larger
 
-    def _take_by_arrival(self, count: int) -> DecodeGroup:
+    def first(self, count: int, order: str) -> list[Sequence]:
+        """Return the first `count` members in `order`."""
+        return [seq for _, seq in self._first(count, order)]
+
+    def _take_rows(self, count: int, order: str) -> DecodeGroup:
         taken = self._groups[0].empty()
-        for group, seq in self._first(count, "arrival"):
+        for group, seq in self._first(count, order):
             taken.join(seq, group.leave(seq), self._page_tokens)
         self._groups = [group for group in self._groups if len(group)]
         return taken
 
     def _first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
+        if order == "last_row":
+            rows = ((group, group.members.values()) for group in reversed(self._groups))
+            last_first = ((group, seq) for group, row in rows for seq in reversed(row))
+            return list(islice(last_first, count))
         groups = self._groups if order != "last_returned" else self._groups[::-1]
         members = ((group, seq) for group in groups for seq in group.sequences())
         if order == "arrival":

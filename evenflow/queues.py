@@ -114,6 +114,12 @@ class Queues:
             self.kv.publish(seq, stop)
         return Chunk(seq, start, stop, last, seq.epoch)
 
+    def cut(self, seq: Sequence, stop: int) -> None:
+        """Let the prefill of a sequence end at `stop`; what it leaves out is not computed again."""
+        seq.left_out = seq.prompt_tokens - stop
+        self.waiting_tokens -= seq.left_out
+        seq.prompt_tokens = stop
+
     def return_chunk(self, chunk: Chunk) -> bool:
         """Take a chunk back, after which the sequence may go on; return whether it was the last.
 
@@ -284,6 +290,7 @@ class Queues:
         self.running_decodes -= seq.decoding
         self.preemptions += 1
         seq.decoding = False
+        seq.left_out = 0
         seq.prompt_tokens = seq.request.prompt_tokens + seq.generated
         seq.epoch += 1
         self._look_up(seq)

@@ -173,6 +173,12 @@ class View:
         return len(self._queues.in_flight)
 
     @property
+    def rows_in_flight(self) -> int:
+        """Rows of the micro-batches in flight: a decode each, and each chunk of a prompt."""
+        batches = self._queues.in_flight.values()
+        return sum(len(batch.chunks) + len(batch.decodes or ()) for batch in batches)
+
+    @property
     def preemptions(self) -> int:
         """Preemptions since the start of the run."""
         return self._queues.preemptions
@@ -199,13 +205,19 @@ class View:
         """Return how many new pages the next token of the first `count` ready decodes needs."""
         return self._ready.due_pages(count, order)
 
+    def ready(self, count: int, order: Order) -> list[tuple[int, int]]:
+        """Return the first `count` ready decodes: request ids, and how many pages each holds."""
+        sequences = self._ready.first(count, order)
+        return [(seq.request.request_id, len(seq.pages)) for seq in sequences]
+
     def victim(self, rule: Victim) -> int:
         """Return which request a rule preempts next, of those that it may."""
         return self._queues.victim(rule).request.request_id
 
 
-Order = Literal["arrival", "first_returned", "last_returned"]
-"""Which ready decodes go first: by arrival, the longest returned, or the most recently returned."""
+Order = Literal["arrival", "first_returned", "last_returned", "last_row"]
+"""Which ready decodes go first: by arrival, the longest returned, or the most recently returned;
+with `last_row`, of these the last row, then the row before it."""
 
 Victim = Literal["latest_arrived", "last_returned", "most_pages", "latest_admitted"]
 """Which request is preempted when a decode needs a page and none is free: a ready one, or the last
@@ -217,11 +229,14 @@ class Prefill(NamedTuple):
 
     `hold_tokens`: the request holds pages for at least this many tokens from now on (the whole
     prompt, or the model's length where memory is reserved); 0 means as many as are computed.
+    `ends`: a request that was preempted decodes after these tokens, whatever they leave out of its
+    output.
     """
 
     request_id: int
     tokens: int
     hold_tokens: int = 0
+    ends: bool = False
 
 
 class Plan(NamedTuple):

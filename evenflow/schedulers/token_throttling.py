@@ -10,48 +10,30 @@ from pydantic import Field
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, checked
+from evenflow.schedulers.token_throttling_code import PackageRules
+from evenflow.schedulers.token_throttling_rules import (
+    AdaptiveReserve,
+    decode_budget,
+    prefill_budget,
+    printed_budget,
+)
 from evenflow.scheduling import Plan, Prefill, SearchSpace, Victim, View
 
 VICTIMS: dict[str, Victim] = {"latest": "last_returned", "most_pages": "most_pages"}
-
-
-def prefill_budget(
-    waiting_tokens: int,
-    idle_rate: float,
-    *,
-    iterations: int = 8,
-    max_prefill: int = 2048,
-    min_prefill: int = 32,
-    kv_thresh: float = 0.05,
-    use_wt: bool = True,
-    use_ut: bool = True,
-) -> int:
-    """Return the prefill tokens of the next micro-batch (gLLM, equations 1 to 3).
-
-    `waiting_tokens` await prefill; `idle_rate` is the free share of the KV pages. WT spreads what
-    waits over `iterations` micro-batches; UT shrinks the budget as the KV cache fills, and suspends
-    prefill below `kv_thresh`. As in the public code, results are whole tokens and `min_prefill` is
-    a floor of WT only, so UT can push the budget below it where equation 3 would not.
-    """
-    if idle_rate < kv_thresh:
-        return 0
-    tokens = max_prefill
-    if use_ut:
-        tokens = round(max_prefill * (idle_rate - kv_thresh) / (1 - kv_thresh))
-    if use_wt:
-        tokens = min(tokens, max(waiting_tokens // iterations, min_prefill))
-    return tokens
-
-
-def decode_budget(running_decodes: int, depth: int, turn: int) -> int:
-    """Return the decodes of the next micro-batch (gLLM, equation 4): an even share of all running.
-
-    `running_decodes` counts those in flight too. The remainder of the division is spread by `turn`,
-    which counts decisions. Fewer than `depth` go one by one, if any is ready.
-    """
-    if running_decodes < depth:
-        return 1
-    return (running_decodes + turn % depth) // depth
+Variant = Literal["reading", "paper", "code"]
+NOT_IN: dict[str, dict[str, object]] = {
+    "reading": {},
+    "paper": {"reserve": "threshold"},
+    "code": {
+        "use_wt": True,
+        "use_ut": True,
+        "coupled": False,
+        "victim": "latest",
+        "reserve": "threshold",
+        "max_batch_rows": None,
+    },
+}
+"""Parameters that a variant does not have, and what it does instead."""
 
 
 class TokenThrottling:
@@ -67,6 +49,10 @@ class TokenThrottling:
     `most_pages`. `reserve`: `threshold` keeps `kv_thresh` of the pages; `adaptive` keeps what the
     running decodes are expected to need times a ratio, which starts at 0.7, falls by 0.002 a call
     to 0.1, and rises by 0.05 with each preemption.
+
+    `variant`: `reading` is the above; `paper` is equations 1 to 4 as printed, where `min_prefill`
+    is a floor of the whole and pages do not cap the budget; `code` is the package gllm-rt
+    0.0.6.post1, decision for decision (`evenflow.schedulers.token_throttling_code`).
     """
 
     pipelined_chunks = True
@@ -93,11 +79,24 @@ class TokenThrottling:
         victim: Literal["latest", "most_pages"] = "latest",
         reserve: Literal["threshold", "adaptive"] = "threshold",
         max_batch_rows: Count | None = None,
+        variant: Variant = "reading",
     ) -> None:
+        given = {
+            "use_wt": use_wt,
+            "use_ut": use_ut,
+            "coupled": coupled,
+            "victim": victim,
+            "reserve": reserve,
+            "max_batch_rows": max_batch_rows,
+        }
+        for name, fixed in NOT_IN[variant].items():
+            if given[name] != fixed:
+                raise ValueError(f"variant {variant} has no parameter {name}")
         self.max_prefill = max_prefill
         self.kv_thresh = kv_thresh
+        self.variant = variant
         self.prefill_budget = partial(
-            prefill_budget,
+            printed_budget if variant == "paper" else prefill_budget,
             iterations=iterations,
             max_prefill=max_prefill,
             min_prefill=min_prefill,
@@ -109,8 +108,11 @@ class TokenThrottling:
         self.adaptive = AdaptiveReserve() if reserve == "adaptive" else None
         self.max_batch_rows = max_batch_rows or UNLIMITED
         self._turn = 0
+        self._package = PackageRules(iterations, max_prefill, min_prefill, kv_thresh)
 
     def schedule(self, view: View) -> Plan:
+        if self.variant == "code":
+            return self._package.schedule(view)
         if self.coupled:
             return self._couple(view)
         if self.adaptive is not None:
@@ -138,7 +140,11 @@ class TokenThrottling:
         return share
 
     def _throttle(self, view: View) -> list[Prefill]:
-        """Plan prefills within equation 3 and the pages above the reserve."""
+        """Plan prefills within equation 3 and, but in the paper, the pages above the reserve."""
+        if self.variant == "paper":
+            idle_rate = view.free_pages / view.total_pages
+            printed = self.prefill_budget(view.waiting_tokens, idle_rate, kv_thresh=self.kv_thresh)
+            return self._spread(view, printed)
         reserve, thresh = self._reserve(view)
         pages = view.free_pages
         if pages <= reserve:
@@ -199,23 +205,3 @@ class TokenThrottling:
         room.go_on(view.partials)
         room.admit(view, chunked=True)
         return Plan(room.prefills, decodes, "first_returned", kv_limited=room.kv_limited)
-
-
-class AdaptiveReserve:
-    """Pages to keep for running decodes: a share of what they are expected to write still."""
-
-    def __init__(self) -> None:
-        self.ratio = self._next_ratio = 0.7
-        self._preemptions = 0
-
-    def ask(self, view: View) -> None:
-        """Move the ratio on: the policy is asked once more, after these preemptions."""
-        preempted = view.preemptions - self._preemptions
-        self._preemptions = view.preemptions
-        self.ratio = min(self._next_ratio + 0.05 * preempted, 1.0)
-        self._next_ratio = max(self.ratio - 0.002, 0.1)
-
-    def pages(self, view: View) -> int:
-        """Return the pages to keep now."""
-        expected_tokens = self.ratio * view.expected_output_tokens
-        return min(int(expected_tokens / view.page_tokens), view.total_pages)

@@ -1,0 +1,260 @@
+"""Drives the scheduler of gLLM's published package over random loads, and records what it decides.
+
+    python -m tools.gllm_package --package FOLDER [--runs 20] [--seed 0] [--write FOLDER]
+
+FOLDER has the package `gllm-rt` 0.0.6.post1 unpacked; `make test-gllm` fetches it. Its scheduler,
+sequences and page ids are the package's own; what they import beside these (communication, CUDA,
+the model) is stood in for here. What is recorded is replayed at once with `variant: code`; the
+exit code is 1 unless all of it is equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib
+import json
+import random
+import secrets
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from evenflow.schedulers.token_throttling import Variant
+from tools.gllm_replay import Event, Outcome, replay
+
+PAGE_TOKENS = 16
+DEPTHS = (1, 2, 4)
+VARIANTS: tuple[Variant, ...] = ("code", "reading", "paper")
+
+
+class Rotation:
+    """Stands in for `random`: the package spreads the remainder of equation 4 by chance."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def randint(self, low: int, high: int) -> int:
+        """Return each of low to high in turn."""
+        self.calls += 1
+        return low + (self.calls - 1) % (high - low + 1)
+
+
+class Pages:
+    """Stands in for the package's memory manager, over its own allocator of ids."""
+
+    def __init__(self, allocator: Any, total: int) -> None:
+        self.ids = allocator(0, total - 1)
+        self.total = total
+
+    def get_num_free_pages(self) -> int:
+        return int(self.ids.get_num_free_ids())
+
+    def get_memory_free(self) -> float:
+        return self.get_num_free_pages() / self.total
+
+    def pre_allocate_page(self, sequences: Sequence[Any]) -> None:
+        for seq in sequences:
+            while len(seq.page_table) * PAGE_TOKENS < seq.seq_len:
+                seq.page_table.append(self.ids.allocate())
+
+    def free(self, seq: Any) -> None:
+        for page in seq.page_table:
+            self.ids.free(page)
+
+
+def _module(name: str, **members: object) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(members)
+    return module
+
+
+@contextmanager
+def package(folder: Path) -> Iterator[SimpleNamespace]:
+    """Import what decides of the package in `folder`, without what needs a GPU."""
+    gllm = _module("gllm", __path__=[str(folder / "gllm")])
+    names = ("scheduler", "sequence", "id_allocator")
+    log = SimpleNamespace(info=lambda *_: None, warning=lambda *_: None)
+    kinds = {
+        "transformers": ("PreTrainedTokenizer", "PreTrainedTokenizerFast"),
+        "gllm.memory_manager": ("MemoryManager", "PrefixMemoryManager"),
+        "gllm.model_runner": ("ModelRunner",),
+    }
+    stand_ins = {
+        name: _module(name, **{kind: type(kind, (), {}) for kind in kinds[name]}) for name in kinds
+    }
+    stand_ins |= {
+        "gllm": gllm,
+        "logger": _module("logger", logger=log),
+        "gllm.comm": _module("gllm.comm", IPCPackage=_sent),
+        "gllm.dist_utils": _module("gllm.dist_utils", get_world_size=lambda: 1),
+        "gllm.utils": _module("gllm.utils", unify_decode=None),
+    }
+    with patch.dict(sys.modules, stand_ins):
+        yield SimpleNamespace(**{name: importlib.import_module(f"gllm.{name}") for name in names})
+
+
+def _sent(_: object) -> SimpleNamespace:
+    return SimpleNamespace(act_schedule_ids=[], next_tokens=[], free_ids=[])
+
+
+class Driver:
+    """The package's scheduler, asked and answered as its worker does, with a journal of it."""
+
+    def __init__(self, modules: SimpleNamespace, config: Event) -> None:
+        module = modules.scheduler
+        module.random = Rotation()
+        module.get_world_size = lambda: config["depth"]
+        self.pages = Pages(modules.id_allocator.IDAllocator, config["pages"])
+        runner = SimpleNamespace(
+            memory_manager=self.pages,
+            maxd=2048,
+            maxp=config["max_prefill"],
+            minp=config["min_prefill"],
+            iterp=config["iterations"],
+            kvthresh=config["kv_thresh"],
+            page_size=PAGE_TOKENS,
+            free=self.pages.free,
+            use_mm=False,
+        )
+        self.make_sequence = modules.sequence.Sequence
+        self.scheduler = module.Scheduler(config["depth"], runner, "token_throttling")
+        self.scheduler.set_log(False)
+        self.journal: list[Event] = [config]
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.scheduler.batch_running)
+
+    @property
+    def has_work(self) -> bool:
+        scheduler = self.scheduler
+        return bool(scheduler.seqs_to_prefill or scheduler.seqs_to_decode)
+
+    def add(self, request_id: int, prompt: int, output: int) -> None:
+        """Let a request arrive."""
+        seq = self.make_sequence(request_id, [1] * prompt, [], output, ignore_eos=True)
+        self.scheduler.add_new_requests([seq])
+        self.journal.append({"kind": "add", "id": request_id, "prompt": prompt, "output": output})
+
+    def ask(self) -> bool:
+        """Ask until a micro-batch comes or nothing changes; return whether anything did."""
+        preempted: list[int] = []
+        while True:
+            decoding = list(self.scheduler.seqs_to_decode)
+            rows = self.scheduler.schedule_once()
+            left = {row.seq_id for row in [*rows, *self.scheduler.seqs_to_decode]}
+            now = [seq.seq_id for seq in decoding if seq.seq_id not in left]
+            preempted += now
+            if rows or not now:
+                break
+        if not rows and not preempted and not self.in_flight:
+            return False
+        was_decoding = {seq.seq_id for seq in decoding}
+        free = self.pages.get_num_free_pages()
+        self.journal.append(
+            {
+                "kind": "ask",
+                "decodes": [row.seq_id for row in rows if row.seq_id in was_decoding],
+                "prefills": [
+                    [row.seq_id, row.to_compute_token_num]
+                    for row in rows
+                    if row.seq_id not in was_decoding
+                ],
+                "preempted": sorted(preempted),
+                "free": free,
+            }
+        )
+        return True
+
+    def take_back(self) -> None:
+        """Let the oldest micro-batch return."""
+        self.scheduler.add_next_tokens([0] * len(self.scheduler.batch_running[0]))
+        self.scheduler.process_output()
+        self.journal.append({"kind": "done"})
+
+
+def config_of(rng: random.Random, depth: int, *, tight: bool) -> Event:
+    """Draw the settings of a run; with a tight pool, decodes run out of pages."""
+    return {
+        "kind": "config",
+        "engine": "gllm-rt 0.0.6.post1",
+        "depth": depth,
+        "pages": rng.randint(60, 150) if tight else 4000,
+        "page_tokens": PAGE_TOKENS,
+        "iterations": rng.choice([1, 4, 8]),
+        "max_prefill": rng.choice([64, 256, 2048]),
+        "min_prefill": rng.choice([8, 32]),
+        "kv_thresh": rng.choice([0.05, 0.1]),
+    }
+
+
+def record(
+    modules: SimpleNamespace, config: Event, rng: random.Random, requests: int
+) -> list[Event]:
+    """Drive a random load to its end, or to where the package fails or waits for ever."""
+    driver = Driver(modules, config)
+    longest = rng.choice([100, 400])  # prompt; outputs are long where prompts are short
+    arrivals = deque(
+        (number, rng.randint(1, longest), rng.randint(1, 450 - longest))
+        for number in range(requests)
+    )
+    often, busy = rng.choice([0.02, 0.1, 1.0]), rng.random()
+    while arrivals or driver.has_work or driver.in_flight:
+        while arrivals and (rng.random() < often or not (driver.has_work or driver.in_flight)):
+            driver.add(*arrivals.popleft())
+        if driver.has_work and driver.in_flight < config["depth"]:
+            try:
+                if not driver.ask():
+                    break
+            except AssertionError:  # its own, when a prefill finds no page
+                break
+        if driver.in_flight == config["depth"] or (driver.in_flight and rng.random() > busy):
+            driver.take_back()
+    return driver.journal
+
+
+def write(path: Path, journal: Sequence[Event]) -> None:
+    """Write a journal, compressed, with the same bytes for the same events."""
+    text = "".join(json.dumps(event) + "\n" for event in journal)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Record gLLM's own decisions and replay them.")
+    parser.add_argument("--package", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--runs", type=int, default=20, help="of each depth and pool")
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="where journals are kept")
+    options = parser.parse_args()
+    print(f"seed {options.seed}")
+    differs = False
+    with package(options.package) as modules:
+        for depth in DEPTHS:
+            for tight in (False, True):
+                name = f"depth{depth}-{'tight' if tight else 'calm'}"
+                outcomes = {variant: Outcome() for variant in VARIANTS}
+                preempted = 0
+                for run in range(options.runs):
+                    rng = random.Random(f"{options.seed} {name} {run}")
+                    config = config_of(rng, depth, tight=tight)
+                    journal = record(modules, config, rng, options.requests)
+                    preempted += sum(len(event.get("preempted", ())) for event in journal)
+                    if options.write is not None and not run:
+                        write(options.write / f"gllm-{name}.jsonl.gz", journal)
+                    for variant in outcomes:
+                        outcomes[variant] += replay(journal, variant)
+                differs |= outcomes["code"].difference is not None
+                shares = ", ".join(f"{variant} {outcomes[variant]}" for variant in outcomes)
+                print(f"{name}: {preempted} preemptions; {shares}", flush=True)
+    sys.exit(differs)
+
+
+if __name__ == "__main__":
+    main()

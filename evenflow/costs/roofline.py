@@ -49,25 +49,33 @@ def linear_s(
     return max(compute_s, moved * dtype_bytes / rates.bytes_per_s)
 
 
-def elementwise_s(tokens: int, model: ModelSpec, tensor_parallel: int, rates: Rates) -> float:
-    """Return the seconds of a layer's norms, rotary embedding, activation and KV write.
+def elementwise_values(model: ModelSpec, tensor_parallel: int) -> dict[str, float]:
+    """Return the values per token that each operator of a layer that only moves memory moves.
 
-    All are bound by memory. Values moved per token: 8 x hidden for two norms fused with the
-    residual (read two, write two), 2 x (heads + KV heads) x head size for the rotary embedding
-    (read, write) and as many for the norms of queries and keys, if there are any, 2 or 3 x MLP
-    columns for the activation (read up and gate, write), 4 x KV heads x head size for the KV write
-    (read, write). Known error: small kernels reach less than the bandwidth of large ones; what is
-    missing is in the per-layer overhead.
+    4 x hidden for a norm fused with the residual (read two, write two), of which a layer has two; 2
+    x (heads + KV heads) x head size for the rotary embedding (read, write) and as many for the
+    norms of queries and keys, if there are any; 2 or 3 x MLP columns for the activation (read up
+    and gate, write); 4 x KV heads x head size for the KV write (read, write).
     """
     heads = model.num_heads / tensor_parallel
     kv_heads = model.local_kv_heads(tensor_parallel)
     columns = model.shared_columns / tensor_parallel
-    values = (
-        8 * model.hidden_size
-        + (4 if model.qk_norm else 2) * (heads + kv_heads) * model.head_dim
-        + (3 if model.gated_mlp else 2) * columns
-        + 4 * kv_heads * model.head_dim
-    )
+    return {
+        "norm": 4 * model.hidden_size,
+        "rope": (4 if model.qk_norm else 2) * (heads + kv_heads) * model.head_dim,
+        "activation": (3 if model.gated_mlp else 2) * columns,
+        "kv_write": 4 * kv_heads * model.head_dim,
+    }
+
+
+def elementwise_s(tokens: int, model: ModelSpec, tensor_parallel: int, rates: Rates) -> float:
+    """Return the seconds of a layer's norms, rotary embedding, activation and KV write.
+
+    Known error: small kernels reach less than the bandwidth of large ones; what is missing is in
+    the per-layer overhead.
+    """
+    moved = elementwise_values(model, tensor_parallel)
+    values = 2 * moved["norm"] + moved["rope"] + moved["activation"] + moved["kv_write"]
     return tokens * values * model.dtype_bytes / rates.bytes_per_s
 
 

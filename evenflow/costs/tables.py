@@ -211,6 +211,16 @@ class Tables(NamedTuple):
     head: BySize
 
 
+def unmeasured(seconds_at: Callable[[int], float]) -> BySize:
+    """Return a formula as a part; all of its seconds count as unmeasured."""
+
+    def estimate(size: int) -> Estimate:
+        seconds = seconds_at(size)
+        return Estimate(seconds, seconds)
+
+    return estimate
+
+
 def added(parts: Sequence[BySize]) -> BySize:
     """Return the sum of parts that follow from the same size."""
     if len(parts) == 1:

@@ -1,7 +1,7 @@
 """Costs from a profile file: the operators measured on a device, interpolated.
 
-Knows what a prediction needs of a file and how operators make a layer; the file's format is
-`profile_file`, interpolation is `curves`. Known error: decoding rows count with their mean context
+Knows what a prediction needs of a file, how operators make a layer, and the roofline's estimates of
+those that a file lacks (`fill: roofline`). Known error: decoding rows count with their mean context
 (`attention_decode_uneven` in the file shows what that costs), and operators measured alone miss
 what they do to each other's caches.
 """
@@ -9,11 +9,19 @@ what they do to each other's caches.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from evenflow.costs.profile.file import LayerShapes, Point, Profile
-from evenflow.costs.profile.fill import ELEMENTWISE, LINEARS, RooflineFill
-from evenflow.costs.roofline import RooflineCost
+from evenflow.costs.roofline import (
+    AttentionRates,
+    Rates,
+    RooflineCost,
+    elementwise_values,
+    embedding_s,
+    head_s,
+    linear_s,
+)
 from evenflow.costs.tables import (
     Attention,
     BySize,
@@ -24,12 +32,16 @@ from evenflow.costs.tables import (
     Tables,
     added,
     all_reduces,
+    unmeasured,
 )
 from evenflow.errors import UsageError
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 
-LAYER = (*LINEARS, *ELEMENTWISE)
+LINEARS = ("linear_qkv", "linear_o", "linear_up", "linear_down")
+"""The products of a layer, in the order of `ModelSpec.linear_shapes`."""
+
+LAYER = (*LINEARS, "norm", "norm", "rope", "activation", "kv_write")
 ATTENTIONS = ("attention_prefill", "attention_decode")
 ENDS = ("embedding", "head", "sample")
 
@@ -154,7 +166,8 @@ class Parts:
         self.profile = profile
         self.model = model
         self.ranks = ranks
-        self.fill = None if fill is None else RooflineFill(fill)
+        self.fill = None if fill is None else estimated_operators(fill)
+        self.fill_attention = None if fill is None else estimated_attention(fill)
         self.name = name
         self.is_total = bool(profile.of("model_prefill", ranks)) and not profile.of(
             LINEARS[0], ranks
@@ -172,9 +185,8 @@ class Parts:
     def by_tokens(self, operator: str) -> BySize:
         """Return an operator against tokens."""
         if not self.profile.of(operator, self.ranks):
-            fill = self.fill
-            assert fill is not None  # check_complete has refused
-            return lambda tokens: fill.operator(operator, tokens)
+            assert self.fill is not None  # check_complete has refused
+            return self.fill[operator]
         return self._curve(operator).estimate
 
     def summed(self, operators: Sequence[str]) -> list[BySize]:
@@ -202,8 +214,8 @@ class Parts:
         points = self.profile.of(operator, self.ranks)
         decoding = operator == "attention_decode"
         if not points:
-            assert self.fill is not None  # check_complete has refused
-            return self.fill.decode if decoding else self.fill.prefill
+            assert self.fill_attention is not None  # check_complete has refused
+            return self.fill_attention[operator]
         seconds: dict[tuple[int, float], float] = {}
         for point in points:
             tokens, context = point.tokens or 0, point.context_tokens or 0
@@ -215,19 +227,17 @@ class Parts:
         return surface.decode if decoding else surface.prefill
 
     def all_reduces(self) -> BySize:
-        """Return what a layer spends in all-reduces."""
-        if self.ranks == 1:
-            return lambda tokens: Estimate(0.0, 0.0)
-        if not self.profile.of("all_reduce", self.ranks):
-            assert self.fill is not None  # check_complete has refused
-            return self.fill.all_reduce
-        return all_reduces(self.model, self._curve("all_reduce").estimate)
+        """Return what a layer spends in all-reduces, against tokens."""
+        if self.profile.of("all_reduce", self.ranks):
+            return all_reduces(self.model, self._curve("all_reduce").estimate)
+        return self.by_tokens("all_reduce")
 
     def layer(self, with_all_reduces: bool) -> BySize:
         """Return a layer without attention: its operators, and what it takes beyond them."""
         operators = self.summed(LAYER)
         beyond = self._beyond_operators(operators)
-        total = added([*operators, *([self.all_reduces()] if with_all_reduces else ())])
+        reduces = with_all_reduces and self.ranks > 1
+        total = added([*operators, *([self.all_reduces()] if reduces else ())])
 
         def seconds(tokens: int) -> Estimate:
             estimate = total(tokens)
@@ -267,3 +277,41 @@ class Parts:
     def head(self) -> BySize:
         """Return final norm, LM head and sampling against rows."""
         return added(self.summed(("head", "sample")))
+
+
+def estimated_operators(roofline: RooflineCost) -> Mapping[str, BySize]:
+    """Return a deployment's operators, save attention, by the formulas of `roofline`.
+
+    `all_reduce` is what a layer spends in them, against tokens. The GPU's overhead per layer is
+    left out: it belongs to whole layers. `sample` costs nothing of its own: the head has it.
+    """
+    deployment, tile = roofline.deployment, roofline.tile_tokens
+    model, ranks, rates = deployment.model, deployment.tensor_parallel, Rates.of(deployment.gpu)
+
+    def product(shape: tuple[int, int]) -> Callable[[int], float]:
+        return lambda tokens: linear_s(tokens, shape, model.dtype_bytes, tile, rates)
+
+    def moving(values: float) -> Callable[[int], float]:
+        return lambda tokens: tokens * values * model.dtype_bytes / rates.bytes_per_s
+
+    formulas: dict[str, Callable[[int], float]] = {
+        **dict(zip(LINEARS, map(product, model.linear_shapes(ranks)), strict=True)),
+        **{name: moving(values) for name, values in elementwise_values(model, ranks).items()},
+        "embedding": partial(embedding_s, model=model, rates=rates),
+        "head": lambda rows: head_s(rows, model, ranks, tile, rates),
+        "sample": lambda rows: 0.0,
+        "all_reduce": roofline.all_reduce_s,
+    }
+    return {name: unmeasured(seconds_at) for name, seconds_at in formulas.items()}
+
+
+def estimated_attention(roofline: RooflineCost) -> Mapping[str, Attention]:
+    """Return a deployment's attention in one layer by the formulas of `roofline`."""
+    deployment = roofline.deployment
+    rates = AttentionRates.of(
+        deployment.model, deployment.tensor_parallel, Rates.of(deployment.gpu)
+    )
+    return {
+        "attention_prefill": lambda tokens, start: (rates.prefill_s(start, start + tokens), False),
+        "attention_decode": lambda rows, context: (rates.decode_s(rows, context), False),
+    }

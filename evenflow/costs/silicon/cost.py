@@ -29,12 +29,12 @@ from evenflow.costs.tables import (
     Attention,
     BySize,
     Curve,
-    Estimate,
     Surface,
     TableCost,
     Tables,
     added,
     all_reduces,
+    unmeasured,
 )
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.deployment import Deployment
@@ -120,8 +120,9 @@ def silicon_cost(
     than those measured, or were not measured in such number.
     """
     parts = _Parts(deployment, source)
-    layer = added([parts.layer(), parts.all_reduces(fabric)])
-    model = deployment.model
+    layer, model = parts.layer(), deployment.model
+    if parts.ranks > 1:
+        layer = added([layer, all_reduces(model, parts.all_reduce(fabric))])
     tables = Tables(layer, parts.prefill(), parts.decode(), parts.embedding(), parts.head())
     return TableCost(tables, deployment.layers_per_stage, model.hidden_size * model.dtype_bytes)
 
@@ -156,48 +157,25 @@ class _Parts:
         both_sides = any(m % TILE_TOKENS == 0 and m + 1 in times for m in sizes)
         curve = Curve(sizes, corrected, 1 if both_sides else TILE_TOKENS)
         beyond = n > max(gemm) or k > max(gemm[max(gemm)])
-        return lambda tokens: (
-            Estimate(curve(tokens), curve(tokens)) if beyond else curve.estimate(tokens)
-        )
+        return unmeasured(curve) if beyond else curve.estimate
+
+    def moving(self, bytes_each: float, kernels: int = 1) -> BySize:
+        """Return kernels that only move memory, so many bytes a token or row."""
+        launch_s = kernels * self.launch_s
+        return unmeasured(lambda size: launch_s + size * bytes_each * self.per_byte_s)
 
     def layer(self) -> BySize:
         products = [self.product(shape) for shape in self.model.linear_shapes(self.ranks)]
-        bytes_per_token = self._elementwise_bytes()
-
-        def seconds(tokens: int) -> Estimate:
-            parts = [product(tokens) for product in products]
-            rest_s = KERNELS * self.launch_s + tokens * bytes_per_token * self.per_byte_s
-            return Estimate(
-                sum(part.seconds for part in parts) + rest_s,
-                sum(part.unmeasured_s for part in parts) + rest_s,
-            )
-
-        return seconds
-
-    def _elementwise_bytes(self) -> float:
-        """Return the bytes per token, counted as `roofline.elementwise_s` does."""
-        rates = Rates(1.0, 1.0)
-        return elementwise_s(1, self.model, self.ranks, rates)
+        bytes_per_token = elementwise_s(1, self.model, self.ranks, Rates(1.0, 1.0))
+        return added([added(products), self.moving(bytes_per_token, KERNELS)])
 
     def embedding(self) -> BySize:
-        bytes_per_token = 2 * self.model.hidden_size * self.model.dtype_bytes
-
-        def seconds(tokens: int) -> Estimate:
-            taken_s = self.launch_s + tokens * bytes_per_token * self.per_byte_s
-            return Estimate(taken_s, taken_s)
-
-        return seconds
+        return self.moving(2 * self.model.hidden_size * self.model.dtype_bytes)
 
     def head(self) -> BySize:
         columns = -(-self.model.vocab_size // self.ranks)
-        product = self.product((self.model.hidden_size, columns))
-
-        def seconds(rows: int) -> Estimate:
-            logits = product(rows)
-            sample_s = self.launch_s + 8 * rows * self.model.vocab_size * self.per_byte_s
-            return Estimate(logits.seconds + sample_s, logits.unmeasured_s + sample_s)
-
-        return seconds
+        logits = self.product((self.model.hidden_size, columns))
+        return added([logits, self.moving(8 * self.model.vocab_size)])
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -236,17 +214,11 @@ class _Parts:
 
         return wider
 
-    def all_reduces(self, fabric: Fabric | None) -> BySize:
+    def all_reduce(self, fabric: Fabric | None) -> BySize:
+        """Return one all-reduce against bytes."""
         ranks = self.ranks
-        if ranks == 1:
-            return lambda tokens: Estimate(0.0, 0.0)
         if fabric is not None:
-
-            def over_fabric(size_bytes: int) -> Estimate:
-                taken_s = fabric.all_reduce_s(size_bytes, ranks)
-                return Estimate(taken_s, taken_s)
-
-            return all_reduces(self.model, over_fabric)
+            return unmeasured(lambda size_bytes: fabric.all_reduce_s(size_bytes, ranks))
         if not self.source.measured.nvlink or ranks not in self.tables.all_reduce:
             known = ", ".join(map(str, sorted(self.tables.all_reduce)))
             raise UsageError(
@@ -254,8 +226,7 @@ class _Parts:
                 f"the links of {self.tables.device}); give costs.all_reduce, a link"
             )
         times = self.tables.all_reduce[ranks]
-        curve = Curve(sorted(times), [times[size] for size in sorted(times)])
-        return all_reduces(self.model, curve.estimate)
+        return Curve(sorted(times), [times[size] for size in sorted(times)]).estimate
 
 
 def _tabled(seconds: Callable[[int, int], tuple[float, bool]], sizes: list[int]) -> Attention:

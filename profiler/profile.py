@@ -24,7 +24,8 @@ from evenflow.costs.profile.file import (
     require_writable,
     write_profile,
 )
-from evenflow.errors import UsageError, require_counts, require_positive
+from evenflow.errors import UsageError
+from evenflow.keys import Count, Positive, require_declared
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.model import ModelSpec
 from profiler import check, machine
@@ -50,23 +51,17 @@ class Settings:
     """
 
     device: str = "cpu"
-    minutes: float = 5.0
-    threads: int = 1
-    layers: int = 4
-    tensor_parallel: int = 1
+    minutes: Positive = 5.0
+    threads: Count = 1
+    layers: Count = 4
+    tensor_parallel: Count = 1
     max_tokens: int | None = None
     max_rows: int | None = None
     max_context: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_positive("profile", minutes=self.minutes)
-        require_counts(
-            "profile",
-            threads=self.threads,
-            layers=self.layers,
-            tensor_parallel=self.tensor_parallel,
-        )
+        require_declared("profile", self)
 
     def limits(self, max_position: int) -> Limits:
         """Return the bounds of the grid for a model of so many positions."""

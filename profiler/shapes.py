@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenflow.costs.base import Span, Work
-from evenflow.errors import require_counts
+from evenflow.keys import Count, require_declared
 
 LEVELS = 5
 """Grids from 0 (coarsest) to LEVELS - 1; each has about 1.5 times the points of the one before."""
@@ -64,19 +64,13 @@ class Shape(NamedTuple):
 class Limits:
     """Bound the micro-batches: tokens of a chunk, decoding rows, context of a row and of all."""
 
-    max_tokens: int
-    max_rows: int
-    max_context: int
-    max_total_context: int
+    max_tokens: Count
+    max_rows: Count
+    max_context: Count
+    max_total_context: Count
 
     def __post_init__(self) -> None:
-        require_counts(
-            "profile",
-            max_tokens=self.max_tokens,
-            max_rows=self.max_rows,
-            max_context=self.max_context,
-            max_total_context=self.max_total_context,
-        )
+        require_declared("profile", self)
 
     def allow(self, shape: Shape) -> bool:
         lengths = shape.lengths()

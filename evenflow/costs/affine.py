@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenflow.costs.base import BatchShape
-from evenflow.errors import require_counts, require_not_negative
+from evenflow.keys import Count, NonNegative, require_declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +18,13 @@ class AffineCost:
     `bytes_per_token` crosses from stage to stage. UsageError on negative values or NaN.
     """
 
-    base_s: float
-    per_token_s: float
-    depth: int
-    bytes_per_token: float = 0.0
+    base_s: NonNegative
+    per_token_s: NonNegative
+    depth: Count
+    bytes_per_token: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        require_not_negative(
-            "costs: affine",
-            base_s=self.base_s,
-            per_token_s=self.per_token_s,
-            bytes_per_token=self.bytes_per_token,
-        )
-        require_counts("costs: affine", depth=self.depth)
+        require_declared("costs: affine", self)
 
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage."""

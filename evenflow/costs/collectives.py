@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from evenflow.errors import UsageError, require_counts, require_positive
+from evenflow.errors import UsageError, require_positive
+from evenflow.keys import Count, require_declared
 from evenflow.specs.gpu import LinkSpec
 
 
@@ -62,10 +63,10 @@ class TwoLevel:
 
     within: LinkSpec
     across: LinkSpec
-    ranks_per_node: int
+    ranks_per_node: Count
 
     def __post_init__(self) -> None:
-        require_counts("all_reduce", ranks_per_node=self.ranks_per_node)
+        require_declared("all_reduce", self)
 
     def all_reduce_s(self, size_bytes: float, ranks: int) -> float:
         """Return the seconds of the three phases."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenflow.errors import DoesNotFitError, UsageError, require_counts, require_positive
+from evenflow.errors import DoesNotFitError, UsageError, require_counts
+from evenflow.keys import Count, Positive, require_declared
 from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.model import ModelSpec
 
@@ -66,24 +67,17 @@ class Deployment:
     model: ModelSpec
     gpu: GpuSpec
     layers_per_stage: tuple[int, ...]
-    tensor_parallel: int = 1
-    memory_utilization: float = 0.9
-    activation_tokens: int = 2048
-    logits_rows: int = 256
-    page_tokens: int = 16
+    tensor_parallel: Count = 1
+    memory_utilization: Positive = 0.9
+    activation_tokens: Count = 2048
+    logits_rows: Count = 256
+    page_tokens: Count = 16
     expert_parallel: bool = False
     draft: ModelSpec | None = None
 
     def __post_init__(self) -> None:
         split_layers(self.model.num_layers, self.layers_per_stage)
-        require_counts(
-            "deployment",
-            tensor_parallel=self.tensor_parallel,
-            activation_tokens=self.activation_tokens,
-            logits_rows=self.logits_rows,
-            page_tokens=self.page_tokens,
-        )
-        require_positive("deployment", memory_utilization=self.memory_utilization)
+        require_declared("deployment", self)
         if self.memory_utilization > 1:
             raise UsageError(f"memory_utilization is {self.memory_utilization}; at most 1 is right")
         require_shareable(self.model, self.tensor_parallel)

@@ -7,10 +7,11 @@ The reached shares are facts only where `source` says that they were measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, TypeVar
 
-from evenflow.errors import UsageError, instead_of, require_not_negative, require_positive
+from evenflow.errors import UsageError, instead_of
+from evenflow.keys import NonNegative, Positive, require_declared
 
 L20_COMPUTE_EFFICIENCY = 0.9438
 L20_BANDWIDTH_EFFICIENCY = 0.7884
@@ -43,24 +44,16 @@ class GpuSpec:
     """
 
     name: str
-    fp16_tflops: float
-    memory_bandwidth_gb_s: float
-    memory_gb: float
-    compute_efficiency: float = L20_COMPUTE_EFFICIENCY
-    bandwidth_efficiency: float = L20_BANDWIDTH_EFFICIENCY
-    per_layer_overhead_s: float = L20_PER_LAYER_OVERHEAD_S
+    fp16_tflops: Positive
+    memory_bandwidth_gb_s: Positive
+    memory_gb: Positive
+    compute_efficiency: Positive = L20_COMPUTE_EFFICIENCY
+    bandwidth_efficiency: Positive = L20_BANDWIDTH_EFFICIENCY
+    per_layer_overhead_s: NonNegative = L20_PER_LAYER_OVERHEAD_S
     source: str = TRANSFERRED
 
     def __post_init__(self) -> None:
-        require_positive(
-            f"gpu {self.name}",
-            fp16_tflops=self.fp16_tflops,
-            memory_bandwidth_gb_s=self.memory_bandwidth_gb_s,
-            memory_gb=self.memory_gb,
-            compute_efficiency=self.compute_efficiency,
-            bandwidth_efficiency=self.bandwidth_efficiency,
-        )
-        require_not_negative(f"gpu {self.name}", per_layer_overhead_s=self.per_layer_overhead_s)
+        require_declared(f"gpu {self.name}", self)
 
     @property
     def flops_per_s(self) -> float:
@@ -81,14 +74,13 @@ class GpuSpec:
 class LinkSpec:
     """Describe a link between two GPUs, one direction: 1e9 bytes a second, microseconds."""
 
-    bandwidth_gb_s: float
-    latency_us: float
+    bandwidth_gb_s: Positive
+    latency_us: NonNegative
     name: str = "link"
     source: str = "given"
 
     def __post_init__(self) -> None:
-        require_positive(self.name, bandwidth_gb_s=self.bandwidth_gb_s)
-        require_not_negative(self.name, latency_us=self.latency_us)
+        require_declared(self.name, self)
 
     @property
     def latency_s(self) -> float:
@@ -159,7 +151,7 @@ def _look_up(
         if wanted in by_name:
             return by_name[wanted]
         raise UsageError(f'unknown {kind} "{wanted}"; {instead_of(wanted, by_name)}')
-    known = [field.name for field in fields(next(iter(by_name.values())))]
+    known = {field.name: field for field in fields(next(iter(by_name.values())))}
     for key in wanted:
         if key not in known:
             raise UsageError(f'{kind}: unknown key "{key}"; {instead_of(key, known)}')
@@ -168,11 +160,6 @@ def _look_up(
     try:
         return make(**({"name": kind} | dict(wanted)))
     except TypeError as error:
-        needed = ", ".join(_required(kind))
+        no_default = (key for key, field in known.items() if field.default is MISSING)
+        needed = ", ".join(key for key in no_default if key != "name")
         raise UsageError(f"{kind}: a key is missing; needed are {needed}") from error
-
-
-def _required(kind: str) -> tuple[str, ...]:
-    if kind == "gpu":
-        return "fp16_tflops", "memory_bandwidth_gb_s", "memory_gb"
-    return "bandwidth_gb_s", "latency_us"

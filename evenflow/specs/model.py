@@ -7,19 +7,14 @@ experts in which every layer is alike; no sliding window, no quantisation.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from evenflow.errors import (
-    UsageError,
-    instead_of,
-    require_counts,
-    require_not_negative,
-    require_positive,
-)
+from pydantic import TypeAdapter
+
+from evenflow.errors import UsageError, instead_of, require_counts
+from evenflow.keys import Count, Positive, Whole, require_declared
 from evenflow.specs.huggingface import read_config
 
 
@@ -39,51 +34,34 @@ class ModelSpec:
     """
 
     name: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    rope_theta: float
+    num_layers: Count
+    hidden_size: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    intermediate_size: Count
+    vocab_size: Count
+    max_position_embeddings: Count
+    rope_theta: Positive
     gated_mlp: bool = True
-    dtype_bytes: int = 2
+    dtype_bytes: Count = 2
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     parallel_attention: bool = False
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Positive = 1e-5
     family: str = "llama"
     qk_norm: bool = False
-    num_experts: int = 0
+    num_experts: Whole = 0
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
-    shared_intermediate_size: int = 0
+    shared_intermediate_size: Whole = 0
 
     def __post_init__(self) -> None:
-        require_counts(
-            self.name,
-            num_layers=self.num_layers,
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate_size,
-            vocab_size=self.vocab_size,
-            max_position_embeddings=self.max_position_embeddings,
-            dtype_bytes=self.dtype_bytes,
-        )
-        require_positive(self.name, rope_theta=self.rope_theta, norm_epsilon=self.norm_epsilon)
+        require_declared(self.name, self)
         if self.num_heads % self.num_kv_heads:
             raise UsageError(
                 f"{self.name}: {self.num_kv_heads} KV heads do not divide {self.num_heads} heads"
             )
-        require_not_negative(
-            self.name,
-            num_experts=self.num_experts,
-            shared_intermediate_size=self.shared_intermediate_size,
-        )
         if self.num_experts:
             self._check_experts()
 
@@ -199,16 +177,13 @@ def models() -> dict[str, ModelSpec]:
     the size that the gLLM paper names.
     """
     text = resources.files("evenflow.specs").joinpath("models.csv").read_text(encoding="utf-8")
-    specs = (_from_row(row) for row in csv.DictReader(text.splitlines()))
-    return {spec.name: spec for spec in specs}
-
-
-def _from_row(row: dict[str, str]) -> ModelSpec:
-    read: dict[str, Callable[[str], Any]]
-    read = {"int": int, "float": float, "bool": lambda text: text == "true", "str": str}
-    kinds = {field.name: str(field.type) for field in fields(ModelSpec)}
+    read = TypeAdapter(ModelSpec).validate_python
     # A short row leaves the last columns at their defaults.
-    return ModelSpec(**{key: read[kinds[key]](text) for key, text in row.items() if text})
+    specs = (
+        read({key: cell for key, cell in row.items() if cell})
+        for row in csv.DictReader(text.splitlines())
+    )
+    return {spec.name: spec for spec in specs}
 
 
 def model(name_or_path: str | Path) -> ModelSpec:

@@ -44,12 +44,13 @@ def require_declared(owner: str, described: object) -> None:
 
     The types are those of REQUIRED; of others nothing is checked. `owner` is for messages.
     """
-    for name, require in _requirements(type(described)):
+    kind: Callable[..., object] = type(described)
+    for name, require in _requirements(kind):
         require(owner, **{name: getattr(described, name)})
 
 
 @cache
-def _requirements(kind: type) -> list[tuple[str, Callable[..., None]]]:
+def _requirements(kind: Callable[..., object]) -> list[tuple[str, Callable[..., None]]]:
     hints = get_type_hints(kind, include_extras=True).items()
     return [(name, REQUIRED[hint]) for name, hint in hints if hint in REQUIRED]
 

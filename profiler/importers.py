@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from evenflow.costs.profile.cost import check_units
-from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
+from evenflow.costs.profile.file import Cells, Header, LayerShapes, Point, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.model import ModelSpec
 
@@ -39,43 +39,6 @@ SHAPES = {
     "n_expanded_embd": "intermediate_size",
 }
 """Vidur's column -> the key of the layer shapes that it must equal."""
-
-
-class Row(NamedTuple):
-    """A row of a foreign file, and where it stands: "file, line number"."""
-
-    cells: dict[str, str]
-    place: str
-
-    def count(self, column: str) -> int:
-        """Return a whole number from 0; UsageError names the place of what is none."""
-        number = self._number(column)
-        if not number.is_integer():
-            raise self._wrong(column, "a whole number from 0")
-        return int(number)
-
-    def seconds(self, operator: str) -> float:
-        """Return the median time that Vidur has of an operator."""
-        return self.from_milliseconds(f"time_stats.{operator}.median")
-
-    def from_milliseconds(self, column: str) -> float:
-        """Return the seconds that a cell says in milliseconds; UsageError for what is no time."""
-        number = self._number(column)
-        if math.isnan(number):
-            raise self._wrong(column, "milliseconds, not negative")
-        return number / 1000
-
-    def _number(self, column: str) -> float:
-        """Return a cell's number if it is 0 or more and finite, else NaN."""
-        try:
-            number = float(self.cells.get(column, ""))
-        except ValueError:
-            return math.nan
-        return number if 0 <= number < math.inf else math.nan
-
-    def _wrong(self, column: str, right: str) -> UsageError:
-        text = self.cells.get(column, "")
-        return UsageError(f'{self.place}: {column} is "{text}"; it should be {right}')
 
 
 class Measured(NamedTuple):
@@ -135,13 +98,26 @@ def import_files(
     return Imported(profile, zeros)
 
 
+def _median_s(row: Cells, operator: str) -> float:
+    """Return the median time that Vidur has of an operator."""
+    return _from_milliseconds(row, f"time_stats.{operator}.median")
+
+
+def _from_milliseconds(row: Cells, column: str) -> float:
+    """Return the seconds that a cell says in milliseconds; UsageError for what is no time."""
+    milliseconds = row.number(column)
+    if math.isnan(milliseconds):
+        raise row.wrong(column, "milliseconds, not negative")
+    return milliseconds / 1000
+
+
 def _point(alike: Measured, times: Sequence[float]) -> Point:
     seconds = median(times)
     sizes = alike.tokens, alike.context_tokens, alike.size_bytes
     return Point(alike.operator, *sizes, alike.ranks, seconds, seconds, seconds, len(times))
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> list[Cells]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.DictReader(file))
@@ -149,13 +125,13 @@ def _read(path: Path) -> list[Row]:
         raise UsageError(f"{path}: not a readable table ({error})") from None
     if not lines:
         raise UsageError(f"{path}: holds no rows")
-    return [Row(cells, f"{path}, line {number}") for number, cells in enumerate(lines, 2)]
+    return [Cells(cells, f"{path}, line {number}") for number, cells in enumerate(lines, 2)]
 
 
-Reader = Callable[[Path, list[Row], ModelSpec], Iterator[Measured]]
+Reader = Callable[[Path, list[Cells], ModelSpec], Iterator[Measured]]
 
 
-def _reader_of(first: Row, path: Path) -> Reader:
+def _reader_of(first: Cells, path: Path) -> Reader:
     readers: dict[str, Reader] = {
         "time_stats.attn_pre_proj.median": _mlp,
         "time_stats.attn_prefill.median": _attention,
@@ -164,7 +140,7 @@ def _reader_of(first: Row, path: Path) -> Reader:
         "Total Length": _total_length,
     }
     for column, reader in readers.items():
-        if column in first.cells:
+        if column in first.texts:
             return reader
     raise UsageError(
         f"{path}: no layout that can be imported; it should have one of the columns "
@@ -172,36 +148,36 @@ def _reader_of(first: Row, path: Path) -> Reader:
     )
 
 
-def _mlp(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measured]:
+def _mlp(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measured]:
     for row in _of_model(path, rows, spec):
         tokens, ranks = row.count("num_tokens"), row.count("num_tensor_parallel_workers")
         for theirs, ours in LINEARS.items():
-            yield Measured(ours, row.seconds(theirs), tokens, ranks=ranks)
-        norms_s = row.seconds("input_layernorm") + row.seconds("post_attention_layernorm")
-        added_s = row.seconds("add") if "time_stats.add.median" in row.cells else 0.0
+            yield Measured(ours, _median_s(row, theirs), tokens, ranks=ranks)
+        norms_s = _median_s(row, "input_layernorm") + _median_s(row, "post_attention_layernorm")
+        added_s = _median_s(row, "add") if "time_stats.add.median" in row.texts else 0.0
         yield Measured("norm", norms_s / 2 + added_s, tokens, ranks=ranks)
 
 
-def _attention(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measured]:
+def _attention(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measured]:
     for row in _of_model(path, rows, spec):
         ranks = row.count("num_tensor_parallel_workers")
         context, batch = row.count("kv_cache_size"), row.count("batch_size")
-        if row.cells.get("is_prefill", "").lower() != "true":
-            tokens, seconds = batch, row.seconds("attn_decode")
+        if row.texts.get("is_prefill", "").lower() != "true":
+            tokens, seconds = batch, _median_s(row, "attn_decode")
             yield Measured("attention_decode", seconds, tokens, context * batch, ranks=ranks)
         elif batch > 1:
             continue  # several prompts at once: not one of our points
         else:
-            tokens, seconds = row.count("prefill_chunk_size"), row.seconds("attn_prefill")
+            tokens, seconds = row.count("prefill_chunk_size"), _median_s(row, "attn_prefill")
             yield Measured("attention_prefill", seconds, tokens, context, ranks=ranks)
-        if row.cells.get("time_stats.attn_kv_cache_save.median"):
-            yield Measured("kv_write", row.seconds("attn_kv_cache_save"), tokens, ranks=ranks)
+        if row.texts.get("time_stats.attn_kv_cache_save.median"):
+            yield Measured("kv_write", _median_s(row, "attn_kv_cache_save"), tokens, ranks=ranks)
 
 
-def _collective(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measured]:
+def _collective(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measured]:
     """Read all-reduces or sends; of several placements, the one with most GPUs a node."""
-    reduces = "time_stats.all_reduce.median" in rows[0].cells
-    placed = "devices_per_node" in rows[0].cells
+    reduces = "time_stats.all_reduce.median" in rows[0].texts
+    placed = "devices_per_node" in rows[0].texts
     most: dict[int, int] = {}
     for row in _whole(rows):
         ranks = row.count("num_workers")
@@ -210,7 +186,7 @@ def _collective(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measur
         ranks = row.count("num_workers")
         if placed and row.count("devices_per_node") != most[ranks]:
             continue
-        seconds = row.seconds("all_reduce" if reduces else "send_recv")
+        seconds = _median_s(row, "all_reduce" if reduces else "send_recv")
         size_bytes = row.count("size")
         if reduces:
             yield Measured("all_reduce", seconds, size_bytes=size_bytes, ranks=ranks)
@@ -218,23 +194,23 @@ def _collective(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measur
             yield Measured("transfer", seconds, size_bytes=size_bytes)
 
 
-def _total_length(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Measured]:
+def _total_length(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measured]:
     for row in _whole(rows):
         tokens = row.count("Total Length")
-        yield Measured("model_prefill", row.from_milliseconds("Execute Time"), tokens)
+        yield Measured("model_prefill", _from_milliseconds(row, "Execute Time"), tokens)
 
 
-def _whole(rows: list[Row]) -> Iterator[Row]:
+def _whole(rows: list[Cells]) -> Iterator[Cells]:
     """Iterate over rows; UsageError for one with more or fewer cells than there are columns."""
     for row in rows:
-        if None in row.cells or None in row.cells.values():
+        if None in row.texts or None in row.texts.values():
             raise UsageError(f"{row.place}: not as many cells as columns: truncated?")
         yield row
 
 
-def _of_model(path: Path, rows: list[Row], spec: ModelSpec) -> Iterator[Row]:
+def _of_model(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Cells]:
     """Iterate over the rows of a model's layer shapes; UsageError when there are none."""
-    columns = {theirs: ours for theirs, ours in SHAPES.items() if theirs in rows[0].cells}
+    columns = {theirs: ours for theirs, ours in SHAPES.items() if theirs in rows[0].texts}
     shapes_there = set()
     matched = False
     for row in _whole(rows):

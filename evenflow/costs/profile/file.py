@@ -10,7 +10,7 @@ import gzip
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +64,34 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "model_prefill": ("tokens",),
 }
 """Operator -> the sizes it is measured against."""
+
+
+class Cells(NamedTuple):
+    """Texts of a file by column or key, and where they stand: "file, line number"."""
+
+    texts: Mapping[str, str]
+    place: str
+
+    def count(self, key: str, least: int = 0) -> int:
+        """Return a whole number; UsageError names the place of what is none."""
+        number = self.number(key)
+        if not number.is_integer() or number < least:
+            raise self.wrong(key, f"a whole number from {least}")
+        return int(number)
+
+    def number(self, key: str) -> float:
+        """Return a text's number if it is 0 or more and finite, else NaN."""
+        try:
+            number = float(self.texts.get(key, ""))
+        except ValueError:
+            return math.nan
+        return number if 0 <= number < math.inf else math.nan
+
+    def wrong(self, key: str, right: str) -> UsageError:
+        """Return what to raise where something else would be right."""
+        return UsageError(
+            f'{self.place}: {key} is "{self.texts.get(key, "")}"; it should be {right}'
+        )
 
 
 class Point(NamedTuple):
@@ -256,29 +284,25 @@ def _header(given: dict[str, str], name: str) -> tuple[Header, int]:
     for key in given:
         if key not in kinds:
             raise UsageError(f'{name}: unknown header key "{key}"; {instead_of(key, kinds)}')
-    values: dict[str, Any] = {}
+    cells, values = Cells(given, name), dict[str, Any]()
     for key, kind in kinds.items():
         if key not in given:
             raise UsageError(f'{name}: the header key "{key}" is missing')
-        values[key] = _header_value(key, kind, given[key], name)
+        values[key] = _header_value(key, kind, cells)
     shapes = LayerShapes(**{field.name: values.pop(field.name) for field in fields(LayerShapes)})
     announced = values.pop("points")
     return Header(**values, shapes=shapes), announced
 
 
-def _header_value(key: str, kind: str, text: str, name: str) -> Any:
+def _header_value(key: str, kind: str, cells: Cells) -> Any:
+    if kind == "int":
+        return cells.count(key, 0 if key in ("threads", "points") else 1)
+    text = cells.texts[key]
     choices = {"dtype": tuple(DTYPE_BYTES), "device_kind": DEVICE_KINDS}
-    known = ("true", "false") if kind == "bool" else choices.get(key)
-    if known is not None:
-        if text not in known:
-            raise UsageError(f'{name}: {key} is "{text}"; it should be {" or ".join(known)}')
-        return text == "true" if kind == "bool" else text
-    if kind == "str":
-        return text
-    least = 0 if key in ("threads", "points") else 1
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise UsageError(f'{name}: {key} is "{text}"; it should be a whole number from {least}')
-    return int(text)
+    known = ("true", "false") if kind == "bool" else choices.get(key, (text,))
+    if text not in known:
+        raise cells.wrong(key, " or ".join(known))
+    return text == "true" if kind == "bool" else text
 
 
 # -- the lines of points ------------------------------------------------------------------------
@@ -290,54 +314,38 @@ def _read_points(lines: Iterable[str], first: int, name: str) -> Iterator[Point]
         place = f"{name}, line {number}"
         if len(cells) != len(COLUMNS):
             raise UsageError(f"{place}: {len(cells)} columns, not {len(COLUMNS)}: truncated?")
-        point = _point(dict(zip(COLUMNS, cells, strict=True)), place)
+        point = _point(Cells(dict(zip(COLUMNS, cells, strict=True)), place))
         if point.key in seen:
             raise UsageError(f"{place}: the same point as in line {seen[point.key]}")
         seen[point.key] = number
         yield point
 
 
-def _point(cells: dict[str, str], place: str) -> Point:
-    operator = cells["operator"]
+def _point(cells: Cells) -> Point:
+    texts, place = cells
+    operator = texts["operator"]
     if operator not in OPERATORS:
         hint = instead_of(operator, OPERATORS)
         raise UsageError(f'{place}: unknown operator "{operator}"; {hint}')
     needed = OPERATORS[operator]
     for column in SIZE_COLUMNS:
-        if (cells[column] != "") != (column in needed):
+        if (texts[column] != "") != (column in needed):
             what = "lacks" if column in needed else "has no"
             raise UsageError(f"{place}: {operator} {what} {column}; sizes: {', '.join(needed)}")
-    read = _reader(cells, place)
     tokens, context_tokens, size_bytes = (
-        read(column, 0 if column == "context_tokens" else 1) if column in needed else None
+        cells.count(column, 0 if column == "context_tokens" else 1) if column in needed else None
         for column in SIZE_COLUMNS
     )
-    median_s, p10_s, p90_s = (_seconds(cells[column], column, place) for column in TIME_COLUMNS)
+    median_s, p10_s, p90_s = (_seconds(cells, column) for column in TIME_COLUMNS)
     if not p10_s <= median_s <= p90_s:
         raise UsageError(f"{place}: p10_s <= median_s <= p90_s does not hold")
+    ranks, repeats = cells.count("ranks", 1), cells.count("repeats", 1)
     sizes = (tokens, context_tokens, size_bytes)
-    return Point(operator, *sizes, read("ranks", 1), median_s, p10_s, p90_s, read("repeats", 1))
+    return Point(operator, *sizes, ranks, median_s, p10_s, p90_s, repeats)
 
 
-def _reader(cells: dict[str, str], place: str) -> Callable[[str, int], int]:
-    def read(column: str, least: int) -> int:
-        text = cells[column]
-        if not text.isascii() or not text.isdigit() or int(text) < least:
-            raise UsageError(
-                f'{place}: {column} is "{text}"; it should be a whole number from {least}'
-            )
-        return int(text)
-
-    return read
-
-
-def _seconds(text: str, column: str, place: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < MAX_SECONDS:  # NaN compares false
-        raise UsageError(
-            f'{place}: {column} is "{text}"; it should be seconds above 0 and below an hour'
-        )
-    return value
+def _seconds(cells: Cells, column: str) -> float:
+    seconds = cells.number(column)
+    if not 0 < seconds < MAX_SECONDS:  # NaN compares false
+        raise cells.wrong(column, "seconds above 0 and below an hour")
+    return seconds

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
+from evenflow.specs.gpu import GpuSpec
 from evenflow.specs.model import ModelSpec
 
 TINY = ModelSpec("tiny", 4, 64, 4, 2, 16, 128, 1000, 2048, 1e4)
+PLAIN = GpuSpec("plain", 1000, 1000, 80, 1.0, 1.0, 0.0)
+"""1e15 operations and 1e12 bytes a second, nothing lost: seconds can be counted by hand."""
 
 LINEARS = {"linear_qkv": 2.0, "linear_o": 1.0, "linear_up": 4.0, "linear_down": 3.0}
 OTHERS = {"norm": 0.5, "rope": 0.25, "activation": 0.25, "kv_write": 0.125}

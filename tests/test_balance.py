@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 
 import pytest
 
 from evenflow.costs import RooflineCost, balanced_layers, decode_work
 from evenflow.costs.estimates import REFERENCE
-from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
 from evenflow.specs.model import ModelSpec, model, models
-
-PLAIN = GpuSpec("plain", 1000, 1000, 80, 1.0, 1.0, 0.0)
+from tests.command_line import refused
+from tests.profiles import PLAIN
 
 
 def slowest_s(spec: ModelSpec, on: GpuSpec, layers: tuple[int, ...]) -> float:
@@ -33,10 +33,8 @@ def test_a_balanced_split_is_never_slower_than_an_even_one(name: str, stages: in
 
 def test_a_balanced_split_is_the_best_of_all() -> None:
     spec = ModelSpec("small", 12, 64, 4, 2, 16, 128, 50000, 2048, 1e4)
-    splits = [
-        (first, second - first, 12 - second) for first, second in combinations(range(1, 12), 2)
-    ]
-    best = min(slowest_s(spec, PLAIN, layers) for layers in splits)
+    cuts = combinations(range(1, 12), 2)
+    best = min(slowest_s(spec, PLAIN, (one, two - one, 12 - two)) for one, two in cuts)
     balanced = balanced_layers(spec, PLAIN, 3)
     assert slowest_s(spec, PLAIN, balanced) == pytest.approx(best, rel=1e-12)
     assert balanced[-1] < 4
@@ -47,15 +45,13 @@ def test_a_head_of_several_layers_takes_several_layers_off_the_last_stage() -> N
 
 
 def test_ranks_and_the_micro_batch_are_taken_into_account() -> None:
-    spec, ring = model("Llama-3.1-8B"), LinkSpec(10, 30)
-    alone = balanced_layers(spec, gpu("H100"), 4, work=decode_work(512, 512))
+    balanced = partial(balanced_layers, model("Llama-3.1-8B"), gpu("H100"), 4)
+    alone = balanced(work=decode_work(512, 512))
     assert alone[-1] < 8
-    together = balanced_layers(
-        spec, gpu("H100"), 4, tensor_parallel=8, fabric=ring, work=decode_work(512, 512)
-    )
+    together = balanced(tensor_parallel=8, fabric=LinkSpec(10, 30), work=decode_work(512, 512))
     assert together[-1] > alone[-1]
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(UsageError, match="stages: 33 stages for 32 layers; use fewer stages"):
+    with refused("stages: 33 stages for 32 layers; use fewer stages"):
         balanced_layers(model("Mistral-7B"), gpu("L20"), 33)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,16 +17,14 @@ from evenflow.costs import (
     token_budget_for,
 )
 from evenflow.costs.base import Span
-from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
 from evenflow.types import Chunk, MicroBatch
+from tests.command_line import refused
+from tests.profiles import PLAIN, TINY
 
-# 1e15 operations and 1e12 bytes a second, nothing lost: seconds can be counted by hand.
-PLAIN = GpuSpec("plain", 1000, 1000, 80, 1.0, 1.0, 0.0)
-# qkv 64 x 128, o 64 x 64, gate and up 64 x 256, down 128 x 64; 16-bit.
-TINY = ModelSpec("tiny", 4, 64, 4, 2, 16, 128, 1000, 2048, 1e4)
+# Of the tiny model: qkv 64 x 128, o 64 x 64, gate and up 64 x 256, down 128 x 64; 16-bit.
 MATRICES = 64 * 128 + 64 * 64 + 64 * 256 + 128 * 64
 RING = LinkSpec(10, 5)
 
@@ -57,9 +52,9 @@ def test_affine_is_the_same_on_every_stage() -> None:
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
 def test_affine_refuses_what_is_no_duration(wrong: float) -> None:
     for arguments in ((wrong, 1.0, 1), (1.0, wrong, 1), (1.0, 1.0, 1, wrong)):
-        with pytest.raises(UsageError, match="costs: affine"):
+        with refused("costs: affine"):
             AffineCost(*arguments)
-    with pytest.raises(UsageError, match="depth is 0"):
+    with refused("depth is 0"):
         AffineCost(1.0, 1.0, 0)
 
 
@@ -124,9 +119,8 @@ def test_a_ring_takes_bandwidth_and_a_latency_a_step() -> None:
     expected = 2 * (3 / 4) * 1e6 / 10e9 + 2 * 3 * 5e-6
     assert Ring(RING).all_reduce_s(1e6, 4) == pytest.approx(expected, rel=1e-12)
     assert Ring(RING).all_reduce_s(1e6, 1) == 0.0
-    assert tiny_cost(ranks=2).all_reduce_s(10) == pytest.approx(
-        2 * (10 * 64 * 2 / 10e9 + 2 * 5e-6), rel=1e-12
-    )
+    twice_s = 2 * (10 * 64 * 2 / 10e9 + 2 * 5e-6)
+    assert tiny_cost(ranks=2).all_reduce_s(10) == pytest.approx(twice_s, rel=1e-12)
     assert tiny_cost().all_reduce_s(10) == 0.0
 
 
@@ -141,78 +135,55 @@ def test_hidden_states_cross_between_stages() -> None:
 
 
 def test_roofline_refuses_ranks_without_a_link_and_empty_tiles() -> None:
-    with pytest.raises(UsageError, match="tensor_parallel: 2 ranks all-reduce over a link"):
+    with refused("tensor_parallel: 2 ranks all-reduce over a link"):
         RooflineCost(Deployment(TINY, PLAIN, (4,), 2))
-    with pytest.raises(UsageError, match="tile_tokens is 0"):
+    with refused("tile_tokens is 0"):
         tiny_cost(tile_tokens=0)
 
 
 # ---- roofline, for every micro-batch
 
 
-@dataclass
-class Batch:
-    """A micro-batch with nothing but the numbers."""
-
-    chunks: list[Span] = field(default_factory=list)
-    decode_tokens: int = 0
-    decode_context: int = 0
-
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(stop - start for start, stop in self.chunks)
-
-    @property
-    def sampled_rows(self) -> int:
-        return len(self.chunks) + self.decode_tokens
+def work(chunks: list[Span], decodes: int = 0, context_tokens: int = 0) -> Work:
+    """Return a micro-batch each of whose chunks ends its prompt."""
+    prefill_tokens = sum(stop - start for start, stop in chunks)
+    rows = len(chunks) + decodes
+    return Work(tuple(chunks), prefill_tokens, decodes, context_tokens, rows)
 
 
 spans = st.builds(
     lambda start, tokens: Span(start, start + tokens), st.integers(0, 9000), st.integers(1, 3000)
 )
 batches = st.builds(
-    lambda chunks, rows, each: Batch(chunks, rows, rows * each),
+    lambda chunks, rows, each: work(chunks, rows, rows * each),
     st.lists(spans, max_size=3),
     st.integers(0, 300),
     st.integers(1, 5000),
-).filter(lambda batch: batch.prefill_tokens + batch.decode_tokens > 0)
+).filter(lambda batch: batch.sampled_rows > 0)
 costs = st.sampled_from(
     [l20_cost(1), l20_cost(4), l20_cost(3, "Llama2-13B"), tiny_cost(2, 2), AffineCost(0.1, 0.01, 3)]
 )
 
 
-def no_cheaper(cost: StageCost, small: Batch, large: Batch) -> None:
-    for less, more in zip(cost.times(small), cost.times(large), strict=True):
-        assert 0 < less <= more * (1 + 1e-12)
-
-
-@given(costs, batches, st.integers(1, 500))
-def test_more_decodes_are_never_cheaper(cost: StageCost, batch: Batch, more: int) -> None:
-    rows = batch.decode_tokens + more
-    no_cheaper(cost, batch, Batch(batch.chunks, rows, batch.decode_context + more))
-
-
-@given(costs, batches, spans)
-def test_one_more_chunk_is_never_cheaper(cost: StageCost, batch: Batch, chunk: Span) -> None:
-    larger = Batch([*batch.chunks, chunk], batch.decode_tokens, batch.decode_context)
-    no_cheaper(cost, batch, larger)
-
-
-@given(costs, spans, st.integers(1, 2000))
-def test_a_longer_chunk_or_context_is_never_cheaper(
-    cost: StageCost, chunk: Span, more: int
-) -> None:
-    no_cheaper(cost, Batch([chunk]), Batch([Span(chunk.start, chunk.stop + more)]))
-    no_cheaper(cost, Batch([chunk]), Batch([Span(chunk.start + more, chunk.stop + more)]))
-
-
-@given(costs, st.integers(1, 300), st.integers(0, 10**6), st.integers(1, 10**6))
-def test_more_context_is_never_cheaper(cost: StageCost, rows: int, context: int, more: int) -> None:
-    no_cheaper(cost, Batch([], rows, context), Batch([], rows, context + more))
+@given(costs, batches, spans, st.integers(1, 2000))
+def test_more_is_never_cheaper(cost: StageCost, batch: Work, chunk: Span, more: int) -> None:
+    chunks, rows, context = list(batch.chunks), batch.decode_tokens, batch.decode_context
+    seconds = cost.times(batch)
+    alone_s = cost.times(work([chunk]))
+    pairs = [
+        (seconds, work(chunks, rows + more, context + more)),
+        (seconds, work([*chunks, chunk], rows, context)),
+        (alone_s, work([Span(chunk.start, chunk.stop + more)])),
+        (alone_s, work([Span(chunk.start + more, chunk.stop + more)])),
+        (cost.times(work([], rows + 1, context)), work([], rows + 1, context + 500 * more)),
+    ]
+    for small_s, large in pairs:
+        for less, most in zip(small_s, cost.times(large), strict=True):
+            assert 0 < less <= most * (1 + 1e-12)
 
 
 @given(batches, st.integers(2, 8))
-def test_the_stages_add_up_to_the_whole_model(batch: Batch, stages: int) -> None:
+def test_the_stages_add_up_to_the_whole_model(batch: Work, stages: int) -> None:
     whole = l20_cost(1).times(batch)[0]
     assert sum(l20_cost(stages).times(batch)) == pytest.approx(whole, rel=1e-12)
 
@@ -240,8 +211,7 @@ def test_a_tighter_limit_never_gives_a_larger_budget() -> None:
 
 
 def test_a_limit_that_no_tile_meets_is_refused() -> None:
-    message = "token_budget: auto: an iteration of 128 tokens already takes 1.280 s, the limit is"
-    with pytest.raises(UsageError, match=re.escape(message)):
+    with refused("token_budget: auto: an iteration of 128 tokens already takes 1.280 s, the limit"):
         token_budget_for(AffineCost(0.0, 0.01, 1), 1.0)
-    with pytest.raises(UsageError, match="slo_s is nan"):
+    with refused("slo_s is nan"):
         token_budget_for(AffineCost(0.0, 0.01, 1), float("nan"))

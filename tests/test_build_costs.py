@@ -51,24 +51,19 @@ def ring_s(spec: Any, ranks: int) -> float:
     return float(2 * 2 * (ranks - 1) * spec.transfer_s(SIZE_BYTES / ranks))
 
 
-def test_ranks_reduce_over_their_own_link_or_that_of_the_stages() -> None:
+def test_ranks_reduce_over_their_own_link_or_that_of_the_stages_or_as_measured() -> None:
     assert roofline(**TP4).all_reduce_s(100) == pytest.approx(ring_s(link("pcie-l20"), 4))
     own = {"kind": "roofline", "all_reduce": "allreduce-l20"}
-    assert roofline(**TP4, costs=own).all_reduce_s(100) == pytest.approx(
-        ring_s(link("allreduce-l20"), 4)
-    )
-
-
-def test_measured_points_take_the_place_of_the_ring() -> None:
-    costs = {"kind": "roofline", "all_reduce": {"points": [[SIZE_BYTES, 50], [1e9, 5e6]]}}
-    assert roofline(**TP4, costs=costs).all_reduce_s(100) == pytest.approx(2 * 50e-6)
+    own_s = roofline(**TP4, costs=own).all_reduce_s(100)
+    assert own_s == pytest.approx(ring_s(link("allreduce-l20"), 4))
+    points = {"kind": "roofline", "all_reduce": {"points": [[SIZE_BYTES, 50], [1e9, 5e6]]}}
+    assert roofline(**TP4, costs=points).all_reduce_s(100) == pytest.approx(2 * 50e-6)
 
 
 def test_a_stage_that_spans_nodes_reduces_over_the_link_between_them() -> None:
     nodes = {"gpus": 2, "link": "socket-73g"}
-    assert roofline(**TP4, nodes=nodes).all_reduce_s(100) == pytest.approx(
-        ring_s(link("socket-73g"), 4)
-    )
+    one_ring_s = roofline(**TP4, nodes=nodes).all_reduce_s(100)
+    assert one_ring_s == pytest.approx(ring_s(link("socket-73g"), 4))
     levels = roofline(**TP4, nodes=nodes | {"all_reduce": "hierarchical"}).all_reduce_s(100)
     between = 2 * 2 * link("socket-73g").transfer_s(SIZE_BYTES / 2)
     within = 2 * 2 * link("pcie-l20").transfer_s(SIZE_BYTES / 2)
@@ -102,19 +97,16 @@ def test_a_run_over_two_nodes_waits_for_the_slow_hop_only() -> None:
 
 
 def test_a_balanced_split_takes_layers_off_the_last_stage() -> None:
-    layers = roofline(model="Qwen2.5-7B", split="balanced").deployment.layers_per_stage
+    even, balanced = (roofline(model="Qwen2.5-7B", split=split) for split in ("even", "balanced"))
+    layers = balanced.deployment.layers_per_stage
     assert sum(layers) == 28
     assert layers[-1] < 7
-    assert max(roofline(model="Qwen2.5-7B", split="balanced").times(STEP)) < max(
-        roofline(model="Qwen2.5-7B").times(STEP)
-    )
+    assert max(balanced.times(STEP)) < max(even.times(STEP))
 
 
 def test_expert_parallel_reaches_deployment_and_costs() -> None:
     costs = {"kind": "roofline", "expert_imbalance": 1.3}
-    built = roofline(
-        model="Qwen3-30B-A3B", stages=1, tensor_parallel=4, expert_parallel=True, costs=costs
-    )
+    built = roofline(**TP4, model="Qwen3-30B-A3B", expert_parallel=True, costs=costs)
     assert built.deployment.expert_parallel
     assert built.expert_imbalance == 1.3
     assert built.all_to_all_s(100) > 0
@@ -122,11 +114,9 @@ def test_expert_parallel_reaches_deployment_and_costs() -> None:
 
 def test_graphs_pad_and_save_launches() -> None:
     sizes = {"kind": "roofline", "cuda_graph_sizes": [1, 8, 16]}
-    eager = roofline()
     padded = world(costs=sizes).costs
-    assert padded.times(decode_work(9, 900)) == eager.times(
-        decode_work(16, 900)._replace(sampled_rows=9)
-    )
+    sixteen = decode_work(16, 900)._replace(sampled_rows=9)
+    assert padded.times(decode_work(9, 900)) == roofline().times(sixteen)
     quick = world(costs=sizes | {"graph_layer_overhead_s": 1e-5}).costs
     saved = 16 * (gpu("L20").per_layer_overhead_s - 1e-5)
     assert padded.times(STEP)[0] - quick.times(STEP)[0] == pytest.approx(saved)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
 from evenflow.costs.profile.cost import check_device, check_units, profile_cost
-from evenflow.costs.profile.file import Point, Profile, read_profile, write_profile
+from evenflow.costs.profile.file import Point, Profile
 from evenflow.costs.tables import Curve, Surface, never_falling
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
@@ -242,8 +242,3 @@ def test_total_lengths_come_out_as_measured(l20: Profile) -> None:
     # The tile's edge is measured, so it is a step in the prediction, too.
     assert cost.times(prefill_work(513))[0] / cost.times(prefill_work(512))[0] > 1.08
     assert cost.times(decode_work(8, 8 * 512))[0] < whole.times(decode_work(8, 8 * 512))[0]
-
-
-def test_a_written_profile_gives_the_same_costs(l20: Profile, tmp_path: Path) -> None:
-    write_profile(tmp_path / "l20.csv.gz", l20)
-    assert read_profile(tmp_path / "l20.csv.gz") == l20

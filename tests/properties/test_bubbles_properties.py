@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.results.bubbles import CAUSES, Bubbles, attribute
-from evenflow.results.run import WAIT_REASONS, RunResult
+from evenflow.results.run import WAIT_REASONS
 from tools.draw_docs import tandem
 
 UNEVEN = {"uneven_prefill", "prefill_decode", "uneven_decode", "uneven_stages"}
@@ -42,13 +42,10 @@ def settings(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def idle_of_stage(result: RunResult, bubbles: Bubbles, stage: int) -> float:
-    busy = result.end_s[:, stage] - result.start_s[:, stage]
-    return bubbles.window[1] - bubbles.window[0] - float(busy.sum())
-
-
 @given(settings())
-def test_pieces_cover_the_idle_time_of_each_stage_once(arguments: dict[str, Any]) -> None:
+def test_pieces_cover_the_idle_time_once_and_add_up(
+    arguments: dict[str, Any],
+) -> None:
     result = tandem(**arguments)
     bubbles = attribute(result)
     assert bubbles.window == (result.arrival_s.min(), result.end_s[-1, -1])
@@ -60,24 +57,16 @@ def test_pieces_cover_the_idle_time_of_each_stage_once(arguments: dict[str, Any]
         middle = (start + end) / 2
         running = np.searchsorted(result.start_s[:, stage], middle) - 1
         assert (result.end_s[np.maximum(running, 0), stage] <= start)[running >= 0].all()
-        assert (
-            running + 1
-            == np.where(bubbles.batch[mine] < 0, len(result.start_s), bubbles.batch[mine])
-        ).all()
-        assert (end - start).sum() == pytest.approx(
-            idle_of_stage(result, bubbles, stage), rel=1e-9, abs=1e-9
-        )
-
-
-@given(settings())
-def test_totals_add_up_to_the_idle_time(arguments: dict[str, Any]) -> None:
-    result = tandem(**arguments)
-    bubbles = attribute(result)
-    idle = sum(idle_of_stage(result, bubbles, stage) for stage in range(result.depth))
+        batch = bubbles.batch[mine]
+        assert (running + 1 == np.where(batch < 0, len(result.start_s), batch)).all()
+        idle_s = bubbles.window[1] - bubbles.window[0]
+        idle_s -= float((result.end_s - result.start_s)[:, stage].sum())
+        assert (end - start).sum() == pytest.approx(idle_s, rel=1e-9, abs=1e-9)
+        assert bubbles.stage_totals()[stage].sum() == pytest.approx(idle_s, rel=1e-9, abs=1e-9)
     assert set(bubbles.cause.tolist()) <= set(range(len(CAUSES)))
-    assert sum(bubbles.totals().values()) == pytest.approx(idle, rel=1e-9, abs=1e-9)
-    assert bubbles.busy_s == pytest.approx((result.end_s - result.start_s).sum(), rel=1e-9)
+    assert sum(bubbles.totals().values()) == pytest.approx(bubbles.idle_s, rel=1e-9, abs=1e-9)
     assert bubbles.stage_totals().sum() == pytest.approx(bubbles.idle_s, rel=1e-12)
+    assert bubbles.busy_s == pytest.approx((result.end_s - result.start_s).sum(), rel=1e-9)
 
 
 @given(settings(), st.sampled_from(["link", "cpu"]))

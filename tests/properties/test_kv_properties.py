@@ -51,7 +51,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.pool = PrefixCache(9, PAGE)
         self.running: list[Holder] = []
         self.holds: dict[int, Content] = {}  # what each page was last given to hold
-        self.findable: set[Content] = set()
         self.waiting: Holder | None = None
 
     @precondition(lambda self: self.waiting is None)

@@ -278,6 +278,8 @@ class Scheduler(Protocol):
       of them, ended ones included, until all have ended;
     - `uncapped` (bool, default False): it limits the micro-batches in flight itself, so a
       deployment that sets no cap has none, where else it is the number of stages;
+    - `leaves_out` (bool, default False): it may end the prefill of a preempted request before all
+      of its output is computed again, with which no model would write the same;
     - `predictor`: which predictor fills in `predicted_output_tokens` before the run;
     - `search_space` (class attribute): which values are worth trying of its parameters, by name: a
       list of them, or a mapping of `low`, `high` and, if so, `log` and `integer`, as in SWEEP.yaml;

@@ -236,6 +236,11 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
     world = built.world
     assert isinstance(world, World)
     assert config.model is not None  # the schema asks for it
+    if getattr(world.make_scheduler(), "leaves_out", False):
+        raise UsageError(
+            "scheduler: its recomputes may leave out output, so a model would write something "
+            "else; for workers of torch, another variant is right"
+        )
     path = find(config.model, beside)
     if find_spec("torch") is None or find_spec("safetensors") is None:
         raise UsageError("workers: torch needs torch: pip install 'evenflow[torch]'")

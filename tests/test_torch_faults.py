@@ -135,6 +135,10 @@ def test_a_damaged_file_is_one_line_of_the_command(run: Path) -> None:
         ("workers={kind: torch, dtype: int8}", "workers.dtype: "),
         ("workers={kind: torch, sampling: {top_p: 0}}", "workers.sampling.top_p: "),
         ("tensor_parallel=2", "tensor_parallel: can only be simulated; for a real run, 1 is right"),
+        (
+            "scheduler={name: token_throttling, variant: code}",
+            "scheduler: its recomputes may leave",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_one_line(setting: str, message: str, run: Path) -> None:

@@ -35,6 +35,8 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("token_throttling", {"max_prefill": 64, "use_wt": False, "max_batch_rows": 3}),
     ("token_throttling", {"max_prefill": 64, "use_ut": False, "reserve": "adaptive"}),
     ("token_throttling", {"max_prefill": 64, "coupled": True}),
+    ("token_throttling", {"max_prefill": 64, "variant": "paper"}),
+    ("token_throttling", {"max_prefill": 64, "min_prefill": 8, "variant": "code"}),
     ("td_pipe", {"max_num_batched_tokens": 200}),
     ("td_pipe", {"max_num_batched_tokens": 64, "future_points": [8, 16, 32, 64]}),
     ("td_pipe", {"work_stealing": False, "kv_occupancy_ratio": 0.5, "max_batch_rows": 3}),

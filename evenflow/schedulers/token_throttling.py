@@ -95,6 +95,7 @@ class TokenThrottling:
         self.max_prefill = max_prefill
         self.kv_thresh = kv_thresh
         self.variant = variant
+        self.leaves_out = variant == "code"
         self.prefill_budget = partial(
             printed_budget if variant == "paper" else prefill_budget,
             iterations=iterations,

@@ -45,7 +45,7 @@ class PackageRules:
 
     def schedule(self, view: View) -> Plan:
         share = self._share(view)
-        prefills, free_pages = self._spread(view, self._prefill_budget(view))
+        prefills, free_pages = self._spread(view, self._prompts(view), self._prefill_budget(view))
         decodes = min(share, view.ready_decodes)
         victims = self._make_room(view, decodes, free_pages)
         decodes = min(decodes, view.ready_decodes - len(victims))
@@ -81,11 +81,13 @@ class PackageRules:
     def _place(self, prompt: Prompt) -> int:
         return -self._preempted.get(prompt.request_id, 0)
 
-    def _spread(self, view: View, budget: int) -> tuple[list[Prefill], int]:
-        """Plan `budget` prefill tokens; return the pages left free, too."""
+    def _spread(
+        self, view: View, prompts: abc.Iterator[Prompt], budget: int
+    ) -> tuple[list[Prefill], int]:
+        """Plan `budget` prefill tokens in the order of `prompts`; also return the pages left."""
         prefills: list[Prefill] = []
         pages, page_tokens = view.free_pages, view.page_tokens
-        for prompt in self._prompts(view) if budget else ():
+        for prompt in prompts if budget else ():
             computed, held = prompt.computed, prompt.pages
             tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - computed)
             if tokens <= 0:
@@ -108,21 +110,19 @@ class PackageRules:
             return victims
         for request_id, pages in view.ready(view.ready_decodes, "last_row"):
             victims.append(request_id)
-            self._mark(request_id)
+            self._preemptions += 1
+            self._preempted[request_id] = self._preemptions
             free_pages += pages
             if free_pages >= decodes:
                 break
         return victims
 
-    def _mark(self, request_id: int) -> None:
-        """Remember a preemption, which puts a request before all other prompts."""
-        self._preemptions += 1
-        self._preempted[request_id] = self._preemptions
-
     def _unblock(self, view: View) -> Plan:
-        prefills, _ = self._spread(view, self.max_prefill)
+        """Go on with what is partly computed, or let the latest of it give way."""
+        prefills, _ = self._spread(view, view.prompts, self.max_prefill)
         partials = view.partials
         if prefills or len(partials) < 2:
             return Plan(prefills)
-        self._mark(partials[-1].request_id)
-        return Plan(preempt=[partials[-1].request_id])
+        last = partials[-1].request_id
+        self._preempted.pop(last, None)  # or it would take its pages back
+        return Plan(preempt=[last])

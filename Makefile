@@ -1,11 +1,12 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test freeze freeze-update bench gpu-report clean
+.PHONY: help demo test test-gllm freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
 	@echo "make test   ruff, mypy, pytest, notebooks; with TORCH=torch==2.13.0 also what needs torch"
+	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
 	@echo "make bench  how fast the simulator is on this machine"
@@ -20,6 +21,14 @@ test: .venv-test/installed
 	.venv-test/bin/mypy
 	.venv-test/bin/python -m pytest
 	.venv-test/bin/python -m pytest --nbmake notebooks
+
+# The package is pure Python; only its scheduler runs, with stand-ins for what needs a GPU.
+test-gllm: .venv-test/installed
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	.venv-test/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+		--dest "$$folder" gllm-rt==0.0.6.post1 && \
+	.venv-test/bin/python -m zipfile -e "$$folder"/gllm_rt-*.whl "$$folder" && \
+	.venv-test/bin/python -m tools.gllm_package --package "$$folder"
 
 # What runs write, byte for byte; `make test` has all of it but the figures.
 freeze: .venv-test/installed

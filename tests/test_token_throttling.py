@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from evenflow.costs import AffineCost
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
-from evenflow.schedulers.token_throttling import (
+from evenflow.schedulers.token_throttling import TokenThrottling
+from evenflow.schedulers.token_throttling_rules import (
     AdaptiveReserve,
-    TokenThrottling,
     decode_budget,
     prefill_budget,
+    printed_budget,
 )
 from evenflow.types import Request
 from sim import World, simulate
@@ -57,6 +58,24 @@ def test_both_are_equation_3_with_the_floor_on_wt_only(
         assert equation_3 - 1 < budget <= equation_3 + 0.5
     else:  # the public code lets UT push the budget below MinP, the equation does not
         assert abs(budget - min(ramp, max(waiting_tokens / iterations, 32))) <= 0.5
+
+
+@given(waiting, idle, st.integers(1, 16), st.floats(0, 0.5))
+def test_as_printed_the_floor_is_outermost(
+    waiting_tokens: int, idle_rate: float, iterations: int, thresh: float
+) -> None:
+    def budget(**throttles: bool) -> int:
+        return printed_budget(
+            waiting_tokens, idle_rate, iterations=iterations, kv_thresh=thresh, **throttles
+        )
+
+    share = waiting_tokens / iterations
+    ramp = 2048 * (idle_rate - thresh) / (1 - thresh)
+    equation_3 = max(int(min(share, ramp)), 32) if idle_rate >= thresh else 0
+    assert budget() == equation_3
+    assert budget(use_ut=False) == min(max(int(share), 32), 2048)
+    assert budget(use_wt=False) == max(int(2048 * idle_rate), 32)
+    assert budget(use_wt=False, use_ut=False) == 2048
 
 
 @given(st.integers(0, 5_000), st.integers(1, 16), st.integers(0, 100))

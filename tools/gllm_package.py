@@ -204,15 +204,17 @@ def record(
         (number, rng.randint(1, longest), rng.randint(1, 450 - longest))
         for number in range(requests)
     )
-    often, busy = rng.choice([0.02, 0.1, 1.0]), rng.random()
+    often, busy = rng.choice([0.05, 0.2, 1.0]), rng.random()
     while arrivals or driver.has_work or driver.in_flight:
         while arrivals and (rng.random() < often or not (driver.has_work or driver.in_flight)):
             driver.add(*arrivals.popleft())
         if driver.has_work and driver.in_flight < config["depth"]:
             try:
-                if not driver.ask():
-                    break
+                goes_on = driver.ask()
             except AssertionError:  # its own, when a prefill finds no page
+                goes_on = False
+            if not goes_on:
+                driver.journal.append({"kind": "fails"})
                 break
         if driver.in_flight == config["depth"] or (driver.in_flight and rng.random() > busy):
             driver.take_back()
@@ -225,35 +227,46 @@ def write(path: Path, journal: Sequence[Event]) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
+def compare(modules: SimpleNamespace, options: argparse.Namespace, depth: int, pool: str) -> bool:
+    """Record and replay runs of one depth and pool; print the shares, return if all is equal."""
+    outcomes = {variant: Outcome() for variant in VARIANTS}
+    preemptions = failed = 0
+    for run in range(options.runs):
+        rng = random.Random(f"{options.seed} {depth} {pool} {run}")
+        config = config_of(rng, depth, tight=pool == "tight")
+        journal = record(modules, config, rng, options.requests)
+        preemptions += sum(len(event.get("preempted", ())) for event in journal)
+        failed += journal[-1]["kind"] == "fails"
+        if options.write is not None and not run:
+            write(options.write / f"gllm-pp{depth}-{pool}.jsonl.gz", journal)
+        for variant in VARIANTS:
+            outcomes[variant] += replay(journal, variant)
+    shares = ", ".join(f"{variant} {outcomes[variant].share:.1f} %" for variant in VARIANTS)
+    print(
+        f"{depth} stages, {pool}: {outcomes['code'].batches} micro-batches, "
+        f"{preemptions} preemptions, {failed} of {options.runs} runs failed; equal: {shares}",
+        flush=True,
+    )
+    difference = outcomes["code"].difference
+    if difference is not None:
+        print(f"code differs first at {difference}")
+    return difference is None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Record gLLM's own decisions and replay them.")
     parser.add_argument("--package", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--runs", type=int, default=20, help="of each depth and pool")
-    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=60, help="of each run")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="where journals are kept")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the first journals here")
     options = parser.parse_args()
     print(f"seed {options.seed}")
-    differs = False
     with package(options.package) as modules:
-        for depth in DEPTHS:
-            for tight in (False, True):
-                name = f"depth{depth}-{'tight' if tight else 'calm'}"
-                outcomes = {variant: Outcome() for variant in VARIANTS}
-                preempted = 0
-                for run in range(options.runs):
-                    rng = random.Random(f"{options.seed} {name} {run}")
-                    config = config_of(rng, depth, tight=tight)
-                    journal = record(modules, config, rng, options.requests)
-                    preempted += sum(len(event.get("preempted", ())) for event in journal)
-                    if options.write is not None and not run:
-                        write(options.write / f"gllm-{name}.jsonl.gz", journal)
-                    for variant in outcomes:
-                        outcomes[variant] += replay(journal, variant)
-                differs |= outcomes["code"].difference is not None
-                shares = ", ".join(f"{variant} {outcomes[variant]}" for variant in outcomes)
-                print(f"{name}: {preempted} preemptions; {shares}", flush=True)
-    sys.exit(differs)
+        equal = [
+            compare(modules, options, depth, pool) for depth in DEPTHS for pool in ("calm", "tight")
+        ]
+    sys.exit(not all(equal))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 A line of a journal is an event: `config`, its first; `add`, a request arrives; `ask`, and what the
 package answered: the rows that decode and the tokens of prompts, in its order, whom it preempted,
-and how many pages were free then; `done`, the oldest micro-batch returns.
+and how many pages were free then; `done`, the oldest micro-batch returns; `fails`, its last where
+the package finds no page for a prefill, or would wait for ever.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class Outcome:
         difference = self.difference or other.difference
         return Outcome(self.batches + other.batches, self.equal + other.equal, difference)
 
-    def __str__(self) -> str:
-        share = f"{100 * self.equal / max(self.batches, 1):.1f} % of {self.batches}"
-        return share if self.difference is None else f"{share} (first {self.difference})"
+    @property
+    def share(self) -> float:
+        """Percent of the micro-batches that are equal."""
+        return 100 * self.equal / max(self.batches, 1)
 
 
 def read(path: Path) -> list[Event]:
@@ -59,7 +61,7 @@ def replay(journal: Sequence[Event], variant: Variant) -> Outcome:
             ours.add(event)
         elif event["kind"] == "done":
             ours.take_back(step)
-        else:
+        elif event["kind"] == "ask":
             answer = ours.ask(step)
             recorded = {key: event[key] for key in answer}
             differs = None if answer == recorded else f"step {step}: {answer}, not {recorded}"

@@ -19,8 +19,8 @@ test: .venv-test/installed
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest
-	.venv-test/bin/python -m pytest --nbmake notebooks
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile
+	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
 
 # The package is pure Python; only its scheduler runs, with stand-ins for what needs a GPU.
 test-gllm: .venv-test/installed

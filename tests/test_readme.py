@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from experiments.figures.schema import load_plan
 from experiments.run_file.run import RunConfig
 from experiments.study.sweep_file import SweepConfig
 
@@ -43,9 +44,13 @@ def examples(document: str) -> list[Example]:
     return found
 
 
-def check_yaml(text: str) -> None:
-    """A sweep; or a whole configuration, or some of its keys laid over the one of the demo."""
+def check_yaml(text: str, folder: Path) -> None:
+    """A sweep, a figure, a configuration, or some keys of one laid over that of the demo."""
     given = yaml.safe_load(text)
+    if "plot" in given:
+        (folder / "figure.yaml").write_text(text, encoding="utf-8")
+        load_plan(folder / "figure.yaml")
+        return
     if "parameters" in given:
         SweepConfig.model_validate(given)
         return
@@ -92,7 +97,7 @@ def check(document: str, folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(example.text, encoding="utf-8")
         if example.language == "yaml":
-            check_yaml(example.text)
+            check_yaml(example.text, folder)
         elif example.language == "python":
             done = run(folder, example.title) if example.title else run(folder, "-c", example.text)
             assert done.returncode == 0, f"{example.text}\n{done.stdout}"

@@ -9,23 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, Unpack
 
-import pandas as pd
-
-from evenflow.results.run import RunResult
 from evenflow.scheduling import Scheduler
 from experiments.figures.make import chosen, make, write_claims
 from experiments.figures.study import Drawing
 from experiments.given_policy import GivenPolicy
+from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, patched, read
-from experiments.runs import Job, Outcome, Save, run_job, with_bubbles, write_run
+from experiments.runs import Job, Save, run_job, write_run
 from experiments.study.capacity import capacity as study_capacity
 from experiments.study.capacity_search import Capacity, Question
 from experiments.study.compare import Comparison, line_up, run_all, with_schedulers
@@ -55,52 +52,10 @@ Policy = str | Mapping[str, Any] | type[Scheduler] | Scheduler
 
 
 @dataclass(frozen=True)
-class SimulatedRun:
-    """One simulated run. Tables are DataFrames with the columns of the files of their names.
+class SimulatedRun(Outcome):
+    """One simulated run, which can be written; `file` is what it was simulated from."""
 
-    Where there are several pipelines (replicas, or the pools of a system), `batches`, `stages` and
-    `bubbles` begin with the column `pipeline`. Times are in seconds, those of `summary` as its keys
-    say.
-    """
-
-    label: str
-    outcome: Outcome
-    file: Path
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The numbers of summary.json, under the keys of vLLM's `bench serve`."""
-        return self.outcome.summary
-
-    @property
-    def result(self) -> RunResult:
-        """What happened, as arrays."""
-        return self.outcome.result
-
-    @cached_property
-    def requests(self) -> pd.DataFrame:
-        """A row a request, in order of request id."""
-        return pd.DataFrame(self.result.tables()["requests"])
-
-    @cached_property
-    def transfers(self) -> pd.DataFrame:
-        """A row a transfer of KV between pools; empty without pools."""
-        return pd.DataFrame(self.result.tables().get("transfers", {}))
-
-    @cached_property
-    def batches(self) -> pd.DataFrame:
-        """A row a micro-batch, in the order scheduled."""
-        return self._by_pipeline("batches")
-
-    @cached_property
-    def stages(self) -> pd.DataFrame:
-        """A row a stage and micro-batch: when it starts and ends."""
-        return self._by_pipeline("stages")
-
-    @cached_property
-    def bubbles(self) -> pd.DataFrame:
-        """A row an idle interval of a stage, with its cause."""
-        return self._by_pipeline("bubbles")
+    file: Path = Path("the run")
 
     def write(self, out: str | Path, *, save: Save = "all", force: bool = False) -> Path:
         """Write the folder that `evenflow simulate` writes; return it.
@@ -112,18 +67,8 @@ class SimulatedRun:
         provenance = self.result.provenance
         reads = inputs_of(RunConfig.model_validate(provenance["config"]), self.file)
         with staged(folder, force=force, reads=reads) as scratch:
-            write_run(scratch, self.outcome, self.label, save, self.label)
+            write_run(scratch, self, save, self.file.name)
         return folder
-
-    def _by_pipeline(self, name: str) -> pd.DataFrame:
-        tables = {
-            pipeline: pd.DataFrame(part.tables()[name])
-            for label, run in with_bubbles(self.outcome, self.label).items()
-            for pipeline, part in (run.pools or {label: run}).items()
-        }
-        if len(tables) == 1:
-            return next(iter(tables.values()))
-        return pd.concat(tables, names=["pipeline"]).reset_index("pipeline").reset_index(drop=True)
 
 
 def simulate(
@@ -144,7 +89,7 @@ def simulate(
     UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
     """
     job, file = _job(run, scheduler, set)
-    simulated = SimulatedRun(job.config.scheduler.name, run_job(job, on_done), file)
+    simulated = SimulatedRun(**vars(run_job(job, on_done)), file=file)
     if out is not None:
         simulated.write(out, save=save, force=force)
     return simulated

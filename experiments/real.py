@@ -21,6 +21,7 @@ from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
 from evenflow.world import World
+from experiments.outcome import Outcome
 from experiments.provenance import provenance
 from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.run import RunConfig, RuntimeConfig, load_config
@@ -28,8 +29,6 @@ from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
 from experiments.run_file.yaml_file import find
 from experiments.runs import (
     Job,
-    Outcome,
-    with_bubbles,
     write_details,
     write_page,
     write_results,
@@ -74,7 +73,8 @@ def serve_job(
 def outcome_of(job: Job, served: Served) -> Outcome:
     """Return what a served job came to, as that of a simulated one."""
     result = served.result
-    return Outcome(result, summarize(result, job.config.goodput), served.wall_s, (result,))
+    summary = summarize(result, job.config.goodput)
+    return Outcome(result, summary, served.wall_s, (result,), f"{job.label}, real")
 
 
 def job_of(path: Path, overrides: Sequence[str] = (), *, clients: bool = False) -> Job:
@@ -122,11 +122,10 @@ def serve_into(
         count = outcome.summary["completed"]
         what = f"cannot write: {error.strerror}; the results of {count} finished requests are lost"
         raise UsageError(f"{title}: {what}") from None
-    runs = with_bubbles(outcome, f"{job.config.scheduler.name}, real")
     with _left_out_if_full(folder, lost):
-        write_details(folder, list(runs.values()))
+        write_details(folder, outcome)
     with _left_out_if_full(folder, lost):
-        write_page(folder, runs, title, outcome.result.provenance)
+        write_page(folder, outcome.parts, title, outcome.result.provenance)
     return served, outcome, lost
 
 

@@ -14,7 +14,7 @@ from evenflow.types import Request
 from experiments.figures.make import FOLDER
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Study
-from experiments.runs import Outcome
+from experiments.outcome import Outcome
 from experiments.study.points import Store
 from sim import World, simulate
 

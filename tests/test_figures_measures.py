@@ -35,9 +35,10 @@ from experiments.figures.measures import (
 from experiments.figures.scenarios import steps_of_prompt
 from experiments.figures.schema import load_plan
 from experiments.figures.series import busy_over_time, micro_batches, phases, stalls
+from experiments.outcome import Outcome
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import load_config
-from experiments.runs import Job, Outcome, run_job
+from experiments.runs import Job, run_job
 from tests.figure_studies import outcome, study_of
 
 ROOT = Path(__file__).parent.parent

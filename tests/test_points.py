@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
+from experiments.outcome import Outcome
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
-from experiments.runs import Outcome
 from experiments.study.executors import executor_of
 from experiments.study.points import HEADER, Point, Record, Store, run_points, simulate_point
 

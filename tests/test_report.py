@@ -13,10 +13,10 @@ import pytest
 from synthetic_run import nothing_ran, synthetic_run
 
 from evenflow.errors import UsageError
-from evenflow.results.bubbles import CAUSES, attribute
+from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import summarize
+from experiments.outcome import Outcome
 from experiments.report.data import (
-    Run,
     binned,
     chunks_of,
     cumulative,
@@ -40,13 +40,13 @@ SUMMARY = {
 }
 
 
-def make(budget: int = 512, requests: int = 40, depth: int = 4) -> Run:
+def make(budget: int = 512, requests: int = 40, depth: int = 4) -> Outcome:
     result = synthetic_run(requests=requests, budget=budget, depth=depth)
-    return Run(result, summarize(result), attribute(result))
+    return Outcome(result, summarize(result))
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, Run]:
+def runs() -> dict[str, Outcome]:
     return {"even": make(256), "greedy": make(2048)}
 
 
@@ -61,7 +61,7 @@ def plain(sentences: list[str]) -> list[str]:
 # --- the page
 
 
-def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Run]) -> None:
+def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Outcome]) -> None:
     page = render(runs, "Two schedulers", {"seed": 0}, plotly_js="")
     drawn = re.findall(r'<div id="(.*?)">', page)
     assert drawn == [
@@ -87,7 +87,7 @@ def test_a_single_run_makes_a_page_too(depth: int) -> None:
 
 
 def test_equal_runs_give_equal_bytes_with_the_library_inside(
-    runs: dict[str, Run], tmp_path: Path
+    runs: dict[str, Outcome], tmp_path: Path
 ) -> None:
     pytest.importorskip("plotly")
     for name in ("first", "second"):
@@ -99,7 +99,7 @@ def test_equal_runs_give_equal_bytes_with_the_library_inside(
 
 
 def test_without_plotly_the_user_reads_what_to_install(
-    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(UsageError, match=r"pip install 'evenflow\[report\]'"):
@@ -107,7 +107,7 @@ def test_without_plotly_the_user_reads_what_to_install(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_names_from_the_user_cannot_break_the_page(runs: dict[str, Run]) -> None:
+def test_names_from_the_user_cannot_break_the_page(runs: dict[str, Outcome]) -> None:
     evil = "</script><img>"
     page = render({evil: runs["even"]}, evil, {"note": evil}, plotly_js="")
     assert "<img>" not in page
@@ -123,7 +123,7 @@ def test_the_data_do_not_grow_with_the_run() -> None:
 
 def test_a_run_in_which_nothing_ran_says_so() -> None:
     empty = nothing_ran()
-    page = render({"none": Run(empty, summarize(empty), attribute(empty))}, "", {}, plotly_js="")
+    page = render({"none": Outcome(empty, summarize(empty))}, "", {}, plotly_js="")
     assert "computed no micro-batch" in page
     assert "<b>none</b> completed no request" in page
 
@@ -131,7 +131,7 @@ def test_a_run_in_which_nothing_ran_says_so() -> None:
 # --- the words
 
 
-def test_the_verdict_names_who_is_best_at_what_and_by_how_much(runs: dict[str, Run]) -> None:
+def test_the_verdict_names_who_is_best_at_what_and_by_how_much(runs: dict[str, Outcome]) -> None:
     fast = replace(runs["even"], summary=SUMMARY)
     slow = replace(
         runs["greedy"],
@@ -150,7 +150,7 @@ def test_the_verdict_names_who_is_best_at_what_and_by_how_much(runs: dict[str, R
     assert sentences[5] == "Requests refused because they can never fit: 1."
 
 
-def test_equal_throughputs_are_called_equal(runs: dict[str, Run]) -> None:
+def test_equal_throughputs_are_called_equal(runs: dict[str, Outcome]) -> None:
     first = replace(runs["even"], summary=SUMMARY)
     second = replace(runs["greedy"], summary=SUMMARY | {"total_token_throughput": 1990.0})
     assert "same pace, 2,000 tokens per second" in verdict({"A": first, "B": second})[0]
@@ -160,7 +160,7 @@ def test_equal_throughputs_are_called_equal(runs: dict[str, Run]) -> None:
 
 
 def test_the_best_value_of_a_row_is_marked_and_missing_rows_are_left_out(
-    runs: dict[str, Run],
+    runs: dict[str, Outcome],
 ) -> None:
     slow = replace(runs["greedy"], summary=SUMMARY | {"mean_ttft_ms": 700.0})
     html = table({"A": replace(runs["even"], summary=SUMMARY), "B": slow})
@@ -177,7 +177,7 @@ def test_every_cause_has_words_and_a_colour_of_its_own() -> None:
 # --- the numbers
 
 
-def test_shares_of_stage_time_add_up(runs: dict[str, Run]) -> None:
+def test_shares_of_stage_time_add_up(runs: dict[str, Outcome]) -> None:
     for run in runs.values():
         assert sum(shares(run).values()) == pytest.approx(1.0)
 
@@ -208,7 +208,7 @@ def test_parts_cover_the_whole() -> None:
     assert chunks_of(2, 250).tolist() == [0, 1, 2]
 
 
-def test_the_window_lies_around_the_middle_of_the_steady_state(runs: dict[str, Run]) -> None:
+def test_the_window_lies_around_the_middle_of_the_steady_state(runs: dict[str, Outcome]) -> None:
     run = runs["even"]
     scheduled = run.result.scheduled_s
     window = {"steady_start_s": scheduled[40], "steady_stop_s": scheduled[40]}
@@ -222,7 +222,9 @@ def test_block_colours_run_from_decode_to_prefill() -> None:
     assert (blend(0.0), blend(1.0)) == (DECODE, PREFILL)
 
 
-def test_the_comparison_is_a_figure_with_equal_bytes(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_the_comparison_is_a_figure_with_equal_bytes(
+    runs: dict[str, Outcome], tmp_path: Path
+) -> None:
     for name in ("first.png", "second.png"):
         draw_comparison(runs).savefig(tmp_path / name, metadata={"Software": None})
     image = (tmp_path / "first.png").read_bytes()

@@ -9,10 +9,11 @@ import pytest
 
 from evenflow.errors import UsageError
 from evenflow.results.metrics import meets, request_metrics
+from experiments.outcome import Outcome
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
-from experiments.runs import Job, Outcome, run_job
+from experiments.runs import Job, run_job
 from experiments.study.slo import (
     Condition,
     check_metrics,

@@ -125,27 +125,21 @@ def simulate(
     from experiments.report.tables import write_summaries
     from experiments.run_file.build import load_workload
     from experiments.run_file.run import load_config
-    from experiments.runs import (
-        Job,
-        run_job,
-        without_causes,
-        write_run,
-    )
+    from experiments.runs import Job, run_job, without_causes, write_run
     from experiments.study.points import inputs_of
 
     config = load_config(run, set_ or ())
     folder = out or Path("out") / run.stem
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
         job = Job(config, load_workload(config, run.parent), run.parent)
-        label = config.scheduler.name
-        with progress([label], len(job.workload.requests)) as show:
+        with progress([job.label], len(job.workload.requests)) as show:
             outcome = run_job(job, show.done)
-        write_run(scratch, outcome, label, save.value, run.name)
+        write_run(scratch, outcome, save.value, run.name)
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
             as_is = {"as is": outcome.summary, **without}
             write_summaries(scratch / "counterfactuals.csv", "without", as_is)
-    print_summaries({label: outcome.summary})
+    print_summaries({outcome.label: outcome.summary})
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:
         print_counterfactuals(as_is)
@@ -175,10 +169,10 @@ def compare(
     config = load_config(run, set_ or ())
     folder = out or Path("out") / f"{run.stem}-compare"
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
-        contenders = line_up(parse_schedulers(schedulers, config), run.parent)
-        total = len(contenders[0].job.workload.requests)
-        with progress([contender.label for contender in contenders], total) as show:
-            comparison = run_all(contenders, scratch, save.value, show)
+        jobs = line_up(parse_schedulers(schedulers, config), run.parent)
+        total = len(jobs[0].workload.requests)
+        with progress([job.label for job in jobs], total) as show:
+            comparison = run_all(jobs, scratch, save.value, show)
         comparison.write(scratch, run.name)
     print_summaries(comparison.summaries)
     print_folder(folder)

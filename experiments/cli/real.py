@@ -11,7 +11,7 @@ import typer
 from experiments.cli.options import Force, Out, RunFile, Set
 
 if TYPE_CHECKING:
-    from experiments.runs import Outcome
+    from experiments.outcome import Outcome
     from runtime import Served
 
 
@@ -24,7 +24,7 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None, force: Force = 
 
     job = job_of(run, set_ or ())
     folder = out or Path("out") / f"{run.stem}-run"
-    label, total = f"{job.config.scheduler.name}, real", len(job.workload.requests)
+    label, total = f"{job.label}, real", len(job.workload.requests)
     reads = inputs_of(job.config, run)
     with staged(folder, force=force, reads=reads) as scratch, progress([label], total) as show:
         served, outcome, lost = serve_into(scratch, job, run.name, show.done)
@@ -67,7 +67,7 @@ def serve_command(
             served, outcome, lost = serve_into(scratch, job, run.name, live=live)
         finally:
             live.close()
-    _tell(f"{job.config.scheduler.name}, served", outcome, folder, {})
+    _tell(f"{job.label}, served", outcome, folder, {})
     status = outcome.result.status
     _end(served, f"{status.count('completed')} of {len(status)} requests are done", lost)
 

@@ -56,7 +56,7 @@ def validate_command(
     contenders = {job.config.scheduler.name: job}
     if schedulers is not None:
         lined_up = line_up(parse_schedulers(schedulers, job.config), job.beside)
-        contenders = {each.folder: each.job for each in lined_up}
+        contenders = {each.folder: each for each in lined_up}
     found = []
     for name, each in contenders.items():
         with staged(folder if schedulers is None else folder / name, force=True) as scratch:

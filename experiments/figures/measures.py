@@ -10,7 +10,7 @@ from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, Ints
 from experiments.figures.study import overview
-from experiments.runs import Outcome
+from experiments.outcome import Outcome
 
 __all__ = [
     "known_in_advance",

@@ -20,8 +20,8 @@ from experiments.figures.panels import Panel, draw_panel
 from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import COLORS, PARTS, grid_lines
 from experiments.figures.tables import run_cases
+from experiments.outcome import Outcome
 from experiments.report.data import used_share
-from experiments.runs import Outcome
 
 Run = Mapping[str, Any]
 """A row of a table of runs, or the numbers of a study."""

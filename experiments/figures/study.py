@@ -15,9 +15,9 @@ from evenflow.schedulers import POOLED, parameters, policy
 from experiments.figures.facts import brief_reasons, machine_words, policy_words
 from experiments.figures.layers import Keys, layered, with_host
 from experiments.figures.schema import Plan
+from experiments.outcome import Outcome
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, long_form
-from experiments.runs import Outcome
 from experiments.study.points import Point, Store
 from experiments.study.trials import Simulator
 from experiments.study.trials import table as table_of

@@ -6,38 +6,21 @@ Knows the columns of a run. Does not know how a figure looks, nor any plotting l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from evenflow.results.bubbles import CAUSES, Bubbles
-from evenflow.results.run import Columns, Floats, Ints, RunResult
+from evenflow.results.bubbles import CAUSES
+from evenflow.results.run import Floats, Ints, RunResult
+from experiments.outcome import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run as the report shows it: what happened, its summary and its idle time by cause.
-
-    A system of pools also has a run for each pool, whose summary says only what is steady.
-    """
-
-    result: RunResult
-    summary: dict[str, Any]
-    bubbles: Bubbles
-    pools: Mapping[str, Run] = field(default_factory=dict)
-
-    def tables(self) -> dict[str, Columns]:
-        """Return the tables of the result, and the bubbles."""
-        return self.result.tables() | {"bubbles": self.bubbles.table()}
-
-
-def pipelines(runs: Mapping[str, Run]) -> dict[str, Run]:
+def pipelines(runs: Mapping[str, Outcome]) -> dict[str, Outcome]:
     """Return the runs with those of pools in place of a system's, for what is drawn by stage.
 
     Pools that got no work are left out.
     """
-    found: dict[str, Run] = {}
+    found: dict[str, Outcome] = {}
     for name, run in runs.items():
         parts = {f"{name}: {pool}": part for pool, part in run.pools.items()}
         found |= {key: part for key, part in parts.items() if len(part.result.scheduled_s)}
@@ -106,20 +89,20 @@ def used_share(result: RunResult) -> Floats:
     return 1.0 - result.free_pages / max(result.total_pages // result.engines, 1)
 
 
-def shares_by_stage(run: Run) -> Floats:
+def shares_by_stage(run: Outcome) -> Floats:
     """Return shares of each stage's time, [depth, 1 + causes]: computing, and idle by cause."""
     computing = np.sum(run.result.end_s - run.result.start_s, axis=0)
-    times = np.column_stack([computing, run.bubbles.stage_totals()])
+    times = np.column_stack([computing, run.idle.stage_totals()])
     return np.asarray(times / np.maximum(times.sum(axis=1, keepdims=True), 1e-300))
 
 
-def shares(run: Run) -> dict[str, float]:
+def shares(run: Outcome) -> dict[str, float]:
     """Return shares of the time of all stages together: "computing", and idle by cause."""
     means = shares_by_stage(run).mean(axis=0).tolist()
     return dict(zip(("computing", *CAUSES), means, strict=True))
 
 
-def steady(run: Run, width: int) -> slice:
+def steady(run: Outcome, width: int) -> slice:
     """Return the positions of the `width` micro-batches around the middle of the steady window.
 
     That is about the same time for every scheduler under the same traffic; without a steady window

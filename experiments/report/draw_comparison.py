@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evenflow.results.bubbles import CAUSES
-from experiments.report.data import Run, shares, steady
+from experiments.outcome import Outcome
+from experiments.report.data import shares, steady
 from experiments.report.plots import LEAST_SHARE, finish, panels, stage_time
 from experiments.report.style import DECODE, PARTS, PREFILL
 from experiments.report.words import cause_label
@@ -18,7 +19,7 @@ from experiments.report.words import cause_label
 SHOWN_BATCHES = 250
 
 
-def draw_comparison(runs: Mapping[str, Run]) -> Figure:
+def draw_comparison(runs: Mapping[str, Outcome]) -> Figure:
     """Return a row a run: tokens of consecutive micro-batches, and shares of stage time."""
     figure, cells = panels(2 * len(runs), 5, 1.35 + 1 / len(runs), columns=2, width_ratios=[2.6, 1])
     shown: set[str] = set()
@@ -45,7 +46,7 @@ def draw_comparison(runs: Mapping[str, Run]) -> Figure:
     return figure
 
 
-def _draw_tokens(axes: Axes, name: str, run: Run) -> None:
+def _draw_tokens(axes: Axes, name: str, run: Outcome) -> None:
     shown = steady(run, SHOWN_BATCHES)
     decode, prefill = run.result.decode_tokens[shown], run.result.prefill_tokens[shown]
     at = np.arange(len(decode))

@@ -16,8 +16,8 @@ import numpy as np
 from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, Ints, RunResult
+from experiments.outcome import Outcome
 from experiments.report.data import (
-    Run,
     binned,
     chunks_of,
     cumulative,
@@ -72,7 +72,7 @@ CAPTIONS = {
 
 
 def write_report(
-    path: str | Path, runs: Mapping[str, Run], title: str, provenance: Mapping[str, Any]
+    path: str | Path, runs: Mapping[str, Outcome], title: str, provenance: Mapping[str, Any]
 ) -> None:
     """Write a self-contained page about `runs` (by name, in the order shown) to `path`.
 
@@ -82,7 +82,7 @@ def write_report(
 
 
 def render(
-    runs: Mapping[str, Run], title: str, provenance: Mapping[str, Any], plotly_js: str
+    runs: Mapping[str, Outcome], title: str, provenance: Mapping[str, Any], plotly_js: str
 ) -> str:
     """Return the page as HTML, with the given Plotly library inside."""
     first, *others = verdict(runs)
@@ -96,7 +96,7 @@ def render(
     return page(title, parts, provenance, plotly_js)
 
 
-def _figures(runs: Mapping[str, Run]) -> list[str]:
+def _figures(runs: Mapping[str, Outcome]) -> list[str]:
     lines = pipelines(runs)
     blocks = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
     return [
@@ -135,7 +135,7 @@ def _cause_list() -> str:
     return f"<dl>{''.join(entries)}</dl>"
 
 
-def _cause_key(runs: Mapping[str, Run], others: Mapping[str, str]) -> str:
+def _cause_key(runs: Mapping[str, Outcome], others: Mapping[str, str]) -> str:
     """A legend shared by figures below it: `others` (words: colour), then the causes that occur."""
     occurring = [cause for cause in CAUSES if any(shares(run)[cause] > 0 for run in runs.values())]
     colours = {**others, **{cause_label(cause): PARTS[cause] for cause in occurring}}
@@ -147,14 +147,14 @@ def _swatch(shade: str, words: str) -> str:
     return f'<span><i style="background:{shade}"></i>{words}</span>'
 
 
-def causes(runs: Mapping[str, Run]) -> dict[str, Any]:
+def causes(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw where the stage time went: busy, and idle by cause, one bar a run."""
     names = [escape(name) for name in runs]
     parts = np.array([list(shares(run).values()) for run in runs.values()])
     return _stacked(names, parts, 100 + 46 * len(names))
 
 
-def causes_by_stage(runs: Mapping[str, Run]) -> dict[str, Any]:
+def causes_by_stage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw the same for every stage of every run."""
     depths = {escape(name): run.result.depth for name, run in runs.items()}
     names = [f"{name}, stage {stage}" for name, depth in depths.items() for stage in range(depth)]
@@ -181,7 +181,7 @@ def _stacked(names: list[str], parts: Floats, height: int) -> dict[str, Any]:
     return drawing.figure
 
 
-def tokens(runs: Mapping[str, Run]) -> dict[str, Any]:
+def tokens(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw prefill and decode tokens of the micro-batches: the whole run, and a stretch of it."""
     rows = len(runs)
     drawing = Drawing(190 * rows + 90, rows, 2, barmode="stack", bargap=0, grid={"ygap": 0.35})
@@ -229,7 +229,7 @@ def _token_bars(
         )  # fmt: skip
 
 
-def occupancy(name: str, run: Run) -> dict[str, Any]:
+def occupancy(name: str, run: Outcome) -> dict[str, Any]:
     """Draw what each stage computes, and why it idles, in the middle of the steady state."""
     result = run.result
     shown = steady(run, WINDOW_BATCHES + 2 * MARGIN_BATCHES)
@@ -271,9 +271,9 @@ def _busy(drawing: Drawing, result: RunResult, shown: slice) -> None:
     )
 
 
-def _idle(drawing: Drawing, run: Run, start: float, stop: float) -> None:
+def _idle(drawing: Drawing, run: Outcome, start: float, stop: float) -> None:
     """Idle intervals inside [start, stop] as slim bars, a trace a cause."""
-    bubbles = run.bubbles
+    bubbles = run.idle
     begin = np.maximum(np.asarray(bubbles.start_s), start)
     length = np.minimum(np.asarray(bubbles.end_s), stop) - begin
     for number, cause in enumerate(CAUSES):
@@ -292,7 +292,7 @@ def _idle(drawing: Drawing, run: Run, start: float, stop: float) -> None:
             )
 
 
-def latency(runs: Mapping[str, Run]) -> dict[str, Any]:
+def latency(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw the share of requests served within a time: TTFT, TPOT and E2EL side by side."""
     metrics = {name: request_metrics(run.result) for name, run in runs.items()}
     shown: dict[str, Callable[[Any], Floats]] = {
@@ -321,7 +321,7 @@ def _scale(values: Floats) -> dict[str, Any]:
     return {"type": "log", "dtick": ticks, "tickformat": "~g"}
 
 
-def queues(runs: Mapping[str, Run]) -> dict[str, Any]:
+def queues(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw how many requests wait for their first token, and how many generate, over time."""
     drawing = Drawing(320, columns=2, legend={"y": 1.08})
     for index, (name, run) in enumerate(runs.items()):
@@ -338,7 +338,7 @@ def queues(runs: Mapping[str, Run]) -> dict[str, Any]:
     return drawing.figure
 
 
-def kv_usage(runs: Mapping[str, Run]) -> dict[str, Any]:
+def kv_usage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw the used share of the KV pages over time: mean of each bin, and its range."""
     drawing = Drawing(300)
     drawing.axis("x", title="time (s)", range=[0, max(span_s(r.result) for r in runs.values())])

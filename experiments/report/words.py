@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.report.data import Run, shares
+from experiments.outcome import Outcome
+from experiments.report.data import shares
 from experiments.report.tables import is_number, number
 
 DIGITS = 3
@@ -93,13 +94,13 @@ def cause_label(cause: str) -> str:
     return CAUSE_WORDS[cause][0] if cause in CAUSE_WORDS else cause.replace("_", " ")
 
 
-def figures_of(run: Run) -> dict[str, float]:
+def figures_of(run: Outcome) -> dict[str, float]:
     """Return the summary's numbers, and how many requests were rejected."""
     numbers = {key: value for key, value in run.summary.items() if is_number(value)}
     return {**numbers, "rejected": run.result.status.count("rejected")}
 
 
-def table(runs: Mapping[str, Run]) -> str:
+def table(runs: Mapping[str, Outcome]) -> str:
     """Return the summary table as HTML: a column a run, the best values of a row in bold."""
     numbers = [figures_of(run) for run in runs.values()]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in runs)
@@ -127,7 +128,7 @@ def _readable(metric: Metric, values: Sequence[float]) -> tuple[str, list[str]]:
     return head, [number(scale * value, DIGITS) for value in values]
 
 
-def verdict(runs: Mapping[str, Run]) -> list[str]:
+def verdict(runs: Mapping[str, Outcome]) -> list[str]:
     """Return the sentences of the verdict as HTML: throughput first, then latency, then bubbles."""
     numbers = {name: figures_of(run) for name, run in runs.items()}
     if len(runs) == 1:
@@ -187,7 +188,7 @@ def _latency(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
     return sentences
 
 
-def _bubbles(runs: Mapping[str, Run]) -> str:
+def _bubbles(runs: Mapping[str, Outcome]) -> str:
     parts = []
     for name, run in runs.items():
         idle = shares(run)

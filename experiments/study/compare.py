@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +17,7 @@ import yaml
 
 from evenflow.errors import UsageError
 from experiments.given_policy import GivenPolicy
+from experiments.outcome import Outcome
 from experiments.report.tables import write_summaries
 from experiments.run_file.build import load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
@@ -26,7 +26,6 @@ from experiments.runs import (
     Job,
     Save,
     run_job,
-    with_bubbles,
     write_details,
     write_page,
     write_results,
@@ -38,29 +37,24 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from experiments.report.data import Run
-
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """A scheduler to compare: its name in tables, and its job."""
+class Comparison:
+    """What schedulers came to, in the order given."""
 
-    label: str
-    job: Job
+    outcomes: Sequence[Outcome]
 
     @property
-    def folder(self) -> str:
-        return re.sub(r"[^\w.=-]+", "-", self.label).strip("-")
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """The summary of each scheduler by label."""
+        return {outcome.label: outcome.summary for outcome in self.outcomes}
 
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What schedulers came to, by label: their summaries, and the run of each pipeline."""
-
-    summaries: dict[str, dict[str, Any]]
-    runs: dict[str, Run]
+    @property
+    def runs(self) -> dict[str, Outcome]:
+        """The run of each pipeline by name."""
+        return {name: run for outcome in self.outcomes for name, run in outcome.parts.items()}
 
     @property
     def table(self) -> pd.DataFrame:
@@ -73,11 +67,11 @@ class Comparison:
 
         return draw_comparison(self.runs)
 
-    def write(self, folder: Path, title: str) -> bool:
-        """Write comparison.csv and, where its library is installed, report.html; say if it is."""
+    def write(self, folder: Path, title: str) -> None:
+        """Write comparison.csv and, where its library is installed, report.html."""
         write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
         sources = {name: run.result.provenance for name, run in self.runs.items()}
-        return write_page(folder, self.runs, title, sources)
+        write_page(folder, self.runs, title, sources)
 
 
 def parse_schedulers(text: str, config: RunConfig) -> dict[str, RunConfig]:
@@ -125,43 +119,43 @@ def line_up(
     configs: Mapping[str, RunConfig],
     beside: Path,
     policies: Mapping[str, GivenPolicy] = MappingProxyType({}),
-) -> list[Contender]:
+) -> list[Job]:
     """Make the requests once, and find mistakes in any configuration before the first run.
 
     `policies` were given as classes or objects, by label.
     """
     texts = any(map(reads_text, configs.values()))
     workload = load_workload(next(iter(configs.values())), beside, keep_text=texts)
-    contenders = [
-        Contender(label, Job(config, workload, beside, policies.get(label)))
+    jobs = [
+        Job(config, workload, beside, policies.get(label), label)
         for label, config in configs.items()
     ]
-    for contender in contenders:
-        contender.job.built()
-    return contenders
+    for job in jobs:
+        job.built()
+    return jobs
 
 
 def run_all(
-    contenders: Sequence[Contender],
+    jobs: Sequence[Job],
     folder: Path | None = None,
     save: Save = "all",
     on_progress: Callable[[Sequence[int]], None] | None = None,
 ) -> Comparison:
-    """Simulate all contenders, each in a process of its own, and write a folder of each.
+    """Simulate all jobs, each in a process of its own, and write a folder of each.
 
     A policy that Python gave, which another process may not find, runs in this one. `folder` None:
     nothing is written. `on_progress` is called now and then with the number of requests done by
     each.
     """
     tell = on_progress or (lambda counts: None)
-    done = multiprocessing.get_context("spawn").RawArray("l", len(contenders))
-    workers = min(len(contenders), os.cpu_count() or 1)
+    done = multiprocessing.get_context("spawn").RawArray("l", len(jobs))
+    workers = min(len(jobs), os.cpu_count() or 1)
     _Worker.done = done  # for policies that run in this process
     with processes(workers, _count_in, done) as pool:
         futures = {
-            index: pool.submit(_run_one, index, contender, folder, save)
-            for index, contender in enumerate(contenders)
-            if contender.job.policy is None
+            index: pool.submit(_run_one, index, job, folder, save)
+            for index, job in enumerate(jobs)
+            if job.policy is None
         }
         try:
             _watch(list(futures.values()), lambda: tell(list(done)))
@@ -170,14 +164,10 @@ def run_all(
                 "a scheduler's process died; the machine may be out of memory: try fewer requests"
             ) from None
         outcomes = [
-            futures[index].result() if index in futures else _run_one(index, one, folder, save)
-            for index, one in enumerate(contenders)
+            futures[index].result() if index in futures else _run_one(index, job, folder, save)
+            for index, job in enumerate(jobs)
         ]
-    labels = [contender.label for contender in contenders]
-    return Comparison(
-        {label: summary for label, (summary, _) in zip(labels, outcomes, strict=True)},
-        {name: run for _, runs in outcomes for name, run in runs.items()},
-    )
+    return Comparison(outcomes)
 
 
 def _watch(futures: Sequence[Future[Any]], tell: Callable[[], None]) -> None:
@@ -200,16 +190,15 @@ def _count_in(done: Array[c_long]) -> None:
     _Worker.done = done
 
 
-def _run_one(
-    index: int, contender: Contender, folder: Path | None, save: Save
-) -> tuple[dict[str, Any], dict[str, Run]]:
+def _run_one(index: int, job: Job, folder: Path | None, save: Save) -> Outcome:
     def on_done(count: int) -> None:
         _Worker.done[index] = count
 
-    outcome = run_job(contender.job, on_done)
-    runs = with_bubbles(outcome, contender.label)
+    outcome = run_job(job, on_done)
+    for run in outcome.parts.values():
+        _ = run.idle  # found here, where it keeps nobody waiting
     if folder is not None:
-        write_results(folder / contender.folder, outcome, save)
+        write_results(folder / job.folder, outcome, save)
         if save == "all":
-            write_details(folder / contender.folder, list(runs.values()))
-    return outcome.summary, runs
+            write_details(folder / job.folder, outcome)
+    return outcome

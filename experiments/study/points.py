@@ -23,11 +23,12 @@ from typing import Any
 
 import evenflow
 from evenflow.errors import UsageError
+from experiments.outcome import Outcome
 from experiments.provenance import SCHEMA_VERSION, checkout_commit
 from experiments.run_file.build import Workload, load_workload, reads_text
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import find
-from experiments.runs import Job, Outcome, run_job
+from experiments.runs import Job, run_job
 
 CODE = ("evenflow", "sim", "traces", "experiments/run_file", "experiments/runs.py")
 """The code that results follow from, relative to the folder that holds the packages."""

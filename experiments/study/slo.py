@@ -18,7 +18,7 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.keys import Keys
 from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.run import RunResult
-from experiments.runs import Outcome
+from experiments.outcome import Outcome
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
 LARGER_IS_BETTER = ("completed", "request_goodput", "attainment", "gap_attainment")

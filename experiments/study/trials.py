@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 import pandas as pd
 
 from evenflow.errors import UsageError
+from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
 from experiments.run_file.build import Workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, Patch
-from experiments.runs import Job, Outcome, run_job
+from experiments.runs import Job, run_job
 from experiments.study.executors import executor_of
 from experiments.study.intervals import Interval, interval, paired_difference
 from experiments.study.points import Point, Record, Store, remove_records, run_points, summary

@@ -18,9 +18,9 @@ import pandas as pd
 from evenflow.errors import UsageError
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers import POOLED, parameters, policy
+from experiments.outcome import Outcome
 from experiments.report.tables import columns_of
 from experiments.run_file.run import configured, with_
-from experiments.runs import Outcome
 from experiments.study.intervals import Interval
 from experiments.study.searches import Optuna, Score, optuna, proposed
 from experiments.study.slo import larger_is_better

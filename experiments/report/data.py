@@ -74,7 +74,7 @@ def chunks_of(count: int, bins: int) -> Ints:
     return np.linspace(0, count, parts + 1).astype(np.int64)
 
 
-def present(enter_s: Floats, leave_s: Floats, at_s: Floats) -> Ints:
+def present(enter_s: Floats | Ints, leave_s: Floats | Ints, at_s: Floats | Ints) -> Ints:
     """Count who has entered and not left at the times `at_s`; a NaN never happens."""
     entered = np.searchsorted(np.sort(enter_s[~np.isnan(enter_s)]), at_s, side="right")
     left = np.searchsorted(np.sort(leave_s[~np.isnan(leave_s)]), at_s, side="right")

@@ -16,9 +16,14 @@ import numpy as np
 
 from evenflow.results.bubbles import CAUSES, Bubbles
 from evenflow.results.run import Floats, Ints, RunResult
+from experiments.report.data import present
 
 PIPELINE, REQUESTS = 1, 2
 """Process ids of the trace; stage k computes on thread 2k + 1 and idles on thread 2k + 2."""
+
+
+Place = tuple[int, int, int]
+"""When an event is, in nanoseconds, and of which process and thread."""
 
 
 def write_timeline(
@@ -62,23 +67,25 @@ def _events(
 
 
 def _names(depth: int, with_idle: bool) -> Iterator[str]:
-    yield _metadata("process_name", PIPELINE, 0, "name", "pipeline")
-    yield _metadata("process_name", REQUESTS, 0, "name", "requests")
-    yield _metadata("process_sort_index", PIPELINE, 0, "sort_index", PIPELINE)
-    yield _metadata("process_sort_index", REQUESTS, 0, "sort_index", REQUESTS)
+    for process, name in ((PIPELINE, "pipeline"), (REQUESTS, "requests")):
+        yield _event("M", (0, process, 0), "process_name", f'"name":"{name}"')
+        yield _event("M", (0, process, 0), "process_sort_index", f'"sort_index":{process}')
     for stage in range(depth):
         threads = [(2 * stage + 1, f"stage {stage}")]
         if with_idle:
             threads.append((2 * stage + 2, f"stage {stage} idle"))
         for thread, name in threads:
-            yield _metadata("thread_name", PIPELINE, thread, "name", name)
-            yield _metadata("thread_sort_index", PIPELINE, thread, "sort_index", thread)
+            yield _event("M", (0, PIPELINE, thread), "thread_name", f'"name":"{name}"')
+            yield _event("M", (0, PIPELINE, thread), "thread_sort_index", f'"sort_index":{thread}')
 
 
-def _metadata(event: str, process: int, thread: int, key: str, value: str | int) -> str:
+def _event(phase: str, place: Place, name: str, args: str = "", more: str = "") -> str:
+    """Return an event as JSON; `args`, and `more` of its own keys, are members."""
+    at, process, thread = place
+    args, more = args and f',"args":{{{args}}}', more and f",{more}"
     return (
-        f'{{"ph":"M","ts":0,"pid":{process},"tid":{thread},"name":"{event}",'
-        f'"args":{{"{key}":{json.dumps(value)}}}}}'
+        f'{{"ph":"{phase}","ts":{_microseconds(at)},"pid":{process},"tid":{thread},'
+        f'"name":"{name}"{more}{args}}}'
     )
 
 
@@ -100,20 +107,18 @@ def _stage_slices(result: RunResult) -> Iterator[str]:
         name = "mixed" if prefill and decode else "prefill" if prefill else "decode"
         for stage in range(result.depth):
             start, duration = starts[batch][stage], ends[batch][stage] - starts[batch][stage]
-            place = f'"ts":{_microseconds(start)},"pid":{PIPELINE},"tid":{2 * stage + 1}'
-            yield (
-                f'{{"ph":"X",{place},"dur":{_microseconds(duration)},"name":"{name}",'
-                f'"args":{{"batch":{batch},"prefill_tokens":{prefill},'
-                f'"decode_tokens":{decode},"cost_ms":{duration / 1e6:.6g}}}}}'
+            place = start, PIPELINE, 2 * stage + 1
+            args = (
+                f'"batch":{batch},"prefill_tokens":{prefill},"decode_tokens":{decode},'
+                f'"cost_ms":{duration / 1e6:.6g}'
             )
+            yield _event("X", place, name, args, f'"dur":{_microseconds(duration)}')
             if result.depth > 1:
                 # After its slice: a viewer binds an arrow to the slice open at that time.
                 phase = "s" if stage == 0 else "f" if stage == result.depth - 1 else "t"
                 bind = ',"bp":"e"' if phase == "f" else ""
-                yield (
-                    f'{{"ph":"{phase}",{place},"id":{batch},"cat":"micro-batch",'
-                    f'"name":"micro-batch"{bind}}}'
-                )
+                more = f'"id":{batch},"cat":"micro-batch"{bind}'
+                yield _event(phase, place, "micro-batch", more=more)
 
 
 def _idle_slices(bubbles: Bubbles) -> Iterator[str]:
@@ -121,11 +126,9 @@ def _idle_slices(bubbles: Bubbles) -> Iterator[str]:
     columns = (bubbles.stage, starts, ends, bubbles.cause, bubbles.batch)
     rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
     for stage, start, end, cause, batch in rows:
-        yield (
-            f'{{"ph":"X","ts":{_microseconds(start)},"pid":{PIPELINE},"tid":{2 * stage + 2},'
-            f'"dur":{_microseconds(end - start)},"name":"{CAUSES[cause]}",'
-            f'"args":{{"batch":{batch}}}}}'
-        )
+        lasts = f'"dur":{_microseconds(end - start)}'
+        place = start, PIPELINE, 2 * stage + 2
+        yield _event("X", place, CAUSES[cause], f'"batch":{batch}', lasts)
 
 
 def _counters(result: RunResult) -> Iterator[str]:
@@ -138,35 +141,27 @@ def _counters(result: RunResult) -> Iterator[str]:
         strict=True,
     )
     for at, free, prefill, decode in columns:
-        yield _counter("free pages", at, f'"pages":{free}')
-        yield _counter("tokens per micro-batch", at, f'"prefill":{prefill},"decode":{decode}')
+        yield _event("C", (at, PIPELINE, 0), "free pages", f'"pages":{free}')
+        tokens = f'"prefill":{prefill},"decode":{decode}'
+        yield _event("C", (at, PIPELINE, 0), "tokens per micro-batch", tokens)
     for at, count in _level(result.scheduled_s, result.returned_s):
-        yield _counter("in flight", at, f'"micro-batches":{count}')
+        yield _event("C", (at, PIPELINE, 0), "in flight", f'"micro-batches":{count}')
     served = ~np.isnan(result.first_token_s)
     for at, count in _level(result.arrival_s[served], result.first_token_s[served]):
-        yield _counter("waiting for the first token", at, f'"requests":{count}')
-
-
-def _counter(name: str, at: int, values: str) -> str:
-    return (
-        f'{{"ph":"C","ts":{_microseconds(at)},"pid":{PIPELINE},"tid":0,"name":"{name}",'
-        f'"args":{{{values}}}}}'
-    )
+        yield _event("C", (at, PIPELINE, 0), "waiting for the first token", f'"requests":{count}')
 
 
 def _level(enter_s: Floats, leave_s: Floats) -> Iterator[tuple[int, int]]:
     """How many are inside after each instant (nanoseconds) at which one enters or leaves."""
     enter, leave = _nanoseconds(enter_s), _nanoseconds(leave_s[~np.isnan(leave_s)])
     instants = np.unique(np.concatenate([enter, leave]))
-    inside = np.searchsorted(np.sort(enter), instants, "right") - np.searchsorted(
-        np.sort(leave), instants, "right"
-    )
-    yield from zip(instants.tolist(), inside.tolist(), strict=True)
+    yield from zip(instants.tolist(), present(enter, leave, instants).tolist(), strict=True)
 
 
 def _request_slices(result: RunResult, limit: int | None) -> Iterator[str]:
     for row in range(len(result.request_id))[:limit]:
         request = int(result.request_id[row])
+        own, more = f'"request":{request},', f'"id":{request},"cat":"request"'
         arrival, first, last = _nanoseconds(
             np.nan_to_num(
                 [result.arrival_s[row], result.first_token_s[row], result.completion_s[row]],
@@ -174,24 +169,14 @@ def _request_slices(result: RunResult, limit: int | None) -> Iterator[str]:
             )
         ).tolist()
         if result.status[row] == "rejected" or first < 0:
-            reason = json.dumps(result.reason[row])
-            status = result.status[row]
-            yield _asynchronous("n", request, arrival, status, f'"reason":{reason}')
+            reason = f'{own}"reason":{json.dumps(result.reason[row])}'
+            yield _event("n", (arrival, REQUESTS, 0), result.status[row], reason, more)
             continue
         sizes = (
-            f'"prompt_tokens":{result.prompt_tokens[row]},'
+            f'{own}"prompt_tokens":{result.prompt_tokens[row]},'
             f'"output_tokens":{result.output_tokens[row]},"preemptions":{result.preemptions[row]}'
         )
-        yield _asynchronous("b", request, arrival, "queued and prefill", sizes)
-        yield _asynchronous("e", request, first, "queued and prefill")
-        if last >= 0:
-            yield _asynchronous("b", request, first, "decode", sizes)
-            yield _asynchronous("e", request, last, "decode")
-
-
-def _asynchronous(phase: str, request: int, at: int, name: str, values: str = "") -> str:
-    args = f',"args":{{"request":{request},{values}}}' if values else ""
-    return (
-        f'{{"ph":"{phase}","ts":{_microseconds(at)},"pid":{REQUESTS},"tid":0,"id":{request},'
-        f'"cat":"request","name":"{name}"{args}}}'
-    )
+        phases = [("queued and prefill", arrival, first), ("decode", first, last)]
+        for name, start, stop in phases if last >= 0 else phases[:1]:
+            yield _event("b", (start, REQUESTS, 0), name, sizes, more)
+            yield _event("e", (stop, REQUESTS, 0), name, more=more)

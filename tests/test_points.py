@@ -16,7 +16,8 @@ from experiments.outcome import Outcome
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
 from experiments.study.executors import executor_of
-from experiments.study.points import HEADER, Point, Record, Store, run_points, simulate_point
+from experiments.study.points import HEADER, Point, Record, Store, simulate_point
+from experiments.study.trials import Simulator
 
 RUN: dict[str, Any] = {
     "stages": 2,
@@ -51,18 +52,18 @@ def test_a_point_is_run_once_and_found_again(tmp_path: Path) -> None:
     points = [point(), point("scheduler=vllm"), point()]
     told: list[int] = []
     with ThreadPoolExecutor(1) as executor:
-        first = run_points(points, Store(tmp_path), executor, told.append)
+        first = Simulator(Store(tmp_path), executor, told.append).records(points)
     assert first[0] == first[2] == simulate_point(points[0])
     assert (told[0], told[-1]) == (0, 3)
     closed = ThreadPoolExecutor(1)
     closed.shutdown()  # so that a run would be an error
-    assert run_points(points, Store(tmp_path), closed) == first
+    assert Simulator(Store(tmp_path), closed).records(points) == first
 
 
 def test_a_failed_point_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     points = [point("workload.trace=missing.csv"), point()]
     with ThreadPoolExecutor(1) as executor:
-        failed, done = run_points(points, Store(tmp_path), executor)
+        failed, done = Simulator(Store(tmp_path), executor).records(points)
     assert failed.error is not None
     assert "missing.csv" in failed.error
     assert done.error is None
@@ -97,10 +98,11 @@ def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> Non
     points = [point("workload.trace=missing.csv"), point()]
     told: list[Record] = []
     with ThreadPoolExecutor(1) as executor:
-        run_points(points, Store(tmp_path), executor, on_failure=told.append)
-        run_points(points, Store(tmp_path), executor, on_failure=told.append)
+        for _ in range(2):
+            Simulator(Store(tmp_path), executor, on_failure=told.append).records(points)
         assert [record.key for record in told] == [points[0].key]
-        run_points(points, Store(tmp_path), executor, on_failure=told.append, retry=True)
+        again = Simulator(Store(tmp_path), executor, on_failure=told.append, retry=True)
+        again.records(points)
     assert [record.key for record in told] == [points[0].key] * 2
 
 
@@ -112,7 +114,7 @@ def killed(outcome: Outcome) -> dict[str, Any]:
 def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
     points = [point(), Point(point().config, Path(), killed), point("workload.seed=1")]
     with pytest.raises(UsageError, match="a worker died"), executor_of("process", 1) as executor:
-        run_points(points, Store(tmp_path), executor)
+        Simulator(Store(tmp_path), executor).records(points)
     assert Store(tmp_path).get(points[0].key) == simulate_point(points[0])
     assert Store(tmp_path).get(points[1].key) is None
 
@@ -124,7 +126,7 @@ def pair(outcome: Outcome) -> dict[str, Any]:
 def test_a_record_is_the_same_before_and_after_it_is_stored(tmp_path: Path) -> None:
     store, asked = Store(tmp_path), Point(point().config, Path(), pair)
     with ThreadPoolExecutor(1) as executor:
-        (fresh,) = run_points([asked], store, executor)
+        (fresh,) = Simulator(store, executor).records([asked])
     assert store.get(asked.key) == fresh
 
 
@@ -148,7 +150,8 @@ def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with distributed.LocalCluster(n_workers=1, **own) as cluster:
         name = f"dask:{cluster.scheduler_address}"
         with executor_of(name) as executor:
-            assert run_points([point()], Store(tmp_path), executor) == [simulate_point(point())]
+            records = Simulator(Store(tmp_path), executor).records([point()])
+            assert records == [simulate_point(point())]
         monkeypatch.setattr("experiments.study.executors.code_digest", lambda: repr(object()))
         with pytest.raises(UsageError, match="runs another version"), executor_of(name):
             pass
@@ -171,7 +174,7 @@ def test_an_input_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
             return super().submit(*args, **options)
 
     with Meddler(1) as executor, pytest.raises(UsageError, match="changed while"):
-        run_points([point(f"workload.trace={trace}", beside=tmp_path)], store, executor)
+        Simulator(store, executor).records([point(f"workload.trace={trace}", beside=tmp_path)])
 
 
 def test_a_store_that_keeps_nothing_leaves_nothing(tmp_path: Path) -> None:

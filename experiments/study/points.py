@@ -11,7 +11,6 @@ import inspect
 import json
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from typing import Any
 import evenflow
 from evenflow.errors import UsageError
 from experiments.outcome import Outcome
-from experiments.provenance import SCHEMA_VERSION, checkout_commit
+from experiments.provenance import code_version
 from experiments.run_file.build import Workload, load_workload, reads_text
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import find
@@ -98,14 +97,13 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        same = {"schema_version": SCHEMA_VERSION, "code_sha256": code_digest()}
-        told = {"evenflow_version": evenflow.__version__, "git_commit": checkout_commit()}
-        self._header = same | told
+        self._header = code_version() | {"code_sha256": code_digest()}
         if not (folder / HEADER).exists():
             _require_writable(folder)
             return
         found = _read_json(folder / HEADER)
-        if {key: found.get(key) for key in same} != same:
+        same = ("schema_version", "code_sha256")
+        if any(found.get(key) != self._header[key] for key in same):
             raise UsageError(
                 f"{folder}: holds results of another version of evenflow "
                 f"({found.get('evenflow_version')}, commit {found.get('git_commit')}); "
@@ -148,46 +146,8 @@ def remove_records(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def run_points(
-    points: Sequence[Point],
-    store: Store,
-    executor: Executor,
-    on_done: Callable[[int], None] | None = None,
-    *,
-    on_failure: Callable[[Record], None] | None = None,
-    retry: bool = False,
-) -> list[Record]:
-    """Return the record of each point, in order; those in the store are not simulated again.
-
-    A failed point is in the store too, with its error; `retry` simulates those again. `on_done` is
-    called with the number of points done, first with those that need no run; `on_failure` with the
-    record of each point that fails. What is done is kept when this is interrupted, and when a
-    worker dies, which is a UsageError; so is an input that changes meanwhile.
-    """
-    keys = [point.key for point in points]
-    found = {key: record for key in keys if (record := store.get(key)) is not None}
-    records = {key: record for key, record in found.items() if not (retry and record.error)}
-    missing = {key: point for key, point in zip(keys, points, strict=True) if key not in records}
-    tell = on_done or (lambda count: None)
-    copies = Counter(keys)
-    done = sum(copies[key] for key in records)
-    tell(done)
-    for record in _simulated(list(missing.values()), executor):
-        if record.key not in missing:
-            raise UsageError(
-                "a file that results depend on has changed while they were made: a trace, a "
-                "profile, or code; run the same command again"
-            )
-        store.put(record)
-        records[record.key] = record
-        done += copies[record.key]
-        if record.error is not None and on_failure is not None:
-            on_failure(record)
-        tell(done)
-    return [records[key] for key in keys]
-
-
-def _simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
+def simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
+    """Yield the record of each point once it is there; UsageError when a worker dies."""
     futures: list[Future[Record]] = [executor.submit(simulate_point, point) for point in points]
     death: Exception | None = None
     try:

@@ -6,6 +6,7 @@ The only loop over searches is `run`. Knows neither how cases are chosen nor wha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,7 +26,7 @@ from experiments.run_file.yaml_file import Document, Patch
 from experiments.runs import Job, run_job
 from experiments.study.executors import executor_of
 from experiments.study.intervals import Interval, interval, paired_difference
-from experiments.study.points import Point, Record, Store, remove_records, run_points, summary
+from experiments.study.points import Point, Record, Store, remove_records, simulated, summary
 from traces import SAMPLE_NAMES
 
 
@@ -126,40 +127,57 @@ class Study:
 
 
 class Simulator:
-    """Who simulates and where results are kept; the rest is as for `run_points`.
+    """Who simulates points, and where results are kept: each point is simulated at most once.
 
-    `on_done` is called with the number of points done since the simulator was made.
+    `on_done` is called with the number of points done since the simulator was made, `on_failure`
+    with the record of each point that fails. A failed point is in the store too, with its error;
+    `retry` simulates those again.
     """
 
     def __init__(
         self,
         store: Store,
         executor: Executor,
-        on_done: Callable[[int], None] | None = None,
-        on_failure: Callable[[Record], None] | None = None,
+        on_done: Callable[[int], None] = lambda count: None,
+        on_failure: Callable[[Record], None] = lambda record: None,
         *,
         retry: bool = False,
     ) -> None:
         self._store = store
         self._executor = executor
-        self._on_done = on_done or (lambda count: None)
+        self._on_done = on_done
         self._on_failure = on_failure
         self._retry = retry
         self._done = 0
 
     def records(self, points: Sequence[Point]) -> list[Record]:
-        """Return the record of each point, in order."""
-        before = self._done
-        records = run_points(
-            points,
-            self._store,
-            self._executor,
-            lambda count: self._on_done(before + count),
-            on_failure=self._on_failure,
-            retry=self._retry,
-        )
-        self._done += len(points)
-        return records
+        """Return the record of each point, in order; those in the store are not simulated again.
+
+        What is done is kept when this is interrupted, and when a worker dies, which is a
+        UsageError; so is an input that changes meanwhile.
+        """
+        keys = [point.key for point in points]
+        stored = {key: record for key in keys if (record := self._store.get(key)) is not None}
+        records = {key: rec for key, rec in stored.items() if not (self._retry and rec.error)}
+        missing = {key: at for key, at in zip(keys, points, strict=True) if key not in records}
+        copies = Counter(keys)
+        self._tell(sum(copies[key] for key in records))
+        for record in simulated(list(missing.values()), self._executor):
+            if record.key not in missing:
+                raise UsageError(
+                    "a file that results depend on has changed while they were made: a trace, a "
+                    "profile, or code; run the same command again"
+                )
+            self._store.put(record)
+            records[record.key] = record
+            if record.error is not None:
+                self._on_failure(record)
+            self._tell(copies[record.key])
+        return [records[key] for key in keys]
+
+    def _tell(self, more: int) -> None:
+        self._done += more
+        self._on_done(self._done)
 
     def trials(self, study: Study, cases: Sequence[Case]) -> list[Trial]:
         """Simulate cases, each on all parts of the study."""

@@ -25,7 +25,7 @@ from experiments.run_file.yaml_file import Document, patched, read
 from experiments.runs import Job, Save, run_job, write_run
 from experiments.study.capacity import capacity as study_capacity
 from experiments.study.capacity_search import Capacity, Question
-from experiments.study.compare import Comparison, line_up, run_all, with_schedulers
+from experiments.study.compare import Comparison, line_up, run_all
 from experiments.study.executors import executor_of
 from experiments.study.findings import Findings
 from experiments.study.points import Store, inputs_of
@@ -114,12 +114,11 @@ def compare(
     document, file = _document(run)
     first = {} if "scheduler" in document.data else {"scheduler": _key(entries[0])}
     config = with_(document, first | dict(set or {}))
-    given = {entry.label: entry for entry in entries if isinstance(entry, GivenPolicy)}
-    contenders = line_up(with_schedulers(entries, config), file.parent, given)
+    jobs = line_up(entries, config, file.parent)
     if out is None:
-        return run_all(contenders)
+        return run_all(jobs)
     with staged(Path(out), force=force, reads=inputs_of(config, file)) as scratch:
-        comparison = run_all(contenders, scratch, save)
+        comparison = run_all(jobs, scratch, save)
         comparison.write(scratch, file.name)
     return comparison
 

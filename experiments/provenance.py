@@ -19,14 +19,21 @@ SCHEMA_VERSION = 2
 """Raised when a key of summary.json or a column of a table changes its meaning or its name."""
 
 
+def code_version() -> dict[str, Any]:
+    """Return what code is running: the version of its results, its own, and the commit."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "evenflow_version": evenflow.__version__,
+        "git_commit": checkout_commit(),
+    }
+
+
 def provenance(
     config: RunConfig, trace: Mapping[str, Any], cost_source: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what a run was made from; two runs of one configuration on a host have the same."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "evenflow_version": evenflow.__version__,
-        "git_commit": checkout_commit(),
+        **code_version(),
         "config": config.resolved(),
         "config_sha256": config.digest(),
         "trace": dict(trace),

@@ -22,7 +22,6 @@ from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
 from evenflow.world import World
 from experiments.outcome import Outcome
-from experiments.provenance import provenance
 from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.run import RunConfig, RuntimeConfig, load_config
 from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
@@ -59,14 +58,10 @@ def serve_job(
     UsageError for a configuration that cannot be served.
     """
     check_servable(job.config)
-    built = build(job.config, job.workload.requests, job.beside, job.workload.texts)
+    built = job.built()
     world, workers = servable(built), workers_of(job.config, built, job.beside)
     served = serve(world, workers, on_done, record=record, on_token=on_token, live=live)
-    source = {
-        **provenance(job.config, job.workload.trace, built.cost_source),
-        "deployment": built.deployment,
-        **({"workers": dict(workers.facts)} if workers.facts else {}),
-    }
+    source = job.source(built, workers=dict(workers.facts))
     return replace(served, result=replace(served.result, provenance=source))
 
 

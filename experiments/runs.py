@@ -58,17 +58,22 @@ class Job:
         make = None if self.policy is None else self.policy.make
         return build(self.config, requests, self.beside, texts, make)
 
+    def source(self, built: Built, **facts: Any) -> dict[str, Any]:
+        """Return where the results of a run come from, and those `facts` that there are."""
+        facts |= {} if self.policy is None else {"policy": self.policy.source()}
+        return {
+            **provenance(self.config, self.workload.trace, built.cost_source),
+            "deployment": built.deployment,
+            **{name: fact for name, fact in facts.items() if fact},
+        }
+
 
 def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
     """Simulate a job. `on_done` is called with the number of requests done."""
     started = time.perf_counter()
     built = job.built()
     results = simulate_replicas(built.world, on_done)
-    source = {
-        **provenance(job.config, job.workload.trace, built.cost_source),
-        "deployment": built.deployment,
-        **({} if job.policy is None else {"policy": job.policy.source()}),
-    }
+    source = job.source(built)
     replicas = tuple(replace(result, provenance=source) for result in results)
     result = replace(merged(replicas), provenance=source)
     summary = summarize(result, job.config.goodput)

@@ -26,10 +26,11 @@ class Slow(Sarathi):
 def test_a_comparison_that_writes_nothing(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     config = load_config(tmp_path / "RUN.yaml")
-    configs = parse_schedulers("sarathi,{name: sarathi, token_budget: 32},vllm", config)
-    assert configs["sarathi"] == config
+    entries = parse_schedulers("sarathi,{name: sarathi, token_budget: 32},vllm")
+    jobs = line_up(entries, config, tmp_path)
+    assert (jobs[0].label, jobs[0].config) == ("sarathi", config)
     before = set(tmp_path.rglob("*"))
-    comparison = run_all(line_up(configs, tmp_path))
+    comparison = run_all(jobs)
     assert set(tmp_path.rglob("*")) == before
     assert comparison.table.index.to_list() == ["sarathi", "sarathi(token_budget=32)", "vllm"]
     assert set(comparison.table["completed"]) == {20}
@@ -45,9 +46,9 @@ def test_a_process_that_dies_is_told_in_one_line(
 ) -> None:
     write_inputs(tmp_path)
     monkeypatch.setattr("experiments.study.compare._count_in", killer)
-    contenders = line_up({"one": load_config(tmp_path / "RUN.yaml")}, tmp_path)
+    jobs = line_up(["sarathi"], load_config(tmp_path / "RUN.yaml"), tmp_path)
     with pytest.raises(UsageError, match="a scheduler's process died"):
-        run_all(contenders)
+        run_all(jobs)
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")

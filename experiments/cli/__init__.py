@@ -169,7 +169,7 @@ def compare(
     config = load_config(run, set_ or ())
     folder = out or Path("out") / f"{run.stem}-compare"
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
-        jobs = line_up(parse_schedulers(schedulers, config), run.parent)
+        jobs = line_up(parse_schedulers(schedulers), config, run.parent)
         total = len(jobs[0].workload.requests)
         with progress([job.label for job in jobs], total) as show:
             comparison = run_all(jobs, scratch, save.value, show)

@@ -55,8 +55,8 @@ def validate_command(
     check_folder(folder, force=force, reads=inputs_of(job.config, run))
     contenders = {job.config.scheduler.name: job}
     if schedulers is not None:
-        lined_up = line_up(parse_schedulers(schedulers, job.config), job.beside)
-        contenders = {each.folder: each for each in lined_up}
+        jobs = line_up(parse_schedulers(schedulers), job.config, job.beside)
+        contenders = {each.folder: each for each in jobs}
     found = []
     for name, each in contenders.items():
         with staged(folder if schedulers is None else folder / name, force=True) as scratch:

@@ -152,6 +152,14 @@ def parameters(name: str) -> tuple[tuple[str, Any], ...]:
     return tuple(_flat(POOLED[name], ""))
 
 
+def defaults(name: str) -> dict[str, Any]:
+    """Return the defaults of a policy's or a system's parameters, of those that have one."""
+    if name in POOLED:
+        return dict(parameters(name))
+    declared = schedulers.parameters(schedulers.policy(name)).items()
+    return {key: each.default for key, each in declared if each.default is not each.empty}
+
+
 def _flat(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, field in model.model_fields.items():
         if key == "mixed":

@@ -12,7 +12,7 @@ from pydantic import Field
 from evenflow.keys import Count, Keys
 from evenflow.types import Request
 from experiments.run_file.yaml_file import find
-from traces import AnyArrivals, Replay, load_trace, make_requests, with_conversations
+from traces import AnyArrivals, Replay, Trace, load_trace, make_requests, with_conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,22 @@ class WorkloadConfig(Keys):
     filter: str | None = None
     conversations: bool = False
 
-    def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
-        """Load the trace, its prompts too if `keep_text`, and give its requests their times."""
-        trace = load_trace(
+    def rows(self, beside: Path, limit: int | None, *, keep_text: bool = False) -> Trace:
+        """Load at most `limit` requests of the trace; their prompts too if `keep_text`."""
+        return load_trace(
             find(self.trace, beside),
             format=self.format,
-            limit=self.requests,
+            limit=limit,
             skip=self.skip,
             tokenizer=None if self.tokenizer is None else find(self.tokenizer, beside),
             filter=self.filter,
             seed=self.seed,
             keep_text=keep_text,
         )
+
+    def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
+        """Load the trace, its prompts too if `keep_text`, and give its requests their times."""
+        trace = self.rows(beside, self.requests, keep_text=keep_text)
         if self.conversations:
             trace = with_conversations(trace)
         requests = make_requests(trace, self.arrivals, self.requests, self.seed)

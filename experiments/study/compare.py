@@ -9,7 +9,6 @@ from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -74,32 +73,40 @@ class Comparison:
         write_page(folder, self.runs, title, sources)
 
 
-def parse_schedulers(text: str, config: RunConfig) -> dict[str, RunConfig]:
-    """Return a configuration for each scheduler in a comma-separated list, by label.
+def parse_schedulers(text: str) -> list[object]:
+    """Return the entries of a comma-separated list of schedulers.
 
     An entry is a name, `module:Class`, or a mapping such as `{name: sarathi, token_budget: 2048}`.
-    A bare name that the configuration has too keeps the parameters given there.
     """
     try:
-        entries = yaml.load(f"[{text}]", Loader)
+        return list(yaml.load(f"[{text}]", Loader))
     except yaml.YAMLError:
         raise UsageError(
             f"--schedulers {text}: should be like sarathi,{{name: sarathi, token_budget: 64}}"
         ) from None
-    return with_schedulers(entries, config)
 
 
-def with_schedulers(entries: Sequence[object], config: RunConfig) -> dict[str, RunConfig]:
-    """Return the configuration with each scheduler, by label: its name and its parameters."""
-    configs: dict[str, RunConfig] = {}
-    for entry in entries:
-        label, patch = _patch(entry, config)
-        if label in configs:
+def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[Job]:
+    """Return a job for each scheduler on the same requests; UsageError for any mistake in one.
+
+    A bare name that the configuration has too keeps the parameters given there.
+    """
+    patches = [_patch(entry, config) for entry in entries]
+    labels = [label for label, _ in patches]
+    for label in labels:
+        if labels.count(label) > 1:
             raise UsageError(f"--schedulers: {label} is there twice")
-        configs[label] = with_(config, patch)
-    if not configs:
+    if not entries:
         raise UsageError("--schedulers: names no scheduler; give at least one")
-    return configs
+    configs = [with_(config, patch) for _, patch in patches]
+    workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
+    jobs = [
+        Job(own, workload, beside, entry if isinstance(entry, GivenPolicy) else None, label)
+        for entry, own, label in zip(entries, configs, labels, strict=True)
+    ]
+    for job in jobs:
+        job.built()
+    return jobs
 
 
 def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
@@ -107,32 +114,12 @@ def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
         return entry.label, {"scheduler": {"name": entry.name}}
     if isinstance(entry, str):
         return entry, {} if entry == config.scheduler.name else {"scheduler": {"name": entry}}
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise UsageError(f"--schedulers: {entry!r} should be a name, or a mapping with a name")
     params = {str(key): value for key, value in entry.items() if key != "name"}
     listed = ",".join(f"{key}={value}" for key, value in params.items())
     label = f"{entry['name']}({listed})" if listed else entry["name"]
     return label, {"scheduler": {"name": entry["name"], **params}}
-
-
-def line_up(
-    configs: Mapping[str, RunConfig],
-    beside: Path,
-    policies: Mapping[str, GivenPolicy] = MappingProxyType({}),
-) -> list[Job]:
-    """Make the requests once, and find mistakes in any configuration before the first run.
-
-    `policies` were given as classes or objects, by label.
-    """
-    texts = any(map(reads_text, configs.values()))
-    workload = load_workload(next(iter(configs.values())), beside, keep_text=texts)
-    jobs = [
-        Job(config, workload, beside, policies.get(label), label)
-        for label, config in configs.items()
-    ]
-    for job in jobs:
-        job.built()
-    return jobs
 
 
 def run_all(

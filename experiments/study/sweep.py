@@ -18,9 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas.api.types import is_object_dtype
 
-import evenflow
 from evenflow.errors import UsageError
-from experiments.provenance import SCHEMA_VERSION, checkout_commit, wall_clock
+from experiments.provenance import code_version, wall_clock
 from experiments.report import plots
 from experiments.report.page import page, picture, section
 from experiments.report.tables import html_table, is_number, number, write_json, write_table
@@ -131,9 +130,7 @@ def facts(findings: Findings) -> dict[str, Any]:
     records = [record for trial in findings.trials for record in trial.records]
     several = len(asked.config.objectives) > 1
     return {
-        "schema_version": SCHEMA_VERSION,
-        "evenflow_version": evenflow.__version__,
-        "git_commit": checkout_commit(),
+        **code_version(),
         "code_sha256": code_digest(),
         "sweep": asked.config.model_dump(mode="json") | {"run": asked.run.data},
         "points": len(findings.trials),

@@ -16,11 +16,10 @@ from pydantic import Field, model_validator
 
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
 from evenflow.keys import Count, Keys, expect, needed
-from evenflow.schedulers import POOLED, parameters, policy
-from experiments.run_file import pools as config_pools
 from experiments.run_file import yaml_file
 from experiments.run_file.build import build
 from experiments.run_file.policy_folders import make_importable
+from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find
 from experiments.study.points import Point, workload_of
@@ -220,14 +219,7 @@ def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -
         return _flat(config.resolved())[name]
     if not inner:
         return {"name": config.scheduler.name, **config.scheduler.params}
-    return {**_policy_defaults(config.scheduler.name), **_flat(config.scheduler.params)}[inner]
-
-
-def _policy_defaults(name: str) -> dict[str, Any]:
-    if name in POOLED:
-        return dict(config_pools.parameters(name))
-    declared = parameters(policy(name)).items()
-    return {key: each.default for key, each in declared if each.default is not each.empty}
+    return {**defaults(config.scheduler.name), **_flat(config.scheduler.params)}[inner]
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -17,15 +17,15 @@ import pandas as pd
 
 from evenflow.errors import UsageError
 from evenflow.results.bubbles import attribute
-from evenflow.schedulers import POOLED, parameters, policy
 from experiments.outcome import Outcome
 from experiments.report.tables import columns_of
+from experiments.run_file.pools import defaults
 from experiments.run_file.run import configured, with_
 from experiments.study.intervals import Interval
 from experiments.study.searches import Optuna, Score, optuna, proposed
 from experiments.study.slo import larger_is_better
 from experiments.study.trials import Case, Part, Simulator, Trial, run, seed_matters
-from experiments.study.tuning import GLLM, Candidate, Tuning, is_sample, rows_of
+from experiments.study.tuning import GLLM, Candidate, Tuning, is_sample
 
 BATCH = 8
 """Proposals at a time. They follow from it, so that it is not the number of workers."""
@@ -286,7 +286,7 @@ def simplified(search: Search, simulator: Simulator) -> tuple[Search, tuple[Wort
         Worth(
             name,
             values[name],
-            _settings(without[name])[name],
+            _settings(without[name]).get(name, "none"),
             winner.trial.mean(tuning.objective),
             trial.mean(tuning.objective),
             name not in idle,
@@ -298,15 +298,9 @@ def simplified(search: Search, simulator: Simulator) -> tuple[Search, tuple[Wort
 
 def _settings(candidate: Candidate) -> dict[str, str]:
     """Return the layout and all parameters, those that are not set too."""
-    params = {**_defaults(candidate.scheduler), **candidate.params}
+    params = {**defaults(candidate.scheduler), **candidate.params}
     named = {name: str(value) for name, value in params.items()}
     return {LAYOUT: candidate.layout.label, **named}
-
-
-def _defaults(scheduler: str) -> dict[str, Any]:
-    if scheduler in POOLED:
-        return {}
-    return {name: each.default for name, each in parameters(policy(scheduler)).items()}
 
 
 def _without_each(search: Search, winner: Candidate) -> dict[str, Candidate]:
@@ -316,7 +310,7 @@ def _without_each(search: Search, winner: Candidate) -> dict[str, Candidate]:
     return {
         name: candidate
         for name, candidate in found.items()
-        if _settings(candidate)[name] != values[name]
+        if _settings(candidate).get(name) != values[name]
     }
 
 
@@ -328,11 +322,11 @@ def _plain(search: Search, winner: Candidate, taken_back: set[str]) -> Candidate
     base = search.default.candidate
     own = base.params if base.scheduler == winner.scheduler else {}
     params = {**winner.params, **{name: own[name] for name in taken_back if name in own}}
-    defaults = _defaults(winner.scheduler)
+    by_default = defaults(winner.scheduler)
     kept = {
         name: value
         for name, value in params.items()
-        if (name in own or name not in taken_back) and defaults.get(name, UNSET) != value
+        if (name in own or name not in taken_back) and by_default.get(name, UNSET) != value
     }
     layout = base.layout if LAYOUT in taken_back else winner.layout
     return Candidate(winner.scheduler, kept, layout)
@@ -351,7 +345,9 @@ def unseen_parts(tuning: Tuning, checks: int) -> dict[str, tuple[Part, ...]]:
     skip = config.workload.skip
     drawn = seed_matters(config)
     wanted = tuning.requests * (1 + checks)
-    rows = wanted if is_sample(config) else rows_of(config, tuning.beside, wanted)
+    rows = wanted
+    if not is_sample(config):
+        rows = len(config.workload.rows(tuning.beside, wanted))
     later = [skip + tuning.requests * (1 + i) for i in range(rows // tuning.requests - 1)]
     found = {}
     if drawn:

@@ -23,7 +23,7 @@ from experiments.run_file.yaml_file import Document, Patch, find, mistakes, patc
 from experiments.study.searches import Parameter
 from experiments.study.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.study.trials import Case, Part, Study, dry_run, seed_matters
-from traces import SAMPLE_NAMES, load_trace
+from traces import SAMPLE_NAMES
 
 AS_IS = "as given"
 GLLM = "gLLM's defaults"
@@ -185,26 +185,10 @@ def _requests(config: RunConfig, beside: Path) -> int:
     """Return how many requests a part has: what the run says, or else half of the trace."""
     if config.workload.requests is not None:
         return config.workload.requests
-    total = rows_of(config, beside, None)
+    total = len(config.workload.rows(beside, None))
     if total < 2:
         raise UsageError(f"workload.trace: {total} request cannot be divided into two parts")
     return total // 2
-
-
-def rows_of(config: RunConfig, beside: Path, limit: int | None) -> int:
-    """Return how many requests the trace has from the run's first one on, at most `limit`."""
-    given = config.workload
-    tokenizer = None if given.tokenizer is None else find(given.tokenizer, beside)
-    trace = load_trace(
-        find(given.trace, beside),
-        format=given.format,
-        limit=limit,
-        skip=given.skip,
-        tokenizer=tokenizer,
-        filter=given.filter,
-        seed=given.seed,
-    )
-    return len(trace)
 
 
 def is_sample(config: RunConfig) -> bool:

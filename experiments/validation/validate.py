@@ -19,7 +19,7 @@ from evenflow.errors import UsageError
 from evenflow.replay import Entry
 from evenflow.results.run import RunResult
 from experiments.real import servable, serve_job
-from experiments.run_file.build import build, load_workload
+from experiments.run_file.build import load_workload
 from experiments.run_file.run import with_
 from experiments.runs import Job
 from experiments.validation.layers import (
@@ -95,7 +95,7 @@ def validate(
     if calibration:
         around = _measure(calibration_job(job, calibration), "calibration", watch)
     measured = [_measure(job, f"run {number + 1} of {runs}", watch) for number in range(runs)]
-    world = _world(job)
+    world = servable(job.built())
     structures = [structure_of(world, run.result, run.times) for run in measured]
     results = {"measured": [run.result for run in measured], "simulated": [simulate(world)]}
     if around is not None:
@@ -141,7 +141,7 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
             raise KeyboardInterrupt
         if served.failure is not None:
             raise UsageError(f"{name} did not finish: {served.failure}")
-    world = _world(job)
+    world = servable(job.built())
     by_costs = priced(world, journal)
     times = measured_times(served, world, by_costs.num_tokens)
     return Measured(served, by_costs, times, (before, os.getloadavg()[0]))
@@ -151,10 +151,6 @@ def _at_once(world: World, run: Measured) -> dict[str, float]:
     """Return the errors of structure if stages took no time before they start."""
     at_once = replace(run.times, prepare_s=0 * run.times.prepare_s)
     return metric_errors(run.result, structure_of(world, run.result, at_once).again)
-
-
-def _world(job: Job) -> World:
-    return servable(build(job.config, job.workload.requests, job.beside, job.workload.texts))
 
 
 def _overheads(measured: Sequence[Measured]) -> dict[str, float]:

@@ -32,6 +32,7 @@ from experiments.study.points import Store, inputs_of
 from experiments.study.slo import parse_slo
 from experiments.study.sweep import sweep as study_sweep
 from experiments.study.sweep_file import load_sweep, sweep_of
+from experiments.study.trials import How
 from experiments.study.tune import tune as study_tune
 from experiments.study.tune_search import Tuned
 from experiments.study.tuning import Wish
@@ -142,7 +143,7 @@ def sweep(
     else:
         asked = load_sweep(Path(file), values)
     reads = [Path(asked.document.name)]
-    return study_sweep(asked, out=_folder(out), force=force, reads=reads, **how)
+    return study_sweep(asked, How(_folder(out), force, reads, **how))
 
 
 def capacity(
@@ -167,7 +168,7 @@ def capacity(
     limits = parse_slo([f"{metric}={limit}" for metric, limit in slo.items()])
     question = Question(config, tuple(limits), file.parent, tolerance, replications)
     reads = inputs_of(config, file)
-    return study_capacity(question, out=_folder(out), force=force, reads=reads, **how)
+    return study_capacity(question, How(_folder(out), force, reads, **how))
 
 
 def tune(
@@ -196,10 +197,7 @@ def tune(
     document = patched(document, dict(set or {}))
     limits = tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()]))
     wish = Wish(limits, objective, schedulers, gpus, trials, replications, checks, seed)
-    reads = [file]
-    return study_tune(
-        document, file.parent, wish, out=_folder(out), force=force, reads=reads, **how
-    )
+    return study_tune(document, file.parent, wish, How(_folder(out), force, [file], **how))
 
 
 def figures(

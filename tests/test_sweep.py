@@ -30,7 +30,7 @@ from experiments.study.sweep_file import (
     known_patches,
     load_sweep,
 )
-from experiments.study.trials import Part, Simulator, Trial
+from experiments.study.trials import How, Part, Simulator, Trial
 from tests.sweeps import GRID, RUN, sweep
 
 
@@ -209,7 +209,7 @@ def test_shards_put_together_leave_nothing_to_do(tmp_path: Path) -> None:
     asked = sweep(tmp_path)
     sizes = []
     for index in range(5):
-        sweep_part(asked, index, 5, out=tmp_path / "out", workers=1)
+        sweep_part(asked, index, 5, How(tmp_path / "out", workers=1))
         sizes.append(len(list((tmp_path / "out/store").glob("*/*.json"))))
     assert sizes == [3, 6, 8, 10, 12]
     closed = ThreadPoolExecutor(1)

@@ -59,11 +59,11 @@ def sweep_command(
     )
     try:
         if part is not None:
-            sweep_part(asked, *part, **how)
+            sweep_part(asked, *part, how)
             store = folder / STORE
             typer.echo(f"shard {shard} is done: put {store} together with the others' stores")
             return
-        findings = sweep(asked, **how)
+        findings = sweep(asked, how)
     except KeyboardInterrupt:
         typer.echo(
             "interrupted: what is done is kept, the same command goes on from there", err=True
@@ -134,7 +134,7 @@ def capacity_command(
     folder = out or Path("out") / f"{run.stem}-capacity"
     reads = inputs_of(config, run)
     how = How(out=folder, force=force, reads=reads, executor=executor, watch=progress)
-    answer = capacity(question, **how)
+    answer = capacity(question, how)
     if answer.rate is not None:
         print_table(("metric", "limit", "at capacity", "just above"), knee_rows(answer))
     for line in sentences(answer):
@@ -182,7 +182,7 @@ def tune_command(
     wish = Wish(conditions, objective, names, gpus, trials, replications, checks, seed)
     folder = out or Path("out") / f"{run.stem}-tune"
     how = How(out=folder, force=force, reads=[run], executor=executor, watch=progress)
-    tuned = tune(document, run.parent, wish, **how)
+    tuned = tune(document, run.parent, wish, how)
     _tell_tuned(tuned)
     typer.echo(folder / "tuned.yaml")
 

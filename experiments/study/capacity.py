@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Unpack
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ from experiments.report.style import colour
 from experiments.report.tables import write_json, write_table
 from experiments.study.capacity_search import Capacity, Measured, Question, capacity_of, rate_cells
 from experiments.study.intervals import interval
-from experiments.study.trials import How, simulator, write_to
+from experiments.study.trials import How
 
 SHOWN = (
     "attainment",
@@ -41,13 +41,13 @@ SHOWN = (
 S_PER_HOUR = 3600
 
 
-def capacity(question: Question, **how: Unpack[How]) -> Capacity:
-    """Return the largest rate that keeps the SLO. `how`: see `How`.
+def capacity(question: Question, how: How) -> Capacity:
+    """Return the largest rate that keeps the SLO.
 
     UsageError as for `capacity_of`, and for a search that ran out of requests before it found a
     rate that fails.
     """
-    with simulator("rates simulated", None, **how) as who:
+    with how.simulator("rates simulated", None) as who:
         answer = capacity_of(question, who)
     for end in answer.searches:
         if end.status == "too_short":
@@ -58,7 +58,7 @@ def capacity(question: Question, **how: Unpack[How]) -> Capacity:
                 "all requests arrive before one is served; give more, like "
                 f"{end.enough_requests}, or also limit the queue (--max-median-queue-s 2)"
             )
-    write_to(how.get("out"), lambda folder: _write(folder, answer))
+    how.write(lambda folder: _write(folder, answer))
     return answer
 
 

@@ -93,9 +93,14 @@ Space: TypeAlias = Mapping[str, Parameter]
 
 
 class Grid(Keys):
-    """Every combination of values."""
+    """Every combination of values; the last parameter varies fastest."""
 
     kind: Literal["grid"]
+
+    def patches(self, space: Space, default: Patch | None) -> list[Patch]:
+        """Return the points."""
+        values = [values_of(parameter) for parameter in space.values()]
+        return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
 class OneAtATime(Keys):
@@ -103,13 +108,35 @@ class OneAtATime(Keys):
 
     kind: Literal["one_at_a_time"]
 
+    def patches(self, space: Space, default: Patch | None) -> list[Patch]:
+        """Return the points, each once; UsageError where the run says not what the others are."""
+        if default is None:
+            raise UsageError(
+                "method: one_at_a_time: the run has to say what every parameter is by default"
+            )
+        values = {name: values_of(parameter) for name, parameter in space.items()}
+        changed = [{**default, name: value} for name in values for value in values[name]]
+        return distinct([default, *changed])
+
 
 class Random(Keys):
-    """`points` independent draws; those that are drawn twice count once."""
+    """`points` independent draws; those that are drawn twice count once.
+
+    Each parameter is drawn from a stream of its own: one more leaves the others as they were.
+    """
 
     kind: Literal["random"]
     points: Count
     seed: Seed = 0
+
+    def patches(self, space: Space, default: Patch | None) -> list[Patch]:
+        """Return the points, each once."""
+        columns = [
+            [_at(parameter, share) for share in random_stream(self.seed, name).random(self.points)]
+            for name, parameter in space.items()
+        ]
+        rows = zip(*columns, strict=True)
+        return distinct(dict(zip(space, values, strict=True)) for values in rows)
 
 
 class Optuna(Keys):
@@ -128,6 +155,10 @@ class Optuna(Keys):
     @property
     def batch_size(self) -> int:
         return self.batch or {"tpe": 8, "nsga2": 24}[self.sampler]
+
+    def patches(self, space: Space, default: Patch | None) -> list[Patch]:
+        """Return none: the points follow from results."""
+        return []
 
 
 Method = Annotated[Grid | OneAtATime | Random | Optuna, short_form("kind"), Discriminator("kind")]
@@ -149,32 +180,6 @@ def identity(patch: Patch) -> str:
     """Return a text that is the same for equal patches, 1 and 1.0 being equal."""
     plain = {key: float(value) if is_number(value) else value for key, value in patch.items()}
     return json.dumps(plain, sort_keys=True, default=str)
-
-
-def grid(space: Space) -> list[Patch]:
-    """Return every combination of values; the last parameter varies fastest."""
-    values = [values_of(parameter) for parameter in space.values()]
-    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
-
-
-def one_at_a_time(space: Space, base: Patch) -> list[Patch]:
-    """Return `base`, and each value of each parameter with all others as in `base`, each once."""
-    changed = [
-        {**base, name: value} for name, parameter in space.items() for value in values_of(parameter)
-    ]
-    return distinct([base, *changed])
-
-
-def draws(space: Space, method: Random) -> list[Patch]:
-    """Return random points, each once.
-
-    Each parameter is drawn from a stream of its own: one more leaves the others as they were.
-    """
-    columns = [
-        [_at(parameter, share) for share in random_stream(method.seed, name).random(method.points)]
-        for name, parameter in space.items()
-    ]
-    return distinct(dict(zip(space, values, strict=True)) for values in zip(*columns, strict=True))
 
 
 def _at(parameter: Parameter, share: float) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ from experiments.study.intervals import Interval
 from experiments.study.points import code_digest
 from experiments.study.searches import Optuna
 from experiments.study.sweep_file import Sweep, check, expected_points, known_patches
-from experiments.study.trials import How, Trial, simulator, write_to
+from experiments.study.trials import How, Trial
 
 BEST = 5
 """How many points the table of the best lists; of a Pareto front, all."""
@@ -70,27 +70,26 @@ CAPTIONS = {
 """What stands over and under each picture of the page, in the page's order."""
 
 
-def sweep(asked: Sweep, **how: Unpack[How]) -> Findings:
-    """Simulate all points of a sweep, checked first; return what was found. `how`: see `How`.
+def sweep(asked: Sweep, how: How) -> Findings:
+    """Simulate all points of a sweep, checked first; return what was found.
 
     UsageError for a mistake in the file, before anything is simulated.
     """
     started = time.perf_counter()
     check(asked)
-    with simulator("points", expected_points(asked), **how) as who:
+    with how.simulator("points", expected_points(asked)) as who:
         findings = run_sweep(asked, who)
 
     def write(folder: Path) -> None:
         write_findings(folder, findings, Path(asked.document.name).name)
         clock = wall_clock(time.perf_counter() - started)
-        told = {"executor": how.get("executor", "process")}
-        write_json(folder / "wall_clock.json", clock | told)
+        write_json(folder / "wall_clock.json", clock | {"executor": how.executor})
 
-    write_to(how.get("out"), write)
+    how.write(write)
     return findings
 
 
-def sweep_part(asked: Sweep, index: int, count: int, **how: Unpack[How]) -> None:
+def sweep_part(asked: Sweep, index: int, count: int, how: How) -> None:
     """Simulate every `count`-th point from the one at `index` on, for the store of `out`.
 
     UsageError for a search, whose points follow from its results.
@@ -99,7 +98,7 @@ def sweep_part(asked: Sweep, index: int, count: int, **how: Unpack[How]) -> None
     if isinstance(asked.config.method, Optuna):
         raise UsageError("--shard: the points of a search follow from its results: run it whole")
     points = asked.study.points(known_patches(asked))[index::count]
-    with simulator("points", len(points), **how) as who:
+    with how.simulator("points", len(points)) as who:
         who.records(points)
 
 

@@ -27,17 +27,12 @@ from experiments.study.searches import (
     Finite,
     Grid,
     Method,
-    OneAtATime,
     Optuna,
     Parameter,
-    Random,
     Range,
     distinct,
-    draws,
     expected,
-    grid,
     identity,
-    one_at_a_time,
     values_of,
 )
 from experiments.study.slo import Condition, Objective
@@ -232,23 +227,8 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def chosen_patches(sweep: Sweep, default: Patch | None) -> list[Patch]:
-    """Return the points that the method lists, each once; none of a search.
-
-    UsageError when only one parameter is to vary at a time and the run does not say what the others
-    are.
-    """
-    method, space = sweep.config.method, sweep.config.parameters
-    if isinstance(method, Optuna):
-        return []
-    if isinstance(method, Random):
-        return draws(space, method)
-    if isinstance(method, OneAtATime):
-        if default is None:
-            raise UsageError(
-                "method: one_at_a_time: the run has to say what every parameter is by default"
-            )
-        return one_at_a_time(space, default)
-    return grid(space)
+    """Return the points that the method lists, each once; none of a search."""
+    return sweep.config.method.patches(sweep.config.parameters, default)
 
 
 def known_patches(sweep: Sweep) -> list[Patch]:

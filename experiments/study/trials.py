@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
@@ -199,7 +199,12 @@ Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]
 `done` takes the number done, and `failed` the record of each point that fails."""
 
 
-class How(TypedDict, total=False):
+STORE = "store"
+"""The folder of records, below that of the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
     """Who simulates a study, and what is kept.
 
     `out`: the folder that is written; nothing is without it. Points are kept below it, and found
@@ -209,46 +214,37 @@ class How(TypedDict, total=False):
     how far it is.
     """
 
-    out: Path | None
-    force: bool
-    reads: Iterable[Path]
-    executor: str
-    workers: int | None
-    resume: bool
-    retry_failed: bool
-    watch: Watch
+    out: Path | None = None
+    force: bool = False
+    reads: Iterable[Path] = ()
+    executor: str = "process"
+    workers: int | None = None
+    resume: bool = True
+    retry_failed: bool = False
+    watch: Watch | None = None
 
+    @contextmanager
+    def simulator(self, label: str, total: int | None) -> Iterator[Simulator]:
+        """Give who simulates up to `total` points, shown as `label`; checks the folder first."""
+        if self.out is not None:
+            check_folder(self.out, force=self.force, reads=self.reads)
+        with ExitStack() as stack:
+            folder = self.out or Path(stack.enter_context(TemporaryDirectory()))
+            if not self.resume:
+                remove_records(folder / STORE)
+            store = Store(folder / STORE)
+            pool = stack.enter_context(executor_of(self.executor, self.workers))
+            if self.watch is None:
+                yield Simulator(store, pool, retry=self.retry_failed)
+            else:
+                shown = stack.enter_context(self.watch([label], total))
+                yield Simulator(store, pool, shown.done, shown.failed, retry=self.retry_failed)
 
-STORE = "store"
-"""The folder of records, below that of the results."""
-
-
-@contextmanager
-def simulator(label: str, total: int | None, **how: Unpack[How]) -> Iterator[Simulator]:
-    """Give who simulates up to `total` points, shown as `label`; the folder is checked first."""
-    out = how.get("out")
-    if out is not None:
-        check_folder(out, force=how.get("force", False), reads=how.get("reads", ()))
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory())) if out is None else out
-        if not how.get("resume", True):
-            remove_records(folder / STORE)
-        store = Store(folder / STORE)
-        name, workers = how.get("executor", "process"), how.get("workers")
-        pool = stack.enter_context(executor_of(name, workers))
-        retry = how.get("retry_failed", False)
-        if (watch := how.get("watch")) is None:
-            yield Simulator(store, pool, retry=retry)
-        else:
-            shown = stack.enter_context(watch([label], total))
-            yield Simulator(store, pool, shown.done, shown.failed, retry=retry)
-
-
-def write_to(out: Path | None, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, whole or not at all; do nothing without one."""
-    if out is not None:
-        with staged(out, force=True) as scratch:
-            write(scratch)
+    def write(self, write: Callable[[Path], None]) -> None:
+        """Let `write` fill the folder, whole or not at all; do nothing without one."""
+        if self.out is not None:
+            with staged(self.out, force=True) as scratch:
+                write(scratch)
 
 
 def _part_of(point: Point) -> Part:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import yaml
@@ -21,7 +21,7 @@ from experiments.report.words import cause_label
 from experiments.run_file.yaml_file import Document, find, patched
 from experiments.study.intervals import Interval
 from experiments.study.slo import Condition
-from experiments.study.trials import How, Trial, simulator, write_to
+from experiments.study.trials import How, Trial
 from experiments.study.tune_search import (
     TUNED,
     Check,
@@ -37,8 +37,8 @@ from experiments.study.tune_search import (
 from experiments.study.tuning import Tuning, Wish, prepare
 
 
-def tune(document: Document, beside: Path, wish: Wish, **how: Unpack[How]) -> Tuned:
-    """Search, simplify what was found, and check it on unseen data. `how`: see `How`.
+def tune(document: Document, beside: Path, wish: Wish, how: How) -> Tuned:
+    """Search, simplify what was found, and check it on unseen data.
 
     `beside` is the folder of the run's file. UsageError naming what is wrong with the run or the
     wish, before the first long run.
@@ -47,13 +47,12 @@ def tune(document: Document, beside: Path, wish: Wish, **how: Unpack[How]) -> Tu
     searched = (len(tuning.baselines) + wish.trials) * wish.replications
     most = max(map(len, tuning.spaces.values())) + 2
     total = searched + most * wish.replications + 2 * 3 * wish.checks + 2
-    with simulator("simulations", total, **how) as who:
+    with how.simulator("simulations", total) as who:
         search, worth = simplified(run_search(tuning, who), who)
         checks = run_checks(search, wish.checks, who)
         bubbles = run_bubbles(search, checks, who)
     tuned = Tuned(search, worth, tuple(checks), bubbles)
-    out = how.get("out")
-    write_to(out, lambda folder: _write(folder, tuned, out or folder))
+    how.write(lambda folder: _write(folder, tuned, how.out or folder))
     return tuned
 
 

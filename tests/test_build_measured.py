@@ -31,6 +31,8 @@ TINY_CONFIG = {
 
 
 def measured_config(folder: Path, *overrides: str) -> RunConfig:
+    """Return the configuration of a run in a folder where the tiny model lies, too."""
+    (folder / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
     path = folder / "RUN.yaml"
     path.write_text(
         "model: Llama-3.1-8B\nstages: 2\nscheduler: sarathi\n"
@@ -42,7 +44,6 @@ def measured_config(folder: Path, *overrides: str) -> RunConfig:
 
 
 def test_a_run_on_a_profile_says_where_its_seconds_come_from(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
     write_profile(tmp_path / "p.csv", profile(dtype="float16"))
     keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
     config = measured_config(tmp_path, *keys, "kv.pages=500")
@@ -57,7 +58,6 @@ def test_a_run_on_a_profile_says_where_its_seconds_come_from(tmp_path: Path) -> 
 
 
 def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
     wide = [each for each in points() if (each.tokens or 0) >= 8]
     write_profile(tmp_path / "p.csv", profile(wide, dtype="float16"))
     keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv, fill: null}"]
@@ -79,7 +79,6 @@ def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_measured_costs_that_cannot_be(tmp_path: Path, keys: list[str], told: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
     write_profile(tmp_path / "p.csv", profile(dtype="float16"))
     keys = ["model=config.json", *keys, "kv.pages=500"]
     assert told in mistake(lambda: build(measured_config(tmp_path, *keys), [], tmp_path))

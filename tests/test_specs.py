@@ -58,7 +58,6 @@ QWEN3_MOE = {
 }
 QWEN2_MOE = {
     "model_type": "qwen2_moe",
-    "decoder_sparse_step": 1,
     "hidden_size": 2048,
     "intermediate_size": 5632,
     "moe_intermediate_size": 1408,

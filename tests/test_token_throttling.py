@@ -28,20 +28,13 @@ idle = st.floats(0, 1)
 
 
 @given(waiting, idle, st.integers(1, 16))
-def test_wt_alone_is_equation_1(waiting_tokens: int, idle_rate: float, iterations: int) -> None:
-    budget = prefill_budget(
-        waiting_tokens, idle_rate, iterations=iterations, use_ut=False, kv_thresh=0.0
-    )
-    exact = min(max(waiting_tokens / iterations, 32), 2048)
-    assert exact - 1 < budget <= exact
-
-
-@given(waiting, idle)
-def test_ut_alone_is_equation_2_where_the_floor_does_not_act(
-    waiting_tokens: int, idle_rate: float
+def test_alone_wt_is_equation_1_and_ut_is_equation_2_where_the_floor_does_not_act(
+    waiting_tokens: int, idle_rate: float, iterations: int
 ) -> None:
-    budget = prefill_budget(waiting_tokens, idle_rate, use_wt=False, kv_thresh=0.0)
-    assert abs(budget - 2048 * idle_rate) <= 0.5
+    budget = partial(prefill_budget, waiting_tokens, idle_rate, kv_thresh=0.0)
+    equation_1 = min(max(waiting_tokens / iterations, 32), 2048)
+    assert equation_1 - 1 < budget(iterations=iterations, use_ut=False) <= equation_1
+    assert abs(budget(use_wt=False) - 2048 * idle_rate) <= 0.5
 
 
 @given(waiting, idle, st.integers(1, 16), st.floats(0, 0.5))

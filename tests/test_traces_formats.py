@@ -37,6 +37,7 @@ AZURE_2025 = (
 )
 LENGTHS = "num_prefill_tokens,num_decode_tokens\n"
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n1.5,374,44\n4.25,396,109\n"
+BYTE_ORDER_MARK_AND_SPACES = "\ufeff" + VIDUR.replace(",", ", ")
 SARATHI = (
     "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n74,918,992,0.08\n9,1,10,9\n"
 )
@@ -84,6 +85,7 @@ CASES = [
     Case("azure", AZURE_2024, [1452, 584, 862], [3, 3, 38], [0.0, 0.5, 0.501163]),
     Case("azure", AZURE_2025, [100, 200], [10, 20], [0.0, 1.0]),
     Case("vidur", VIDUR, [374, 396], [44, 109], [0.0, 2.75]),
+    Case("vidur", BYTE_ORDER_MARK_AND_SPACES, [374, 396], [44, 109], [0.0, 2.75]),
     Case("vidur", SARATHI, [74, 9], [918, 1]),
     Case("burstgpt", BURST_6, [472, 20], [18, 5], [0.0, 113.0]),
     Case("burstgpt", BURST_8, [472, 1], [18, 2], [0.0, 1.5]),
@@ -95,6 +97,10 @@ CASES = [
 ]
 
 
+def times_of(trace: Trace) -> list[float] | None:
+    return None if trace.arrival_s is None else trace.arrival_s.tolist()
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.format)
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_each_format_is_detected_and_read(tmp_path: Path, case: Case, packed: bool) -> None:
@@ -104,8 +110,7 @@ def test_each_format_is_detected_and_read(tmp_path: Path, case: Case, packed: bo
     assert trace.format == case.format
     assert trace.prompt_tokens.tolist() == case.prompts
     assert trace.output_tokens.tolist() == case.outputs
-    arrival_s = None if trace.arrival_s is None else trace.arrival_s.tolist()
-    assert arrival_s == case.arrival_s
+    assert times_of(trace) == case.arrival_s
     assert load_trace(path, format=case.format).prompt_tokens.tolist() == case.prompts
 
 
@@ -117,11 +122,6 @@ def loaded(folder: Path, text: str, **options: Any) -> Trace:
     path = folder / "t.csv"
     path.write_text(text)
     return load_trace(path, **options)
-
-
-def test_a_byte_order_mark_and_spaces_in_the_header_are_no_obstacle(tmp_path: Path) -> None:
-    trace = loaded(tmp_path, "\ufeff" + VIDUR.replace(",", ", "))
-    assert trace.prompt_tokens.tolist() == [374, 396]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,7 @@ def test_rows_that_are_no_requests_are_dropped_and_counted(
 
 def test_rows_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
     trace = loaded(tmp_path, "arrived_at," + LENGTHS + "5,1,10\n3,2,20\n5,3,30\n4,4,40\n")
-    assert trace.arrival_s is not None
-    assert trace.arrival_s.tolist() == [0, 1, 2, 2]
+    assert times_of(trace) == [0, 1, 2, 2]
     assert trace.prompt_tokens.tolist() == [2, 4, 1, 3]  # equal times keep the file's order
     assert trace.output_tokens.tolist() == [20, 40, 10, 30]
     assert trace.reordered == 2
@@ -252,8 +251,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_part_of_a_file_begins_at_time_0_and_counts_what_is_before(file: Path) -> None:
     part = load_trace(file, skip=5, limit=4)
     assert part.prompt_tokens.tolist() == [15, 16, 17, 18]
-    assert part.arrival_s is not None
-    assert part.arrival_s.tolist() == [0.0, 11.0, 24.0, 39.0]
+    assert times_of(part) == [0.0, 11.0, 24.0, 39.0]
     assert part.dropped == {SKIPPED: 5}
     assert part.rows_read == len(part) + sum(part.dropped.values())
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, SwapCost, estimates
 from evenflow.decodes import Speculation
+from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
-from evenflow.types import MicroBatch, Prefix, Request
+from evenflow.types import Handover, MicroBatch, Prefix, Request
 from sim import RUNTIMES, Link, PooledWorld, TransferLink, World
 
 MAX_MODEL_LEN = 256
@@ -64,6 +65,43 @@ def small_world(requests: list[Request], **changes: object) -> World:
         max_in_flight=1,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+class AuditedBatcher(RecordingBatcher):
+    """Counts its pages and waiting tokens anew after all that may move one."""
+
+    def audit(self) -> None:
+        queues = self.queues
+        held = {id(seq): seq for seq in (*queues.live.values(), *queues.moving.values())}
+        self.pool.check_integrity([page for seq in held.values() for page in seq.pages])
+        remaining = [seq.remaining for seq in queues.live.values() if not seq.decoding]
+        assert queues.waiting_tokens == sum(remaining)
+
+    def next(self, now_s: float) -> MicroBatch | None:
+        batch = super().next(now_s)
+        self.audit()
+        return batch
+
+    def complete(self, *args: Any, **options: Any) -> Any:
+        finished = super().complete(*args, **options)
+        self.audit()
+        return finished
+
+    def release(self, request_id: int) -> None:
+        assert self.queues.moving[request_id].pages, "KV left from nowhere"
+        super().release(request_id)
+        self.audit()
+
+    def reserve(self, handover: Handover) -> None:
+        super().reserve(handover)
+        held = self.queues.moving[handover.request.request_id].pages
+        assert len(held) * self.pool.page_tokens >= handover.context_tokens
+        self.audit()
+
+    def adopt(self, request_id: int) -> None:
+        assert self.queues.moving[request_id].pages, "KV arrived nowhere"
+        super().adopt(request_id)
+        self.audit()
 
 
 def require_idle(engine: Batcher) -> None:

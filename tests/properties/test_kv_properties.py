@@ -5,21 +5,18 @@ The cache machine keeps, beside the pool, a plain list of what every page was gi
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from evenflow.decodes import Sequence
 from evenflow.kv import CachedPage, PrefixCache
-from evenflow.replay import RecordingBatcher
 from evenflow.types import MicroBatch, Prefix
 from evenflow.world import World
 from sim.driver import Driver
 from sim.tandem import Tandem
-from tests.worlds import worlds
+from tests.worlds import AuditedBatcher, worlds
 
 PAGE = 4
 
@@ -143,28 +140,14 @@ CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=
 TestCache = CacheMachine.TestCase
 
 
-class CheckedBatcher(RecordingBatcher):
-    """Counts pages and tokens anew after every call."""
+class CheckedBatcher(AuditedBatcher):
+    """Counts the tokens of what it sends anew, too."""
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
-        self.check()
         if batch is not None:
             assert batch.kv_tokens == sum(self.tokens_by_page().values())
         return batch
-
-    def complete(
-        self, batch: MicroBatch, now_s: float, stopped: Collection[int] = ()
-    ) -> list[Sequence]:
-        finished = super().complete(batch, now_s, stopped)
-        self.check()
-        return finished
-
-    def check(self) -> None:
-        sequences = self.queues.live.values()
-        self.pool.check_integrity([page for seq in sequences for page in seq.pages])
-        remaining = [seq.remaining for seq in sequences if not seq.decoding]
-        assert self.queues.waiting_tokens == sum(remaining)
 
     def tokens_by_page(self) -> dict[int, int]:
         """Return the filled slots of each page, a shared page once."""

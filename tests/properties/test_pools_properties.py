@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from evenflow.replay import RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
-from evenflow.types import Handover, MicroBatch
 from sim import PooledWorld, TransferLink, simulate
 from sim.disaggregated import Disaggregated
 from sim.stages import StageProcesses
@@ -25,41 +23,7 @@ from tests.properties.test_invariants import (
     check_stages,
     check_times,
 )
-from tests.worlds import assert_same, pooled_worlds, require_idle
-
-
-class AuditedBatcher(RecordingBatcher):
-    """Counts its pages after all that may move one: free and held are always all of them."""
-
-    def audit(self) -> None:
-        held = {id(seq): seq for seq in (*self.queues.live.values(), *self.queues.moving.values())}
-        self.pool.check_integrity([page for seq in held.values() for page in seq.pages])
-
-    def next(self, now_s: float) -> MicroBatch | None:
-        batch = super().next(now_s)
-        self.audit()
-        return batch
-
-    def complete(self, *args: Any, **options: Any) -> Any:
-        finished = super().complete(*args, **options)
-        self.audit()
-        return finished
-
-    def release(self, request_id: int) -> None:
-        assert self.queues.moving[request_id].pages, "KV left from nowhere"
-        super().release(request_id)
-        self.audit()
-
-    def reserve(self, handover: Handover) -> None:
-        super().reserve(handover)
-        held = self.queues.moving[handover.request.request_id].pages
-        assert len(held) * self.pool.page_tokens >= handover.context_tokens
-        self.audit()
-
-    def adopt(self, request_id: int) -> None:
-        assert self.queues.moving[request_id].pages, "KV arrived nowhere"
-        super().adopt(request_id)
-        self.audit()
+from tests.worlds import AuditedBatcher, assert_same, pooled_worlds, require_idle
 
 
 def run(world: PooledWorld) -> tuple[RunResult, Disaggregated]:

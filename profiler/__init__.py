@@ -9,8 +9,8 @@ from profiler.check import Errors
 from profiler.importers import import_files
 from profiler.machine import require_device
 from profiler.profile import Settings, StageOf, check_profile, profile, tokenizer_beside
-from profiler.rounds import Mark, Subject
 from profiler.shapes import Limits, Shape
+from profiler.timed_runs import Mark, Subject
 
 __all__ = [
     "Errors",

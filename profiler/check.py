@@ -17,10 +17,19 @@ from evenflow.costs.base import StageCost
 from evenflow.costs.profile.cost import Parts
 from evenflow.costs.profile.file import Profile, read_profile, write_profile
 from evenflow.specs.model import ModelSpec
-from profiler.rounds import Progress, Subject, time_run
 from profiler.shapes import Shape
 from profiler.stopwatch import Stopwatch
-from profiler.timed_runs import ATTENTION, PER_LAYER, PER_ROW, TimedRun, stage_s, undisturbed
+from profiler.timed_runs import (
+    ATTENTION,
+    PER_LAYER,
+    PER_ROW,
+    Progress,
+    Subject,
+    TimedRun,
+    stage_s,
+    time_run,
+    undisturbed,
+)
 
 STAGE = "stage"
 

@@ -31,10 +31,17 @@ from evenflow.specs.model import ModelSpec
 from profiler import check, machine
 from profiler.communication import all_reduce_points, transfer_points
 from profiler.driver_cpu import detokenise_points, driver_points
-from profiler.rounds import Progress, Subject, measure
 from profiler.shapes import Limits, ladder, random_shapes
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
-from profiler.timed_runs import Journal, TimedRun, operator_points, runs_by_shape
+from profiler.timed_runs import (
+    Journal,
+    Progress,
+    Subject,
+    TimedRun,
+    measure,
+    operator_points,
+    runs_by_shape,
+)
 
 LIMITS = {"cpu": Limits(1024, 64, 4096, 32768), "cuda": Limits(4096, 256, 32768, 262144)}
 TILE_TOKENS = {"cpu": 1, "cuda": 128}

@@ -19,8 +19,7 @@ from evenflow.specs.model import ModelSpec  # noqa: E402
 from profiler import Settings, check_profile  # noqa: E402
 from profiler.check import errors_table  # noqa: E402
 from profiler.driver_cpu import detokenise_points  # noqa: E402
-from profiler.rounds import MIN_ROUNDS  # noqa: E402
-from profiler.timed_runs import point  # noqa: E402
+from profiler.timed_runs import MIN_ROUNDS, point  # noqa: E402
 from runtime.torch import timed  # noqa: E402
 from runtime.torch.timed import profile_model, timed_stage  # noqa: E402
 from tests.command_line import evenflow  # noqa: E402

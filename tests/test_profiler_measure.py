@@ -14,12 +14,21 @@ from evenflow.costs.base import Work
 from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
-from profiler import check, rounds
+from profiler import check, timed_runs
 from profiler.driver_cpu import driver_points
-from profiler.rounds import GOOD_ROUNDS, MIN_ROUNDS, Mark, measure
 from profiler.shapes import Limits, Shape, grid, random_shapes
 from profiler.stopwatch import CpuStopwatch, summed
-from profiler.timed_runs import Journal, TimedRun, operator_points, runs_by_shape, stage_s
+from profiler.timed_runs import (
+    GOOD_ROUNDS,
+    MIN_ROUNDS,
+    Journal,
+    Mark,
+    TimedRun,
+    measure,
+    operator_points,
+    runs_by_shape,
+    stage_s,
+)
 
 LIMITS = Limits(max_tokens=64, max_rows=8, max_context=128, max_total_context=512)
 LAYERS = 3
@@ -88,7 +97,7 @@ class Stopwatch:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
-    monkeypatch.setattr(rounds, "perf_counter", lambda: machine.now_s)
+    monkeypatch.setattr(timed_runs, "perf_counter", lambda: machine.now_s)
     return machine
 
 

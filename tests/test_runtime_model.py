@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[
 
 from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.model import Rope  # noqa: E402
-from runtime.torch.timed import greedy_tokens  # noqa: E402
 from runtime.torch.weights import random_stage  # noqa: E402
 from runtime.wire import Piece  # noqa: E402
 from tests.command_line import mistake  # noqa: E402
@@ -26,6 +25,7 @@ from tests.tiny_models import (  # noqa: E402
     read_model,
     save_checkpoint,
 )
+from tools.checkpoints import greedy_tokens  # noqa: E402
 
 PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [7], list(range(30, 51)), [11, 12, 13, 14]]
 NEW_TOKENS = 9

@@ -16,9 +16,9 @@ from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
 from evenflow.kv import PagePool
 from evenflow.schedulers import create
-from evenflow.schedulers.td_pipe import TDPipe
-from evenflow.schedulers.td_pipe_rules import (
+from evenflow.schedulers.td_pipe import (
     FutureUsage,
+    TDPipe,
     saturating_rows,
     spatial_intensity,
     stealing_share,

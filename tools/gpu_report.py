@@ -103,8 +103,8 @@ def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str
 
 def tokens_equal(device: str, folder: Path, new_tokens: int = 32) -> bool:
     """Say whether a checkpoint in float32 gives the same greedy tokens as on the CPU."""
-    from runtime.torch.timed import greedy_tokens
     from runtime.torch.weights import load_stage
+    from tools.checkpoints import greedy_tokens
 
     prompt = list(range(100, 140))
     stages = (load_stage(folder, 0, SMALL.num_layers, device=where) for where in ("cpu", device))
@@ -203,7 +203,7 @@ def serve_and_validate(
 
     Writes what it serves under `out`. `profile` is what was measured of that model.
     """
-    from runtime.torch.weights import write_config
+    from tools.checkpoints import write_config
 
     path = out / "served.json"
     spec = replace(model(name), num_layers=scale.layers, max_position_embeddings=scale.context)
@@ -243,8 +243,8 @@ def check_tokens(out: Path, scale: Scale) -> list[dict[str, Any]]:
 
 def _tokens_of_the_cpu(folder: Path, requests: Sequence[Request]) -> dict[int, list[int]]:
     from runtime.tokens import RandomTexts
-    from runtime.torch.timed import greedy_tokens
     from runtime.torch.weights import load_stage
+    from tools.checkpoints import greedy_tokens
 
     stage, text_of = load_stage(folder, 0, SMALL.num_layers), RandomTexts(SMALL.vocab_size, 0)
     return {
@@ -256,7 +256,7 @@ def _tokens_of_the_cpu(folder: Path, requests: Sequence[Request]) -> dict[int, l
 def small_checkpoint(out: Path) -> Path:
     """Return a folder with a small random model in float32, drawn on the CPU."""
     from runtime.torch.model import Rope
-    from runtime.torch.weights import save_random
+    from tools.checkpoints import save_random
 
     folder = out / "small"
     if not folder.is_dir():

@@ -11,8 +11,8 @@ import torch
 from evenflow.costs.profile.file import Profile
 from evenflow.specs.model import ModelSpec
 from profiler.profile import DTYPES, Settings, profile, tokenizer_beside
-from profiler.rounds import Progress
 from profiler.shapes import Limits, Shape
+from profiler.timed_runs import Progress
 from runtime.torch.inputs import batch_inputs
 from runtime.torch.model import Mark, Rope, Stage
 from runtime.torch.sample import GREEDY, sample
@@ -86,18 +86,3 @@ def profile_model(
     spec, _ = read_model(name_or_path)
     tokenizer = tokenizer_beside(name_or_path)
     return profile(spec, out, settings, timed_stage, tokenizer=tokenizer, progress=progress)
-
-
-def greedy_tokens(stage: Stage, prompt: list[int], new_tokens: int) -> list[int]:
-    """Return the tokens that a stage with all layers of a model continues a prompt with."""
-    page_tokens = 16
-    total_pages = (len(prompt) + new_tokens) // page_tokens + 1
-    kv, pages = stage.kv_pages(total_pages, page_tokens), list(range(total_pages))
-    tokens, computed = list(prompt), 0
-    while len(tokens) < len(prompt) + new_tokens:
-        row = Piece(0, computed, len(tokens), True, pages)
-        ids = torch.tensor(tokens[computed:], device=stage.device)
-        logits = stage.forward(ids, batch_inputs([row], page_tokens, stage.device), kv)
-        computed = len(tokens)
-        tokens += sample(logits, [GREEDY], [computed])
-    return tokens[len(prompt) :]

@@ -142,16 +142,11 @@ def read_model(name_or_path: str | Path) -> tuple[ModelSpec, Rope]:
     for key in ("mlp_bias", "use_sliding_window", "quantization_config"):
         if values.get(key):
             raise UsageError(f'{file}: "{key}" is set, and such models cannot be run')
-    return spec, read_rope(file, spec.rope_theta)
+    return spec, _rope(file, values, spec.rope_theta)
 
 
-def read_rope(path: str | Path, theta: float) -> Rope:
-    """Read the scaling from a config.json or the folder that holds one; `theta` is its base.
-
-    UsageError names the kind or the key that is missing.
-    """
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    values = json.loads(file.read_text(encoding="utf-8"))
+def _rope(file: Path, values: dict[str, Any], theta: float) -> Rope:
+    """Return the scaling that a config.json says; `theta` is its base."""
     # transformers 5 renamed the mapping, and an early spelling of its kind was "type".
     scaling: dict[str, Any] = values.get("rope_scaling") or values.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -216,40 +211,3 @@ def random_stage(
         return Stage(shard(spec, tensor_parallel), rope, start, stop, weights)
     except torch.OutOfMemoryError:
         raise UsageError(f"{spec.name}: {stop - start} layers do not fit; use fewer") from None
-
-
-def write_config(spec: ModelSpec, path: Path) -> None:
-    """Write the config.json of a model that `read_model` can read."""
-    values = {
-        "model_type": spec.family,
-        "num_hidden_layers": spec.num_layers,
-        "hidden_size": spec.hidden_size,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "intermediate_size": spec.intermediate_size,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "rope_theta": spec.rope_theta,
-        "rms_norm_eps": spec.norm_epsilon,
-        "tie_word_embeddings": spec.tie_word_embeddings,
-        "attention_bias": spec.attention_bias,
-        "torch_dtype": "bfloat16" if spec.dtype_bytes == 2 else "float32",
-    }
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def save_random(spec: ModelSpec, rope: Rope, folder: Path, seed: int = 0) -> None:
-    """Write a checkpoint of random weights in float32, drawn on the CPU."""
-    from safetensors.torch import save_file
-
-    draw = random_weights(torch.float32, torch.device("cpu"), seed)
-    tensors: dict[str, torch.Tensor] = {}
-
-    def kept(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensors[name] = draw(name, shape)
-        return tensors[name]
-
-    Stage(spec, rope, 0, spec.num_layers, kept)
-    save_file(tensors, str(folder / "model.safetensors"))
-    write_config(spec, folder / "config.json")

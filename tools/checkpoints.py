@@ -1,0 +1,70 @@
+"""Small random models to try the runtime with: their files, and the tokens they should give.
+
+Needs torch, and safetensors to write weights.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from evenflow.specs.model import ModelSpec
+from runtime.torch.inputs import batch_inputs
+from runtime.torch.model import Rope, Stage
+from runtime.torch.sample import GREEDY, sample
+from runtime.torch.weights import random_weights
+from runtime.wire import Piece
+
+
+def write_config(spec: ModelSpec, path: Path) -> None:
+    """Write the config.json of a model that `read_model` can read."""
+    values = {
+        "model_type": spec.family,
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rope_theta": spec.rope_theta,
+        "rms_norm_eps": spec.norm_epsilon,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        "attention_bias": spec.attention_bias,
+        "torch_dtype": "bfloat16" if spec.dtype_bytes == 2 else "float32",
+    }
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def save_random(spec: ModelSpec, rope: Rope, folder: Path, seed: int = 0) -> None:
+    """Write a checkpoint of random weights in float32, drawn on the CPU."""
+    from safetensors.torch import save_file
+
+    draw = random_weights(torch.float32, torch.device("cpu"), seed)
+    tensors: dict[str, torch.Tensor] = {}
+
+    def kept(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensors[name] = draw(name, shape)
+        return tensors[name]
+
+    Stage(spec, rope, 0, spec.num_layers, kept)
+    save_file(tensors, str(folder / "model.safetensors"))
+    write_config(spec, folder / "config.json")
+
+
+def greedy_tokens(stage: Stage, prompt: list[int], new_tokens: int) -> list[int]:
+    """Return the tokens that a stage with all layers of a model continues a prompt with."""
+    page_tokens = 16
+    total_pages = (len(prompt) + new_tokens) // page_tokens + 1
+    kv, pages = stage.kv_pages(total_pages, page_tokens), list(range(total_pages))
+    tokens, computed = list(prompt), 0
+    while len(tokens) < len(prompt) + new_tokens:
+        row = Piece(0, computed, len(tokens), True, pages)
+        ids = torch.tensor(tokens[computed:], device=stage.device)
+        logits = stage.forward(ids, batch_inputs([row], page_tokens, stage.device), kv)
+        computed = len(tokens)
+        tokens += sample(logits, [GREEDY], [computed])
+    return tokens[len(prompt) :]

@@ -6,7 +6,8 @@ Knows ids and how each request draws its next one; no pages, no sockets, no mode
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,13 +58,9 @@ class RandomTexts:
         return int(sequence.generate_state(1)[0])
 
 
-@dataclass(slots=True)
-class _LiveText:
+class _LiveText(NamedTuple):
     text: Text
-    ids: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ids = list(self.text.prompt_ids)
+    ids: list[int]
 
 
 class TokenBook:
@@ -107,5 +104,6 @@ class TokenBook:
     def _of(self, request: Request) -> _LiveText:
         live = self._live.get(request.request_id)
         if live is None:
-            live = self._live[request.request_id] = _LiveText(self._text_of(request))
+            text = self._text_of(request)
+            live = self._live[request.request_id] = _LiveText(text, list(text.prompt_ids))
         return live

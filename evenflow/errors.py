@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Annotated, get_type_hints
 
 
 class UsageError(Exception):
@@ -67,6 +69,26 @@ def require_counts(owner: str, **values: int) -> None:
     for key, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UsageError(f"{owner}: {key} is {value!r}; it must be a whole number, 1 or above")
+
+
+Positive = Annotated[float, require_positive]
+NonNegative = Annotated[float, require_not_negative]
+Count = Annotated[int, require_counts]
+Whole = Annotated[int, require_not_negative]
+"""Types of a dataclass's fields that name the check of their values; `require_declared` does it."""
+
+
+def require_declared(owner: str, described: object) -> None:
+    """Raise a UsageError unless the fields of a dataclass pass the checks that their types name."""
+    kind: Callable[..., object] = type(described)
+    for name, require in _checks(kind):
+        require(owner, **{name: getattr(described, name)})
+
+
+@cache
+def _checks(kind: Callable[..., object]) -> list[tuple[str, Callable[..., None]]]:
+    hints = get_type_hints(kind, include_extras=True).items()
+    return [(name, hint.__metadata__[0]) for name, hint in hints if hasattr(hint, "__metadata__")]
 
 
 def _is_number(value: object) -> bool:

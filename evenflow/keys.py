@@ -6,8 +6,7 @@ Knows no key by name. Who reads a document says what is wrong in it, and where.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
-from typing import Annotated, Any, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,37 +21,12 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from evenflow.errors import instead_of, require_counts, require_not_negative, require_positive
+from evenflow.errors import instead_of
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-
-REQUIRED: dict[Any, Callable[..., None]] = {
-    Count: require_counts,
-    Positive: require_positive,
-    NonNegative: require_not_negative,
-    Whole: require_not_negative,
-}
-"""What checks a field of a dataclass of each type, in words of its own."""
-
-
-def require_declared(owner: str, described: object) -> None:
-    """Raise a UsageError unless the fields of a dataclass are within the limits of their types.
-
-    The types are those of REQUIRED; of others nothing is checked. `owner` is for messages.
-    """
-    kind: Callable[..., object] = type(described)
-    for name, require in _requirements(kind):
-        require(owner, **{name: getattr(described, name)})
-
-
-@cache
-def _requirements(kind: Callable[..., object]) -> list[tuple[str, Callable[..., None]]]:
-    hints = get_type_hints(kind, include_extras=True).items()
-    return [(name, REQUIRED[hint]) for name, hint in hints if hint in REQUIRED]
 
 
 def _shape(value: object) -> str:

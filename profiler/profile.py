@@ -24,8 +24,7 @@ from evenflow.costs.profile.file import (
     require_writable,
     write_profile,
 )
-from evenflow.errors import UsageError
-from evenflow.keys import Count, Positive, require_declared
+from evenflow.errors import Count, Positive, UsageError, require_declared
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.model import ModelSpec
 from profiler import check, machine

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenflow.costs.base import Span, Work
-from evenflow.keys import Count, require_declared
+from evenflow.errors import Count, require_declared
 
 LEVELS = 5
 """Grids from 0 (coarsest) to LEVELS - 1; each has about 1.5 times the points of the one before."""

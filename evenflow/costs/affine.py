@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenflow.costs.base import BatchShape
-from evenflow.keys import Count, NonNegative, require_declared
+from evenflow.errors import Count, NonNegative, require_declared
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from evenflow.errors import UsageError, require_positive
-from evenflow.keys import Count, require_declared
+from evenflow.errors import Count, UsageError, require_declared, require_positive
 from evenflow.specs.gpu import LinkSpec
 
 

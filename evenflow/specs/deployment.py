@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenflow.errors import DoesNotFitError, UsageError, require_counts
-from evenflow.keys import Count, Positive, require_declared
+from evenflow.errors import (
+    Count,
+    DoesNotFitError,
+    Positive,
+    UsageError,
+    require_counts,
+    require_declared,
+)
 from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.model import ModelSpec
 

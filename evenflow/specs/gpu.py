@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, TypeVar
 
-from evenflow.errors import UsageError, instead_of
-from evenflow.keys import NonNegative, Positive, require_declared
+from evenflow.errors import NonNegative, Positive, UsageError, instead_of, require_declared
 
 L20_COMPUTE_EFFICIENCY = 0.9438
 L20_BANDWIDTH_EFFICIENCY = 0.7884

@@ -7,14 +7,21 @@ experts in which every layer is alike; no sliding window, no quantisation.
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter
-
-from evenflow.errors import UsageError, instead_of, require_counts
-from evenflow.keys import Count, Positive, Whole, require_declared
+from evenflow.errors import (
+    Count,
+    Positive,
+    UsageError,
+    Whole,
+    instead_of,
+    require_counts,
+    require_declared,
+)
 from evenflow.specs.huggingface import read_config
 
 
@@ -177,13 +184,16 @@ def models() -> dict[str, ModelSpec]:
     the size that the gLLM paper names.
     """
     text = resources.files("evenflow.specs").joinpath("models.csv").read_text(encoding="utf-8")
-    read = TypeAdapter(ModelSpec).validate_python
-    # A short row leaves the last columns at their defaults.
-    specs = (
-        read({key: cell for key, cell in row.items() if cell})
-        for row in csv.DictReader(text.splitlines())
-    )
+    specs = map(_from_row, csv.DictReader(text.splitlines()))
     return {spec.name: spec for spec in specs}
+
+
+def _from_row(row: dict[str, str]) -> ModelSpec:
+    kinds = get_type_hints(ModelSpec)
+    read: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true"}
+    # A short row leaves the last columns at their defaults.
+    cells = {key: text for key, text in row.items() if text}
+    return ModelSpec(**{key: read.get(kinds[key], kinds[key])(cells[key]) for key in cells})
 
 
 def model(name_or_path: str | Path) -> ModelSpec:

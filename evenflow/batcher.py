@@ -16,7 +16,7 @@ from evenflow.batch import Chunk, MicroBatch, padded_work, rectangle
 from evenflow.costs.base import work_of
 from evenflow.decodes import DecodeGroup, Sequence, Speculation
 from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.kv import KvCache, PagePool
+from evenflow.kv import KvCache, PagePool, PrefixCache
 from evenflow.queues import Queues
 from evenflow.request import Handover, Request
 from evenflow.scheduling import Order, Plan, Prefill, Scheduler, View
@@ -62,6 +62,7 @@ class Batcher:
         self.wake_at_s: float | None = None
         self._padded = getattr(scheduler, "padded", False)
         self._in_flight_too = getattr(scheduler, "preempts_in_flight", False)
+        self._append_only = isinstance(self.pool, PrefixCache) and self.pool.append_only
         self._asks_again = asks_again
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
         if self._verified_tokens > self.pool.page_tokens:
@@ -288,7 +289,12 @@ class Batcher:
         chunks: list[Chunk] = []
         for prefill in plan.prefills:
             chunks.append(self._place(prefill))
-        return chunks, self._take_decodes(plan) if plan.decodes else None
+        if not plan.decodes:
+            return chunks, None
+        group = self._take_decodes(plan)
+        if group is not None and self._append_only:
+            queues.publish_decodes(group)
+        return chunks, group
 
     def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch | None:
         if group is None and not chunks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict, abc
 from dataclasses import dataclass, field
+from itertools import islice
 
 from evenflow.request import Prefix, Request
 
@@ -76,20 +77,49 @@ class PagePool:
 
 
 class CachedPage:
-    """A node of the tree. `page` is its id, -1 once evicted; `holders` requests use it now."""
+    """A node of the tree. `page` is its id, -1 once evicted; `holders` requests use it now.
 
-    __slots__ = ("blocks", "children", "holders", "page", "parent")
+    `twins`, where there may be any, are all nodes of its content by page, the oldest first, which
+    is the one that is found; they share `children`.
+    """
+
+    __slots__ = ("blocks", "children", "holders", "page", "parent", "twins")
 
     def __init__(self, page: int, parent: CachedPage | None, blocks: tuple[int, ...]) -> None:
         self.page = page
         self.parent = parent
         self.blocks = blocks
         self.children: dict[tuple[int, ...], CachedPage] = {}
+        self.twins: dict[int, CachedPage] | None = None
         self.holders = 1
+
+    def twin(self, page: int) -> CachedPage:
+        """Return a node of the same content on another page."""
+        other = CachedPage(page, self.parent, self.blocks)
+        other.children = self.children
+        assert self.twins is not None
+        other.twins = self.twins
+        other.twins[page] = other
+        return other
+
+    def evicted(self) -> None:
+        """Leave the tree; the next of the twins is found from now on."""
+        assert self.parent is not None
+        del self.parent.children[self.blocks]
+        if self.twins is not None:
+            del self.twins[self.page]
+            for oldest in islice(self.twins.values(), 1):
+                self.parent.children[self.blocks] = oldest
+        self.page = -1
 
 
 def pages_in_use(chain: abc.Sequence[CachedPage]) -> int:
-    """Return how many pages of a chain requests hold: who holds one holds those before it."""
+    """Return how many pages of a chain requests hold.
+
+    Who holds one holds those before it, or twins of them.
+    """
+    if chain and chain[0].twins is not None:
+        return sum(node.holders > 0 for node in chain)
     return bisect_left(chain, True, key=lambda node: not node.holders)
 
 
@@ -102,12 +132,16 @@ class PrefixCache(PagePool):
     `free_pages` counts pages that no request holds: empty ones, and idle ones, whose content is
     still there. Idle pages are evicted only when no empty one is left, the longest idle first; a
     page is given back after those that follow it in the chain, so it never goes before them.
+    `append_only`: a request keeps the pages it got, so the same content may be there several times.
     """
 
-    __slots__ = ("_idle", "_published", "_root")
+    __slots__ = ("_idle", "_published", "_root", "append_only")
 
-    def __init__(self, total_pages: int, page_tokens: int = 16) -> None:
+    def __init__(
+        self, total_pages: int, page_tokens: int = 16, *, append_only: bool = False
+    ) -> None:
         super().__init__(total_pages, page_tokens)
+        self.append_only = append_only
         self._root = CachedPage(-1, None, ())
         self._published: dict[int, CachedPage] = {}
         self._idle: OrderedDict[int, CachedPage] = OrderedDict()
@@ -117,7 +151,7 @@ class PrefixCache(PagePool):
 
         Costs O(1) where nothing has changed since `chain` was found, O(pages that changed) else.
         """
-        while chain and chain[-1].page < 0:
+        while chain and (chain[-1].page < 0 or self.append_only):
             chain.pop()
         node = chain[-1] if chain else self._root
         for index in range(len(chain), self._full_pages(prefix, tokens)):
@@ -144,7 +178,7 @@ class PrefixCache(PagePool):
         """Make the full pages of the first `tokens` tokens findable; `chain` are those that are.
 
         Where a page of the same content is known already, it takes the place of the one in `pages`,
-        which becomes free: the same content is never there twice.
+        which becomes free: the same content is never there twice, unless pages are append-only.
         """
         node = chain[-1] if chain else self._root
         for index in range(len(chain), self._full_pages(prefix, tokens)):
@@ -153,6 +187,10 @@ class PrefixCache(PagePool):
             if known is None:
                 known = CachedPage(pages[index], node, blocks)
                 node.children[blocks] = self._published[known.page] = known
+                if self.append_only:
+                    known.twins = {known.page: known}
+            elif self.append_only:
+                known = self._published[pages[index]] = known.twin(pages[index])
             else:
                 super().free([pages[index]])
                 pages[index : index + 1] = self.hold([known])
@@ -188,9 +226,8 @@ class PrefixCache(PagePool):
 
     def _evict(self) -> None:
         page, node = self._idle.popitem(last=False)
-        assert node.parent is not None
-        del node.parent.children[node.blocks], self._published[page]
-        node.page = -1
+        node.evicted()
+        del self._published[page]
         self._free_ids.append(page)
 
     def _full_pages(self, prefix: Prefix, tokens: int) -> int:

@@ -162,6 +162,91 @@ class Loop:
         )
 
 
+class EngineLoop(Loop):
+    """The loop of an engine that asks in turns with waiting, as vLLM's does.
+
+    Answers are in a queue of as many places as micro-batches may be in flight. While there is work
+    and a place, the policy is asked, and an empty answer takes a place too. Then the loop waits for
+    the oldest answer; what arrives meanwhile is seen after it.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        engines: Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+    ) -> None:
+        super().__init__(world, engines, pipeline, owner, recorder)
+        (self._engine,) = self.engines
+        self._num_places = world.max_in_flight or world.depth
+        self._answers: deque[MicroBatch | None] = deque()
+        self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
+        self._unseen: list[Request] = []
+        self._waits = False
+
+    def admit(self, request: Request) -> str | None:
+        """Take an arrival, which the engine sees when it does not wait."""
+        reason = self._engine.refusal(request)
+        if reason is not None:
+            self._recorder.reject(request, reason)
+        elif self._waits:
+            self._unseen.append(request)
+        else:
+            self._engine.add(request)
+        return reason
+
+    def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
+        """Note that the micro-batch that was sent first is back."""
+        self._back.append(stopped)
+        self._changed(now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Ask and take back in turns, until the loop has to wait or there is no work."""
+        while self._take_oldest(now_s) if self._waits else self._ask(now_s):
+            pass
+        self._record_wait(now_s)
+
+    def _ask(self, now_s: float) -> bool:
+        """Fill a place; return whether there is more to do at this instant."""
+        queues = self._engine.queues
+        if queues.live:
+            preemptions = queues.preemptions
+            batch = self._next(now_s)
+            if batch is not None:
+                self._pipeline.submit(batch)
+            elif not queues.in_flight and queues.preemptions == preemptions:
+                return False  # until the time at which the policy asks to be woken
+            self._answers.append(batch)
+        if not self._answers:
+            return False
+        self._waits = len(self._answers) >= self._num_places or not queues.live
+        return True
+
+    def _take_oldest(self, now_s: float) -> bool:
+        """Take back the oldest answer if it is there; return whether it is."""
+        if self._answers[0] is not None:
+            if not self._back:
+                return False
+            super().returned(now_s, self._back.popleft())
+        self._answers.popleft()
+        self._waits = False
+        while self._unseen:
+            self._engine.add(self._unseen.pop(0))
+        return True
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were admitted and have not ended."""
+        return super().outstanding + len(self._unseen)
+
+
+def loop_of(world: World) -> type[Loop]:
+    """Return the kind of loop that a world's dispatch rule asks for."""
+    return EngineLoop if world.dispatch == "engine_loop" else Loop
+
+
 def _num_live(engine: Batcher) -> int:
     return len(engine.queues.live)
 

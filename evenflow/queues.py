@@ -164,6 +164,13 @@ class Queues:
         group.join(seq, seq.prompt_tokens, self.kv.pool.page_tokens)
         self.running_decodes += 1
 
+    def publish_decodes(self, group: DecodeGroup) -> None:
+        """Make the pages findable that the next step of a group fills, in order of admission."""
+        page_tokens = self.kv.pool.page_tokens
+        for seq in self.admitted.values():
+            if seq in group and (tokens := group.context_of(seq) + 1) % page_tokens == 0:
+                self.kv.publish(seq, tokens)
+
     def retire(self, seq: Sequence, now_s: float, *, keeps_pages: bool) -> None:
         """End a sequence; its pages are free unless another engine is to fetch them."""
         seq.completion_s = now_s

@@ -14,7 +14,7 @@ from evenflow.kv import KvCache, PagePool, PrefixCache
 from evenflow.request import Request
 from evenflow.scheduling import Scheduler
 
-Dispatch = Literal["stage0", "eager"]
+Dispatch = Literal["stage0", "eager", "engine_loop"]
 
 Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
 """Which pipeline gets the next request: each in turn; the one with the fewest requests that are
@@ -73,7 +73,8 @@ class World:
     lets the next one arrive (arrival times of `requests` are then ignored). `virtual_engines` > 1
     gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM
     V0). `dispatch`: the driver asks for a micro-batch when stage 0 can take one (`stage0`) or
-    whenever the cap allows (`eager`). `max_in_flight` None: no cap. `hop_links` gives each hop
+    whenever the cap allows (`eager`), or in turns with waiting for one (`engine_loop`, see
+    `evenflow.loop.EngineLoop`). `max_in_flight` None: no cap. `hop_links` gives each hop
     between stages a link of its own kind, in place of `link`. `replicas` > 1: as many pipelines of
     this kind, each with its own pages and policy, among which `router` divides the requests.
     `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
@@ -108,19 +109,26 @@ class World:
                 f"virtual_engines: {self.virtual_engines} engines share {self.total_pages} KV "
                 "pages; at least one page each is right"
             )
+        if self.virtual_engines > 1 and self.dispatch == "engine_loop":
+            raise UsageError("dispatch: engine_loop is the loop of one engine; virtual_engines: 1")
 
     def batcher(self, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
         """Return a fresh engine, one of `virtual_engines`, of the kind that `made_by` makes."""
-        pool = PrefixCache if self.prefix_cache else PagePool
-        pages = pool(self.total_pages // self.virtual_engines, self.page_tokens)
+        scheduler = self.make_scheduler()
+        total_pages = self.total_pages // self.virtual_engines
+        pages = PagePool(total_pages, self.page_tokens)
+        if self.prefix_cache:
+            append_only = getattr(scheduler, "append_only_pages", False)
+            pages = PrefixCache(total_pages, self.page_tokens, append_only=append_only)
         return made_by(
-            self.make_scheduler(),
+            scheduler,
             KvCache(pages, swap=self.swap),
             depth=self.depth,
             max_in_flight=self.max_in_flight if self.virtual_engines == 1 else 1,
             max_model_len=self.max_model_len,
             pipelined_chunks=self.pipelined_chunks,
             speculation=self.speculation,
+            asks_again=self.dispatch != "engine_loop",
         )
 
     @property

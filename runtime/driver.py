@@ -16,7 +16,7 @@ from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.errors import WorkerError
-from evenflow.loop import Loop
+from evenflow.loop import loop_of
 from evenflow.results.run import Recorder, RunResult
 from evenflow.world import World
 from runtime.front import Front, TraceReplay
@@ -144,7 +144,7 @@ class Driver:
         self._book = None if text_of is None else TokenBook(text_of)
         self._writer = StepWriter(batcher, self._book)
         self._steps = _Steps(world, pipeline, self._writer, clock)
-        self._loop = Loop(world, [batcher], self._steps, self, self._recorder)
+        self._loop = loop_of(world)(world, [batcher], self._steps, self, self._recorder)
         self._heard_s = 0.0
         self._changed = False
         self._wake_at_s: float | None = None

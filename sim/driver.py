@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
-from evenflow.loop import Loop
+from evenflow.loop import loop_of
 from evenflow.request import Request
 from evenflow.results.run import Recorder, RunResult
 from evenflow.world import World
@@ -44,7 +44,7 @@ class Driver:
             self.when_done(lambda _: on_done(self.num_done))
         self.engines = [world.batcher(batcher) for _ in range(world.virtual_engines)]
         pipeline = stages(self._clock, world, self._recorder)
-        self._loop = Loop(world, self.engines, pipeline, self, self._recorder)
+        self._loop = loop_of(world)(world, self.engines, pipeline, self, self._recorder)
         pipeline.connect(self._loop.freed, self._loop.returned)
         self._settle = self._loop.settle
         self._queues_ahead = pipeline.queues_ahead

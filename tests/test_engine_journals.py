@@ -2,26 +2,177 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from evenflow.costs import AffineCost
+from evenflow.types import Request
 from experiments.engines import vllm
+from experiments.engines.journal import Event
+from sim import World
+from sim.driver import Driver
+from sim.tandem import Tandem
+from tests.command_line import evenflow
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines"
 VLLM = sorted((SHARED / "vllm-0.32.0").glob("*.jsonl.gz"))
 JOURNALS = [path for path in VLLM if vllm.is_journal(path)]
-SYNCHRONOUS = [path for path in JOURNALS if not path.name.startswith(("async", "prefix"))]
+SYNCHRONOUS = [path for path in JOURNALS if not path.name.startswith("async")]
+LOOPS = [path for path in SYNCHRONOUS if path.name.startswith("loop")]
 
 needs_shared = pytest.mark.skipif(
     not JOURNALS, reason=f"no recordings of vLLM in {SHARED} (EVENFLOW_SHARED)"
 )
 
 
+def stem(path: Path) -> str:
+    return path.name.split(".")[0]
+
+
 @needs_shared
-@pytest.mark.parametrize("path", SYNCHRONOUS, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", SYNCHRONOUS, ids=stem)
 def test_vllm_decides_as_recorded(path: Path) -> None:
     outcome = vllm.replay(path)
     assert outcome.difference is None
     assert outcome.equal == outcome.steps > 100
+
+
+def world_of(events: list[Event]) -> World:
+    config = events[0]
+    requests = [
+        Request(event["id"], event["arrival_s"], event["prompt"], event["output"])
+        for event in events
+        if event["kind"] == "add"
+    ]
+    return World(
+        sorted(requests, key=lambda request: request.arrival_s),
+        lambda: vllm.scheduler_of(config),
+        AffineCost(config["base_s"], config["per_token_s"], config["pp"]),
+        depth=config["pp"],
+        total_pages=config["blocks"] - 1,
+        max_model_len=config["max_model_len"],
+        page_tokens=config["block_size"],
+        max_in_flight=config["max_concurrent_batches"],
+        dispatch="engine_loop",
+    )
+
+
+@needs_shared
+@pytest.mark.parametrize("path", LOOPS, ids=stem)
+def test_vllm_times_are_as_recorded(path: Path) -> None:
+    """A simulation with the engine's loop gives [arrival, first token, last token] to 1 ns."""
+    result = Driver(world_of(vllm.read(path)), Tandem).run()
+    times = json.loads(path.with_name(f"{stem(path)}.times.json").read_text())
+    columns = result.arrival_s, result.first_token_s, result.completion_s
+    ours = dict(zip(result.request_id.tolist(), zip(*columns, strict=True), strict=True))
+    assert {str(number) for number in ours} == set(times)
+    for number, expected in times.items():
+        assert ours[int(number)] == pytest.approx(expected, abs=1e-9)
+
+
+CONFIG = {
+    "kind": "config",
+    "blocks": 5,
+    "block_size": 16,
+    "budget": 64,
+    "max_num_seqs": 8,
+    "pp": 1,
+    "max_concurrent_batches": 1,
+}
+ASK = {
+    "kind": "ask",
+    "tokens": {"0": 20},
+    "new": [0],
+    "resumed": [],
+    "preempted": [],
+    "free_after": 2,
+    "running": [],
+    "waiting": [0],
+    "held": {"0": 2},
+}
+ADD = {"kind": "add", "id": 0, "prompt": 20, "output": 1}
+DONE = {"kind": "done", "ids": [0], "finished": [0]}
+SMALL: list[Event] = [CONFIG, ADD, ASK, DONE]
+
+
+def write(path: Path, events: list[Event]) -> Path:
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    return path
+
+
+def test_replay_of_a_folder_of_journals(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / f"{name}.jsonl.gz", SMALL)
+    code, out, _ = evenflow("replay", str(tmp_path))
+    assert (code, out.splitlines()) == (
+        0,
+        ["one.jsonl.gz: identical: 1 steps", "two.jsonl.gz: identical: 1 steps"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "edit", "message"),
+    [
+        (2, {"free_after": 1}, "step 0: free pages: 2, recorded 1 (one block is the null block"),
+        (2, {"tokens": {"0": 16}}, "step 0: request 0, tokens: 20, recorded 16 (decodes and"),
+        (2, {"held": {"0": 1}}, "step 0: request 0, pages held: 2, recorded 1 (pages come"),
+        (2, {"new": [], "resumed": []}, "step 0: request 0, admitted: [0], recorded [] (who"),
+        (2, {"running": [[1, 0, 0, 0]]}, "step 0: request 1, running: [], recorded [1] (requests"),
+        (3, {"finished": []}, "step 1: request 0, finished: [0], recorded [] (what is in flight"),
+        (1, {"prompt": 99}, "step 0: 7 KV pages exceed the pool's 4"),
+    ],
+)
+def test_the_first_difference_is_named(
+    tmp_path: Path, index: int, edit: Event, message: str
+) -> None:
+    events = [*SMALL[:index], SMALL[index] | edit, *SMALL[index + 1 :]]
+    code, out, _ = evenflow("replay", str(write(tmp_path / "one.jsonl.gz", events)))
+    assert code == 1
+    assert f"one.jsonl.gz: different: {message}" in out
+
+
+def test_another_policy_may_be_asked(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "one.jsonl.gz", SMALL))
+    assert evenflow("replay", path, "--scheduler", "sarathi")[0] == 0
+    assert evenflow("replay", path, "--scheduler", "sarathy")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([CONFIG | {"async_scheduling": True}, *SMALL[1:]], "async_scheduling is not modelled"),
+        ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
+        ([CONFIG | {"prefix_caching": True}, *SMALL[1:]], "prefix_caching needs the prompts"),
+        ([{"kind": "config", "max_concurrent_batches": 1}], "line 1: config without 'blocks'"),
+        ([CONFIG, {"kind": "sing"}], "line 2: unknown event 'sing'"),
+        ([{"kind": "head"}], "neither a journal of evenflow run nor of an engine"),
+        ([[1, 2]], "line 1: no event: [1, 2]"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said(tmp_path: Path, events: list[Event], message: str) -> None:
+    code, _, err = evenflow("replay", str(write(tmp_path / "one.jsonl.gz", events)))
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_truncated_journal_is_unreadable(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.jsonl.gz", SMALL)
+    path.write_bytes(path.read_bytes()[:-20])
+    code, _, err = evenflow("replay", str(path))
+    assert code == 2
+    assert "cannot be read to its end" in err
+    (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(b"{\n"))
+    assert "line 1: no JSON" in evenflow("replay", str(tmp_path / "two.jsonl.gz"))[2]
+
+
+def test_a_run_of_ours_names_its_policy_itself(tmp_path: Path) -> None:
+    path = write(tmp_path / "decisions.jsonl.gz", [{"kind": "head"}])
+    code, _, err = evenflow("replay", str(path), "--scheduler", "sarathi")
+    assert code == 2
+    assert "says itself which policy" in err

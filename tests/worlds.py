@@ -179,6 +179,7 @@ def worlds(draw: st.DrawFn) -> World:
     world = drawn_world(
         draw,
         [16, 17, 20, 32, 400],
+        dispatch=draw(st.sampled_from(["stage0", "eager", "engine_loop"])),
         pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
         overheads=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))],
         link=draw(st.sampled_from(LINKS)),
@@ -187,7 +188,7 @@ def worlds(draw: st.DrawFn) -> World:
     world = replace(world, requests=draw(requests()))
     if draw(st.integers(0, 5)) == 0:
         world = replace(world, concurrency=draw(st.integers(1, 5)))
-    if draw(st.integers(0, 5)) == 0:
+    if draw(st.integers(0, 5)) == 0 and world.dispatch != "engine_loop":
         world = replace(world, virtual_engines=world.depth)
     if draw(st.integers(0, 3)) == 0:
         speculation = Speculation(draw(st.integers(1, 5)), draw(st.sampled_from([0.0, 0.7, 1.0])))

@@ -23,6 +23,7 @@ class VLLMV1:
 
     pipelined_chunks = True
     preempts_in_flight = True
+    append_only_pages = True
 
     search_space: ClassVar[SearchSpace] = {
         "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True},

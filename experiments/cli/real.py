@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenflow.errors import UsageError
 from experiments.cli.options import Force, Out, RunFile, Set
 
 if TYPE_CHECKING:
@@ -94,13 +95,36 @@ def _end(served: Served, done: str, lost: Sequence[str]) -> None:
 
 
 def replay_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What evenflow run wrote.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="What evenflow run wrote, or a journal of an engine, or a folder."
+        ),
+    ],
+    scheduler: Annotated[
+        str | None, typer.Option(help="The policy for an engine's journal, not the engine's own.")
+    ] = None,
 ) -> None:
-    """Feed a recorded run's inputs to a fresh scheduler; exit 1 if a decision differs."""
-    from experiments.real import replay_folder
+    """Feed recorded inputs to a fresh scheduler; exit 1 if a decision differs."""
+    from experiments.engines import replays
 
-    difference = replay_folder(folder)
-    if difference is not None:
-        typer.echo(f"different: {difference}")
-        raise typer.Exit(1)
-    typer.echo("identical: every decision is as recorded")
+    journals = replays.of_engines(path)
+    if not journals:
+        difference = replays.replay_run(path, scheduler)
+        if difference is not None:
+            typer.echo(f"different: {difference}")
+            raise typer.Exit(1)
+        typer.echo("identical: every decision is as recorded")
+        return
+    status = 0
+    for file, outcome in replays.replay_engines(journals, scheduler):
+        if isinstance(outcome, UsageError):
+            typer.echo(f"error: {outcome}", err=True)
+            status = status or 2
+        elif outcome.difference is not None:
+            typer.echo(f"{file.name}: different: {outcome.difference}")
+            status = 1
+        else:
+            typer.echo(f"{file.name}: identical: {outcome.steps} steps")
+    if status:
+        raise typer.Exit(status)

@@ -7,23 +7,18 @@ the policy's.
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import KvCache, PagePool, PrefixCache
 from evenflow.request import Prefix, Request
-from evenflow.schedulers import create
+from evenflow.schedulers import create, parameters, policy
 from evenflow.scheduling import Scheduler
-
-Event = Mapping[str, Any]
+from experiments.engines.journal import Event, Outcome, differ, first_line, lines
 
 FIELDS = {
     "config": ("blocks", "block_size", "budget", "max_num_seqs", "pp", "max_concurrent_batches"),
@@ -34,31 +29,27 @@ FIELDS = {
 }
 """What each kind of event has to hold."""
 
+RULES = {
+    "running": "requests run in the order of their admission",
+    "preempted": "the last admitted is preempted, in flight or not",
+    "admitted": "who waits is admitted while nothing was preempted in this step, all of the prompt "
+    "fits and no output of it is in flight",
+    "tokens": "decodes and chunks, the last one in flight or not, share one budget",
+    "cached tokens": "full pages are found by what is in them, and the last token is computed",
+    "pages held": "pages come with the chunk",
+    "free pages": "one block is the null block; the pages of what is preempted are free at once",
+    "waiting": "who is preempted waits first",
+    "finished": "what is in flight counts when it returns, also after a preemption",
+}
+"""What decides each part of an answer."""
+
 GENERATED = 500
 """Without a model, the token after n known ones is 3 + n mod 500."""
 
 
-class Difference(NamedTuple):
-    """The first step whose answer is not the recorded one: what of it, and in which rule."""
-
-    step: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"step {self.step}: {self.what}"
-
-
-class Outcome(NamedTuple):
-    """How many steps a journal has, how many of them were equal, and what was different first."""
-
-    steps: int
-    equal: int
-    difference: Difference | None
-
-
 def read(path: Path) -> list[Event]:
     """Return the events of a journal; UsageError for a file that is none, or not all of one."""
-    events = list(_lines(path))
+    events = list(lines(path))
     if not events or events[0].get("kind") != "config":
         raise UsageError(f"{path}: no journal of vLLM: its first line has no kind: config")
     for number, event in enumerate(events, 1):
@@ -73,35 +64,21 @@ def read(path: Path) -> list[Event]:
 
 def is_journal(path: Path) -> bool:
     """Say whether a file begins as a journal of vLLM does."""
-    try:
-        first = next(_lines(path), {})
-    except UsageError:
-        return False
+    first = first_line(path)
     return first.get("kind") == "config" and "max_concurrent_batches" in first
 
 
-def _lines(path: Path) -> Iterator[Event]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                event = json.loads(line)
-                if not isinstance(event, dict):
-                    raise UsageError(f"{path}, line {number}: no event: {line.strip()[:40]}")
-                yield event
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}, line {number}: no JSON: {error}") from None
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UsageError(f"{path}: cannot be read to its end: {error}") from None
-
-
-def scheduler_of(config: Event) -> Scheduler:
-    """Return the policy that a journal's settings stand for."""
+def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
+    """Return the policy that a journal's settings stand for; `name` takes those that it has."""
     params = {
         "max_num_batched_tokens": config["budget"],
+        "token_budget": config["budget"],
         "max_num_seqs": config["max_num_seqs"],
         "watermark": float(config.get("watermark", 0.0)),
     }
-    return create("vllm_v1", params)
+    known = parameters(policy(name))
+    own = {key: value for key, value in params.items() if key in known}
+    return create(name, own, max_model_len=config.get("max_model_len"))
 
 
 def refuse(path: Path, config: Event) -> None:
@@ -114,10 +91,12 @@ def refuse(path: Path, config: Event) -> None:
 
 def batcher_of(config: Event, scheduler: Scheduler) -> Batcher:
     """Return a Batcher with a journal's settings; one of vLLM's blocks is its null block."""
-    pool = PrefixCache if config.get("prefix_caching") else PagePool
+    pages = PagePool(config["blocks"] - 1, config["block_size"])
+    if config.get("prefix_caching"):
+        pages = PrefixCache(pages.total_pages, pages.page_tokens, append_only=True)
     return Batcher(
         scheduler,
-        KvCache(pool(config["blocks"] - 1, config["block_size"])),
+        KvCache(pages),
         depth=config["pp"],
         max_in_flight=config["max_concurrent_batches"],
         max_model_len=config.get("max_model_len", 1 << 30),
@@ -129,7 +108,7 @@ class Contents:
     """What the tokens of each request are, as far as a journal's prompts say so."""
 
     def __init__(self, path: Path, block_tokens: int) -> None:
-        self._prompts = {line["id"]: line["prompt"] for line in _lines(_prompts_of(path))}
+        self._prompts = {line["id"]: line["prompt"] for line in lines(_prompts_of(path))}
         self._block_tokens = block_tokens
         self._blocks: dict[tuple[int, ...], int] = {}
 
@@ -160,11 +139,11 @@ class Replayer:
     The batches travel in a queue, first in first out, as in vLLM; empty answers are in it too.
     """
 
-    def __init__(self, path: Path, events: Sequence[Event], scheduler: Scheduler | None) -> None:
+    def __init__(self, path: Path, events: Sequence[Event], scheduler: str | None) -> None:
         config = events[0]
         refuse(path, config)
         self._events = events[1:]
-        self._batcher = batcher_of(config, scheduler or scheduler_of(config))
+        self._batcher = batcher_of(config, scheduler_of(config, scheduler or "vllm_v1"))
         self._contents = None
         if config.get("prefix_caching"):
             self._contents = Contents(path, config["block_size"])
@@ -182,9 +161,9 @@ class Replayer:
             except (PolicyError, ValueError, KeyError) as error:
                 what = str(error)
             if what is not None:
-                return Outcome(steps, self._steps, Difference(self._steps, what))
+                return Outcome(steps, self._steps, f"step {self._steps}: {what}")
             self._steps += event["kind"] == "ask"
-        return Outcome(steps, self._steps, None)
+        return Outcome(steps, self._steps)
 
     def _feed(self, event: Event) -> str | None:
         if event["kind"] == "add":
@@ -212,12 +191,13 @@ class Replayer:
         before = list(queues.admitted)
         waiting = list(queues.waiting)
         if before != [row[0] for row in event["running"]]:
-            return _differ("running, in order of admission", before, event["running"])
+            return self._differ("running", before, [row[0] for row in event["running"]])
         batch = self._batcher.next(self._now_s)
         self._travelling.append(batch)
         after = queues.admitted
         started = [number for number in after if number not in before]
-        kept = {str(number): queues.live[number].kept_tokens for number in started}
+        new = [number for number in started if number in event["new"]]
+        kept = {str(number): queues.live[number].kept_tokens for number in new}
         cached = {number: tokens for number, tokens in kept.items() if tokens}
         held = {str(number): len(seq.pages) for number, seq in after.items()}
         preempted = [number for number in reversed(before) if number not in after]
@@ -233,7 +213,7 @@ class Replayer:
         )
         for name, ours, theirs in answers:
             if ours != theirs:
-                return _differ(name, ours, theirs)
+                return self._differ(name, ours, theirs)
         return None
 
     def _complete(self, event: Event) -> str | None:
@@ -243,8 +223,11 @@ class Replayer:
             ended = self._batcher.complete(batch, self._now_s)
             finished = [seq.request.request_id for seq in ended]
         if sorted(finished) != sorted(event["finished"]):
-            return _differ("finished", finished, event["finished"])
+            return self._differ("finished", finished, event["finished"])
         return None
+
+    def _differ(self, name: str, ours: object, theirs: object) -> str:
+        return f"{differ(name, ours, theirs)} ({RULES[name]})"
 
 
 def tokens_of(batch: MicroBatch | None) -> dict[int, int]:
@@ -256,12 +239,8 @@ def tokens_of(batch: MicroBatch | None) -> dict[int, int]:
     return tokens | dict.fromkeys(decoding, 1)
 
 
-def _differ(name: str, ours: Any, theirs: Any) -> str:
-    return f"{name}: {ours!r}, recorded {theirs!r}"
-
-
-def replay(path: Path, scheduler: Scheduler | None = None) -> Outcome:
-    """Replay a journal of vLLM through `scheduler`, or the policy that its settings stand for.
+def replay(path: Path, scheduler: str | None = None) -> Outcome:
+    """Replay a journal of vLLM through the policy `scheduler`, or that which its settings mean.
 
     UsageError for a file that cannot be read, or settings that are not modelled.
     """

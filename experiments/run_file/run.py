@@ -146,7 +146,7 @@ class RunConfig(Keys):
     kv: KvConfig = KvConfig()
     runtime: NameOr[Literal["gllm", "vllm", "sglang", "ideal"], RuntimeConfig] = "ideal"
     workers: Workers = EmulatedWorkers(kind="emulated")
-    dispatch: Literal["stage0", "eager"] = "stage0"
+    dispatch: Literal["stage0", "eager", "engine_loop"] = "stage0"
     max_in_flight: Annotated[
         int | Literal["unlimited"] | None,
         expect(

@@ -158,7 +158,7 @@ def test_a_number_of_stages_is_that_of_the_list(run_yaml: Path) -> None:
         ("kv.prefix_cache=1", "kv.prefix_cache: should be true or false"),
         ("kv.prefix_cach=true", 'unknown key "kv.prefix_cach"; did you mean "prefix_cache"?'),
         ("runtime=vlm", "runtime: should be 'gllm', 'vllm', 'sglang' or 'ideal', not \"vlm\""),
-        ("dispatch=stage1", "should be 'stage0' or 'eager'"),
+        ("dispatch=stage1", "should be 'stage0', 'eager' or 'engine_loop'"),
         ("workload.requests=0", "workload.requests: should be at least 1, not 0"),
         ("workload.skip=-1", "workload.skip: should be at least 0"),
         ("schedulr=sarathi", 'unknown key "schedulr"; did you mean "scheduler"?'),

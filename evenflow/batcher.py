@@ -23,6 +23,10 @@ from evenflow.scheduling import Order, Plan, Prefill, Scheduler, View
 
 ORDERS = frozenset(get_args(Order))
 
+MOST_WAKES = 10_000
+"""How often in a row a policy may ask to be woken, with requests that wait and nothing in flight,
+and send nothing: a poll each millisecond of 10 s in which nothing else happens."""
+
 
 class Batcher:
     """Serves requests with one engine; validates and carries out what its policy plans.
@@ -73,6 +77,7 @@ class Batcher:
         self._charges = self.kv.keeps or self._padded
         self._batches = 0
         self._answer = ""  # the policy's, to the last question: why it sends nothing
+        self._wakes = 0  # answers in a row to wait and be woken, with nothing in flight
 
     # -- the three verbs ------------------------------------------------------------------------
 
@@ -83,6 +88,7 @@ class Batcher:
             return reason
         if request.request_id in self.queues.live:
             raise ValueError(f"request {request.request_id} is already being served")
+        self._wakes = 0
         self.queues.enqueue(request)
         return None
 
@@ -100,7 +106,7 @@ class Batcher:
             preemptions = queues.preemptions
             try:
                 plan = self.scheduler.schedule(self.view)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._raised(error) from error
             if type(plan) is not Plan and isinstance(plan, abc.Iterator):
                 plan, batch = self._carry_out_parts(plan)
@@ -108,6 +114,7 @@ class Batcher:
                 batch = self._send(*self._carry_out(plan))
             if batch is not None:
                 self._answer = ""
+                self._wakes = 0
                 return batch
             if queues.preemptions == preemptions:
                 self._wait(plan)
@@ -265,7 +272,7 @@ class Batcher:
         while True:
             try:
                 part = next(parts, None)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._raised(error) from error
             if part is None:
                 return plan, self._send(chunks, group)
@@ -425,17 +432,20 @@ class Batcher:
 
     def _wait(self, plan: Plan) -> None:
         queues = self.queues
-        if not queues.in_flight and not queues.moving and plan.wake_at_s is None:
+        idle = not queues.in_flight and not queues.moving
+        self._wakes += idle
+        if idle and (plan.wake_at_s is None or self._wakes >= MOST_WAKES):
             seq = next(iter(queues.live.values()))
+            times = f" when asked {self._wakes} times" if self._wakes > 1 else ""
             raise StallError(
                 f"policy {self.policy_name} stalls at {queues.now_s:.6g} s: nothing is in flight, "
                 f"{len(queues.live)} requests wait (request {seq.request.request_id} first), "
-                "and it sends nothing"
+                f"and it sends nothing{times}"
             )
         self.wake_at_s = plan.wake_at_s
         self._answer = "kv" if plan.kv_limited else "policy"
 
-    def _raised(self, error: Exception) -> PolicyError:
+    def _raised(self, error: BaseException) -> PolicyError:
         what = f"raised {type(error).__name__}: {error}"
         return PolicyError(f"policy {self.policy_name} {what}")
 

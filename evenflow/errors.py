@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Annotated, get_type_hints
 
 
@@ -48,6 +50,12 @@ def instead_of(word: object, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(given, begun or by_lower, n=1, cutoff=0.0 if begun else 0.5)
     hint = f'did you mean "{by_lower[nearest[0]]}"? ' if nearest else ""
     return f"{hint}known: {', '.join(names)}"
+
+
+def require_file(path: Path) -> None:
+    """Raise a UsageError for a pipe or a device, which may have no end, or never begin."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise UsageError(f"{path}: is a pipe or a device; a file is right")
 
 
 def require_positive(owner: str, **values: float) -> None:

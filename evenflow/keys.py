@@ -26,7 +26,15 @@ from evenflow.errors import instead_of
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+
+MOST = 10**12
+"""The highest count of anything, such as pages; what is of a machine has lower limits."""
+
+MOST_PIPES = 4096
+"""The most stages, replicas and virtual engines: each is kept account of by itself."""
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Pipes = Annotated[int, Field(ge=1, le=MOST_PIPES)]
 
 
 def _shape(value: object) -> str:
@@ -93,9 +101,19 @@ def short_form(key: str) -> BeforeValidator:
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
-def is_count(value: object) -> bool:
-    """Say whether a value is a whole number of at least 1."""
-    return type(value) is int and value > 0
+def is_count(value: object, most: int = MOST) -> bool:
+    """Say whether a value is a whole number from 1 to `most`."""
+    return type(value) is int and 0 < value <= most
+
+
+def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the keys of a JSON object with their values; ValueError for a key that is twice."""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f'the key "{key}" is given twice')
+        values[key] = value
+    return values
 
 
 def needed(reason: str, key: str) -> PydanticCustomError:

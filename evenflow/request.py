@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+LATEST_S = 1e12
+"""The latest time of a run, 30,000 years: beyond it, float seconds no longer tell milliseconds."""
+
 
 class Prefix(NamedTuple):
     """What the first `tokens` tokens of a request (prompt, then output) are, as a chain of blocks.

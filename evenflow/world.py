@@ -11,7 +11,7 @@ from evenflow.costs import StageCost
 from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
 from evenflow.kv import KvCache, PagePool, PrefixCache
-from evenflow.request import Request
+from evenflow.request import LATEST_S, Request
 from evenflow.scheduling import Scheduler
 
 Dispatch = Literal["stage0", "eager", "engine_loop"]
@@ -79,7 +79,7 @@ class World:
     this kind, each with its own pages and policy, among which `router` divides the requests.
     `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
     copied to the host and back; what the copies cost is up to `costs` (SwapCost). Raises UsageError
-    for more engines than pages.
+    for more engines than pages, and for an arrival after LATEST_S.
     """
 
     requests: Sequence[Request]
@@ -111,6 +111,11 @@ class World:
             )
         if self.virtual_engines > 1 and self.dispatch == "engine_loop":
             raise UsageError("dispatch: engine_loop is the loop of one engine; virtual_engines: 1")
+        if self.requests and not self.requests[-1].arrival_s <= LATEST_S:
+            raise UsageError(
+                f"workload: the last request would arrive after {self.requests[-1].arrival_s:g} s; "
+                f"at most {LATEST_S:g} s is right"
+            )
 
     def batcher(self, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
         """Return a fresh engine, one of `virtual_engines`, of the kind that `made_by` makes."""

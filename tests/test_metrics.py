@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
 from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
@@ -126,3 +130,48 @@ def test_queueing_ends_when_the_first_micro_batch_with_the_prompt_is_scheduled()
     summary = summarize(simulate(world))
     assert summary["mean_queue_ms"] == pytest.approx((0.0 + 1250.0) / 2)
     assert summary["p90_queue_ms"] == pytest.approx(0.9 * 1250.0)
+
+
+def counted_second_by_second(result: RunResult) -> dict[str, float]:
+    """Return the peaks by their definition: every second of the run is looked at."""
+    start_s = min(result.arrival_s)
+    seconds = range(int(max(result.completion_s) - start_s) + 1)
+    tokens = Counter(np.floor(result.returned_s - start_s).tolist())
+    for second in tokens:
+        at = np.floor(result.returned_s - start_s) == second
+        tokens[second] = int(result.sampled_rows[at].sum())
+    came, went = np.floor(result.arrival_s - start_s), np.floor(result.completion_s - start_s)
+    present = [int(((came <= second) & (second <= went)).sum()) for second in seconds]
+    return {
+        "max_output_tokens_per_s": max(tokens.values()),
+        "max_concurrent_requests": max(present),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    gaps_s=st.lists(st.floats(0, 30), min_size=1, max_size=12),
+    base_s=st.sampled_from([0.01, 0.4, 1.0, 7.0]),
+)
+def test_peaks_are_those_of_every_second(gaps_s: list[float], base_s: float) -> None:
+    requests = [
+        Request(index, sum(gaps_s[: index + 1]), 5, 1 + index % 4) for index in range(len(gaps_s))
+    ]
+    result = simulate(long_world(requests, base_s))
+    expected = counted_second_by_second(result)
+    assert expected.items() <= summarize(result).items()
+
+
+def long_world(requests: list[Request], base_s: float = 0.01) -> World:
+    return World(requests, lambda: create("sarathi", {}), AffineCost(base_s, 0, 2), 2, 99, 99)
+
+
+def test_the_length_of_a_run_costs_no_memory() -> None:
+    century_s = 3.2e9
+    result = simulate(long_world([Request(0, 0.0, 5, 3), Request(1, century_s, 5, 3)]))
+    tracemalloc.start()
+    peaks = summarize(result)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (peaks["max_output_tokens_per_s"], peaks["max_concurrent_requests"]) == (3, 1)
+    assert most_bytes < 1e6

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from experiments.cli import MOST_LETTERS
 from experiments.run_file.run import load_config
 from tests.command_line import RUN, evenflow, refusal, table
 
@@ -194,6 +195,24 @@ tune RUN.yaml --trials many | '--trials': Input should be a valid integer
 traces info missing.csv | trace "missing.csv" is neither a file nor a bundled sample
 traces convert trace.csv --out no/such/folder.csv | cannot write no/such/folder.csv
 traces convert trace.csv --out copy.csv --to azure | cannot write trace format "azure"
+## simulate RUN.yaml
+kv.pages=9223372036854775808 | kv.pages: should be auto or a whole number of at least 1
+stages=9223372036854775808 | stages: should be a whole number of at least 1
+stages=1000000 | and at most 4096, or a list of layers per stage, not 1000000
+virtual_engines=1000000 | and at most 4096, not 1000000
+replicas.count=1000000 | replicas.count: should be at most 4096, not 1000000
+workload.requests=1000000000000 | workload.requests: should be at most 100000000
+kv.pages=0200 | 0200 is 128 to some readers of YAML and 200 to others; write it without the 0
+max_model_len=190:20:30 | 190:20:30 would be 685230, a time; write it as one number
+'gpu={? [a] : 1}' | a list or a mapping as a key; one word or number is right
+'workload={trace: azure-conv-sample, requests: 9, arrivals: {kind: poisson, rate: 5e-324}}' |
+    the last request would arrive after inf s; at most 1e+12 s is right
+costs.per_token_s=1e308 | the run would last for more than 1e+12 s
+model=Qwen2.5-32B 'link={bandwidth_gb_s: 5e-324}' | the run would last for more than 1e+12 s
+model=Qwen2.5-32B 'link={bandwidth_gb_s: 50, latency_us: 1e30}' | for more than 1e+12 s
+'workload={trace: trace.csv, arrivals: {kind: replay, scale: 5e-324}}' | would arrive after inf s
+workload.requests=1e12 | workload.requests: should be a whole number, not 1000000000000.0
+workload.skip=1000000000000 | workload.skip: should be at most 100000000
 """)
 """What is typed, and what is told."""
 
@@ -233,6 +252,12 @@ def test_the_configuration_itself_is_right() -> None:
     assert output.endswith("out/RUN\n")
 
 
+ALIASES = "gpu: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20)
+)
+MERGES = "gpu: &a0 {x: 1}\n" + "".join(
+    f"k{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}], <<: *a{i - 1}}}\n" for i in range(1, 40)
+)
 HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 RUNS = [
     (None, "RUN.yaml: no such file"),
@@ -243,6 +268,12 @@ RUNS = [
     (RUN + "gpu: {name: X, memory_gb: 4}\n", "gpu: a key is missing"),
     (RUN + "stagse: 2\n", 'RUN.yaml:6: unknown key "stagse"; did you mean "stages"?'),
     (RUN.replace("stages: 2", "stages: two"), "RUN.yaml:1: stages: should be a whole number"),
+    (RUN.replace("stages: 2", "stages: 02"), "RUN.yaml:1: 02 is 2 to some readers of YAML and 2"),
+    (RUN + "? [a]\n: 1\n", "RUN.yaml:6: a list or a mapping as a key; one word or number is"),
+    (RUN + "gpu: {{a: 1}: 2}\n", "RUN.yaml:6: a list or a mapping as a key"),
+    (RUN + ALIASES, "RUN.yaml:6: more than 100000 values, counting what aliases repeat"),
+    (RUN + MERGES, "more than 100000 values, counting what aliases repeat"),
+    (RUN + "#" * 2**20, "RUN.yaml: has more than 1048576 bytes"),
     (RUN.replace("pages: 200", "pages: auto"), 'kv.pages: auto needs the key "model"'),
 ]
 TRACES = [
@@ -256,6 +287,20 @@ TRACES = [
     (HEAD + "0.0,10,NaN\n", "trace trace.csv, line 2: num_decode_tokens is 'NaN'"),
     (HEAD + "later,10,5\n", "trace trace.csv, line 2: arrived_at is 'later'"),
     ("num_prefill_tokens,num_decode_tokens\n10,5\n", "the trace has no arrival times"),
+    (
+        "arrived_at,num_prefill_tokens,num_decode_tokens,num_prefill_tokens\n0,10,5,9\n",
+        'trace trace.csv, line 1: the column "num_prefill_tokens" is there twice',
+    ),
+    (
+        '{"timestamp": 0, "input_length": 9, "output_length": 2, "input_length": 3}\n',
+        "trace trace.csv, line 1: not a JSON object on one line, perhaps truncated (the key ",
+    ),
+    (
+        '[{"input_token_length": 1, "output_token_length": 1, "input_token_length": 2}]',
+        'trace trace.csv, entry 1: the key "input_token_length" is given twice',
+    ),
+    (HEAD + "0,10,5\n1e308,10,5\n", "workload: the last request would arrive after 1e+308 s"),
+    (HEAD + f"0,10,5\n1{'0' * 15},10,5\n", "would arrive after 1e+15 s; at most 1e+12 s is right"),
 ]
 FILES = [("RUN.yaml", *row) for row in RUNS] + [("trace.csv", *row) for row in TRACES]
 
@@ -301,6 +346,8 @@ def write_policy(name: str, schedule: str, constructor: str = "pass") -> str:
         ("negative", "return Plan([Prefill(0, -1)])", ", request 0: prefills -1 of 20 tokens"),
         ("not_ready", "return Plan(decodes=5)", " takes 5 decodes of 0 ready"),
         ("stalls", "return Plan()", " stalls at 0 s"),
+        ("sleeps", "return Plan(wake_at_s=view.now_s + 1)", " stalls at 1001.8 s: nothing"),
+        ("leaves", "raise SystemExit(0)", " raised SystemExit: 0"),
     ],
 )
 def test_a_policy_that_breaks_its_promise(
@@ -327,10 +374,14 @@ def test_a_policy_that_stalls_in_a_pool() -> None:
         ("policy_made:Policy", "KeyError: 'key'"),
         ("{name: 'policy_made:Policy', depht: 3}", "did you mean 'depth'?"),
         ("policy_syntax:Policy", "cannot import 'policy_syntax'"),
+        ("policy_exits:Policy", "cannot import 'policy_exits' (SystemExit: 0)"),
+        ("policy_exits_late:Policy", "its constructor raised SystemExit: 0"),
     ],
 )
 def test_a_policy_that_cannot_be_made(scheduler: str, told: str) -> None:
     write_policy("made", "return Plan()", constructor="{}['key']")
+    Path("policy_exits.py").write_text("import sys\nsys.exit(0)", encoding="utf-8")
+    write_policy("exits_late", "return Plan()", constructor="raise SystemExit(0)")
     Path("policy_syntax.py").write_text("class Policy(:", encoding="utf-8")
     assert told in refusal("simulate", "RUN.yaml", "--set", f"scheduler={scheduler}")
 
@@ -411,3 +462,43 @@ def test_a_record_that_no_run_wrote(lines: list[Any], told: str) -> None:
     line = refusal("replay", ".")
     assert line.startswith("decisions.jsonl.gz")
     assert told in line
+
+
+DEEP = "[" * 3000
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--set", f"model={DEEP}"], "nested too deep"),
+        (["--set", f"kv.pages={'9' * 5000}"], "a number of 5000 letters; at most 40 is right"),
+        (["--set", f"kv.pages=0x{'f' * 5000}"], "a number of 5002 letters; at most 40 is right"),
+        (["--set", f"scheduler={LONG}"], "xxx"),
+        (["--set", f"workload.trace={LONG}"], "xxx"),
+        (["--set", f"model={LONG}"], "xxx"),
+        (["--set", f"gpu={LONG}"], "xxx"),
+        (["--set", f"workload.{LONG}=1"], "xxx"),
+        (["--set", f"scheduler.{LONG}=1"], "xxx"),
+        (["--set", f"workload.trace={'two words ' * 500}"], "two words"),
+        (["--out", "o" * 300], "File name too long"),
+        (["--set", f"workload.trace={'t' * 300}"], "File name too long"),
+    ],
+)
+def test_a_line_stays_a_line_whatever_is_long(words: list[str], told: str) -> None:
+    line = refusal("simulate", "RUN.yaml", *words)
+    assert told in line
+    assert len(line) <= MOST_LETTERS + 3
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_what_is_no_file_is_not_read(name: str) -> None:
+    os.mkfifo("pipe")
+    told = f"{name}: is a pipe or a device; a file is right"
+    assert told in refusal("simulate", name)
+    for key in ("workload.trace", "model"):
+        assert told in refusal("simulate", "RUN.yaml", "--set", f"{key}={name}")
+    profile = f"costs={{kind: profile, path: {name}}}"
+    keys = ("model=Qwen2.5-32B", "gpu=L20", profile)
+    words = [word for key in keys for word in ("--set", key)]
+    assert told in refusal("simulate", "RUN.yaml", *words)

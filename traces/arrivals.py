@@ -142,7 +142,8 @@ def make_requests(
         if trace.seed is None:
             raise UsageError(f"{n} requests asked of trace {trace.name}, which has {len(trace)}")
         trace = sample_trace(trace.name, n, trace.seed, trace.dropped.get(SKIPPED, 0))
-    times_s = arrivals.times(n, random_stream(seed, "arrivals"), trace.arrival_s)
+    with np.errstate(over="ignore"):  # whoever runs them refuses infinite times
+        times_s = arrivals.times(n, random_stream(seed, "arrivals"), trace.arrival_s)
     columns = (times_s, trace.prompt_tokens, trace.output_tokens)
     rows = zip(*(column[:n].tolist() for column in columns), strict=True)
     prefixes = repeat(None) if trace.prefixes is None else trace.prefixes

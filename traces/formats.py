@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.keys import once
 from traces.sharegpt import ShareGpt
 from traces.source import Row, Source, block_ids, number, shown, token_count
 
@@ -135,6 +136,9 @@ def csv_lines(source: Source, wanted: Sequence[str | None], required: Sequence[s
         for name in required:
             if name not in header:
                 raise source.error(missing_column(name, header, required), line=1)
+        twice = next((name for name in wanted if name and header.count(name) > 1), None)
+        if twice is not None:
+            raise source.error(f'the column "{twice}" is there twice', line=1)
         places = [header.index(name) if name in header else None for name in wanted]
         for values in reader:
             if not values:
@@ -153,7 +157,7 @@ def jsonl_lines(source: Source, wanted: Sequence[str | None], required: Sequence
         if not text.strip():
             continue
         try:
-            record = json.loads(text)
+            record = json.loads(text, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
             message = f"not a JSON object on one line, perhaps truncated ({error})"
             raise source.error(message, line=line) from None

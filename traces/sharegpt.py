@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evenflow.errors import UsageError
+from evenflow.keys import once
 from traces.source import CountTokens, Row, Source, shown, token_count
 
 CHUNK_CHARACTERS = 2**20
@@ -61,7 +62,7 @@ def read_entry(entry: object, count_tokens: CountTokens | None) -> Row:
 
 def array_items(source: Source) -> Iterator[object]:
     """Yield the items of the JSON array in a file, reading no further than the item asked for."""
-    decoder, stream = json.JSONDecoder(), source.stream
+    decoder, stream = json.JSONDecoder(object_pairs_hook=once), source.stream
     text = stream.read(CHUNK_CHARACTERS).lstrip()
     if not text.startswith("["):
         raise source.error(f"starts with {shown(text[:20])}; expected a JSON array")
@@ -80,6 +81,8 @@ def array_items(source: Source) -> Iterator[object]:
                 raise source.error(message, entry=number + 1) from None
             text, place = text[place:] + more, 0
             continue
+        except ValueError as error:
+            raise source.error(str(error), entry=number + 1) from None
         number += 1
         yield item
 

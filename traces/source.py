@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO, cast
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_file
 
 WHOLE_FILE_HASH_BYTES = 256 * 2**20
 PREFIX_HASH_BYTES = 64 * 2**20
@@ -47,6 +47,7 @@ def open_trace(path: Path) -> Iterator[TextIO]:
     Raises UsageError if the file cannot be opened, and if it turns out unreadable inside the
     `with`.
     """
+    require_file(path)
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC

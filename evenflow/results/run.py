@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from evenflow.batch import MicroBatch
 from evenflow.decodes import Sequence
-from evenflow.request import Request
+from evenflow.errors import UsageError
+from evenflow.request import LATEST_S, Request
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -267,7 +268,10 @@ class Recorder:
         prefix_cache: bool = False,
         **facts: Any,
     ) -> RunResult:
-        """Return the columns of the run; `facts` are the fields of a RunResult that are none."""
+        """Return the columns of the run; `facts` are the fields of a RunResult that are none.
+
+        UsageError for one whose times are beyond LATEST_S.
+        """
         ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
         ended.sort(key=lambda entry: entry.sequence.request.request_id)
         columns = gathered(REQUESTS, ended)
@@ -280,6 +284,11 @@ class Recorder:
         stages = numbers[:, width:].reshape(-1, self._depth, len(STAGES))
         for index, name in enumerate(STAGES):
             columns[name] = stages[:, :, index].copy()
+        if not np.all(columns["end_s"] <= LATEST_S):
+            raise UsageError(
+                f"the run would last for more than {LATEST_S:g} s; give costs and links that are "
+                "less slow"
+            )
         return RunResult(
             depth=self._depth,
             **facts,

@@ -127,7 +127,7 @@ def _imported(name: str) -> type[Scheduler]:
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"scheduler {name!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
         ) from error

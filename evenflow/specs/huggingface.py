@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError, instead_of, require_file
+from evenflow.keys import is_count, once, shown
 
 FAMILIES = {
     "llama": "llama",
@@ -34,12 +35,16 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         self.path = path / "config.json" if path.is_dir() else path
+        require_file(self.path)
         try:
-            values = json.loads(self.path.read_text(encoding="utf-8"))
+            text = self.path.read_text(encoding="utf-8")
+            values = json.loads(text, object_pairs_hook=once)
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be read ({error.strerror})") from error
         except ValueError as error:
             raise UsageError(f"{self.path}: not a JSON file ({error})") from error
+        except RecursionError:
+            raise UsageError(f"{self.path}: nested too deep") from None
         if not isinstance(values, dict):
             raise UsageError(f"{self.path}: holds no JSON object; a config.json of a model is one")
         self.values: dict[str, Any] = values
@@ -56,9 +61,9 @@ class _Config:
         value = self.get(*keys, default=default)
         if value is None:
             raise UsageError(f'{self.path}: the key "{keys[0]}" is missing')
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or not is_count(value):
             raise UsageError(
-                f'{self.path}: "{keys[0]}" is {value!r}; it must be a whole number, 1 or above'
+                f'{self.path}: "{keys[0]}" is {shown(value)}; it must be a whole number, 1 or above'
             )
         return value
 

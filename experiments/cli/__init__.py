@@ -5,6 +5,8 @@ Those imports are inside the commands, so that `--help` and errors come at once.
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +29,10 @@ MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
 
 
+MOST_LETTERS = 2000
+"""A longer line of an error is cut, and so is a word of 300 letters in it."""
+
+
 class OneLineErrors(TyperGroup):
     """All commands: a user's mistake is one line and exit status 2, Ctrl-C is status 130."""
 
@@ -39,13 +45,20 @@ class OneLineErrors(TyperGroup):
             status = _refused(str(error))
         except MisusedError as error:
             status = _misused(error)
+        except OSError as error:  # of a name that cannot be one, or of a disk
+            status = _refused(f"{error.filename or 'the system'}: {error.strerror or error}")
+        except MemoryError as error:
+            status = _refused(f"the memory does not suffice: {error or 'give fewer requests'}")
         except KeyboardInterrupt:
             status = 130
         sys.exit(status)
 
 
 def _refused(message: str) -> int:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    cut = re.sub(r"\S{300,}", lambda word: f"{word[0][:200]}...{word[0][-20:]}", message)
+    line = " ".join(cut.split())
+    shown = line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]}..."
+    typer.echo(f"error: {shown}", err=True)
     return 2
 
 
@@ -217,5 +230,6 @@ profile_app.command("check")(check_command)
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command; SIGTERM, as of a time limit, ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app()

@@ -242,7 +242,7 @@ def _scheduler_maker(
             return make_scheduler(**facts)
         except UsageError:
             raise
-        except Exception as error:  # a user's own class may raise anything
+        except (Exception, SystemExit) as error:  # a user's own class may raise anything
             raise PolicyError(
                 f"scheduler {name}: its constructor raised {type(error).__name__}: {error}"
             ) from error

@@ -15,10 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from evenflow.costs import Fabric, StageCost, SwapCost
 from evenflow.keys import (
+    MOST,
+    MOST_PIPES,
     Count,
     Keys,
     NameOr,
     NonNegative,
+    Pipes,
     Positive,
     Share,
     expect,
@@ -36,7 +39,7 @@ from experiments.run_file.workload import WorkloadConfig
 
 
 def _is_layers(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_count, value))
+    return isinstance(value, list) and 0 < len(value) <= MOST_PIPES and all(map(is_count, value))
 
 
 class RuntimeConfig(Keys):
@@ -68,7 +71,10 @@ class KvConfig(Keys):
     page_tokens: Count = 16
     pages: Annotated[
         int | Literal["auto"],
-        expect(lambda v: v == "auto" or is_count(v), "auto or a whole number of at least 1"),
+        expect(
+            lambda v: v == "auto" or is_count(v),
+            f"auto or a whole number of at least 1 and at most {MOST}",
+        ),
     ] = "auto"
     memory_utilization: Share = 0.9
     prefix_cache: bool = False
@@ -99,7 +105,7 @@ class KvConfig(Keys):
 class ReplicasConfig(Keys):
     """`count` pipelines of one kind side by side; `router` divides the requests among them."""
 
-    count: Count
+    count: Pipes
     router: Literal["round_robin", "least_outstanding", "prefix_affinity"] = "round_robin"
 
 
@@ -133,8 +139,8 @@ class RunConfig(Keys):
     stages: Annotated[
         int | list[int],
         expect(
-            lambda v: is_count(v) or _is_layers(v),
-            "a whole number of at least 1, or a list of layers per stage",
+            lambda v: is_count(v, MOST_PIPES) or _is_layers(v),
+            f"a whole number of at least 1 and at most {MOST_PIPES}, or a list of layers per stage",
         ),
     ]
     split: Literal["even", "balanced"] = "even"
@@ -151,14 +157,15 @@ class RunConfig(Keys):
         int | Literal["unlimited"] | None,
         expect(
             lambda v: v in (None, "unlimited") or is_count(v),
-            "null (the number of stages), unlimited, or a whole number of at least 1",
+            "null (the number of stages), unlimited, or a whole number of at least 1 and at most "
+            f"{MOST}",
         ),
     ] = None
     virtual_engines: Annotated[
         bool | int,
         expect(
-            lambda v: isinstance(v, bool) or is_count(v),
-            "true, false, or a number of engines of at least 1",
+            lambda v: isinstance(v, bool) or is_count(v, MOST_PIPES),
+            f"true, false, or a number of engines of at least 1 and at most {MOST_PIPES}",
         ),
     ] = False
     pipelined_chunks: bool | None = None

@@ -9,10 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from evenflow.keys import Count, Keys
+from evenflow.keys import Keys
 from evenflow.types import Request
 from experiments.run_file.yaml_file import find
 from traces import AnyArrivals, Replay, Trace, load_trace, make_requests, with_conversations
+
+MOST_REQUESTS = 10**8
+"""More than the memory of most machines holds; what it does not hold is told, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class WorkloadConfig(Keys):
 
     trace: Annotated[str, Field(min_length=1)]
     format: str | None = None
-    requests: Count | None = None
-    skip: Annotated[int, Field(ge=0)] = 0
+    requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
+    skip: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
     arrivals: AnyArrivals = Replay()
     seed: Annotated[int, Field(ge=0)] = 0
     tokenizer: str | None = None

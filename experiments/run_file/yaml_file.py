@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError, instead_of, require_file
 from evenflow.keys import expected, shown
 
 KeyPath = tuple[str | int, ...]
@@ -35,10 +35,44 @@ SHORT_FORMS = {
 """Keys where a bare word stands for a mapping, and the key the word belongs to."""
 
 
+MOST_BYTES = 2**20
+"""A longer file is none that a person wrote, and would take minutes to read."""
+
+MOST_VALUES = 100_000
+"""The most values of a document, each counted as often as aliases repeat it."""
+
+MOST_DIGITS = 40
+"""The longest whole number."""
+
+
 class Loader(yaml.SafeLoader):
-    """PyYAML's safe loader that also reads `2e-5` as a number, as YAML 1.2 and JSON do."""
+    """PyYAML's safe loader that also reads `2e-5` as a number, as YAML 1.2 and JSON do.
+
+    What means another number to YAML 1.1 than to people and to YAML 1.2 is a mistake: `0200` (128)
+    and `1:30` (90).
+    """
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Return a number, of whichever kind its tag says."""
+        text = node.value
+        if len(text) > MOST_DIGITS:
+            words = f"a number of {len(text)} letters; at most {MOST_DIGITS} is right"
+            raise _MistakeError(problem=words, problem_mark=node.start_mark)
+        whole = node.tag.endswith("int")
+        value = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        if ":" in text:
+            words = f"{text} would be {value}, a time; write it as one number, or in quotes"
+            raise _MistakeError(problem=words, problem_mark=node.start_mark)
+        if whole and re.fullmatch(r"[-+]?0[0-7_]+", text):
+            plain = text.replace("0", "", 1)
+            words = f"{text} is {value} to some readers of YAML and {plain} to others; "
+            words += "write it without the 0 in front, or in quotes"
+            raise _MistakeError(problem=words, problem_mark=node.start_mark)
+        return value
 
 
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_number)
+Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_number)
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
@@ -72,36 +106,48 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
 
     `holds` names some of its keys, for whoever gave an empty file.
     """
+    require_file(path)
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path}: has more than {MOST_BYTES} bytes; a shorter file is right")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as text: {_one_line(error)}") from None
-    try:
-        loader = Loader(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
-    try:
-        node = loader.get_single_node()
-        places = {key: f"{path}:{line}" for key, line in _lines(node, ())} if node else {}
-        data = loader.construct_document(node) if node else None
-    except _DuplicateKeyError as error:
-        raise UsageError(f"{path}:{error}") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UsageError(f"{path}:{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
-    except RecursionError:
-        raise UsageError(f"{path}: nested too deep, or an alias that holds itself") from None
-    finally:
-        loader.dispose()
+    data, lines = _parsed(text, str(path), in_lines=True)
     if data is None:
         raise UsageError(f"{path}: the file is empty; it should hold {holds} ...")
     if not isinstance(data, dict):
         raise UsageError(f"{path}:1: should be a mapping of keys to values, like `stages: 4`")
-    return Document(str(path), data, places)
+    return Document(str(path), data, {key: f"{path}:{line}" for key, line in lines.items()})
+
+
+def value_of(text: str, name: str) -> Any:
+    """Return what a text in YAML holds; UsageError, for the text of that name, when it cannot."""
+    return _parsed(text, name, in_lines=False)[0]
+
+
+def _parsed(text: str, name: str, *, in_lines: bool) -> tuple[Any, dict[KeyPath, int]]:
+    """Return what a text holds, and the line of each value."""
+
+    def at(error: yaml.MarkedYAMLError) -> str:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        return f"{name}:{line}" if in_lines else name
+
+    try:
+        loader = Loader(text)
+        node = loader.get_single_node()
+        lines = _lines(node)
+        return loader.construct_document(node) if node else None, lines
+    except _MistakeError as error:
+        raise UsageError(f"{at(error)}: {error.problem}") from None
+    except yaml.MarkedYAMLError as error:
+        raise UsageError(f"{at(error)}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{name}: not valid YAML: {_one_line(error)}") from None
+    except RecursionError:
+        raise UsageError(f"{name}: nested too deep, or an alias that holds itself") from None
 
 
 def patched(document: Document, patch: Patch, places: Mapping[str, str] | None = None) -> Document:
@@ -156,11 +202,8 @@ def override(document: Document, assignment: str, below: str = "") -> Document:
         raise UsageError(
             f"--set {assignment}: should be KEY=VALUE, like scheduler.max_prefill=1024"
         )
-    try:
-        value = yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        raise UsageError(f"--set {assignment}: not valid YAML: {_one_line(error)}") from None
-    return patched(document, {dotted: value}, {dotted: f"--set {assignment}"})
+    place = f"--set {assignment}"
+    return patched(document, {dotted: value_of(text, place)}, {dotted: place})
 
 
 def assign(document: Document, keys: Sequence[str], value: object, place: str) -> Document:
@@ -186,24 +229,39 @@ def _with_value(
     return {**mapping, head: _with_value(inner, tuple(rest), value, place)}
 
 
-class _DuplicateKeyError(Exception):
-    """The same key twice in one mapping; PyYAML would silently keep the last."""
+class _MistakeError(yaml.MarkedYAMLError):
+    """What YAML would take and nobody can have meant."""
 
 
-def _lines(node: yaml.Node, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+def _lines(node: yaml.Node | None) -> dict[KeyPath, int]:
+    """Return the line of each value below a node."""
+    lines: dict[KeyPath, int] = {}
+    for count, (path, below) in enumerate(_below(node, ()), 1):
+        lines[path] = below.start_mark.line + 1
+        if count > MOST_VALUES:
+            words = f"more than {MOST_VALUES} values, counting what aliases repeat"
+            raise _MistakeError(problem=words, problem_mark=below.start_mark)
+    return lines
+
+
+def _below(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node]]:
+    """Yield the keys of mappings and the items of lists below a node, with where they are."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                words = "a list or a mapping as a key; one word or number is right"
+                raise _MistakeError(problem=words, problem_mark=key.start_mark)
             if key.value in seen and key.value != "<<":
-                raise _DuplicateKeyError(f'{line}: the key "{key.value}" is given twice')
+                words = f'the key "{key.value}" is given twice'
+                raise _MistakeError(problem=words, problem_mark=key.start_mark)
             seen.add(key.value)
-            yield (*path, key.value), line
-            yield from _lines(value, (*path, key.value))
+            yield (*path, key.value), key
+            yield from _below(value, (*path, key.value))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield (*path, index), value.start_mark.line + 1
-            yield from _lines(value, (*path, index))
+            yield (*path, index), value
+            yield from _below(value, (*path, index))
 
 
 def _one_line(error: Exception) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import yaml
 
 from evenflow.errors import UsageError
 from experiments.given_policy import GivenPolicy
@@ -20,7 +19,7 @@ from experiments.outcome import Outcome
 from experiments.report.tables import write_summaries
 from experiments.run_file.build import load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
-from experiments.run_file.yaml_file import Loader, Patch
+from experiments.run_file.yaml_file import Patch, value_of
 from experiments.runs import (
     Job,
     Save,
@@ -79,8 +78,8 @@ def parse_schedulers(text: str) -> list[object]:
     An entry is a name, `module:Class`, or a mapping such as `{name: sarathi, token_budget: 2048}`.
     """
     try:
-        return list(yaml.load(f"[{text}]", Loader))
-    except yaml.YAMLError:
+        return list(value_of(f"[{text}]", "--schedulers"))
+    except UsageError:
         raise UsageError(
             f"--schedulers {text}: should be like sarathi,{{name: sarathi, token_budget: 64}}"
         ) from None

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
-from evenflow.keys import Count, Keys, expect, short_form
+from evenflow.keys import Keys, expect, short_form
 from experiments.report.tables import is_number
 from experiments.run_file.yaml_file import Patch
 from experiments.study.trials import Case, Search, Trial
@@ -29,6 +29,12 @@ DIGITS = 6
 """Values of a range are rounded to this many significant digits, so that tables can be read."""
 
 
+MOST_POINTS = 100_000
+"""A study has no more points, and a range no more steps."""
+
+Points = Annotated[int, Field(ge=1, le=MOST_POINTS)]
+
+
 class Range(Keys):
     """Numbers from `low` to `high`, both included; `log`: evenly spread in the logarithm.
 
@@ -39,7 +45,7 @@ class Range(Keys):
     high: Finite
     log: bool = False
     integer: bool = False
-    steps: Count | None = None
+    steps: Points | None = None
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -98,8 +104,11 @@ class Grid(Keys):
     kind: Literal["grid"]
 
     def patches(self, space: Space, default: Patch | None) -> list[Patch]:
-        """Return the points."""
+        """Return the points; UsageError for more than MOST_POINTS."""
         values = [values_of(parameter) for parameter in space.values()]
+        count = math.prod(map(len, values))
+        if count > MOST_POINTS:
+            raise UsageError(f"method: grid: {count} combinations; at most {MOST_POINTS} are right")
         return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
@@ -126,7 +135,7 @@ class Random(Keys):
     """
 
     kind: Literal["random"]
-    points: Count
+    points: Points
     seed: Seed = 0
 
     def patches(self, space: Space, default: Patch | None) -> list[Patch]:
@@ -147,7 +156,7 @@ class Optuna(Keys):
     """
 
     kind: Literal["optuna"]
-    trials: Count
+    trials: Points
     sampler: Literal["tpe", "nsga2"] = "tpe"
     batch: Annotated[int, Field(ge=2)] | None = None
     seed: Seed = 0

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
-from evenflow.keys import Count, Keys, expect, needed
+from evenflow.keys import Keys, expect, needed
 from experiments.run_file import yaml_file
 from experiments.run_file.build import build
 from experiments.run_file.policy_folders import make_importable
@@ -29,6 +29,7 @@ from experiments.study.searches import (
     Method,
     Optuna,
     Parameter,
+    Points,
     Range,
     distinct,
     expected,
@@ -89,7 +90,7 @@ class SweepConfig(Keys):
     method: Method = Grid(kind="grid")
     objectives: list[Objective] = Field(default_factory=_default_objectives, min_length=1)
     limits: dict[str, Bounds] = Field(default_factory=dict)
-    replications: Count = 1
+    replications: Points = 1
     replicate: Literal["seeds", "windows"] = "seeds"
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError, instead_of, require_file
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 
@@ -218,6 +218,7 @@ def require_writable(target: Path) -> None:
 def read_profile(path: str | Path) -> Profile:
     """Read and check a profile; UsageError names the file, the line, and what would be right."""
     source = Path(path)
+    require_file(source)
     try:
         data = source.read_bytes()
         if source.suffix == ".gz":

@@ -127,8 +127,16 @@ def _running(folder: Path) -> Iterator[int]:
             continue
 
 
-def killed(folder: Path, *arguments: str, when: Callable[[set[int]], bool]) -> None:
-    """Start a command in a folder, kill it `when` its processes allow, and see them all end."""
+def killed(
+    folder: Path,
+    *arguments: str,
+    when: Callable[[set[int]], bool],
+    by: signal.Signals = signal.SIGKILL,
+) -> int:
+    """Start a command in a folder, kill it `when` its processes allow, and see them all end.
+
+    Return its exit status.
+    """
     started = subprocess.Popen(
         [sys.executable, "-m", "experiments.cli", *arguments],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
@@ -139,10 +147,11 @@ def killed(folder: Path, *arguments: str, when: Callable[[set[int]], bool]) -> N
     mine = {os.getpid()}
     while not when(set(_running(folder)) - mine - {started.pid}) and started.poll() is None:
         time.sleep(0.01)
-    started.send_signal(signal.SIGKILL)
-    started.wait()
+    started.send_signal(by)
+    status = started.wait()
     others = set(_running(folder)) - mine
     deadline = time.monotonic() + 20
     while others & set(_running(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not others & set(_running(folder))
+    return status

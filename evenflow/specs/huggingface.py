@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.errors import UsageError, instead_of, require_file
-from evenflow.keys import is_count, once, shown
+from evenflow.keys import is_count, once
 
 FAMILIES = {
     "llama": "llama",
@@ -63,7 +63,7 @@ class _Config:
             raise UsageError(f'{self.path}: the key "{keys[0]}" is missing')
         if not isinstance(value, int) or not is_count(value):
             raise UsageError(
-                f'{self.path}: "{keys[0]}" is {shown(value)}; it must be a whole number, 1 or above'
+                f'{self.path}: "{keys[0]}" is {value!r}; it must be a whole number, 1 or above'
             )
         return value
 

@@ -29,7 +29,7 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None, force: Force = 
     reads = inputs_of(job.config, run)
     with staged(folder, force=force, reads=reads) as scratch, progress([label], total) as show:
         served, outcome, lost = serve_into(scratch, job, run.name, show.done)
-    _tell(label, outcome, folder, job.workload.trace["dropped"])
+    _tell(label, served, outcome, folder, job.workload.trace["dropped"])
     done = f"{total - served.unfinished} of {total} requests are done and saved"
     _end(served, done, lost)
 
@@ -68,17 +68,19 @@ def serve_command(
             served, outcome, lost = serve_into(scratch, job, run.name, live=live)
         finally:
             live.close()
-    _tell(f"{job.label}, served", outcome, folder, {})
+    _tell(f"{job.label}, served", served, outcome, folder, {})
     status = outcome.result.status
     _end(served, f"{status.count('completed')} of {len(status)} requests are done", lost)
 
 
-def _tell(label: str, outcome: Outcome, folder: Path, dropped: Mapping[str, int]) -> None:
+def _tell(
+    label: str, served: Served, outcome: Outcome, folder: Path, dropped: Mapping[str, int]
+) -> None:
     from experiments.cli.terminal import print_left_out, print_no_report, print_summaries
     from experiments.runs import can_report
 
     print_summaries({label: outcome.summary})
-    print_left_out(dropped, outcome.result)
+    print_left_out(dropped, outcome.result, served.failure)
     if not can_report():
         print_no_report()
     typer.echo(folder)

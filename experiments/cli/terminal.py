@@ -57,8 +57,13 @@ def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     print_numbers(["without", *(metric.words for metric in shown)], rows)
 
 
-def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
-    """Say what the run left out: rows of the trace, requests, measurements."""
+def print_left_out(
+    dropped: Mapping[str, int], result: RunResult, failure: str | None = None
+) -> None:
+    """Say what the run left out: rows of the trace, requests, measurements.
+
+    `failure`: why a real run ended early.
+    """
     for reason, count in dropped.items():
         typer.echo(f"dropped {count} rows of the trace: {reason}", err=True)
     rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
@@ -71,7 +76,8 @@ def print_left_out(dropped: Mapping[str, int], result: RunResult) -> None:
         )
     aborted = result.status.count("aborted")
     if aborted:
-        typer.echo(f"aborted {aborted} requests, whose clients left", err=True)
+        why = "whose clients left" if failure is None else "when the run ended or clients left"
+        typer.echo(f"aborted {aborted} requests, {why}", err=True)
     share = result.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
     if share > TOLD_SHARE:
         typer.echo(

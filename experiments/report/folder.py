@@ -6,6 +6,7 @@ name, or names with another hash, is the user's. Knows nothing of what the files
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -41,7 +42,7 @@ def staged(
     check_folder(folder, force=force, reads=reads)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
+        scratch, hold = _scratch(folder)
     except OSError as error:
         raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
     try:
@@ -51,9 +52,41 @@ def staged(
         raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(hold)
         for path in missing:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
+
+
+def _scratch(folder: Path) -> tuple[Path, int]:
+    """Make a scratch folder in `folder`, having removed those whose owners were killed.
+
+    Its owner has it open and locked, by the descriptor beside it: a lock ends with its process.
+    """
+    door = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(door, fcntl.LOCK_EX)  # nobody takes a new one for stale before it is locked
+        for path in folder.glob(f"{SCRATCH}*"):
+            if path.is_dir() and (stale := _locked(path)) is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(stale)
+        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
+        hold = os.open(scratch, os.O_RDONLY)
+        fcntl.flock(hold, fcntl.LOCK_EX)
+        return scratch, hold
+    finally:
+        os.close(door)
+
+
+def _locked(folder: Path) -> int | None:
+    """Return a descriptor that locks a folder; None if another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def check_folder(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) -> None:

@@ -159,7 +159,10 @@ class _Call:
         return JSONResponse(completion(self._head, pieces) | counts)
 
     async def _events(self) -> AsyncIterator[str]:
-        """A chunk a token; at the end, if asked for, the counts; then the word that it is over."""
+        """A chunk a token; at the end, if asked for, the counts; then the word that it is over.
+
+        A stream that breaks ends with the error.
+        """
         options = self.body.stream_options or StreamOptions()
         head, tokens = self._head, 0
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
@@ -172,11 +175,11 @@ class _Call:
             if options.include_usage:
                 counts = {"usage": usage(self._prompt_tokens, tokens)}
                 yield _event(completion(head, []) | counts)
+            yield "data: [DONE]\n\n"
         except ServiceError as error:
             yield _event(error_body(error))
         finally:
             self.service.answers.withdraw(self.reply)
-        yield "data: [DONE]\n\n"
 
 
 async def _unless_left(request: Request, answer: Awaitable[T]) -> T:

@@ -1,0 +1,36 @@
+"""How a command ends that is told to, and what is left where one could not."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from experiments.report.folder import staged
+from tests.command_line import done, killed
+
+MANY = ("--set", "workload={trace: azure-conv-sample, requests: 60000, arrivals: offline}")
+COMMANDS = [("simulate", "RUN.yaml"), ("compare", "RUN.yaml", "--schedulers", "sarathi,vllm")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_time_limit_ends_a_command_as_ctrl_c_does(folder: Path, command: tuple[str, ...]) -> None:
+    before = set(folder.rglob("*"))
+    words = (*command, *MANY, "--out", "results")
+    status = killed(
+        folder, *words, when=lambda _: bool(list(folder.rglob(".partial-*"))), by=signal.SIGTERM
+    )
+    assert status == 130
+    assert set(folder.rglob("*")) == before
+
+
+def test_what_a_killed_run_left_goes_with_the_next(folder: Path) -> None:
+    words = ("simulate", "RUN.yaml", "--save", "summary", "--out", "results")
+    killed(folder, *words, *MANY, when=lambda _: bool(list(folder.rglob(".partial-*"))))
+    assert list(folder.rglob(".partial-*"))
+    with staged(folder / "results") as mine:  # of one that lives: it stays
+        assert list(folder.rglob(".partial-*")) == [mine]
+        done(*words)
+        assert list(folder.rglob(".partial-*")) == [mine]
+    assert not list(folder.rglob(".partial-*"))

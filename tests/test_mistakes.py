@@ -502,3 +502,19 @@ def test_what_is_no_file_is_not_read(name: str) -> None:
     keys = ("model=Qwen2.5-32B", "gpu=L20", profile)
     words = [word for key in keys for word in ("--set", key)]
     assert told in refusal("simulate", "RUN.yaml", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[" * 100_000, "config.json: nested too deep"),
+        ('{"hidden_size": 1, "hidden_size": 2}', 'the key "hidden_size" is given twice'),
+        (f'{{"hidden_size": {"9" * 5000}}}', "config.json: not a JSON file (Exceeds the limit"),
+    ],
+)
+def test_a_model_file_that_cannot_be(text: str, told: str) -> None:
+    Path("config.json").write_text(text, encoding="utf-8")
+    words = ("model=config.json", "gpu=L20", "costs=roofline")
+    assert told in refusal(
+        "simulate", "RUN.yaml", *(part for word in words for part in ("--set", word))
+    )

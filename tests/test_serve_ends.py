@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.command_line import evenflow
-from tests.serving import RUN, openai, serving
+from tests.serving import RUN, httpx, openai, serving
 from tests.test_runtime_cli import group
 
 http_app = pytest.importorskip("runtime.http.app")
+
+HEAD_LIMIT_S = 10.0
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:
@@ -173,3 +177,30 @@ def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
         assert status == 130, errors
         assert "ended early: interrupted; 1 of 2 requests are done" in errors
         assert server.statuses() == ["completed", "aborted"]
+
+
+def test_connections_that_send_half_a_head_are_ended_and_the_server_answers() -> None:
+    with serving() as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (100, 100))
+        address = urlsplit(server.url)
+        with ExitStack() as stack:
+            idle = [
+                stack.enter_context(socket.create_connection((address.hostname, address.port)))
+                for _ in range(150)
+            ]
+            for one in idle:
+                with suppress(OSError):
+                    one.sendall(b"POST / HTTP/1.1\r\nX: ")
+            limit_s = time.monotonic() + HEAD_LIMIT_S + 10
+            while (status := _health(server)) != 200 and time.monotonic() < limit_s:
+                time.sleep(0.5)
+            assert status == 200
+        _, errors = server.interrupted()
+    assert errors.count("out of system resource") <= 1
+    assert len(errors) < 5000
+
+
+def _health(server: Any) -> int:
+    with suppress(httpx.TransportError):
+        return int(httpx.get(f"{server.url}/health", timeout=2).status_code)
+    return 0

@@ -30,6 +30,8 @@ FILE = """\
 {parameters: {max_in_flight: {low: 1, high: 2}}} | method: grid needs the key "parameters.
 {method: gird} | method.kind: unknown "gird"; did you mean "grid"?
 {method: {kind: random}} | the key "method.points" is missing
+{method: {kind: random, points: 1000000000}} | method.points: should be at most 100000
+{parameters: {max_in_flight: {low: 1, high: 2, steps: 1000000000}}} | steps: should be at most
 {method: {kind: optuna, trials: 0}} | method.trials: should be at least 1, not 0
 {objectives: []} | objectives: should be not empty, not []
 {objectives: [{metric: x, goal: less}]} | goal: should be 'minimize' or 'maxim
@@ -56,6 +58,8 @@ RUNS = """\
 {run: {stagse: 2}} | unknown key "stagse"; did you mean "stages"?
 {run: {workload: {trace: azure-conv-sample, requests: 0}}} |
     workload.requests: should be at least 1, not 0
+{parameters: {max_in_flight: {low: 1, high: 9, steps: 60000}, scheduler: [vllm, orca]}} |
+    method: grid: 120000 combinations; at most 100000 are right
 {method: one_at_a_time, run: {stages: null}} | has to say what every param
 """
 """The same of what no run accepts; the keys of `run` are laid over those of the sweep's."""

@@ -5,6 +5,7 @@ Knows the order in which it starts and ends; no configuration.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -132,12 +133,16 @@ class LiveServer:
         import uvicorn
 
         from runtime.http.app import make_app
+        from runtime.http.connections import OTHER_FILES, Connection, SaidOnce
 
+        logging.getLogger("asyncio").addFilter(SaidOnce())
         options = uvicorn.Config(
             make_app(service),
             log_level="warning",
             access_log=False,
             lifespan="off",
+            http=Connection,
+            backlog=OTHER_FILES,
             timeout_graceful_shutdown=int(DRAIN_LIMIT_S),
         )
         server = self._server = uvicorn.Server(options)

@@ -88,11 +88,13 @@ def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_run(folder: Path, outcome: Outcome, save: Save, title: str) -> None:
-    """Write all that `save` asks for of a run; the report where what draws it is installed."""
+def write_run(folder: Path, outcome: Outcome, save: Save, title: str | None = None) -> None:
+    """Write all that `save` asks for of a run; with a `title`, its report too, if that can be."""
     write_results(folder, outcome, save)
-    if save == "all":
-        write_details(folder, outcome)
+    if save != "all":
+        return
+    write_details(folder, outcome)
+    if title is not None:
         write_page(folder, outcome.parts, title, outcome.result.provenance)
 
 

@@ -254,8 +254,8 @@ def test_sensitivity_is_relative_to_the_default_within_a_replication(tmp_path: P
         [64, 128],
         1,
     )
-    ttft = next(series for series in panel.series if series.metric == "mean_ttft_ms")
-    assert (ttft.mean, ttft.half_width) == ([0.5, 1.0], [0.0, 0.0])
+    ttft = panel.means["mean_ttft_ms"]
+    assert [(ratio.mean, ratio.half_width) for ratio in ttft] == [(0.5, 0.0), (1.0, 0.0)]
     assert found.trials[0].relative(found.trials[1], "mean_e2el_ms").mean == 1.5
 
 
@@ -265,7 +265,7 @@ def test_a_main_effect_averages_over_the_other_parameters(tmp_path: Path) -> Non
     assert budgets.values == [64, 128]
     assert in_flight.values == [1, 2, "unlimited"]
     expected = math.fsum(trial.mean("mean_e2el_ms") for trial in found.trials[:3]) / 3
-    assert budgets.series[0].mean[0] == pytest.approx(expected)
+    assert budgets.means["mean_e2el_ms"][0].mean == pytest.approx(expected)
 
 
 def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:

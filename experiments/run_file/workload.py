@@ -12,7 +12,15 @@ from pydantic import Field
 from evenflow.keys import Keys
 from evenflow.types import Request
 from experiments.run_file.yaml_file import find
-from traces import AnyArrivals, Replay, Trace, load_trace, make_requests, with_conversations
+from traces import (
+    SAMPLE_NAMES,
+    AnyArrivals,
+    Replay,
+    Trace,
+    load_trace,
+    make_requests,
+    with_conversations,
+)
 
 MOST_REQUESTS = 10**8
 """More than the memory of most machines holds; what it does not hold is told, too."""
@@ -46,6 +54,11 @@ class WorkloadConfig(Keys):
     tokenizer: str | None = None
     filter: str | None = None
     conversations: bool = False
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the trace is a sample, so that there is always more of it."""
+        return self.trace in SAMPLE_NAMES
 
     def rows(self, beside: Path, limit: int | None, *, keep_text: bool = False) -> Trace:
         """Load at most `limit` requests of the trace; their prompts too if `keep_text`."""

@@ -20,14 +20,7 @@ from experiments.report.tables import write_summaries
 from experiments.run_file.build import load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Patch, value_of
-from experiments.runs import (
-    Job,
-    Save,
-    run_job,
-    write_details,
-    write_page,
-    write_results,
-)
+from experiments.runs import Job, Save, run_job, write_page, write_run
 from experiments.study.executors import processes
 
 if TYPE_CHECKING:
@@ -184,7 +177,5 @@ def _run_one(index: int, job: Job, folder: Path | None, save: Save) -> Outcome:
     for run in outcome.parts.values():
         _ = run.idle  # found here, where it keeps nobody waiting
     if folder is not None:
-        write_results(folder / job.folder, outcome, save)
-        if save == "all":
-            write_details(folder / job.folder, outcome)
+        write_run(folder / job.folder, outcome, save)
     return outcome

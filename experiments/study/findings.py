@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -197,17 +197,8 @@ def cell(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """A metric at each value of a parameter: mean and half-width of its interval, NaN if none."""
-
-    metric: str
-    mean: list[float]
-    half_width: list[float]
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
-    """A parameter, its values in order, and a series for each metric.
+    """A parameter, its values in order, and for each metric its mean at each of them.
 
     `default` is the position of the run's own value. `scattered`: each point has its own value
     and there is nothing to average over; `log`: the values span more than a factor of ten.
@@ -216,7 +207,7 @@ class Panel:
     parameter: str
     values: list[Any]
     default: int | None
-    series: list[Series]
+    means: Mapping[str, Sequence[Interval]]
     scattered: bool = False
     log: bool = False
 
@@ -239,12 +230,9 @@ def sensitivity(findings: Findings) -> list[Panel]:
         slice_ = _in_order(slice_, name)
         if len(slice_) < 2:
             continue
-        series = []
-        for metric in metrics:
-            ratios = [trial.relative(base, metric) for trial in slice_]
-            series.append(Series(metric, [r.mean for r in ratios], [r.half_width for r in ratios]))
+        ratios = {metric: [trial.relative(base, metric) for trial in slice_] for metric in metrics}
         values = [trial.labels[name] for trial in slice_]
-        panels.append(Panel(name, values, slice_.index(base), series))
+        panels.append(Panel(name, values, slice_.index(base), ratios))
     return panels
 
 
@@ -291,10 +279,10 @@ def _main_effect(findings: Findings, trials: Sequence[Trial], name: str, metric:
     if findings.default is not None:
         own = identity({name: findings.trials[findings.default].labels[name]})
         default = next((i for i, v in enumerate(values) if identity({name: v}) == own), None)
-    widths = [math.nan if scattered else each.half_width for each in means]
-    series = Series(metric, [each.mean for each in means], widths)
+    if scattered:  # points, which are drawn without their intervals
+        means = [replace(each, half_width=math.nan) for each in means]
     spread = scattered and values[0] > 0 and values[-1] > 10 * values[0]
-    return Panel(name, values, default, [series], scattered, spread)
+    return Panel(name, values, default, {metric: means}, scattered, spread)
 
 
 def _by_replication(trials: Sequence[Trial], metric: str) -> list[float]:

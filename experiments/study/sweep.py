@@ -27,7 +27,6 @@ from experiments.report.words import metric_words
 from experiments.study.findings import (
     Findings,
     Panel,
-    Series,
     cell,
     main_effects,
     point_cells,
@@ -271,8 +270,8 @@ def _draw_sensitivity(around: Sequence[Panel]) -> Figure:
     figure, grid = plots.panels(len(around), 3.0, 3.4, columns=COLUMNS, sharey=True)
     for axes, panel in zip(grid, around, strict=True):
         axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
-        for index, series in enumerate(panel.series):
-            _draw_series(axes, panel, series, index, without_unit(series.metric))
+        for index, metric in enumerate(panel.means):
+            _draw_means(axes, panel, metric, index, without_unit(metric))
         _finish(axes, panel)
     grid[0].set_ylabel("relative to the default")
     handles, labels = grid[0].get_legend_handles_labels()
@@ -286,10 +285,11 @@ def _draw_main_effects(rows: Sequence[Sequence[Panel]]) -> Figure:
     width = len(rows[0])
     figure, grid = plots.panels(len(rows) * width, 3.1, 2.9, columns=width, sharey="row")
     for index, row in enumerate(rows):
-        words = metric_words(row[0].series[0].metric)
+        (metric,) = row[0].means
+        words = metric_words(metric)
         cells = grid[index * width : (index + 1) * width]
         for axes, panel in zip(cells, row, strict=True):
-            _draw_series(axes, panel, panel.series[0], index, words)
+            _draw_means(axes, panel, metric, index, words)
             _finish(axes, panel)
         cells[0].set_ylabel(words)
     return figure
@@ -307,10 +307,10 @@ def _draw_front(findings: Findings) -> Figure:
     return figure
 
 
-def _draw_series(axes: Axes, panel: Panel, series: Series, index: int, words: str) -> None:
+def _draw_means(axes: Axes, panel: Panel, metric: str, index: int, words: str) -> None:
     at = panel.values if panel.scattered else range(len(panel.values))
-    reach, joined = series.half_width, not panel.scattered
-    plots.whiskers(axes, at, series.mean, reach, index, joined=joined, label=words)
+    means, reach = zip(*((own.mean, own.half_width) for own in panel.means[metric]), strict=True)
+    plots.whiskers(axes, at, means, reach, index, joined=not panel.scattered, label=words)
 
 
 def _finish(axes: Axes, panel: Panel) -> None:

@@ -27,7 +27,6 @@ from experiments.runs import Job, run_job
 from experiments.study.executors import executor_of
 from experiments.study.intervals import Interval, interval, paired_difference
 from experiments.study.points import Point, Record, Store, remove_records, simulated, summary
-from traces import SAMPLE_NAMES
 
 
 class Part(NamedTuple):
@@ -306,7 +305,7 @@ def _smallest(workload: Workload) -> Workload:
 def seed_matters(config: RunConfig) -> bool:
     """Say whether another seed gives another run: something of it is drawn."""
     return (
-        config.workload.trace in SAMPLE_NAMES
+        config.workload.is_drawn
         or config.workload.arrivals.kind not in ("replay", "offline", "closed")
         or config.speculative is not None
         or "predictor" in config.scheduler.params

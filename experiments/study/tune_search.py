@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 from evenflow.errors import UsageError
-from evenflow.results.bubbles import attribute
 from experiments.outcome import Outcome
 from experiments.report.tables import columns_of
 from experiments.run_file.pools import defaults
@@ -25,7 +24,7 @@ from experiments.study.intervals import Interval
 from experiments.study.searches import Optuna, Score, optuna, proposed
 from experiments.study.slo import larger_is_better
 from experiments.study.trials import Case, Part, Simulator, Trial, run, seed_matters
-from experiments.study.tuning import GLLM, Candidate, Tuning, is_sample
+from experiments.study.tuning import GLLM, Candidate, Tuning
 
 BATCH = 8
 """Proposals at a time. They follow from it, so that it is not the number of workers."""
@@ -346,7 +345,7 @@ def unseen_parts(tuning: Tuning, checks: int) -> dict[str, tuple[Part, ...]]:
     drawn = seed_matters(config)
     wanted = tuning.requests * (1 + checks)
     rows = wanted
-    if not is_sample(config):
+    if not config.workload.is_drawn:
         rows = len(config.workload.rows(tuning.beside, wanted))
     later = [skip + tuning.requests * (1 + i) for i in range(rows // tuning.requests - 1)]
     found = {}
@@ -381,8 +380,8 @@ def idle_by_cause(outcome: Outcome, *, ranks: int) -> dict[str, Any]:
 
     A stage is `ranks` GPUs; in a system of pools they are taken for as many in each.
     """
-    found = [attribute(replica) for replica in outcome.replicas]
-    totals = [{"computing": each.busy_s, **each.totals()} for each in found]
+    idle = [part.idle for part in outcome.parts.values()]
+    totals = [{"computing": each.busy_s, **each.totals()} for each in idle]
     return {cause: ranks * sum(each[cause] for each in totals) for cause in totals[0]}
 
 

@@ -23,7 +23,6 @@ from experiments.run_file.yaml_file import Document, Patch, find, mistakes, patc
 from experiments.study.searches import Parameter
 from experiments.study.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.study.trials import Case, Part, Study, dry_run, seed_matters
-from traces import SAMPLE_NAMES
 
 AS_IS = "as given"
 GLLM = "gLLM's defaults"
@@ -189,11 +188,6 @@ def _requests(config: RunConfig, beside: Path) -> int:
     if total < 2:
         raise UsageError(f"workload.trace: {total} request cannot be divided into two parts")
     return total // 2
-
-
-def is_sample(config: RunConfig) -> bool:
-    """Say whether the trace is drawn, so that there is always more of it."""
-    return config.workload.trace in SAMPLE_NAMES
 
 
 def _schedulers(config: RunConfig, wish: Wish) -> list[str]:

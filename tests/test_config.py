@@ -81,10 +81,13 @@ def test_overrides(run_yaml: Path, assignment: str, key: str, value: object) -> 
     assert value_at(load_config(run_yaml, [assignment]), key) == value
 
 
-def test_a_short_form_takes_further_keys(run_yaml: Path) -> None:
-    config = load_config(run_yaml, ["scheduler=sarathi", "scheduler.token_budget=64"])
-    assert config.scheduler.name == "sarathi"
-    assert config.scheduler.params == {"token_budget": 64}
+def test_a_short_form_takes_further_keys_and_a_list_of_layers_counts_the_stages(
+    run_yaml: Path,
+) -> None:
+    keys = ["scheduler=sarathi", "scheduler.token_budget=64", "stages=[33, 31]"]
+    config = load_config(run_yaml, keys)
+    assert config.scheduler == SchedulerConfig(name="sarathi", params={"token_budget": 64})
+    assert config.num_stages == 2
 
 
 def test_a_run_with_some_keys_changed(run_yaml: Path) -> None:
@@ -132,10 +135,6 @@ def test_a_layer_adds_to_mappings_of_one_kind(
     run_yaml: Path, layer: dict[str, Any], patch: dict[str, Any]
 ) -> None:
     assert as_patch(read(run_yaml).data, layer) == patch
-
-
-def test_a_number_of_stages_is_that_of_the_list(run_yaml: Path) -> None:
-    assert load_config(run_yaml, ["stages=[33, 31]"]).num_stages == 2
 
 
 @pytest.mark.parametrize(

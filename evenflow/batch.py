@@ -40,7 +40,8 @@ class MicroBatch:
     when the micro-batch was scheduled, and `kv_tokens` the token slots that are filled in the
     others, its own tokens included. `charged` is the work that costs time where it is not just that
     of the sequences: padding, or pages copied to and from the host. Of decodes that were preempted
-    on the way, `preempted` says which, and how many tokens each is still to get.
+    on the way, `preempted` says which, and how many tokens each is still to get. Where decodes run
+    ahead, `ahead` has those that get a token, by request id, and whether it is their last.
     """
 
     batch_id: int
@@ -56,6 +57,7 @@ class MicroBatch:
     kv_tokens: int = 0
     charged: Work | None = None
     preempted: abc.Sequence[tuple[Sequence, int]] = ()
+    ahead: dict[int, tuple[Sequence, bool]] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -57,7 +57,18 @@ class Batcher:
         self.scheduler = scheduler
         self.kv = kv if isinstance(kv, KvCache) else KvCache(kv)
         self.pool = self.kv.pool
-        self.queues = Queues(self.kv, pipelined_chunks=pipelined_chunks, speculation=speculation)
+        ahead = getattr(scheduler, "decodes_ahead", None)
+        self.queues = Queues(
+            self.kv,
+            pipelined_chunks=pipelined_chunks,
+            speculation=speculation,
+            ahead={None: 0, "question": 1, "round": depth}[ahead],
+        )
+        if ahead and (asks_again or self.kv.keeps or speculation is not None or keeps_pages):
+            raise UsageError(
+                f"policy {self.policy_name} lets decodes run ahead, which goes with dispatch: "
+                "engine_loop, without prefix_cache, swap, speculative and pools"
+            )
         self.view = View(self.queues, depth)
         self.depth = depth
         self.max_in_flight = max_in_flight if max_in_flight is not None else 1 << 60
@@ -102,6 +113,8 @@ class Batcher:
         queues = self.queues
         self.wake_at_s = None
         queues.now_s = now_s
+        if queues.ahead:
+            queues.wake_decodes()
         while self.can_send:
             preemptions = queues.preemptions
             try:
@@ -133,7 +146,25 @@ class Batcher:
         queues = self.queues
         if queues.in_flight.pop(batch.batch_id, None) is not batch:
             raise ValueError(f"micro-batch {batch.batch_id} is not in flight")
-        group = batch.decodes
+        if batch.ahead is None:
+            finished, group = self._bring_back(batch, now_s)
+        else:
+            finished, group = queues.catch_up(batch, now_s), None
+        if queues.owed:
+            finished += queues.deliver(batch, now_s, stopped)
+        if stopped or queues.aborted:
+            finished = queues.end_early(finished, batch.chunks, group, stopped)
+        for seq in finished:
+            queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
+        if group is not None and group.members:
+            queues.ready.append(group)
+        return finished
+
+    def _bring_back(
+        self, batch: MicroBatch, now_s: float
+    ) -> tuple[list[Sequence], DecodeGroup | None]:
+        """Record what a micro-batch yields; return what ends with it, and what decodes now."""
+        queues, group = self.queues, batch.decodes
         finished: list[Sequence] = []
         if group is not None:
             finished = group.step(now_s, queues.gap_s, queues.gap_count)
@@ -145,15 +176,7 @@ class Batcher:
             else:
                 group = group if group is not None else self._group_of(batch)
                 queues.start_decoding(chunk.sequence, group)
-        if queues.owed:
-            finished += queues.deliver(batch, now_s, stopped)
-        if stopped or queues.aborted:
-            finished = queues.end_early(finished, batch.chunks, group, stopped)
-        for seq in finished:
-            queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
-        if group is not None and group.members:
-            queues.ready.append(group)
-        return finished
+        return finished, group
 
     def abort(self, request_id: int) -> Sequence:
         """End a request before its time, wherever it is; return it, `generated` up to date.
@@ -166,6 +189,8 @@ class Batcher:
         seq = queues.live.get(request_id)
         if seq is None or seq.aborted:
             raise ValueError(f"request {request_id} is not being served")
+        if queues.ahead:
+            raise ValueError("a request cannot be aborted where decodes run ahead")
         seq.aborted = True
         queues.leave_queues(seq)
         sent = (batch.decodes for batch in queues.in_flight.values())
@@ -311,6 +336,8 @@ class Batcher:
             self._charge(batch)
         self._batches += 1
         self.queues.in_flight[batch.batch_id] = batch
+        if self.queues.ahead:
+            self.queues.run_ahead(batch)
         return batch
 
     def _micro_batch(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:

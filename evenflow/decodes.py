@@ -353,6 +353,33 @@ class SpeculativeGroup(DecodeGroup):
         return finished
 
 
+class AheadGroup(DecodeGroup):
+    """Sequences that step when they are sent: lengths run ahead of the tokens that are there.
+
+    The times of tokens are the sequences' own.
+    """
+
+    __slots__ = ()
+
+    def empty(self) -> AheadGroup:
+        """Return a group of the same kind without sequences."""
+        return AheadGroup()
+
+    def leave(self, seq: Sequence) -> int:
+        """Remove a sequence; return the number of tokens it attends to."""
+        last_token_s = seq.last_token_s
+        context = super().leave(seq)
+        seq.last_token_s = last_token_s
+        return context
+
+    def sent(self) -> AheadGroup:
+        """Return what is sent of a group: its members and their lengths as they are now."""
+        copy = AheadGroup()
+        copy.members = dict(self.members)
+        copy.context = self.context
+        return copy
+
+
 class ReadyQueue:
     """Groups in the order in which they returned; `num_sequences` counts their members.
 

@@ -216,7 +216,7 @@ class EngineLoop(Loop):
             batch = self._next(now_s)
             if batch is not None:
                 self._pipeline.submit(batch)
-            elif not queues.in_flight and queues.preemptions == preemptions:
+            elif not (queues.in_flight or queues.resting) and queues.preemptions == preemptions:
                 return False  # until the time at which the policy asks to be woken
             self._answers.append(batch)
         if not self._answers:

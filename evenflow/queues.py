@@ -10,7 +10,14 @@ from bisect import insort
 from collections import abc, deque
 
 from evenflow.batch import Chunk, MicroBatch
-from evenflow.decodes import DecodeGroup, ReadyQueue, Sequence, Speculation, SpeculativeGroup
+from evenflow.decodes import (
+    AheadGroup,
+    DecodeGroup,
+    ReadyQueue,
+    Sequence,
+    Speculation,
+    SpeculativeGroup,
+)
 from evenflow.kv import KvCache
 from evenflow.request import Request
 
@@ -35,11 +42,19 @@ class Queues:
     """
 
     def __init__(
-        self, kv: KvCache, *, pipelined_chunks: bool, speculation: Speculation | None
+        self,
+        kv: KvCache,
+        *,
+        pipelined_chunks: bool,
+        speculation: Speculation | None,
+        ahead: int = 0,
     ) -> None:
         self.kv = kv
         self.pipelined_chunks = pipelined_chunks
         self.speculation = speculation
+        self.ahead = ahead  # a decode is ready so many questions after it was sent; 0: once back
+        self.asked = 0
+        self.resting: deque[tuple[int, DecodeGroup]] = deque()  # and with which question it is
         self.now_s = 0.0
         self.waiting: deque[Sequence] = deque()
         self.partials: list[Sequence] = []
@@ -143,17 +158,22 @@ class Queues:
 
     def token_of_prefill(self, seq: Sequence, now_s: float) -> bool:
         """Record a token that a sequence gets alone; return whether it is the request's last."""
-        if seq.generated:
-            self.gap_s.append(now_s - seq.last_token_s)
-            self.gap_count.append(1)
-        else:
-            seq.first_token_s = now_s
-        seq.last_token_s = now_s
+        self._record_token(seq, now_s)
         seq.generated += 1
         return seq.generated >= seq.request.output_tokens
 
+    def _record_token(self, seq: Sequence, now_s: float) -> None:
+        if seq.first_token_s <= now_s:
+            self.gap_s.append(now_s - seq.last_token_s)
+            self.gap_count.append(1)
+        else:  # not a number: it is the first
+            seq.first_token_s = now_s
+        seq.last_token_s = now_s
+
     def empty_group(self) -> DecodeGroup:
         """Return a group of decodes without members."""
+        if self.ahead:
+            return AheadGroup()
         if self.speculation is None:
             return DecodeGroup()
         return SpeculativeGroup(self.speculation.tokens_per_step)
@@ -288,11 +308,11 @@ class Queues:
             group.leave(seq)
         elif seq in self.ready:
             self.ready.remove(seq)
-        else:
+        elif not self.ahead:
             computing = self._leave_in_flight(seq)
         seq.owed = seq.chunks_in_flight + (computing > 0)
+        self.kv.suspend(seq, self._held_ahead(seq) if self.ahead else seq.held_tokens + computing)
         self.owed += seq.owed
-        self.kv.suspend(seq, seq.held_tokens + computing)
         del self.admitted[seq.request.request_id]
         self.running_decodes -= seq.decoding
         self.preemptions += 1
@@ -314,6 +334,59 @@ class Queues:
                 batch.preempted = (*batch.preempted, (seq, tokens))
                 return tokens
         raise ValueError(f"request {seq.request.request_id} is not in flight")
+
+    # -- decodes that go again before their last token is there ---------------------------------
+
+    def wake_decodes(self) -> None:
+        """Count a question; decodes that have rested long enough are ready for it."""
+        self.asked += 1
+        while self.resting and self.resting[0][0] <= self.asked:
+            group = self.resting.popleft()[1]
+            if group.members:
+                self.ready.append(group)
+
+    def run_ahead(self, batch: MicroBatch) -> None:
+        """Let what is sent go on as if it were back, unless the token on its way is the last."""
+        group = batch.decodes or AheadGroup()
+        if batch.decodes is not None:
+            assert isinstance(group, AheadGroup)
+            batch.decodes = group.sent()
+        ended = {seq.request.request_id for seq in group.step(self.now_s, [], [])}
+        sent = batch.decodes.members if batch.decodes is not None else {}
+        batch.ahead = {number: (seq, number in ended) for number, seq in sent.items()}
+        for chunk in batch.chunks:
+            seq = chunk.sequence
+            if chunk.last:
+                seq.generated += 1
+                last = seq.generated >= seq.request.output_tokens
+                batch.ahead[seq.request.request_id] = (seq, last)
+                if not last:
+                    self.start_decoding(seq, group)
+        if group.members:
+            self.resting.append((self.asked + self.ahead, group))
+
+    def catch_up(self, batch: MicroBatch, now_s: float) -> list[Sequence]:
+        """Record the tokens that decodes, gone ahead, get now; return those that end."""
+        assert batch.ahead is not None
+        for chunk in batch.chunks:
+            self.return_chunk(chunk)
+        for seq, _ in batch.ahead.values():
+            self._record_token(seq, now_s)
+        return [seq for seq, last in batch.ahead.values() if last]
+
+    def _held_ahead(self, seq: Sequence) -> int:
+        """Take a sequence from where it rests; return its tokens in pages, in flight or not."""
+        for _, group in self.resting:
+            if seq in group:
+                group.leave(seq)
+        held = seq.held_tokens
+        for batch in self.in_flight.values():
+            if batch.ahead and batch.ahead.pop(seq.request.request_id, None) is not None:
+                seq.generated -= 1
+                if batch.decodes is not None and seq in batch.decodes:
+                    seq.owed += 1
+                    batch.preempted = (*batch.preempted, (seq, 1))
+        return held
 
     def deliver(
         self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int]

@@ -274,6 +274,8 @@ class Scheduler(Protocol):
     - `preempts_in_flight` (bool, default False): it may preempt what micro-batches compute with.
       The pages are free at once, the output still counts when it returns, and until then the
       request waits;
+    - `decodes_ahead` ("question" or "round", default None): a decode may go again before its last
+      token is there, with the next question or after as many as there are stages;
     - `append_only_pages` (bool, default False): where a prefix cache is on, a request keeps the
       pages it got even if others hold the same, and pages are found as soon as decodes fill them;
     - `padded` (bool, default False): the requests of a micro-batch compute as much as the longest

@@ -167,6 +167,11 @@ def check_servable(config: RunConfig) -> None:
         (config.speculative is not None, "speculative", "null"),
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
+        (
+            config.scheduler.params.get("async_scheduling", "off") != "off",
+            "scheduler.async_scheduling",
+            "off",
+        ),
         (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
         (_is_split(config), "tensor_parallel", "1"),
     )

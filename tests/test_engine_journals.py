@@ -21,8 +21,7 @@ from tests.command_line import evenflow
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines"
 VLLM = sorted((SHARED / "vllm-0.32.0").glob("*.jsonl.gz"))
 JOURNALS = [path for path in VLLM if vllm.is_journal(path)]
-SYNCHRONOUS = [path for path in JOURNALS if not path.name.startswith("async")]
-LOOPS = [path for path in SYNCHRONOUS if path.name.startswith("loop")]
+LOOPS = [path for path in JOURNALS if path.name.startswith("loop")]
 
 needs_shared = pytest.mark.skipif(
     not JOURNALS, reason=f"no recordings of vLLM in {SHARED} (EVENFLOW_SHARED)"
@@ -34,7 +33,7 @@ def stem(path: Path) -> str:
 
 
 @needs_shared
-@pytest.mark.parametrize("path", SYNCHRONOUS, ids=stem)
+@pytest.mark.parametrize("path", JOURNALS, ids=stem)
 def test_vllm_decides_as_recorded(path: Path) -> None:
     outcome = vllm.replay(path)
     assert outcome.difference is None
@@ -145,7 +144,10 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([CONFIG | {"async_scheduling": True}, *SMALL[1:]], "async_scheduling is not modelled"),
+        (
+            [CONFIG | {"async_scheduling": True, "prefix_caching": True}, *SMALL[1:]],
+            "async_scheduling with prefix_caching is not modelled",
+        ),
         ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
         ([CONFIG | {"prefix_caching": True}, *SMALL[1:]], "prefix_caching needs the prompts"),
         ([{"kind": "config", "max_concurrent_batches": 1}], "line 1: config without 'blocks'"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from evenflow.keys import Count
 from evenflow.schedulers.limits import Fraction, checked
@@ -14,11 +14,11 @@ class VLLMV1:
     """Every ready decode, the chunk of the prompt that is under way, then prompts that wait.
 
     Source: vLLM 0.32.0 (its V1 scheduler), whose recorded decisions are this policy's: see
-    docs/engines.md. Requests run in the order of their admission, and chunks of a prompt follow one
-    another without waiting for the last to return. Pages come with each chunk; a prompt is only
-    admitted if all of it would fit now, `watermark` of the pages left free once anything runs. When
-    a page is missing, the last admitted request is preempted, in flight or not, and then nothing is
-    admitted in this step.
+    docs/engines.md. Chunks of a prompt follow one another without waiting for the last to return.
+    Pages come with each chunk; a prompt is only admitted if all of it would fit now, `watermark` of
+    the pages left free once anything runs. When a page is missing, the last admitted is preempted,
+    in flight or not, and this step admits nobody. `async_scheduling`, with the model runner of that
+    version: a decode goes again before its last token is there (`max_in_flight`: stages + 1).
     """
 
     pipelined_chunks = True
@@ -38,15 +38,15 @@ class VLLMV1:
         max_num_batched_tokens: Count = 2048,
         max_num_seqs: Count = 256,
         watermark: Fraction = 0.0,
+        async_scheduling: Literal["off", "v1", "v2"] = "off",
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens {max_num_batched_tokens} is less than max_num_seqs "
-                f"{max_num_seqs}: a decode of each has to fit"
-            )
+            limits = f"{max_num_batched_tokens} is less than max_num_seqs {max_num_seqs}"
+            raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.watermark = watermark
+        self.decodes_ahead = {"off": None, "v1": "question", "v2": "round"}[async_scheduling]
 
     def schedule(self, view: View) -> Iterator[Plan]:
         preemptions = view.preemptions
@@ -69,8 +69,8 @@ class VLLMV1:
             prompt = next(iter(view.waiting), None)
             if prompt is None:
                 return
-            total_pages = view.total_pages + 1  # vLLM counts its null block, which holds nothing
-            spare = int(self.watermark * total_pages) if view.running else 0
+            blocks = view.total_pages + 1  # vLLM counts its null block, which holds nothing
+            spare = int(self.watermark * blocks) if view.running else 0
             if view.pages_for(prompt.tokens) - prompt.pages > view.free_pages - spare:
                 yield Plan(kv_limited=True)
                 return

@@ -75,7 +75,10 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         "token_budget": config["budget"],
         "max_num_seqs": config["max_num_seqs"],
         "watermark": float(config.get("watermark", 0.0)),
+        "async_scheduling": "off",
     }
+    if config.get("async_scheduling"):
+        params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
     known = parameters(policy(name))
     own = {key: value for key, value in params.items() if key in known}
     return create(name, own, max_model_len=config.get("max_model_len"))
@@ -83,8 +86,8 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
 
 def refuse(path: Path, config: Event) -> None:
     """Raise UsageError for settings whose rules are not modelled."""
-    if config.get("async_scheduling"):
-        raise UsageError(f"{path}: async_scheduling is not modelled")
+    if config.get("async_scheduling") and config.get("prefix_caching"):
+        raise UsageError(f"{path}: async_scheduling with prefix_caching is not modelled")
     if not config.get("full_isl", True):
         raise UsageError(f"{path}: full_isl: false is not modelled")
 

@@ -93,11 +93,14 @@ class Loop:
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
         """Take back the micro-batch that was sent first; see `Batcher.complete`."""
+        self._complete(now_s, stopped)
+        self._changed(now_s)
+
+    def _complete(self, now_s: float, stopped: Collection[int]) -> None:
         engine, batch = self._travelling.popleft()
         finished = engine.complete(batch, now_s, stopped)
         if finished:
             self._finished(finished, now_s)
-        self._changed(now_s)
 
     # -- and when it is over --------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class EngineLoop(Loop):
         if self._answers[0] is not None:
             if not self._back:
                 return False
-            super().returned(now_s, self._back.popleft())
+            self._complete(now_s, self._back.popleft())
         self._answers.popleft()
         self._waits = False
         while self._unseen:

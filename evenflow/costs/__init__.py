@@ -3,8 +3,7 @@
 Knows specifications and the numbers of a micro-batch; no clock, no policy, no requests.
 """
 
-from evenflow.costs.affine import AffineCost
-from evenflow.costs.base import BatchShape, StageCost, Work, decode_work, prefill_work
+from evenflow.costs.base import AffineCost, BatchShape, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.collectives import Fabric, Measured, Ring, TwoLevel
 from evenflow.costs.estimates import balanced_layers, estimates, token_budget_for
 from evenflow.costs.modifiers import DraftedCost, GraphCost, SwapCost

@@ -1,9 +1,12 @@
-"""What a cost model is given and what it answers. Knows no formula."""
+"""What a cost model is given and what it answers; and the simplest one, base + per token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from evenflow.errors import Count, NonNegative, require_declared
 
 
 class ChunkShape(Protocol):
@@ -89,3 +92,30 @@ def prefill_work(tokens: int, start: int = 0, *, last: bool = True) -> Work:
 def decode_work(rows: int, context_tokens: int) -> Work:
     """Return the work of one decode step of `rows` rows that attend to `context_tokens` in all."""
     return Work((), 0, rows, context_tokens, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class AffineCost:
+    """Cost `base_s + per_token_s * tokens` seconds on each of `depth` stages: the simplest formula.
+
+    For teaching and for tests with closed forms; attention costs nothing.
+
+    `bytes_per_token` crosses from stage to stage. UsageError on negative values or NaN.
+    """
+
+    base_s: NonNegative
+    per_token_s: NonNegative
+    depth: Count
+    bytes_per_token: NonNegative = 0.0
+
+    def __post_init__(self) -> None:
+        require_declared("costs: affine", self)
+
+    def times(self, batch: BatchShape) -> list[float]:
+        """Return the seconds on every stage."""
+        tokens = batch.prefill_tokens + batch.decode_tokens
+        return [self.base_s + self.per_token_s * tokens] * self.depth
+
+    def transfer_bytes(self, batch: BatchShape) -> float:
+        """Return the bytes that cross from one stage to the next."""
+        return self.bytes_per_token * (batch.prefill_tokens + batch.decode_tokens)

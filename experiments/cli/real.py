@@ -108,18 +108,18 @@ def replay_command(
     ] = None,
 ) -> None:
     """Feed recorded inputs to a fresh scheduler; exit 1 if a decision differs."""
-    from experiments.engines import replays
+    from experiments import engines
 
-    journals = replays.of_engines(path)
+    journals = engines.of_engines(path)
     if not journals:
-        difference = replays.replay_run(path, scheduler)
+        difference = engines.replay_run(path, scheduler)
         if difference is not None:
             typer.echo(f"different: {difference}")
             raise typer.Exit(1)
         typer.echo("identical: every decision is as recorded")
         return
     status = 0
-    for file, outcome in replays.replay_engines(journals, scheduler):
+    for file, outcome in engines.replay_engines(journals, scheduler):
         if isinstance(outcome, UsageError):
             typer.echo(f"error: {outcome}", err=True)
             status = status or 2

@@ -11,7 +11,10 @@ import os
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+MOST = 10**12
+"""The highest count of anything, such as pages; what is of a machine has lower limits."""
 
 
 class UsageError(Exception):
@@ -102,3 +105,18 @@ def _checks(kind: Callable[..., object]) -> list[tuple[str, Callable[..., None]]
 def _is_number(value: object) -> bool:
     is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_real and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def is_count(value: object, most: int = MOST) -> bool:
+    """Say whether a value is a whole number from 1 to `most`."""
+    return type(value) is int and 0 < value <= most
+
+
+def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the keys of a JSON object with their values; ValueError for a key that is twice."""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f'the key "{key}" is given twice')
+        values[key] = value
+    return values

@@ -21,14 +21,12 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from evenflow.errors import instead_of
+from evenflow.errors import MOST, instead_of
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
-MOST = 10**12
-"""The highest count of anything, such as pages; what is of a machine has lower limits."""
 
 MOST_PIPES = 4096
 """The most stages, replicas and virtual engines: each is kept account of by itself."""
@@ -99,21 +97,6 @@ def expect(accepts: Callable[[Any], bool], expected: str) -> BeforeValidator:
 def short_form(key: str) -> BeforeValidator:
     """Let a bare word stand for a mapping that holds only `key`."""
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
-
-
-def is_count(value: object, most: int = MOST) -> bool:
-    """Say whether a value is a whole number from 1 to `most`."""
-    return type(value) is int and 0 < value <= most
-
-
-def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the keys of a JSON object with their values; ValueError for a key that is twice."""
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise ValueError(f'the key "{key}" is given twice')
-        values[key] = value
-    return values
 
 
 def needed(reason: str, key: str) -> PydanticCustomError:

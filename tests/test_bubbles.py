@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -189,7 +190,7 @@ def test_rounding_is_not_idle_time() -> None:
 
 
 def test_a_run_that_has_not_ended_is_refused() -> None:
-    result = tandem([[1], [np.nan]])
+    result = replace(tandem([[1], [1]]), end_s=np.array([[1.0], [np.nan]]))
     with pytest.raises(ValueError, match="micro-batch 1 never returned"):
         attribute(result)
 

@@ -67,16 +67,15 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
     process = spawn(run, *arguments)
     limit_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < limit_s:
-        if takes_signals(process):
-            assert len(group(process)) == 4, "with multiprocessing's own"
-            time.sleep(0.7)
+        if takes_signals(process) and len(group(process)) == 4:  # with multiprocessing's own
+            time.sleep(1.2)
             return process
         time.sleep(0.05)
     raise AssertionError("the run does not start")
 
 
 def takes_signals(process: subprocess.Popen[str]) -> bool:
-    """Say whether a command handles SIGTERM, which it does only while it serves."""
+    """Say whether a command handles SIGTERM."""
     try:
         status = Path(f"/proc/{process.pid}/status").read_text()
     except OSError:

@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from evenflow.errors import UsageError, instead_of
-from evenflow.keys import once
+from evenflow.errors import UsageError, instead_of, once
 from traces.sharegpt import ShareGpt
 from traces.source import Row, Source, block_ids, number, shown, token_count
 

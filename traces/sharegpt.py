@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evenflow.errors import UsageError
-from evenflow.keys import once
+from evenflow.errors import UsageError, once
 from traces.source import CountTokens, Row, Source, shown, token_count
 
 CHUNK_CHARACTERS = 2**20

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from evenflow.keys import Count, Share, expect, is_count
+from evenflow.errors import is_count
+from evenflow.keys import Count, Share, expect
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import checked
 from evenflow.scheduling import Order, Plan, Prompt, SearchSpace, View

@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenflow.errors import UsageError, instead_of, require_file
-from evenflow.keys import is_count, once
+from evenflow.errors import UsageError, instead_of, is_count, once, require_file
 
 FAMILIES = {
     "llama": "llama",

@@ -12,16 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, Field
 
 from evenflow import schedulers
-from evenflow.errors import UsageError
-from evenflow.keys import (
-    Count,
-    Keys,
-    NameOr,
-    Positive,
-    expect,
-    is_count,
-    short_form,
-)
+from evenflow.errors import UsageError, is_count
+from evenflow.keys import Count, Keys, NameOr, Positive, expect, short_form
 from evenflow.specs.model import model
 from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.links import TransferLinkConfig, link_spec

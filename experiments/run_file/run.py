@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from evenflow.costs import Fabric, StageCost, SwapCost
+from evenflow.errors import MOST, is_count
 from evenflow.keys import (
-    MOST,
     MOST_PIPES,
     Count,
     Keys,
@@ -25,7 +25,6 @@ from evenflow.keys import (
     Positive,
     Share,
     expect,
-    is_count,
     needed,
     short_form,
 )

@@ -146,10 +146,14 @@ class Batcher:
         queues = self.queues
         if queues.in_flight.pop(batch.batch_id, None) is not batch:
             raise ValueError(f"micro-batch {batch.batch_id} is not in flight")
-        if batch.ahead is None:
-            finished, group = self._bring_back(batch, now_s)
-        else:
+        finished: list[Sequence] = []
+        group = batch.decodes
+        if batch.ahead is not None:
             finished, group = queues.catch_up(batch, now_s), None
+        elif group is not None:
+            finished = group.step(now_s, queues.gap_s, queues.gap_count)
+        if batch.chunks and batch.ahead is None:
+            group = self._return_chunks(batch, group, finished, now_s)
         if queues.owed:
             finished += queues.deliver(batch, now_s, stopped)
         if stopped or queues.aborted:
@@ -160,14 +164,15 @@ class Batcher:
             queues.ready.append(group)
         return finished
 
-    def _bring_back(
-        self, batch: MicroBatch, now_s: float
-    ) -> tuple[list[Sequence], DecodeGroup | None]:
-        """Record what a micro-batch yields; return what ends with it, and what decodes now."""
-        queues, group = self.queues, batch.decodes
-        finished: list[Sequence] = []
-        if group is not None:
-            finished = group.step(now_s, queues.gap_s, queues.gap_count)
+    def _return_chunks(
+        self,
+        batch: MicroBatch,
+        group: DecodeGroup | None,
+        finished: list[Sequence],
+        now_s: float,
+    ) -> DecodeGroup | None:
+        """Take chunks back; add what ends to `finished`, return the group of what decodes now."""
+        queues = self.queues
         for chunk in batch.chunks:
             if not queues.return_chunk(chunk):
                 continue
@@ -176,7 +181,7 @@ class Batcher:
             else:
                 group = group if group is not None else self._group_of(batch)
                 queues.start_decoding(chunk.sequence, group)
-        return finished, group
+        return group
 
     def abort(self, request_id: int) -> Sequence:
         """End a request before its time, wherever it is; return it, `generated` up to date.
@@ -331,16 +336,6 @@ class Batcher:
     def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch | None:
         if group is None and not chunks:
             return None
-        batch = self._micro_batch(chunks, group)
-        if self._charges:
-            self._charge(batch)
-        self._batches += 1
-        self.queues.in_flight[batch.batch_id] = batch
-        if self.queues.ahead:
-            self.queues.run_ahead(batch)
-        return batch
-
-    def _micro_batch(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
         prefill_tokens = prompts = decode_tokens = decode_context = decoded = 0
         for chunk in chunks:
             prefill_tokens += chunk.stop - chunk.start
@@ -350,11 +345,11 @@ class Batcher:
             decode_tokens = size * self._verified_tokens
             decode_context = group.context
             decoded = size if group.stride == 1 else group.next_tokens
-        kv = self.kv
+        queues, kv = self.queues, self.kv
         kv.tokens += prefill_tokens + decoded
-        return MicroBatch(
+        batch = MicroBatch(
             self._batches,
-            self.queues.now_s,
+            queues.now_s,
             chunks,
             group,
             prefill_tokens,
@@ -365,6 +360,13 @@ class Batcher:
             output_tokens=prompts + decoded,
             kv_tokens=kv.tokens,
         )
+        if self._charges:
+            self._charge(batch)
+        self._batches += 1
+        queues.in_flight[batch.batch_id] = batch
+        if queues.ahead:
+            queues.run_ahead(batch)
+        return batch
 
     def _charge(self, batch: MicroBatch) -> None:
         """Work out what a micro-batch costs and holds where that differs from what it computes."""

@@ -124,7 +124,8 @@ class Batcher:
             if type(plan) is not Plan and isinstance(plan, abc.Iterator):
                 plan, batch = self._carry_out_parts(plan)
             else:
-                batch = self._send(*self._carry_out(plan))
+                chunks, group = self._carry_out(plan)
+                batch = self._send(chunks, group)
             if batch is not None:
                 self._answer = ""
                 self._wakes = 0
@@ -146,14 +147,15 @@ class Batcher:
         queues = self.queues
         if queues.in_flight.pop(batch.batch_id, None) is not batch:
             raise ValueError(f"micro-batch {batch.batch_id} is not in flight")
-        finished: list[Sequence] = []
-        group = batch.decodes
         if batch.ahead is not None:
-            finished, group = queues.catch_up(batch, now_s), None
-        elif group is not None:
-            finished = group.step(now_s, queues.gap_s, queues.gap_count)
-        if batch.chunks and batch.ahead is None:
-            group = self._return_chunks(batch, group, finished, now_s)
+            group, finished = None, queues.catch_up(batch, now_s)
+        else:
+            group = batch.decodes
+            finished = (
+                group.step(now_s, queues.gap_s, queues.gap_count) if group is not None else []
+            )
+            if batch.chunks:
+                group = self._return_chunks(batch, group, finished, now_s)
         if queues.owed:
             finished += queues.deliver(batch, now_s, stopped)
         if stopped or queues.aborted:
@@ -355,10 +357,10 @@ class Batcher:
             prefill_tokens,
             decode_tokens,
             decode_context,
-            sampled_rows=prompts + decode_tokens,
-            free_pages=self.pool.free_pages,
-            output_tokens=prompts + decoded,
-            kv_tokens=kv.tokens,
+            prompts + decode_tokens,
+            self.pool.free_pages,
+            prompts + decoded,
+            kv.tokens,
         )
         if self._charges:
             self._charge(batch)

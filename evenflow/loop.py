@@ -70,13 +70,9 @@ class Loop:
         self._turns = deque(self.engines)
         self._travelling: deque[tuple[Batcher, MicroBatch]] = deque()  # first sent, first back
         self._last_wait = ""
-        self._may_ask: Callable[[float], bool]
-        self.freed: Callable[[float], None]
         # The dispatch rule: when to ask, and whether it is news that stage 0 is free again.
-        if world.dispatch == "stage0":
-            self._may_ask, self.freed = pipeline.is_free, self._changed
-        else:  # eager: what could be sent then was sent before
-            self._may_ask, self.freed = _always, _ignore
+        self._eager = world.dispatch == "eager"  # what could be sent then was sent before
+        self.freed: Callable[[float], None] = _ignore if self._eager else self._changed
 
     # -- what happens at an instant -------------------------------------------------------------
 
@@ -107,7 +103,7 @@ class Loop:
     def settle(self, now_s: float) -> None:
         """Send micro-batches while the dispatch rule allows it and a policy has one."""
         pipeline = self._pipeline
-        while self._may_ask(now_s):
+        while self._eager or pipeline.is_free(now_s):
             batch = self._next(now_s)
             if batch is None:
                 return self._record_wait(now_s)
@@ -252,10 +248,6 @@ def loop_of(world: World) -> type[Loop]:
 
 def _num_live(engine: Batcher) -> int:
     return len(engine.queues.live)
-
-
-def _always(_: float) -> bool:
-    return True
 
 
 def _ignore(_: float) -> None:

@@ -7,6 +7,7 @@ asked, and nothing here shows the true length of an output.
 from __future__ import annotations
 
 from collections import abc
+from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol
 
 from evenflow.decodes import DecodeGroup, DecodeLengths, Sequence
@@ -121,8 +122,7 @@ class View:
     @property
     def prompts(self) -> abc.Iterator[Prompt]:
         """All prompts of which a chunk may go now: `partials`, then `waiting`."""
-        yield from map(Prompt, self._queues.partials)
-        yield from self.waiting
+        return chain(map(Prompt, self._queues.partials), self.waiting)
 
     @property
     def waiting_tokens(self) -> int:

@@ -28,7 +28,8 @@ class Carrier(Protocol):
     """Carries hidden states [tokens, hidden], in the order of the micro-batches.
 
     `expect` hears how many tokens come next, as soon as that is known. `fetch` returns when they
-    are here; `key` is what `give` returned for them on the stage before. `take` hands them out.
+    are here; `key` is what `give` returned for them on the stage before. `take` hands them out:
+    they may be on another device, and whoever takes them holds them until it has read them.
     """
 
     def expect(self, num_tokens: int) -> None: ...
@@ -145,10 +146,9 @@ class Shared:
 class Handed:
     """Stages of one process: the tensor itself goes into the next one's mailbox."""
 
-    def __init__(self, place: Place, mailboxes: tuple[deque[Tensor], ...], device: torch.device):
+    def __init__(self, place: Place, mailboxes: tuple[deque[Tensor], ...]) -> None:
         self._from = mailboxes[place.stage - 1] if place.stage else deque[Tensor]()
         self._to = deque[Tensor]() if place.is_last else mailboxes[place.stage]
-        self._device = device
 
     def expect(self, num_tokens: int) -> None:
         """Nothing to do: it is there before the message is."""
@@ -157,7 +157,7 @@ class Handed:
         """Nothing to do: it is here already."""
 
     def take(self) -> Tensor:
-        return self._from.popleft().to(self._device)
+        return self._from.popleft()
 
     def give(self, hidden: Tensor) -> str:
         self._to.append(hidden)

@@ -91,14 +91,20 @@ class TorchWorker:
             self._cores = ()
         tokens: list[int] = []
         start_s = time.monotonic()
+        # NOTE: held until the lane is done. It is memory of another lane, which writes there again
+        # once nobody holds it, however far this lane is behind its launches.
+        given = self._inputs(prepared)
         with self._computing():
-            out = self._stage.forward(self._inputs(prepared), prepared.batch, self._kv)
+            out = self._stage.forward(given.to(self._stage.device), prepared.batch, self._kv)
             if self._stage.is_last:
                 tokens = sample(out, prepared.how, prepared.positions)
         end_s = time.monotonic()
+        del given  # the stage before may have its memory back
         if self._carrier is None or self._stage.is_last:
             return Executed(received_s, start_s, end_s, 0, tokens)
-        return Executed(received_s, start_s, end_s, out.nbytes, tokens, self._carrier.give(out))
+        with self._computing():  # what the carrier holds no longer is written by this lane again
+            key = self._carrier.give(out)
+        return Executed(received_s, start_s, end_s, out.nbytes, tokens, key)
 
     def _inputs(self, prepared: Prepared) -> Tensor:
         if prepared.ids is not None:
@@ -165,7 +171,7 @@ def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | N
     if place.depth == 1:
         return None
     if settings.transport == "one_process":
-        return Handed(place, settings.mailboxes, stage.device)
+        return Handed(place, settings.mailboxes)
     if settings.transport == "ipc":
         return Shared(place, stage.device)
     like = torch.empty(0, dtype=stage.dtype, device=stage.device)

@@ -1,0 +1,84 @@
+"""A lane that is behind its launches, as a GPU's stream is: what a worker holds, and until when."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
+
+from runtime.torch.worker import Prepared, TorchWorker  # noqa: E402
+from runtime.wire import Activation  # noqa: E402
+from runtime.worker import Place  # noqa: E402
+
+
+class LaggingLane:
+    """Computes nothing of what is launched before the end of the `with` block."""
+
+    def __init__(self) -> None:
+        self.launched: list[Callable[[], Any]] = []
+        self.is_open = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.is_open = True
+        yield
+        for compute in self.launched:
+            compute()
+        self.launched.clear()
+        self.is_open = False
+
+
+class Hop:
+    """Hands out its memory; once nobody holds that, the stage before writes NaN there."""
+
+    def __init__(self, lane: LaggingLane) -> None:
+        self.memory = torch.ones(4)
+        self.lane = lane
+        self.given_in_lane = False
+
+    def expect(self, num_tokens: int) -> None: ...
+
+    def fetch(self, key: str) -> None: ...
+
+    def take(self) -> Any:
+        handed = self.memory[:]
+        weakref.finalize(handed, self.memory.fill_, float("nan"))
+        return handed
+
+    def give(self, hidden: Any) -> str:
+        self.given_in_lane = self.lane.is_open
+        self.gave = hidden.clone()
+        return ""
+
+
+class Doubling:
+    """A stage whose one kernel reads its input when the lane comes to it."""
+
+    device, is_first, is_last = torch.device("cpu"), False, False
+
+    def __init__(self, lane: LaggingLane, memory: Any) -> None:
+        self.lane, self.memory = lane, memory
+
+    def forward(self, inputs: Any, batch: Any, kv: Any) -> Any:
+        assert inputs.data_ptr() == self.memory.data_ptr()
+        out = torch.empty(4)
+        self.lane.launched.append(lambda: torch.mul(self.memory, 2, out=out))
+        return out
+
+
+def test_what_a_stage_was_given_is_held_until_its_lane_is_done() -> None:
+    lane = LaggingLane()
+    hop = Hop(lane)
+    place = Place(1, 3, 16, 4, "")
+    worker = TorchWorker(place, Doubling(lane, hop.memory), None, hop)  # type: ignore[arg-type]
+    worker._computing = lane  # type: ignore[assignment]
+    worker.execute(Prepared(None, None, [], []), Activation(0, [], 16, ""), 0.0)  # type: ignore[arg-type]
+    assert hop.gave.tolist() == [2.0] * 4  # not NaN
+    assert hop.memory.isnan().all()  # held no longer than that
+    assert hop.given_in_lane

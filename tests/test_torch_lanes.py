@@ -1,7 +1,8 @@
-"""A lane that is behind its launches, as a GPU's stream is: what a worker holds, and until when."""
+"""What only a GPU shows, acted on a CPU: lanes behind their launches, pairs that meet late."""
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
+from runtime.torch import carriers  # noqa: E402
+from runtime.torch.carriers import Sent  # noqa: E402
 from runtime.torch.worker import Prepared, TorchWorker  # noqa: E402
 from runtime.wire import Activation  # noqa: E402
 from runtime.worker import Place  # noqa: E402
@@ -82,3 +85,49 @@ def test_what_a_stage_was_given_is_held_until_its_lane_is_done() -> None:
     assert hop.gave.tolist() == [2.0] * 4  # not NaN
     assert hop.memory.isnan().all()  # held no longer than that
     assert hop.given_in_lane
+
+
+class Meetings:
+    """Stands for torch.distributed with NCCL: the first message of a pair waits for both sides."""
+
+    def __init__(self, depth: int) -> None:
+        self.sides = {stage: threading.Barrier(2, timeout=5) for stage in range(1, depth)}
+        self.met: dict[tuple[int, str], str] = {}
+
+    def init_process_group(self, *_: Any, **__: Any) -> None: ...
+
+    FileStore = init_process_group
+
+    def _meet(self, stage: int, side: str) -> Meetings:
+        if (stage, side) not in self.met:
+            self.met[stage, side] = threading.current_thread().name
+            self.sides[stage].wait()
+        return self
+
+    def irecv(self, number: Any, src: int) -> Meetings:
+        return self._meet(src + 1, "receives")
+
+    def isend(self, number: Any, dst: int) -> Meetings:
+        return self._meet(dst, "sends")
+
+    def wait(self) -> None: ...
+
+
+def test_all_pairs_have_met_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each from one thread, the one that makes the worker; none by the thread of the beats."""
+    meetings = Meetings(4)
+    monkeypatch.setattr(carriers, "distributed", meetings)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "lo")  # so that it is as before afterwards
+    stages = [
+        threading.Thread(
+            target=Sent, args=(Place(n, 4, 16, 4, ""), "nccl", torch.empty(0), 8, 5.0), name=str(n)
+        )
+        for n in range(4)
+    ]
+    for stage in stages:
+        stage.start()
+    for stage in stages:
+        stage.join(5)
+    receives = {(n, "receives"): str(n) for n in range(1, 4)}
+    assert meetings.met == receives | {(n, "sends"): str(n - 1) for n in range(1, 4)}

@@ -65,7 +65,7 @@ class Sent:
 
     With `gloo` the data cross the host's memory, whatever the device; with `nccl` each stage needs
     a GPU of its own. Receives are posted as soon as a micro-batch is announced, so that its data
-    move while an earlier one computes.
+    move while an earlier one computes. Both neighbours have been heard of once it is made.
     """
 
     def __init__(
@@ -79,6 +79,20 @@ class Sent:
         self._due: deque[tuple[Tensor, Any]] = deque()
         self._here: deque[Tensor] = deque()
         self._sending: tuple[Tensor, Any] | None = None
+        self._greet(place)
+
+    def _greet(self, place: Place) -> None:
+        """Send a number over each hop, stage after stage, from this one thread.
+
+        NCCL makes a pair's communicator at its first message, and holds whoever sends or expects it
+        until the other side is there: while serving that is the thread that says that all is well.
+        """
+        number = self._like.new_zeros(1, device=self._crosses)
+        if place.stage:
+            distributed.irecv(number, src=place.stage - 1).wait()
+        if not place.is_last:
+            distributed.isend(number, dst=place.stage + 1).wait()
+        number.item()  # waits for what a GPU does of it
 
     def expect(self, num_tokens: int) -> None:
         shape = (num_tokens, self._hidden_size)

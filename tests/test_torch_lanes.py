@@ -13,10 +13,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from runtime.torch import carriers  # noqa: E402
 from runtime.torch.carriers import Sent  # noqa: E402
+from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.worker import Prepared, TorchWorker  # noqa: E402
-from runtime.wire import Activation  # noqa: E402
+from runtime.wire import Activation, Piece  # noqa: E402
 from runtime.worker import Place  # noqa: E402
 
 
@@ -81,7 +84,8 @@ def test_what_a_stage_was_given_is_held_until_its_lane_is_done() -> None:
     place = Place(1, 3, 16, 4, "")
     worker = TorchWorker(place, Doubling(lane, hop.memory), None, hop)  # type: ignore[arg-type]
     worker._computing = lane  # type: ignore[assignment]
-    worker.execute(Prepared(None, None, [], []), Activation(0, [], 16, ""), 0.0)  # type: ignore[arg-type]
+    nothing = Prepared(None, [], [])  # type: ignore[arg-type]
+    worker.execute(nothing, Activation(0, [], 16, ""), 0.0)
     assert hop.gave.tolist() == [2.0] * 4  # not NaN
     assert hop.memory.isnan().all()  # held no longer than that
     assert hop.given_in_lane
@@ -131,3 +135,24 @@ def test_all_pairs_have_met_before_anything_is_served(monkeypatch: pytest.Monkey
         stage.join(5)
     receives = {(n, "receives"): str(n) for n in range(1, 4)}
     assert meetings.met == receives | {(n, "sends"): str(n - 1) for n in range(1, 4)}
+
+
+class Copies(TorchDispatchMode):  # type: ignore[misc]
+    """Counts what is copied between devices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, name: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += name in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        return name(*args, **(kwargs or {}))
+
+
+def test_the_inputs_of_a_micro_batch_cross_in_one_copy() -> None:
+    """Two chunks, one of them with context, and decodes in three groups of context."""
+    spans = [(0, 5), (7, 12), (0, 1), (9, 10), (30, 31)]
+    rows = [Piece(at, *span, True, list(range(8))) for at, span in enumerate(spans)]
+    with Copies() as copies:
+        batch = batch_inputs(rows, 4, torch.device("meta"), ids=[0] * 13)
+    assert (len(batch.chunks), len(batch.decodes)) == (2, 3)
+    assert {len(batch.ids), len(batch.positions), len(batch.slots)} == {13}
+    assert copies.count == 1

@@ -1,12 +1,12 @@
 """What a stage is told about a micro-batch, and the tensors it makes of that.
 
 Knows rows, positions and pages; no model and no weights. Every stage makes the same tensors, and
-can make them before the activations arrive.
+can make them before the activations arrive. They reach a GPU in one copy, from pinned memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,58 +42,86 @@ class BatchInputs:
     positions: Tensor  # [tokens]
     slots: Tensor  # [tokens], page * page_tokens + offset: where the token's key and value go
     sampled: Tensor  # [sampled rows], the last token of each
+    ids: Tensor  # [tokens] on the first stage, [0] on the others
     chunks: tuple[ChunkInputs, ...]
     decodes: tuple[DecodeInputs, ...]
 
 
-def batch_inputs(rows: Sequence[Piece], page_tokens: int, device: torch.device) -> BatchInputs:
+def batch_inputs(
+    rows: Sequence[Piece], page_tokens: int, device: torch.device, ids: Sequence[int] = ()
+) -> BatchInputs:
     """Make the tensors of a micro-batch on `device`; `rows` have all of their pages.
 
     Rows of a single token are decodes; they are grouped by context, rounded up to a power of two
     of pages, so that padding reads at most twice the keys that are needed.
     """
     positions, slots, sampled = [], [], []
-    chunks: list[ChunkInputs] = []
-    groups: dict[int, list[tuple[int, Piece]]] = {}
+    chunks: list[tuple[int, Piece]] = []
+    by_pages: dict[int, list[tuple[int, Piece]]] = {}
     first = 0
     for row in rows:
-        length = row.stop - row.start
         where = np.arange(row.start, row.stop)
         page_of = np.asarray(row.pages, dtype=np.int64)
         positions.append(where)
         slots.append(page_of[where // page_tokens] * page_tokens + where % page_tokens)
-        num_pages = -(-row.stop // page_tokens)
-        if length == 1:
-            groups.setdefault((num_pages - 1).bit_length(), []).append((first, row))
+        if len(where) == 1:
+            doublings = (_num_pages(row, page_tokens) - 1).bit_length()
+            by_pages.setdefault(doublings, []).append((first, row))
         else:
-            pages = torch.from_numpy(page_of[:num_pages]).to(device)
-            chunks.append(ChunkInputs(first, length, row.stop, pages))
-        first += length
+            chunks.append((first, row))
+        first += len(where)
         if row.last:
             sampled.append(first - 1)
+    groups = [_padded(by_pages[doublings], page_tokens) for doublings in sorted(by_pages)]
+    there = staged(
+        [
+            *(np.concatenate(positions), np.concatenate(slots), sampled, ids),
+            *(row.pages[: _num_pages(row, page_tokens)] for _, row in chunks),
+            *(numbers for group in groups for numbers in group),
+        ],
+        device,
+    )
     return BatchInputs(
         first,
-        torch.from_numpy(np.concatenate(positions)).to(device),
-        torch.from_numpy(np.concatenate(slots)).to(device),
-        torch.tensor(sampled, dtype=torch.int64, device=device),
-        tuple(chunks),
-        tuple(_decode_inputs(groups[key], page_tokens, device) for key in sorted(groups)),
+        next(there),
+        next(there),
+        next(there),
+        next(there),
+        tuple(ChunkInputs(at, row.stop - row.start, row.stop, next(there)) for at, row in chunks),
+        tuple(_decode_inputs(next(there), next(there), next(there), page_tokens) for _ in groups),
     )
+
+
+def staged(numbers: Sequence[Sequence[int] | np.ndarray], device: torch.device) -> Iterator[Tensor]:
+    """Iterate over whole numbers on a device, each as given: all cross in one copy.
+
+    To a GPU that is from pinned memory: of what is not pinned the driver makes such a copy itself,
+    and the caller waits for each.
+    """
+    sizes = [len(some) for some in numbers]
+    host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate(numbers, out=host.numpy(), casting="unsafe")  # an empty list is of floats
+    return iter(host.to(device, non_blocking=True).split(sizes))
+
+
+def _num_pages(row: Piece, page_tokens: int) -> int:
+    return -(-row.stop // page_tokens)
+
+
+def _padded(
+    members: Sequence[tuple[int, Piece]], page_tokens: int
+) -> tuple[list[int], np.ndarray, list[int]]:
+    """Return where the tokens of decodes are, their pages in rows of one length, and contexts."""
+    width = max(_num_pages(row, page_tokens) for _, row in members)
+    table = np.zeros((len(members), width), dtype=np.int64)
+    for index, (_, row) in enumerate(members):
+        count = _num_pages(row, page_tokens)
+        table[index, :count] = row.pages[:count]
+    return [first for first, _ in members], table.ravel(), [row.stop for _, row in members]
 
 
 def _decode_inputs(
-    members: Sequence[tuple[int, Piece]], page_tokens: int, device: torch.device
+    tokens: Tensor, pages: Tensor, contexts: Tensor, page_tokens: int
 ) -> DecodeInputs:
-    lengths = np.array([row.stop for _, row in members])
-    width = -(-int(lengths.max()) // page_tokens)
-    table = np.zeros((len(members), width), dtype=np.int64)
-    for index, (_, row) in enumerate(members):
-        count = -(-row.stop // page_tokens)
-        table[index, :count] = row.pages[:count]
-    mask = np.arange(width * page_tokens) < lengths[:, None]
-    tokens = torch.tensor([first for first, _ in members], dtype=torch.int64)
-    return DecodeInputs(
-        tokens.to(device),
-        torch.from_numpy(table.ravel()).to(device),
-        torch.from_numpy(mask[:, None, None]).to(device),
-    )
+    keys = torch.arange(len(pages) // len(tokens) * page_tokens, device=pages.device)
+    return DecodeInputs(tokens, pages, (keys < contexts[:, None])[:, None, None])

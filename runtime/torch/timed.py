@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from evenflow.costs.profile.file import Profile
 from evenflow.specs.model import ModelSpec
@@ -39,14 +38,13 @@ class TimedStage:
         """Return a run of a micro-batch, with fresh random inputs, that marks its operators."""
         stage, kv, page_tokens = self.stage, self._kv, self.page_tokens
         rows = self._rows(shape, rng)
-        ids = torch.from_numpy(rng.integers(stage.spec.vocab_size, size=shape.tokens))
-        ids = ids.to(stage.device)
+        ids = rng.integers(stage.spec.vocab_size, size=shape.tokens).tolist()
         settings, positions = [GREEDY] * len(rows), [row.stop for row in rows]
 
         def run(mark: Mark) -> None:
-            batch = batch_inputs(rows, page_tokens, stage.device)
+            batch = batch_inputs(rows, page_tokens, stage.device, ids)
             mark("cpu_prepare")
-            logits = stage.forward(ids, batch, kv, mark)
+            logits = stage.forward(batch.ids, batch, kv, mark)
             sample(logits, settings, positions)
             mark("sample")
 

@@ -26,10 +26,9 @@ from runtime.worker import Executed, Place
 
 
 class Prepared(NamedTuple):
-    """A micro-batch's inputs: `ids` [tokens] on stage 0, how each row samples on the last."""
+    """A micro-batch's inputs, and on the last stage how each row samples."""
 
     batch: BatchInputs
-    ids: Tensor | None
     how: list[Sampling]
     positions: list[int]
 
@@ -69,12 +68,11 @@ class TorchWorker:
         sampled = [row for row in rows if row.last] if self._stage.is_last else []
         device = self._stage.device
         with self._preparing():
-            batch = batch_inputs(rows, self._place.page_tokens, device)
-            ids = torch.tensor(step.tokens, device=device) if self._stage.is_first else None
+            batch = batch_inputs(rows, self._place.page_tokens, device, step.tokens)
         if self._carrier is not None and not self._stage.is_first:
             self._carrier.expect(batch.num_tokens)
         drawn = [self._how.get(row.request_id, GREEDY) for row in sampled]
-        return Prepared(batch, ids, drawn, [row.stop for row in sampled])
+        return Prepared(batch, drawn, [row.stop for row in sampled])
 
     def fetch(self, activation: Activation) -> None:
         """Return when the hidden states of the stage before are here."""
@@ -93,7 +91,7 @@ class TorchWorker:
         start_s = time.monotonic()
         # NOTE: held until the lane is done. It is memory of another lane, which writes there again
         # once nobody holds it, however far this lane is behind its launches.
-        given = self._inputs(prepared)
+        given = prepared.batch.ids if self._stage.is_first else self._taken()
         with self._computing():
             out = self._stage.forward(given.to(self._stage.device), prepared.batch, self._kv)
             if self._stage.is_last:
@@ -106,9 +104,7 @@ class TorchWorker:
             key = self._carrier.give(out)
         return Executed(received_s, start_s, end_s, out.nbytes, tokens, key)
 
-    def _inputs(self, prepared: Prepared) -> Tensor:
-        if prepared.ids is not None:
-            return prepared.ids
+    def _taken(self) -> Tensor:
         assert self._carrier is not None
         return self._carrier.take()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,15 +12,21 @@ from evenflow.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from runtime.torch.sample import GREEDY, Sampling, sample  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample  # noqa: E402
 
 PROBABILITIES = torch.tensor([0.1, 0.5, 0.15, 0.25])
 LOGITS = PROBABILITIES.log()
 
 
+def tokens_of(logits: Any, settings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    return sample(logits, torch.from_numpy(drawn_by(settings, positions)))
+
+
 def draws(how: Sampling, count: int = 2000) -> Counter[int]:
     return Counter(
-        token for position in range(count) for token in sample(LOGITS[None], [how], [position])
+        token for position in range(count) for token in tokens_of(LOGITS[None], [how], [position])
     )
 
 
@@ -54,13 +62,55 @@ def test_only_the_likeliest_tokens_are_drawn(how: Sampling, allowed: set[int]) -
     assert set(draws(how, 300)) == allowed
 
 
+SETTINGS = [
+    Sampling(0.7, seed=1),
+    Sampling(1.0, seed=7),
+    GREEDY,
+    Sampling(1.3, top_k=5, top_p=0.9, seed=3),
+    Sampling(0.9, top_p=0.3),
+    Sampling(1.0, top_k=1000, top_p=1.0, seed=2),
+]
+
+
 def test_a_request_draws_alike_in_any_company() -> None:
-    how = Sampling(1.0, seed=7)
-    rows = torch.stack([LOGITS.flip(0), LOGITS, LOGITS])
-    together = [sample(rows, [Sampling(0.7), how, GREEDY], [3, at, 5])[1] for at in range(50)]
-    assert together == [sample(LOGITS[None], [how], [at])[0] for at in range(50)]
-    other = [sample(LOGITS[None], [Sampling(1.0, seed=8)], [at])[0] for at in range(50)]
-    assert together != other
+    logits = torch.randn(len(SETTINGS), 301, generator=torch.Generator().manual_seed(0))
+    rows = list(zip(logits, SETTINGS, strict=True))
+    for at in range(100):
+        alone = [tokens_of(row[None], [how], [at])[0] for row, how in rows]
+        assert tokens_of(logits, SETTINGS, [at] * len(rows)) == alone
+        assert tokens_of(logits[2:], SETTINGS[2:], [at] * (len(rows) - 2)) == alone[2:]
+
+
+def test_another_seed_draws_other_tokens() -> None:
+    one, other = (
+        [tokens_of(LOGITS[None], [Sampling(1.0, seed=seed)], [at])[0] for at in range(50)]
+        for seed in (7, 8)
+    )
+    assert one != other
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, name: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(name))
+        return name(*args, **(kwargs or {}))
+
+
+def test_all_rows_are_drawn_at_once_and_none_is_waited_for() -> None:
+    """As many operations for twelve rows as for two, and no number is brought to the CPU alone."""
+    counts = []
+    for rows in (2, 12):
+        logits = torch.randn(rows, 50)
+        with Operations() as seen:
+            tokens_of(logits, [Sampling(1.0, top_k=3, top_p=0.9)] * rows, [5] * rows)
+        assert "aten._local_scalar_dense.default" not in seen.names
+        counts.append(len(seen.names))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(

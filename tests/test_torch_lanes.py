@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from runtime.torch import carriers  # noqa: E402
 from runtime.torch.carriers import Sent  # noqa: E402
 from runtime.torch.inputs import batch_inputs  # noqa: E402
-from runtime.torch.worker import Prepared, TorchWorker  # noqa: E402
+from runtime.torch.worker import TorchWorker  # noqa: E402
 from runtime.wire import Activation, Piece  # noqa: E402
 from runtime.worker import Place  # noqa: E402
 
@@ -84,8 +84,8 @@ def test_what_a_stage_was_given_is_held_until_its_lane_is_done() -> None:
     place = Place(1, 3, 16, 4, "")
     worker = TorchWorker(place, Doubling(lane, hop.memory), None, hop)  # type: ignore[arg-type]
     worker._computing = lane  # type: ignore[assignment]
-    nothing = Prepared(None, [], [])  # type: ignore[arg-type]
-    worker.execute(nothing, Activation(0, [], 16, ""), 0.0)
+    batch = batch_inputs([Piece(0, 0, 4, True, [0])], 16, torch.device("cpu"))
+    worker.execute(batch, Activation(0, [], 16, ""), 0.0)
     assert hop.gave.tolist() == [2.0] * 4  # not NaN
     assert hop.memory.isnan().all()  # held no longer than that
     assert hop.given_in_lane

@@ -14,7 +14,7 @@ from evenflow.kv import PagePool  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
 from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.model import Stage  # noqa: E402
-from runtime.torch.sample import GREEDY, sample  # noqa: E402
+from runtime.torch.sample import sample  # noqa: E402
 from runtime.torch.settings import cut  # noqa: E402
 from runtime.torch.weights import load_stage, read_model  # noqa: E402
 from runtime.wire import Piece  # noqa: E402
@@ -101,8 +101,6 @@ def generate(
         values = torch.tensor(ids, device=stages[0].device)
         for stage, cache in zip(stages, caches, strict=True):
             values = stage.forward(values, batch_inputs(work, PAGE_TOKENS, stage.device), cache)
-        positions = [len(tokens[row]) for row in sampled]
-        drawn = sample(values, [GREEDY] * len(sampled), positions)
-        for row, token in zip(sampled, drawn, strict=True):
+        for row, token in zip(sampled, sample(values), strict=True):
             tokens[row].append(token)
     return [row[len(prompt) :] for row, prompt in zip(tokens, prompts, strict=True)]

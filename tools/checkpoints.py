@@ -13,7 +13,7 @@ import torch
 from evenflow.specs.model import ModelSpec
 from runtime.torch.inputs import batch_inputs
 from runtime.torch.model import Rope, Stage
-from runtime.torch.sample import GREEDY, sample
+from runtime.torch.sample import sample
 from runtime.torch.weights import random_weights
 from runtime.wire import Piece
 
@@ -66,5 +66,5 @@ def greedy_tokens(stage: Stage, prompt: list[int], new_tokens: int) -> list[int]
         ids = torch.tensor(tokens[computed:], device=stage.device)
         logits = stage.forward(ids, batch_inputs([row], page_tokens, stage.device), kv)
         computed = len(tokens)
-        tokens += sample(logits, [GREEDY], [computed])
+        tokens += sample(logits)
     return tokens[len(prompt) :]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.wire import Piece
@@ -43,14 +44,21 @@ class BatchInputs:
     slots: Tensor  # [tokens], page * page_tokens + offset: where the token's key and value go
     sampled: Tensor  # [sampled rows], the last token of each
     ids: Tensor  # [tokens] on the first stage, [0] on the others
+    draws: Tensor  # of `runtime.torch.sample.drawn_by`, on the last stage
     chunks: tuple[ChunkInputs, ...]
     decodes: tuple[DecodeInputs, ...]
 
 
 def batch_inputs(
-    rows: Sequence[Piece], page_tokens: int, device: torch.device, ids: Sequence[int] = ()
+    rows: Sequence[Piece],
+    page_tokens: int,
+    device: torch.device,
+    ids: Sequence[int] = (),
+    draws: Sequence[int] | NDArray[np.int64] = (),
 ) -> BatchInputs:
     """Make the tensors of a micro-batch on `device`; `rows` have all of their pages.
+
+    `ids` and `draws` come along as they are.
 
     Rows of a single token are decodes; they are grouped by context, rounded up to a power of two
     of pages, so that padding reads at most twice the keys that are needed.
@@ -75,7 +83,7 @@ def batch_inputs(
     groups = [_padded(by_pages[doublings], page_tokens) for doublings in sorted(by_pages)]
     there = staged(
         [
-            *(np.concatenate(positions), np.concatenate(slots), sampled, ids),
+            *(np.concatenate(positions), np.concatenate(slots), sampled, ids, draws),
             *(row.pages[: _num_pages(row, page_tokens)] for _, row in chunks),
             *(numbers for group in groups for numbers in group),
         ],
@@ -87,12 +95,15 @@ def batch_inputs(
         next(there),
         next(there),
         next(there),
+        next(there),
         tuple(ChunkInputs(at, row.stop - row.start, row.stop, next(there)) for at, row in chunks),
         tuple(_decode_inputs(next(there), next(there), next(there), page_tokens) for _ in groups),
     )
 
 
-def staged(numbers: Sequence[Sequence[int] | np.ndarray], device: torch.device) -> Iterator[Tensor]:
+def staged(
+    numbers: Sequence[Sequence[int] | NDArray[np.int64]], device: torch.device
+) -> Iterator[Tensor]:
     """Iterate over whole numbers on a device, each as given: all cross in one copy.
 
     To a GPU that is from pinned memory: of what is not pinned the driver makes such a copy itself,
@@ -110,7 +121,7 @@ def _num_pages(row: Piece, page_tokens: int) -> int:
 
 def _padded(
     members: Sequence[tuple[int, Piece]], page_tokens: int
-) -> tuple[list[int], np.ndarray, list[int]]:
+) -> tuple[list[int], NDArray[np.int64], list[int]]:
     """Return where the tokens of decodes are, their pages in rows of one length, and contexts."""
     width = max(_num_pages(row, page_tokens) for _, row in members)
     table = np.zeros((len(members), width), dtype=np.int64)

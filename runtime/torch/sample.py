@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evenflow.errors import UsageError
@@ -38,27 +39,54 @@ class Sampling:
 GREEDY = Sampling()
 
 
-def sample(logits: Tensor, settings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+def drawn_by(settings: Sequence[Sampling], positions: Sequence[int]) -> NDArray[np.int64]:
+    """Return what `sample` draws by, of the rows that are not greedy, as numbers to send along.
+
+    One setting and the position of the token to come for each row. They are the bits of floats:
+    row, temperature, top_k, top_p, and what chance gives, [5 x rows that draw]. numpy draws that,
+    before the logits are there, so that CPU and CUDA draw alike.
+    """
+    rows = [
+        (row, how.temperature, how.top_k or np.inf, how.top_p, _chance(how, position))
+        for row, (how, position) in enumerate(zip(settings, positions, strict=True))
+        if how.temperature > 0
+    ]
+    return np.array(rows, dtype=np.float64).T.flatten().view(np.int64)
+
+
+def _chance(how: Sampling, position: int) -> float:
+    return float(np.random.default_rng((how.seed, position)).random())
+
+
+def sample(logits: Tensor, draws: Tensor | None = None) -> list[int]:
     """Return a token id for each row of `logits` [rows, vocabulary].
 
-    `positions` are the positions of the tokens to come, one a row.
+    Greedy, but for the rows in `draws`, which are `drawn_by`. The device is waited for once.
     """
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    for row, (how, position) in enumerate(zip(settings, positions, strict=True)):
-        if how.temperature > 0:
-            tokens[row] = _draw(logits[row], how, position)
-    return tokens
+    tokens = logits.argmax(dim=-1)
+    if draws is not None and len(draws):
+        row, *settings = draws.view(torch.float64).unflatten(0, (5, -1, 1))
+        where = row.flatten().long()
+        tokens[where] = _draw(logits[where], *settings)
+    ids: list[int] = tokens.tolist()
+    return ids
 
 
-def _draw(logits: Tensor, how: Sampling, position: int) -> int:
-    """Draw one token: where a uniform number falls among the summed, sorted probabilities."""
-    ordered, ids = torch.sort(logits.float() / how.temperature, descending=True, stable=True)
-    if how.top_k:
-        ordered, ids = ordered[: how.top_k], ids[: how.top_k]
-    sums = torch.softmax(ordered, dim=-1).cumsum(dim=-1)
-    kept = int((sums < how.top_p).sum()) + 1  # the token that crosses top_p stays in
-    sums = sums[:kept]
-    # numpy draws it, so that CPU and CUDA draw alike.
-    uniform = np.random.default_rng((how.seed, position)).random()
-    index = int(torch.searchsorted(sums, float(sums[-1]) * uniform, right=True))
-    return int(ids[min(index, kept - 1)])
+def _draw(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, chance: Tensor
+) -> Tensor:
+    """Draw a token a row: where a uniform number falls among the summed, sorted probabilities.
+
+    `logits` is [rows, vocabulary], the others are [rows, 1]. Each row is computed by itself, so
+    what else is drawn changes nothing; known error: on a GPU the last bit of a sum may follow from
+    how many rows there are.
+    """
+    ordered, ids = torch.sort(logits.float() / temperature.float(), descending=True, stable=True)
+    places = torch.arange(ordered.shape[-1], device=ordered.device)
+    sums = ordered.masked_fill(places >= top_k, -torch.inf).softmax(dim=-1).cumsum(dim=-1)
+    # The token that crosses top_p stays in; rounding may leave all sums below it.
+    last = (sums < top_p.float()).sum(dim=-1, keepdim=True)
+    last = last.clamp(max=top_k.clamp(max=ordered.shape[-1]).long() - 1)
+    limit = (sums.gather(-1, last).double() * chance).float()
+    index = torch.searchsorted(sums, limit, right=True).minimum(last)
+    return ids.gather(-1, index).flatten()

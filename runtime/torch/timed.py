@@ -14,7 +14,7 @@ from profiler.shapes import Limits, Shape
 from profiler.timed_runs import Progress
 from runtime.torch.inputs import batch_inputs
 from runtime.torch.model import Mark, Rope, Stage
-from runtime.torch.sample import GREEDY, sample
+from runtime.torch.sample import sample
 from runtime.torch.weights import random_stage, read_model
 from runtime.wire import Piece
 
@@ -39,13 +39,12 @@ class TimedStage:
         stage, kv, page_tokens = self.stage, self._kv, self.page_tokens
         rows = self._rows(shape, rng)
         ids = rng.integers(stage.spec.vocab_size, size=shape.tokens).tolist()
-        settings, positions = [GREEDY] * len(rows), [row.stop for row in rows]
 
         def run(mark: Mark) -> None:
             batch = batch_inputs(rows, page_tokens, stage.device, ids)
             mark("cpu_prepare")
             logits = stage.forward(batch.ids, batch, kv, mark)
-            sample(logits, settings, positions)
+            sample(logits)
             mark("sample")
 
         return run

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,18 +18,10 @@ from runtime.torch.attention import KvPages
 from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared
 from runtime.torch.inputs import BatchInputs, batch_inputs
 from runtime.torch.model import Stage
-from runtime.torch.sample import GREEDY, Sampling, sample
+from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample
 from runtime.torch.weights import load_stage, random_stage, read_model
 from runtime.wire import Activation, Piece, Step
 from runtime.worker import Executed, Place
-
-
-class Prepared(NamedTuple):
-    """A micro-batch's inputs, and on the last stage how each row samples."""
-
-    batch: BatchInputs
-    how: list[Sampling]
-    positions: list[int]
 
 
 class TorchWorker:
@@ -57,7 +48,7 @@ class TorchWorker:
         self._how: dict[int, Sampling] = {}  # of requests that are not greedy
         self._preparing, self._computing = Lane(stage.device), Lane(stage.device)
 
-    def prepare(self, step: Step) -> Prepared:
+    def prepare(self, step: Step) -> BatchInputs:
         """Bring the page table up to date and make the tensors."""
         rows = self._table.apply(step)
         for request_id in step.dropped:
@@ -66,13 +57,16 @@ class TorchWorker:
             how = Sampling(draw.temperature, draw.top_k, draw.top_p, draw.seed)
             self._how[draw.request_id] = how
         sampled = [row for row in rows if row.last] if self._stage.is_last else []
-        device = self._stage.device
+        draws = drawn_by(
+            [self._how.get(row.request_id, GREEDY) for row in sampled],
+            [row.stop for row in sampled],
+        )
+        place, device = self._place, self._stage.device
         with self._preparing():
-            batch = batch_inputs(rows, self._place.page_tokens, device, step.tokens)
+            batch = batch_inputs(rows, place.page_tokens, device, step.tokens, draws)
         if self._carrier is not None and not self._stage.is_first:
             self._carrier.expect(batch.num_tokens)
-        drawn = [self._how.get(row.request_id, GREEDY) for row in sampled]
-        return Prepared(batch, drawn, [row.stop for row in sampled])
+        return batch
 
     def fetch(self, activation: Activation) -> None:
         """Return when the hidden states of the stage before are here."""
@@ -81,7 +75,7 @@ class TorchWorker:
             self._carrier.fetch(activation.key)
 
     def execute(
-        self, prepared: Prepared, activation: Activation | None, received_s: float
+        self, prepared: BatchInputs, activation: Activation | None, received_s: float
     ) -> Executed:
         """Run the layers; on the last stage, draw the tokens too."""
         if self._cores:
@@ -91,11 +85,11 @@ class TorchWorker:
         start_s = time.monotonic()
         # NOTE: held until the lane is done. It is memory of another lane, which writes there again
         # once nobody holds it, however far this lane is behind its launches.
-        given = prepared.batch.ids if self._stage.is_first else self._taken()
+        given = prepared.ids if self._stage.is_first else self._taken()
         with self._computing():
-            out = self._stage.forward(given.to(self._stage.device), prepared.batch, self._kv)
+            out = self._stage.forward(given.to(self._stage.device), prepared, self._kv)
             if self._stage.is_last:
-                tokens = sample(out, prepared.how, prepared.positions)
+                tokens = sample(out, prepared.draws)
         end_s = time.monotonic()
         del given  # the stage before may have its memory back
         if self._carrier is None or self._stage.is_last:
@@ -134,13 +128,14 @@ def _warm_up(stage: Stage, kv: KvPages) -> None:
     """
     pages = list(range(-(-2 // kv.page_tokens)))
     rows = [Piece(0, 0, stop, True, pages) for stop in (2, 1)]
-    batch = batch_inputs(rows, kv.page_tokens, stage.device)
+    draws = drawn_by([GREEDY, Sampling(1.0)], [0, 0]) if stage.is_last else ()
+    batch = batch_inputs(rows, kv.page_tokens, stage.device, draws=draws)
     inputs = torch.zeros(3, dtype=torch.int64, device=stage.device)
     if not stage.is_first:
         inputs = torch.zeros(3, stage.spec.hidden_size, dtype=stage.dtype, device=stage.device)
     out = stage.forward(inputs, batch, kv)
     if stage.is_last:
-        sample(out, [GREEDY, Sampling(1.0)], [0, 0])
+        sample(out, batch.draws)
     if stage.device.type == "cuda":
         torch.cuda.synchronize(stage.device)
 

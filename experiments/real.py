@@ -168,7 +168,7 @@ def check_servable(config: RunConfig) -> None:
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
         (
-            config.scheduler.params.get("async_scheduling", "off") != "off",
+            bool(config.scheduler.params.get("async_scheduling")),
             "scheduler.async_scheduling",
             "off",
         ),

@@ -11,8 +11,8 @@ import pytest
 
 from evenflow.costs import AffineCost
 from evenflow.types import Request
-from experiments.engines import vllm
-from experiments.engines.journal import Event
+from experiments.engines import of_engines, replay_engines, vllm
+from experiments.engines.journal import Event, Outcome, read
 from sim import World
 from sim.driver import Driver
 from sim.tandem import Tandem
@@ -20,7 +20,8 @@ from tests.command_line import evenflow
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines"
 VLLM = sorted((SHARED / "vllm-0.32.0").glob("*.jsonl.gz"))
-JOURNALS = [path for path in VLLM if vllm.is_journal(path)]
+JOURNALS = [path for path in VLLM if "prompts" not in path.name]
+OWN = of_engines(Path(__file__).parent / "journals")
 LOOPS = [path for path in JOURNALS if path.name.startswith("loop")]
 
 needs_shared = pytest.mark.skipif(
@@ -38,6 +39,14 @@ def test_vllm_decides_as_recorded(path: Path) -> None:
     outcome = vllm.replay(path)
     assert outcome.difference is None
     assert outcome.equal == outcome.steps > 100
+
+
+@pytest.mark.parametrize("path", OWN, ids=stem)
+def test_engines_decide_as_in_our_own_recordings(path: Path) -> None:
+    ((_, outcome),) = replay_engines([path], None)
+    assert isinstance(outcome, Outcome)
+    assert outcome.difference is None
+    assert outcome.equal == outcome.steps > 50
 
 
 def world_of(events: list[Event]) -> World:
@@ -64,7 +73,7 @@ def world_of(events: list[Event]) -> World:
 @pytest.mark.parametrize("path", LOOPS, ids=stem)
 def test_vllm_times_are_as_recorded(path: Path) -> None:
     """A simulation with the engine's loop gives [arrival, first token, last token] to 1 ns."""
-    result = Driver(world_of(vllm.read(path)), Tandem).run()
+    result = Driver(world_of(read(path, vllm.FIELDS)), Tandem).run()
     times = json.loads(path.with_name(f"{stem(path)}.times.json").read_text())
     columns = result.arrival_s, result.first_token_s, result.completion_s
     ours = dict(zip(result.request_id.tolist(), zip(*columns, strict=True), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,8 @@ from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.schedulers import create
 from evenflow.scheduling import View
 from evenflow.types import Plan, Prefill, Request
+from experiments.run_file.build import build
+from experiments.run_file.run import load_config
 from sim import World
 from sim.driver import Driver
 from sim.tandem import Tandem
@@ -135,7 +139,7 @@ def test_a_budget_below_the_number_of_requests_is_refused() -> None:
 @st.composite
 def loads(draw: st.DrawFn) -> World:
     """Small pools under vLLM's loop, asynchronous or not."""
-    mode = draw(st.sampled_from(["off", "v1", "v2"]))
+    mode = draw(st.sampled_from([False, "v1", "v2"]))
     depth = draw(st.integers(1, 4))
     params = {"max_num_batched_tokens": draw(st.sampled_from([24, 64])), "max_num_seqs": 12}
     return World(
@@ -145,7 +149,7 @@ def loads(draw: st.DrawFn) -> World:
         depth=depth,
         total_pages=draw(st.sampled_from([14, 20, 60])),
         max_model_len=224,
-        max_in_flight=depth + (mode != "off"),
+        max_in_flight=depth + bool(mode),
         dispatch="engine_loop",
         concurrency=draw(st.sampled_from([None, None, 4])),
     )
@@ -187,6 +191,18 @@ def test_a_decode_goes_again_while_its_last_token_is_computed() -> None:
     assert (ended.first_token_s, ended.completion_s, ended.generated) == (1.0, 3.0, 3)
     assert batcher.queues.gap_s == [1.0, 1.0]
     require_idle(batcher)
+
+
+@pytest.mark.parametrize(
+    ("mode", "stages", "places"),
+    [("off", 4, 4), ("v2", 4, 5), ("v2", 1, 2), ("v1", 1, 2), ("v1", 4, 4)],
+)
+def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -> None:
+    system = Path(__file__).parent.parent / "examples" / "systems" / "vllm_v1.yaml"
+    changes = [f"stages={stages}", f"scheduler.async_scheduling={mode}", "gpu=H100"]
+    world = build(load_config(system, changes), [], system.parent).world
+    assert isinstance(world, World)
+    assert world.max_in_flight == places
 
 
 def test_decodes_do_not_run_ahead_with_a_prefix_cache() -> None:

@@ -17,7 +17,7 @@ import json
 import random
 import secrets
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +26,8 @@ from typing import Any
 from unittest.mock import patch
 
 from evenflow.schedulers.token_throttling import Variant
-from tools.gllm_replay import Event, Outcome, replay
+from experiments.engines.gllm import Replayer
+from experiments.engines.journal import Event, replayed
 
 PAGE_TOKENS = 16
 DEPTHS = (1, 2, 4)
@@ -229,7 +230,8 @@ def write(path: Path, journal: Sequence[Event]) -> None:
 
 def compare(modules: SimpleNamespace, options: argparse.Namespace, depth: int, pool: str) -> bool:
     """Record and replay runs of one depth and pool; print the shares, return if all is equal."""
-    outcomes = {variant: Outcome() for variant in VARIANTS}
+    equal, batches = Counter[str](), 0
+    differences: list[str] = []
     preemptions = failed = 0
     for run in range(options.runs):
         rng = random.Random(f"{options.seed} {depth} {pool} {run}")
@@ -239,18 +241,40 @@ def compare(modules: SimpleNamespace, options: argparse.Namespace, depth: int, p
         failed += journal[-1]["kind"] == "fails"
         if options.write is not None and not run:
             write(options.write / f"gllm-pp{depth}-{pool}.jsonl.gz", journal)
-        for variant in VARIANTS:
-            outcomes[variant] += replay(journal, variant)
-    shares = ", ".join(f"{variant} {outcomes[variant].share:.1f} %" for variant in VARIANTS)
+        batches += sum(bool(rows(event)) for event in journal)
+        equal.update({variant: equal_batches(journal, variant) for variant in VARIANTS})
+        difference = replayed(journal, Replayer(config)).difference
+        differences += [difference] if difference else []
+    shares = ", ".join(f"{variant} {100 * equal[variant] / batches:.1f} %" for variant in VARIANTS)
     print(
-        f"{depth} stages, {pool}: {outcomes['code'].batches} micro-batches, "
+        f"{depth} stages, {pool}: {batches} micro-batches, "
         f"{preemptions} preemptions, {failed} of {options.runs} runs failed; equal: {shares}",
         flush=True,
     )
-    difference = outcomes["code"].difference
-    if difference is not None:
+    for difference in differences[:1]:
         print(f"code differs first at {difference}")
-    return difference is None
+    return not differences
+
+
+def equal_batches(journal: Sequence[Event], variant: Variant) -> int:
+    """Count the micro-batches with the same rows and tokens in a variant, in any order.
+
+    It goes on from its own state after one that differs.
+    """
+    ours, equal = Replayer(journal[0], variant=variant), 0
+    for number, event in enumerate(journal[1:]):
+        if event["kind"] != "ask":
+            ours.feed(event, float(number))
+            continue
+        answer = ours.answer(float(number))
+        equal += bool(rows(event)) and rows(event) == rows(answer)
+    return equal
+
+
+def rows(event: Event) -> list[list[int]]:
+    """Return the rows of a micro-batch and the tokens of prompts, sorted."""
+    decodes = [[number] for number in event.get("decodes", ())]
+    return sorted([*decodes, *map(list, event.get("prefills", ()))])
 
 
 def main() -> None:

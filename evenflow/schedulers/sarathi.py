@@ -14,7 +14,7 @@ from evenflow.scheduling import Plan, SearchSpace, View
 class Sarathi:
     """Every ready decode, then prompt chunks up to `token_budget` tokens in all.
 
-    Source: Sarathi-Serve (OSDI'24), algorithm 3; also vLLM V1 and SGLang's chunked prefill. Decodes
+    Source: Sarathi-Serve (OSDI'24), algorithm 3; also SGLang's chunked prefill. Decodes
     are not limited by the budget. Pages for the whole prompt are allocated at admission; one chunk
     of a prompt is in flight at a time. While the decodes need more pages than are free, the
     latest-arrived ready request is preempted, a partly computed prompt too.

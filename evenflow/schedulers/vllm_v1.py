@@ -18,7 +18,7 @@ class VLLMV1:
     Pages come with each chunk; a prompt is only admitted if all of it would fit now, `watermark` of
     the pages left free once anything runs. When a page is missing, the last admitted is preempted,
     in flight or not, and this step admits nobody. `async_scheduling`, with the model runner of that
-    version: a decode goes again before its last token is there (`max_in_flight`: stages + 1).
+    version: a decode goes again before its last token is there.
     """
 
     pipelined_chunks = True
@@ -38,7 +38,7 @@ class VLLMV1:
         max_num_batched_tokens: Count = 2048,
         max_num_seqs: Count = 256,
         watermark: Fraction = 0.0,
-        async_scheduling: Literal["off", "v1", "v2"] = "off",
+        async_scheduling: Literal[False, "v1", "v2"] = False,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             limits = f"{max_num_batched_tokens} is less than max_num_seqs {max_num_seqs}"
@@ -46,7 +46,7 @@ class VLLMV1:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.watermark = watermark
-        self.decodes_ahead = {"off": None, "v1": "question", "v2": "round"}[async_scheduling]
+        self.decodes_ahead = {False: None, "v1": "question", "v2": "round"}[async_scheduling]
 
     def schedule(self, view: View) -> Iterator[Plan]:
         preemptions = view.preemptions

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evenflow.errors import UsageError
-from experiments.engines import vllm
-from experiments.engines.journal import Outcome
+from experiments.engines import gllm, vllm
+from experiments.engines.journal import Outcome, first_line
 from experiments.real import replay_folder
 from experiments.validation.journal import NAME
+
+ENGINES = {vllm.MARK: vllm.replay, gllm.MARK: gllm.replay}
+"""How to replay the journals whose config has such a key."""
 
 
 def of_engines(path: Path) -> list[Path]:
@@ -46,6 +49,8 @@ def replay_engines(
 
 
 def _replay(path: Path, scheduler: str | None) -> Outcome:
-    if vllm.is_journal(path):
-        return vllm.replay(path, scheduler)
+    first = first_line(path)
+    for mark, replay in ENGINES.items():
+        if first.get("kind") == "config" and mark in first:
+            return replay(path, scheduler)
     raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")

@@ -5,21 +5,81 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from evenflow.errors import UsageError
+from evenflow.batch import MicroBatch
+from evenflow.errors import PolicyError, UsageError
 
 Event = Mapping[str, Any]
 
 
 class Outcome(NamedTuple):
-    """How many steps a journal has, how many are equal before the first `difference`, and that."""
+    """How many steps a journal has, how many are equal before the first `difference`, and that.
+
+    `timed` requests, of a journal that has times, were simulated too, with times equal to 1 ns.
+    """
 
     steps: int
     equal: int
     difference: str | None = None
+    timed: int = 0
+
+
+class Replayer(Protocol):
+    """A Batcher of ours under a journal's load."""
+
+    def feed(self, event: Event, now_s: float) -> str | None:
+        """Hand on an event; return what is not as recorded, or None."""
+
+
+def replayed(events: Sequence[Event], replayer: Replayer) -> Outcome:
+    """Hand on what follows a journal's `config` until something is not as recorded."""
+    steps = sum(event["kind"] == "ask" for event in events)
+    step = 0
+    for number, event in enumerate(events[1:]):
+        try:
+            what = replayer.feed(event, event.get("now_s", float(number)))
+        except (PolicyError, ValueError, KeyError) as error:
+            what = str(error)
+        if what is not None:
+            return Outcome(steps, step, f"step {step}: {what}")
+        step += event["kind"] == "ask"
+    return Outcome(steps, step)
+
+
+def read(path: Path, fields: Mapping[str, Collection[str]]) -> list[Event]:
+    """Return the events of a journal, which have the `fields` of their kind.
+
+    UsageError for a file that cannot be read to its end, and for an event without its fields.
+    """
+    events = list(lines(path))
+    for number, event in enumerate(events, 1):
+        kind = str(event.get("kind"))
+        if kind not in fields:
+            raise UsageError(f"{path}, line {number}: unknown event {kind!r}")
+        for name in fields[kind]:
+            if name not in event:
+                raise UsageError(f"{path}, line {number}: {kind} without {name!r}")
+    return events
+
+
+def refuse(path: Path, config: Event, modelled: Mapping[str, object]) -> None:
+    """Raise UsageError for settings that are modelled with one value, and have another."""
+    for name, right in modelled.items():
+        value = config.get(name)
+        if value is not None and value != right:
+            raise UsageError(f"{path}: {name}: {json.dumps(value)} is not modelled")
+
+
+def tokens_of(batch: MicroBatch | None) -> dict[int, int]:
+    """Return how many tokens of each request a micro-batch computes."""
+    if batch is None:
+        return {}
+    tokens = {chunk.sequence.request.request_id: chunk.stop - chunk.start for chunk in batch.chunks}
+    decoding = batch.decodes.members if batch.decodes is not None else ()
+    return tokens | dict.fromkeys(decoding, 1)
 
 
 def lines(path: Path) -> Iterator[Event]:

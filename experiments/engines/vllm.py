@@ -8,17 +8,25 @@ the policy's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
-from evenflow.errors import PolicyError, UsageError
+from evenflow.errors import UsageError
 from evenflow.kv import KvCache, PagePool, PrefixCache
 from evenflow.request import Prefix, Request
 from evenflow.schedulers import create, parameters, policy
 from evenflow.scheduling import Scheduler
-from experiments.engines.journal import Event, Outcome, differ, first_line, lines
+from experiments.engines.journal import (
+    Event,
+    Outcome,
+    differ,
+    lines,
+    read,
+    refuse,
+    replayed,
+    tokens_of,
+)
 
 FIELDS = {
     "config": ("blocks", "block_size", "budget", "max_num_seqs", "pp", "max_concurrent_batches"),
@@ -47,25 +55,10 @@ GENERATED = 500
 """Without a model, the token after n known ones is 3 + n mod 500."""
 
 
-def read(path: Path) -> list[Event]:
-    """Return the events of a journal; UsageError for a file that is none, or not all of one."""
-    events = list(lines(path))
-    if not events or events[0].get("kind") != "config":
-        raise UsageError(f"{path}: no journal of vLLM: its first line has no kind: config")
-    for number, event in enumerate(events, 1):
-        kind = event.get("kind")
-        if kind not in FIELDS:
-            raise UsageError(f"{path}, line {number}: unknown event {kind!r}")
-        for name in FIELDS[kind]:
-            if name not in event:
-                raise UsageError(f"{path}, line {number}: {kind} without {name!r}")
-    return events
+MARK = "max_concurrent_batches"
 
-
-def is_journal(path: Path) -> bool:
-    """Say whether a file begins as a journal of vLLM does."""
-    first = first_line(path)
-    return first.get("kind") == "config" and "max_concurrent_batches" in first
+MODELLED = {"policy": "fcfs", "long_prefill_token_threshold": 0, "full_isl": True}
+"""Settings of vLLM that are modelled with one value only."""
 
 
 def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
@@ -75,21 +68,13 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         "token_budget": config["budget"],
         "max_num_seqs": config["max_num_seqs"],
         "watermark": float(config.get("watermark", 0.0)),
-        "async_scheduling": "off",
+        "async_scheduling": False,
     }
     if config.get("async_scheduling"):
         params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
     known = parameters(policy(name))
     own = {key: value for key, value in params.items() if key in known}
     return create(name, own, max_model_len=config.get("max_model_len"))
-
-
-def refuse(path: Path, config: Event) -> None:
-    """Raise UsageError for settings whose rules are not modelled."""
-    if config.get("async_scheduling") and config.get("prefix_caching"):
-        raise UsageError(f"{path}: async_scheduling with prefix_caching is not modelled")
-    if not config.get("full_isl", True):
-        raise UsageError(f"{path}: full_isl: false is not modelled")
 
 
 def batcher_of(config: Event, scheduler: Scheduler) -> Batcher:
@@ -142,60 +127,45 @@ class Replayer:
     The batches travel in a queue, first in first out, as in vLLM; empty answers are in it too.
     """
 
-    def __init__(self, path: Path, events: Sequence[Event], scheduler: str | None) -> None:
-        config = events[0]
-        refuse(path, config)
-        self._events = events[1:]
+    def __init__(self, path: Path, config: Event, scheduler: str | None) -> None:
+        refuse(path, config, MODELLED)
+        if config.get("async_scheduling") and config.get("prefix_caching"):
+            raise UsageError(f"{path}: async_scheduling with prefix_caching is not modelled")
         self._batcher = batcher_of(config, scheduler_of(config, scheduler or "vllm_v1"))
         self._contents = None
         if config.get("prefix_caching"):
             self._contents = Contents(path, config["block_size"])
         self._travelling: deque[MicroBatch | None] = deque()
-        self._now_s = 0.0
-        self._steps = 0
 
-    def run(self) -> Outcome:
-        """Return how far the Batcher decides as vLLM did."""
-        steps = sum(event["kind"] == "ask" for event in self._events)
-        for number, event in enumerate(self._events):
-            self._now_s = event.get("now_s", float(number))
-            try:
-                what = self._feed(event)
-            except (PolicyError, ValueError, KeyError) as error:
-                what = str(error)
-            if what is not None:
-                return Outcome(steps, self._steps, f"step {self._steps}: {what}")
-            self._steps += event["kind"] == "ask"
-        return Outcome(steps, self._steps)
-
-    def _feed(self, event: Event) -> str | None:
+    def feed(self, event: Event, now_s: float) -> str | None:
+        """Hand on an event; return what is not as recorded, or None."""
         if event["kind"] == "add":
-            return self._batcher.add(self._request(event))
+            return self._batcher.add(self._request(event, now_s))
         if event["kind"] == "ask":
-            return self._ask(event)
+            return self._ask(event, now_s)
         if event["kind"] == "done" and self._travelling:
-            return self._complete(event)
+            return self._complete(event, now_s)
         return None
 
-    def _request(self, event: Event) -> Request:
+    def _request(self, event: Event, now_s: float) -> Request:
         prefix = None
         if self._contents is not None:
             prefix = self._contents.prefix(event["id"], event["output"])
         return Request(
             event["id"],
-            event.get("arrival_s", self._now_s),
+            event.get("arrival_s", now_s),
             event["prompt"],
             event["output"],
             prefix=prefix,
         )
 
-    def _ask(self, event: Event) -> str | None:
+    def _ask(self, event: Event, now_s: float) -> str | None:
         queues = self._batcher.queues
         before = list(queues.admitted)
         waiting = list(queues.waiting)
         if before != [row[0] for row in event["running"]]:
             return self._differ("running", before, [row[0] for row in event["running"]])
-        batch = self._batcher.next(self._now_s)
+        batch = self._batcher.next(now_s)
         self._travelling.append(batch)
         after = queues.admitted
         started = [number for number in after if number not in before]
@@ -219,11 +189,11 @@ class Replayer:
                 return self._differ(name, ours, theirs)
         return None
 
-    def _complete(self, event: Event) -> str | None:
+    def _complete(self, event: Event, now_s: float) -> str | None:
         batch = self._travelling.popleft()
         finished: list[int] = []
         if batch is not None:
-            ended = self._batcher.complete(batch, self._now_s)
+            ended = self._batcher.complete(batch, now_s)
             finished = [seq.request.request_id for seq in ended]
         if sorted(finished) != sorted(event["finished"]):
             return self._differ("finished", finished, event["finished"])
@@ -233,18 +203,10 @@ class Replayer:
         return f"{differ(name, ours, theirs)} ({RULES[name]})"
 
 
-def tokens_of(batch: MicroBatch | None) -> dict[int, int]:
-    """Return how many tokens of each request a micro-batch computes."""
-    if batch is None:
-        return {}
-    tokens = {chunk.sequence.request.request_id: chunk.stop - chunk.start for chunk in batch.chunks}
-    decoding = batch.decodes.members if batch.decodes is not None else ()
-    return tokens | dict.fromkeys(decoding, 1)
-
-
 def replay(path: Path, scheduler: str | None = None) -> Outcome:
     """Replay a journal of vLLM through the policy `scheduler`, or that which its settings mean.
 
     UsageError for a file that cannot be read, or settings that are not modelled.
     """
-    return Replayer(path, read(path), scheduler).run()
+    events = read(path, FIELDS)
+    return replayed(events, Replayer(path, events[0], scheduler))

@@ -275,7 +275,10 @@ def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
     given = config.max_in_flight
     if given == "unlimited" or (given is None and getattr(scheduler, "uncapped", False)):
         return None
-    return config.num_stages if given is None else given
+    if given is not None:
+        return given
+    ahead = getattr(scheduler, "decodes_ahead", None)
+    return config.num_stages + (ahead == "round" or (ahead is not None and config.num_stages == 1))
 
 
 def _engines(config: RunConfig) -> int:

@@ -19,6 +19,11 @@ from experiments.figures.study import Drawing
 from experiments.given_policy import GivenPolicy
 from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
+from experiments.reproduce.catalogue import chosen as chosen_entries
+from experiments.reproduce.catalogue import data_folder
+from experiments.reproduce.reproduce import Reproduced
+from experiments.reproduce.reproduce import reproduce as reproduce_entries
+from experiments.reproduce.write import write as write_reproduced
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, patched, read
@@ -224,6 +229,28 @@ def figures(
         if any(plan.of_a_paper for plan in plans):
             write_claims(folder)
     return drawings
+
+
+def reproduce(
+    names: Sequence[str] = (),
+    *,
+    data: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    workers: int | None = None,
+) -> Reproduced:
+    """Simulate runs that others measured: `.table` has a row a run and metric, with its error.
+
+    No names: the whole catalogue. `data` is the folder of the runs, by default EVENFLOW_SHARED.
+    `set`, `out` and `force` are as for `sweep`. Raises UsageError for what cannot be.
+    """
+    folder, how = data_folder(_folder(data)), How(workers=workers)
+    found = reproduce_entries(chosen_entries(names), folder, how, _assignments(set))
+    if out is not None:
+        with staged(Path(out), force=force) as scratch:
+            write_reproduced(scratch, found)
+    return found
 
 
 def _folder(out: str | Path | None) -> Path | None:

@@ -112,6 +112,7 @@ PUBLISHED_BILLIONS = {
     "Falcon-180B": 178.55,
     "Mixtral-8x7B": 46.70,
     "Qwen3-30B-A3B": 30.53,
+    "Qwen3-32B": 32.762,
 }
 
 

@@ -98,7 +98,7 @@ def summarize(
         "queue": (latency.queue_s[done], None),
     }
     for name, (values_s, counts) in pooled.items():
-        summary |= _statistics(name, values_s, counts)
+        summary |= statistics(name, values_s, counts)
     summary |= _steady(result, start_s, duration)
     summary |= _offline(result, input_tokens, output_tokens)
     busy_s = float((result.end_s - result.start_s).sum())
@@ -149,7 +149,11 @@ def _peaks(result: RunResult) -> dict[str, float | int]:
     }
 
 
-def _statistics(name: str, values_s: Floats, counts: Ints | None) -> dict[str, float | int]:
+def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> dict[str, float | int]:
+    """Return mean, median, deviation and percentiles of a latency under vLLM's keys, in ms.
+
+    `counts`: how often each of the values in seconds is there; None: once.
+    """
     values_ms = (values_s if counts is None else np.repeat(values_s, counts)) * 1e3
     if not len(values_ms):
         values_ms = np.zeros(1)

@@ -21,6 +21,7 @@ from experiments.cli.figures import figures_command
 from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.profile import check_command, import_command, measure_command
 from experiments.cli.real import replay_command, run_command, serve_command
+from experiments.cli.reproduce import reproduce_command
 from experiments.cli.studies import capacity_command, sweep_command, tune_command
 from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
 from experiments.cli.validate import validate_command
@@ -223,6 +224,7 @@ app.command("serve")(serve_command)
 app.command("replay")(replay_command)
 app.command("validate")(validate_command)
 app.command("figures")(figures_command)
+app.command("reproduce")(reproduce_command)
 app.command("sweep")(sweep_command)
 profile_app.command("import")(import_command)
 profile_app.callback(invoke_without_command=True)(measure_command)

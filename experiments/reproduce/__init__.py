@@ -1,0 +1,1 @@
+"""Measured runs of real engines on real GPUs, simulated again and scored."""

@@ -1,0 +1,173 @@
+"""Simulate measured runs, and say how far the simulation is off: simulated / measured - 1.
+
+Every run is simulated as its entry of the catalogue says, and once more with `runtime: ideal`, to
+show what the CPU time of the engine adds. Knows no picture and no command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from evenflow.errors import UsageError
+from evenflow.specs.gpu import gpu
+from experiments.report.tables import write_table
+from experiments.reproduce.catalogue import Entry
+from experiments.reproduce.measured import Measured
+from experiments.run_file.run import RunConfig, configured, with_
+from experiments.run_file.yaml_file import Document, Patch, patched
+from experiments.study.points import Point
+from experiments.study.trials import How, Trial
+
+IDEAL: Patch = {"runtime": "ideal"}
+
+GROUP = ["entry", "engine", "gpu", "layout"]
+"""What the summary has a row for, with the metric."""
+
+
+class Case(NamedTuple):
+    """A measured run, the entry it is of, and what simulates it."""
+
+    entry: Entry
+    measured: Measured
+    config: RunConfig
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Which engine on what, for tables."""
+        stages, ranks = self.config.num_stages, self.config.tensor_parallel
+        layout = f"TP{ranks}" + (f" x PP{stages}" if stages > 1 else "")
+        name = "-" if self.config.gpu is None else gpu(self.config.gpu).name
+        engine = self.entry.keys.engine or self.measured.facts.get("engine", "-")
+        return {
+            "entry": self.entry.name,
+            "run": self.measured.label,
+            "engine": str(engine),
+            "gpu": f"{stages * ranks} {name}",
+            "layout": layout,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """What came of measured runs.
+
+    `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time), each
+    with its `error`, the `goal` for it, and the `spread` of what was measured, as shares; NaN where
+    there is none. `failures` are runs that could not be simulated, with the reason.
+    """
+
+    entries: Sequence[Entry]
+    table: pd.DataFrame
+    failures: Mapping[str, str]
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """Return a row for each entry, engine, GPU, layout and metric: mean, median and P90."""
+        grouped = self.table.groupby([*GROUP, "metric"], sort=False)
+        return pd.DataFrame([_summed(rows) for _, rows in grouped])
+
+
+def _summed(rows: pd.DataFrame) -> dict[str, Any]:
+    off, ideal = rows["error"].abs(), rows["ideal_error"].abs()
+    goals = rows["goal"].dropna()
+    return {
+        **{name: rows[name].iloc[0] for name in (*GROUP, "metric")},
+        "runs": len(rows),
+        "mean_error": rows["error"].mean(),
+        "median_off": off.median(),
+        "p90_off": off.quantile(0.9),
+        "worst_off": off.max(),
+        "ideal_median_off": ideal.median(),
+        "goal": goals.iloc[0] if len(goals) else np.nan,
+        "within_goal": int((off <= rows["goal"]).sum()) if len(goals) else np.nan,
+    }
+
+
+def reproduce(
+    entries: Sequence[Entry], data: Path, how: How, overrides: Sequence[str] = ()
+) -> Reproduced:
+    """Simulate the measured runs of these entries that lie below the folder `data`.
+
+    `overrides` are KEY=VALUE of RUN.yaml, for all of them. Raises UsageError where no entry has
+    data, or no run can be simulated.
+    """
+    with TemporaryDirectory() as scratch:
+        cases = [
+            _case(entry, measured, Path(scratch) / f"{entry.name}-{index}.csv", overrides)
+            for entry in entries
+            for index, measured in enumerate(entry.measured(data))
+        ]
+        if not cases:
+            names, where = (", ".join(e.name for e in entries), entries[0].where_from())
+            raise UsageError(f"{data}: no data of {names}; of the first, {where}")
+        with how.simulator("reproduce", 2 * len(cases)) as simulator:
+            configs = [(case.config, with_(case.config, IDEAL)) for case in cases]
+            points = [[Point(config, Path()) for config in pair] for pair in configs]
+            trials = simulator.trials_of([({}, pair) for pair in points])
+    failures = {
+        case.measured.label: trial.errors[0]
+        for case, trial in zip(cases, trials, strict=True)
+        if trial.errors
+    }
+    pairs = [pair for pair in zip(cases, trials, strict=True) if not pair[1].errors]
+    if not pairs:
+        why = next(iter(failures.values()))
+        raise UsageError(f"no run can be simulated, the first because: {why}")
+    table = pd.DataFrame([row for case, trial in pairs for row in _rows(case, trial)])
+    return Reproduced([e for e in entries if e.files(data)], _with_repeats(table), failures)
+
+
+def _case(entry: Entry, measured: Measured, trace: Path, overrides: Sequence[str]) -> Case:
+    """Return what simulates a measured run; its requests are written to the file `trace`."""
+    requests = measured.requests
+    closed = measured.run.get("workload.arrivals")
+    if closed is not None and len(requests) == 1:
+        clients = closed["concurrency"]
+        requests = pd.concat([requests] * (entry.keys.rounds * clients), ignore_index=True)
+    arrivals = requests.get("arrival_s", pd.Series(0.0, index=requests.index))
+    columns = {
+        "arrived_at": arrivals,
+        "num_prefill_tokens": requests["input_tokens"],
+        "num_decode_tokens": requests["output_tokens"],
+    }
+    write_table(trace, columns)
+    workload = {"trace": str(trace), "format": "vidur"}
+    run = {"stages": 1, **entry.keys.run, "workload": workload}
+    document = patched(Document(f"{entry.name}.yaml: run", run, {}), measured.run)
+    return Case(entry, measured, configured(document, overrides))
+
+
+def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:
+    keys = case.entry.keys
+    spreads = (known for end, known in keys.spread.items() if case.measured.label.endswith(end))
+    spread = next(spreads, {})
+    simulated, ideal = (record.values for record in trial.records)
+    for metric, goal in keys.metrics.items():
+        measured = case.measured.metrics.get(metric)
+        if measured is None:
+            continue
+        yield {
+            **case.labels,
+            "metric": metric,
+            "measured": measured,
+            "spread": spread.get(metric, np.nan),
+            "simulated": simulated[metric],
+            "error": simulated[metric] / measured - 1,
+            "ideal": ideal[metric],
+            "ideal_error": ideal[metric] / measured - 1,
+            "goal": np.nan if goal is None else goal,
+        }
+
+
+def _with_repeats(table: pd.DataFrame) -> pd.DataFrame:
+    """Give runs that were measured twice the spread between the two, as a share of their mean."""
+    again = table.groupby([*GROUP, "run", "metric"])["measured"]
+    spread = (again.transform("max") - again.transform("min")) / again.transform("mean")
+    return table.assign(spread=spread.where(again.transform("size") > 1, table["spread"]))

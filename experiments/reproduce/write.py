@@ -1,0 +1,211 @@
+"""What `evenflow reproduce` shows: tables in a terminal, a document, a CSV, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.report.plots import MARKS, finish, panels, plain_decades, save
+from experiments.report.style import colour
+from experiments.report.tables import markdown_table, number, percent, print_numbers, write_table
+from experiments.reproduce.catalogue import Entry
+from experiments.reproduce.reproduce import GROUP, Reproduced
+from experiments.validation.write import BAND
+
+NAME = "reality"
+FEW_RUNS = 8
+"""An entry with more runs than this is told by its summary alone; the CSV has all."""
+
+SPREAD = "  spread"
+
+WORDS = {
+    "mean_ttft_ms": "TTFT mean (ms)",
+    "mean_tpot_ms": "TPOT mean (ms)",
+    "mean_e2el_ms": "E2EL mean (ms)",
+    "p99_itl_ms": "ITL P99 (ms)",
+    "request_throughput": "requests/s",
+}
+
+RUN_HEADS = ("run", "metric", "measured", "spread", "simulated", "error", "no CPU", "its error", "")
+SUMMARY_HEADS = (
+    "engine",
+    "GPUs",
+    "layout",
+    "metric",
+    "runs",
+    "mean error",
+    "median off",
+    "P90 off",
+    "no CPU: median off",
+    "goal",
+    "within",
+)
+
+INTRO = """\
+# How far from measured runs of others
+
+`evenflow reproduce` simulates runs that others measured on real GPUs with real engines, and this is
+its output. An error is simulated / measured - 1; "off" is an error without its sign. The columns
+"no CPU" are the same simulation with `runtime: ideal`, which leaves out what the engine's CPU
+spends. "Spread" is how far two measurements of the same run are apart, where that is known. A goal
+was set before; what misses it is listed as what hits. Nothing here was measured by us, and no GPU
+was used: the kernels' times are tables measured by others, or a roofline.
+
+    evenflow reproduce --data DIR --out out/reality
+"""
+
+
+def word(metric: str) -> str:
+    return WORDS.get(metric, metric)
+
+
+def runs_told(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name and the rows of each run that is told by itself; the others are too many."""
+    for entry, of_entry in table.groupby("entry", sort=False):
+        count = of_entry["run"].nunique()
+        if count <= FEW_RUNS:
+            for run, rows in of_entry.groupby("run", sort=False):
+                yield str(entry if count == 1 else run), rows
+
+
+def error_rows(table: pd.DataFrame, metrics: Sequence[str]) -> Iterator[list[str]]:
+    """Yield rows of a run's errors, a column a metric: as it is, with no CPU time, the spread."""
+    for name, rows in runs_told(table):
+        known = rows.set_index("metric")
+        told = {name: "error", "  no CPU time": "ideal_error", SPREAD: "spread"}
+        for label, column in told.items():
+            values = known[column].to_dict()
+            cells = [_share(values.get(m, np.nan), sign=label != SPREAD) for m in metrics]
+            if any(cells):
+                yield [label, *cells]
+
+
+def off_rows(summary: pd.DataFrame, metrics: Sequence[str]) -> Iterator[list[str]]:
+    """Yield a row for each engine, GPU and layout: median and P90 of errors, a column a metric."""
+    for _, rows in summary.groupby(GROUP, sort=False):
+        pairs = {
+            row["metric"]: " / ".join(
+                _share(row[name], sign=False) for name in ("median_off", "p90_off")
+            )
+            for row in rows.to_dict("records")
+        }
+        first = rows.iloc[0]
+        cells = [pairs.get(metric, "") for metric in metrics]
+        yield [", ".join(str(first[name]) for name in GROUP[1:]), str(first["runs"]), *cells]
+
+
+def run_rows(table: pd.DataFrame) -> Iterator[list[str]]:
+    """Yield a row of words for each run and metric of entries with few runs."""
+    for name, rows in runs_told(table):
+        for row in rows.to_dict("records"):
+            yield [
+                name,
+                word(str(row["metric"])),
+                number(row["measured"]),
+                _share(row["spread"], sign=False),
+                number(row["simulated"]),
+                _share(row["error"]),
+                number(row["ideal"]),
+                _share(row["ideal_error"]),
+                verdict(row["error"], row["goal"]),
+            ]
+
+
+def verdict(error: float, goal: float) -> str:
+    """Say whether an error is within its goal; nothing where there is no goal."""
+    return "" if np.isnan(goal) else "hit" if abs(error) <= goal else "miss"
+
+
+def summary_rows(summary: pd.DataFrame) -> Iterator[list[str]]:
+    """Yield a row of words for each engine, GPU, layout and metric."""
+    for row in summary.to_dict("records"):
+        within = "" if np.isnan(row["goal"]) else f"{row['within_goal']:.0f} of {row['runs']}"
+        yield [
+            *(str(row[name]) for name in GROUP[1:]),
+            word(str(row["metric"])),
+            str(row["runs"]),
+            *(_share(row[name], sign=name == "mean_error") for name in SUMMED),
+            _share(row["goal"], sign=False),
+            within,
+        ]
+
+
+SUMMED = ("mean_error", "median_off", "p90_off", "ideal_median_off")
+
+
+def _share(value: float, *, sign: bool = True) -> str:
+    return "" if np.isnan(value) else percent(value, 1, sign=sign)
+
+
+def print_reproduced(found: Reproduced) -> None:
+    """Print errors by run, where those are few, and the summary."""
+    metrics = [metric for metric in WORDS if metric in set(found.table["metric"])]
+    words = [word(metric).split(" (")[0] for metric in metrics]
+    if rows := list(error_rows(found.table, metrics)):
+        print_numbers(["simulated / measured - 1", *words], rows)
+    title = "off, median / P90"
+    print_numbers([title, "runs", *words], off_rows(found.summary, metrics))
+
+
+def write(folder: Path, found: Reproduced) -> None:
+    """Write reality.csv, a row a run and metric, summary.csv, the picture, and reality.md."""
+    write_table(folder / f"{NAME}.csv", found.table)
+    write_table(folder / "summary.csv", found.summary)
+    save(draw(found.table), folder / NAME)
+    (folder / f"{NAME}.md").write_text(markdown(found, f"{NAME}.svg"), encoding="utf-8")
+
+
+def markdown(found: Reproduced, picture: str) -> str:
+    """Return the document: the summary, the picture, run by run, and what each rests on."""
+    parts = [
+        INTRO,
+        markdown_table(SUMMARY_HEADS, summary_rows(found.summary)),
+        f"![Measured against simulated, a point a metric and run]({picture})\n",
+        f"## Run by run\n\nEntries with more than {FEW_RUNS} runs are in the table above only.\n",
+        markdown_table(RUN_HEADS, run_rows(found.table)),
+        "## What each rests on\n",
+        *map(_section, found.entries),
+    ]
+    if found.failures:
+        lost = "".join(f"- {label}: {reason}\n" for label, reason in found.failures.items())
+        parts.append(f"## Not simulated\n\n{lost}")
+    return "\n".join(parts)
+
+
+def _section(entry: Entry) -> str:
+    keys = entry.keys
+    lines = [f"Source: {keys.source.words()}.", *(f"Assumed: {each}." for each in keys.assumed)]
+    lines += [] if keys.misses is None else [f"What misses: {keys.misses}."]
+    items = "".join(f"- {line}\n" for line in lines)
+    return f"### {entry.name}\n\n{keys.title}.\n\n{items}"
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Draw measured against simulated, a panel a metric, a colour and mark an entry."""
+    names: Sequence[str] = list(dict.fromkeys(table["entry"]))
+    metrics = list(dict.fromkeys(table["metric"]))
+    figure, cells = panels(len(metrics), 3.4, 3.4, columns=3)
+    for axes, metric in zip(cells, metrics, strict=True):
+        rows = table[table["metric"] == metric]
+        values = rows[["measured", "simulated"]].to_numpy()
+        ends = np.array([values.min() * 0.8, values.max() * 1.25])
+        axes.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="0.88", linewidth=0)
+        axes.plot(ends, ends, color="0.4", linewidth=0.8)
+        for index, name in enumerate(names):
+            own = rows[rows["entry"] == name]
+            mark = MARKS[index % len(MARKS)]
+            look: Any = {"color": colour(index), "markersize": 4.0, "markerfacecolor": "none"}
+            axes.plot(own["measured"], own["simulated"], mark, label=name, **look)
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        axes.set(xlabel="measured", ylabel="simulated")
+        for axis in (axes.xaxis, axes.yaxis):
+            plain_decades(axis)
+        finish(axes, word(metric), grid="")
+    handles, labels = cells[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    return figure

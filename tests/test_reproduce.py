@@ -1,0 +1,295 @@
+"""Measured runs of others: the forms they come in, the catalogue, and what is said of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import evenflow as ef
+from evenflow.errors import UsageError
+from experiments.reproduce.catalogue import FOLDER, entries
+from experiments.reproduce.measured import read_results
+from tests.command_line import evenflow, refusal
+
+Rows = list[dict[str, float]]
+
+ROWS: Rows = [
+    {"arrival_s": 0.0, "input": 10, "ttft_s": 0.5, "gaps_s": [0.25, 0.75]},
+    {"arrival_s": 1.0, "input": 20, "ttft_s": 0.25, "gaps_s": [0.5]},
+    {"arrival_s": 1.5, "input": 30, "ttft_s": 1.0, "gaps_s": []},
+]  # type: ignore[list-item]
+METRICS = {
+    "mean_ttft_ms": 1750 / 3,
+    "mean_tpot_ms": 500.0,
+    "mean_e2el_ms": 3250 / 3,
+    "request_throughput": 3 / 2.5,
+    "output_throughput": 6 / 2.5,
+}
+
+
+def e2el_s(row: Any) -> float:
+    return float(row["ttft_s"] + sum(row["gaps_s"]))
+
+
+def vllm_json(rows: Any) -> dict[str, Any]:
+    return {
+        "request_rate": "inf",
+        "duration": max(row["arrival_s"] + e2el_s(row) for row in rows),
+        "input_lens": [row["input"] for row in rows],
+        "output_lens": [1 + len(row["gaps_s"]) for row in rows],
+        "ttfts": [row["ttft_s"] for row in rows],
+        "itls": [row["gaps_s"] for row in rows],
+        "start_times": [1000.0 + row["arrival_s"] for row in rows],
+    }
+
+
+def as_vllm(path: Path, rows: Any) -> Path:
+    (path / "run.json").write_text(json.dumps(vllm_json(rows)))
+    return path / "run.json"
+
+
+def as_guidellm(path: Path, rows: Any) -> Path:
+    requests = [
+        {
+            "request_start_time": 1e9 + row["arrival_s"],
+            "prompt_tokens": row["input"],
+            "output_tokens": 1 + len(row["gaps_s"]),
+            "time_to_first_token_ms": 1e3 * row["ttft_s"],
+            "request_latency": e2el_s(row),
+        }
+        for row in rows
+    ]
+    benchmark = {"requests": {"successful": requests, "errored": [], "incomplete": []}}
+    (path / "run.json").write_text(json.dumps({"benchmarks": [benchmark]}))
+    return path / "run.json"
+
+
+def engine_rows(rows: Any, names: tuple[str, ...]) -> Any:
+    for row in rows:
+        first_s = row["arrival_s"] + row["ttft_s"]
+        last_s = row["arrival_s"] + e2el_s(row)
+        lengths = row["input"], 1 + len(row["gaps_s"])
+        yield dict(
+            zip(names, (*lengths, 7 + row["arrival_s"], 7 + first_s, 7 + last_s), strict=True)
+        )
+
+
+def as_llmservingsim(path: Path, rows: Any) -> Path:
+    names = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
+    lines = [json.dumps(row) for row in engine_rows(rows, names)]
+    (path / "requests.jsonl").write_text("\n".join(lines))
+    return path / "requests.jsonl"
+
+
+def as_engine_csv(path: Path, rows: Any) -> Path:
+    names = ("input_tokens", "output_tokens", "queued_s", "first_token_s", "last_token_s")
+    pd.DataFrame(engine_rows(rows, names)).to_csv(path / "requests.csv", index=False)
+    return path / "requests.csv"
+
+
+def as_csv(path: Path, rows: Any) -> Path:
+    table = [
+        {
+            "arrival_s": row["arrival_s"],
+            "input_tokens": row["input"],
+            "output_tokens": 1 + len(row["gaps_s"]),
+            "ttft_ms": 1e3 * row["ttft_s"],
+            "e2el_ms": 1e3 * e2el_s(row),
+        }
+        for row in rows
+    ]
+    pd.DataFrame(table).to_csv(path / "run.csv", index=False)
+    gaps_ms = [[1e3 * gap for gap in row["gaps_s"]] for row in rows]
+    with gzip.open(path / "itls.json.gz", "wt") as file:
+        json.dump({"run": {"duration_s": 2.5, "itls_ms": gaps_ms}}, file)
+    return path / "run.csv"
+
+
+WRITERS = [as_vllm, as_guidellm, as_llmservingsim, as_engine_csv, as_csv]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_run_is_the_same_in_every_form(write: Callable[..., Path], tmp_path: Path) -> None:
+    (run,) = read_results(write(tmp_path, ROWS))
+    assert {name: run.metrics[name] for name in METRICS} == pytest.approx(METRICS)
+    assert run.requests["arrival_s"].to_list() == pytest.approx([0.0, 1.0, 1.5])
+    assert run.requests["input_tokens"].to_list() == [10, 20, 30]
+    assert run.requests["output_tokens"].to_list() == [3, 2, 1]
+    assert not run.doubts
+    if write in (as_vllm, as_csv):
+        assert run.metrics["mean_itl_ms"] == pytest.approx(500)
+
+
+@pytest.mark.parametrize("stretched", [False, True])
+def test_arrivals_are_drawn_as_the_client_drew_them(tmp_path: Path, stretched: bool) -> None:
+    drawn = np.random.RandomState(0).gamma(1.0, 0.5, 50)
+    times = np.cumsum(drawn)
+    times = times * (25 / times[-1]) if stretched else np.concatenate([[0], times[:-1]])
+    rows = [{"arrival_s": at, "input": 5, "ttft_s": 0.1, "gaps_s": [0.1]} for at in times]
+    data = vllm_json(rows) | {"request_rate": 2.0, "start_times": None}
+    data["duration"] -= times[0]
+    (tmp_path / "run.json").write_text(json.dumps(data))
+    (run,) = read_results(tmp_path / "run.json")
+    assert run.requests["arrival_s"].to_list() == pytest.approx(list(times - times[0]), abs=1e-9)
+    assert not run.doubts
+    (tmp_path / "run.json").write_text(json.dumps(data | {"duration": 99.0}))
+    assert "drawn again" in read_results(tmp_path / "run.json")[0].doubts[0]
+
+
+AICONFIGURATOR = """\
+backend,backend_version,model_path,system,precision,mode,isl,osl,concurrency,tp_size,pp_size,silicon_ttft_ms,silicon_tpot_ms
+vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,8,2,1,50,20
+vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,16,2,1,50,20
+trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b200_sxm,fp8,disagg,1024,128,8,,,60,9
+trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b200_sxm,fp8,agg,1024,128,8,4,2,61,9
+"""
+
+
+def test_rows_of_aiconfigurator_are_closed_loops(tmp_path: Path) -> None:
+    (tmp_path / "means.csv").write_text(AICONFIGURATOR)
+    first, second = read_results(tmp_path / "means.csv")
+    assert first.metrics == {"mean_ttft_ms": 50, "mean_tpot_ms": 20}
+    assert first.run == {
+        "model": "Qwen3-32B",
+        "gpu": "H100",
+        "stages": 1,
+        "tensor_parallel": 2,
+        "workload.arrivals": {"kind": "closed", "concurrency": 8},
+    }
+    assert first.facts["precision"] == "bf16"
+    assert (second.facts["engine"], second.run["gpu"]) == ("TensorRT-LLM 1.0", "b200_sxm")
+
+
+EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.json", "", "not the results"),
+        ("a.json", "{}", "mean_ttft_ms"),
+        ("a.json", "[1]", "not the results"),
+        ("a.json", json.dumps(EMPTY_GUIDELLM), "no completed request"),
+        ("a.json", json.dumps(vllm_json([{**ROWS[0], "ttft_s": 0.0}])), "a.json: "),
+        ("a.jsonl", "", "no completed request"),
+        ("a.jsonl", '{"input_toks": 1}', "without 'first_token_s'"),
+        ("a.csv", "", "not the results"),
+        ("a.csv", "x,y\n1,2\n", "arrival_s"),
+        ("a.csv", "arrival_s,input_tokens,output_tokens,ttft_ms,e2el_ms\n0,1,1,x,2\n", "a.csv: "),
+        ("a.txt", "", ".json, .jsonl or .csv"),
+    ],
+)
+def test_what_is_no_result_is_told_in_one_line(
+    name: str, text: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=told) as error:
+        read_results(tmp_path / name)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# ---- the catalogue
+
+
+def test_each_entry_is_short_and_says_where_its_data_is() -> None:
+    assert len(entries()) >= 8
+    for name, entry in entries().items():
+        lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= 25, name
+        assert entry.keys.source.commit in entry.where_from()
+
+
+def test_the_data_given_is_what_the_catalogue_was_made_with(shared: Path) -> None:
+    for entry in entries().values():
+        assert entry.files(shared), entry.name
+        assert not entry.others(shared), entry.name
+
+
+def given(folder: Path, **more: Any) -> None:
+    """Write MINE.yaml, whose run is what evenflow itself simulates, and that result."""
+    run = {
+        "stages": 2,
+        "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5},
+        "kv": {"pages": 200},
+        "runtime": {"schedule_s": 0.002},
+        "scheduler": {"name": "sarathi", "token_budget": 64},
+    }
+    table = ef.simulate(run | {"workload": {"trace": "trace.csv", "arrivals": "replay"}}).requests
+    rows = [
+        {
+            "arrival_s": row["arrival_s"],
+            "input": row["prompt_tokens"],
+            "ttft_s": row["first_token_s"] - row["arrival_s"],
+            "gaps_s": np.full(
+                row["output_tokens"] - 1,
+                (row["completion_s"] - row["first_token_s"]) / max(row["output_tokens"] - 1, 1),
+            ).tolist(),
+        }
+        for row in table.to_dict("records")
+    ]
+    (folder / "data").mkdir()
+    as_vllm(folder / "data", rows)
+    keys = {
+        "title": "Ours",
+        "source": {"repository": "example.org/ours", "commit": "abc", "path": "run.json"},
+        "engine": "evenflow",
+        "files": ["run.json"],
+        "metrics": {"mean_tpot_ms": 0.01, "mean_ttft_ms": 0.01, "mean_e2el_ms": None},
+        "assumed": ["nothing"],
+        "run": run,
+    }
+    (folder / "MINE.yaml").write_text(yaml.safe_dump(keys | more))
+
+
+def test_a_run_of_our_own_is_reproduced_without_error(folder: Path) -> None:
+    given(folder)
+    status, output, errors = evenflow("reproduce", "MINE.yaml", "--data", "data", "--out", "out")
+    assert status == 0
+    assert "is not what the catalogue was made with" in errors
+    assert "no CPU time" in output
+    table = pd.read_csv("out/reality.csv").set_index("metric")
+    assert table["error"].abs().max() < 1e-6
+    assert table["ideal_error"].max() < -0.1  # the CPU's 2 ms are missing there
+    text = Path("out/reality.md").read_text()
+    assert "| hit |" in text
+    assert "https://example.org/ours, commit abc, run.json" in text
+    assert {path.suffix for path in Path("out").glob("reality.*")} == {
+        ".csv",
+        ".md",
+        ".png",
+        ".svg",
+    }
+    found = ef.reproduce(["MINE.yaml"], data="data", set={"runtime": "ideal"})
+    assert found.table["error"].to_list() == pytest.approx(table["ideal_error"].to_list())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["MINE.yaml", "--data", "nowhere"], "--data: no folder nowhere"),
+        (["MINE.yaml", "--data", "empty"], "it is at https://example.org/ours, commit abc"),
+        (["vlm"], "known: closed-sglang"),
+        (["MINE.yaml", "--data", "data", "--set", "stages=0"], "stages"),
+        (["MINE.yaml", "--data", "data", "--set", "model=no-such"], "no run can be simulated"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_one_line(
+    arguments: list[str], told: str, folder: Path
+) -> None:
+    given(folder)
+    (folder / "empty").mkdir()
+    assert told in refusal("reproduce", *arguments)
+
+
+def test_a_key_of_an_entry_that_is_wrong_is_named(folder: Path) -> None:
+    given(folder, metrics={"mean_tpot_ms": -1})
+    assert "metrics.mean_tpot_ms" in refusal("reproduce", "MINE.yaml", "--data", "data")

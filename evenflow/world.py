@@ -12,6 +12,7 @@ from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
 from evenflow.kv import KvCache, PagePool, PrefixCache
 from evenflow.request import LATEST_S, Request
+from evenflow.runtimes import RuntimeOverheads
 from evenflow.scheduling import Scheduler
 
 Dispatch = Literal["stage0", "eager", "engine_loop"]
@@ -19,38 +20,6 @@ Dispatch = Literal["stage0", "eager", "engine_loop"]
 Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
 """Which pipeline gets the next request: each in turn; the one with the fewest requests that are
 not done, the first of equals; or one that was sent the longest part of its prefix before."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeOverheads:
-    """CPU time that the runtime being modelled spends beside the kernels.
-
-    The driver spends `schedule_s` seconds a micro-batch before stage 0 can start it. Each stage
-    spends `prepare_s` plus `prepare_share` of the execution time to prepare a micro-batch's inputs:
-    before each execution when coupled (vLLM: about 17 %, gLLM section 3.4); or, `overlapped`, from
-    the moment the micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs
-    are then the driver's business, and part of `schedule_s`.
-    """
-
-    schedule_s: float = 0.0
-    prepare_s: float = 0.0
-    prepare_share: float = 0.0
-    overlapped: bool = False
-
-    @property
-    def prepares(self) -> bool:
-        return self.prepare_s > 0 or self.prepare_share > 0
-
-
-RUNTIMES = {
-    "ideal": RuntimeOverheads(),
-    "gllm": RuntimeOverheads(prepare_share=0.17, overlapped=True),
-    "vllm": RuntimeOverheads(prepare_share=0.17),
-    "sglang": RuntimeOverheads(prepare_share=0.17, overlapped=True),
-}
-"""Inputs of a deployment, not findings. The share is vLLM's by gLLM, section 3.4. SGLang's own was
-not published: it is given the same work, hidden behind the previous batch as its scheduler does
-since v0.4, so on one stage nothing of it is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +47,10 @@ class World:
     between stages a link of its own kind, in place of `link`. `replicas` > 1: as many pipelines of
     this kind, each with its own pages and policy, among which `router` divides the requests.
     `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
-    copied to the host and back; what the copies cost is up to `costs` (SwapCost). Raises UsageError
-    for more engines than pages, and for an arrival after LATEST_S.
+    copied to the host and back; what the copies cost is up to `costs` (SwapCost). `before`: what
+    the same engines served earlier, one set of requests when the one before is done; of it only
+    their prefix caches are left. Raises UsageError for more engines than pages, and for an arrival
+    after LATEST_S.
     """
 
     requests: Sequence[Request]
@@ -102,6 +73,7 @@ class World:
     router: Router = "round_robin"
     prefix_cache: bool = False
     swap: bool = False
+    before: tuple[Sequence[Request], ...] = ()
 
     def __post_init__(self) -> None:
         if self.virtual_engines > 1 and self.total_pages < self.virtual_engines:
@@ -117,17 +89,17 @@ class World:
                 f"at most {LATEST_S:g} s is right"
             )
 
-    def batcher(self, made_by: Callable[..., Batcher] = Batcher) -> Batcher:
-        """Return a fresh engine, one of `virtual_engines`, of the kind that `made_by` makes."""
+    def batcher(
+        self, made_by: Callable[..., Batcher] = Batcher, pages: PagePool | None = None
+    ) -> Batcher:
+        """Return a fresh engine, one of `virtual_engines`, of the kind that `made_by` makes.
+
+        `pages`: those of an engine of this world that has served its requests, caches and all.
+        """
         scheduler = self.make_scheduler()
-        total_pages = self.total_pages // self.virtual_engines
-        pages = PagePool(total_pages, self.page_tokens)
-        if self.prefix_cache:
-            append_only = getattr(scheduler, "append_only_pages", False)
-            pages = PrefixCache(total_pages, self.page_tokens, append_only=append_only)
         return made_by(
             scheduler,
-            KvCache(pages, swap=self.swap),
+            KvCache(self._pages(scheduler) if pages is None else pages, swap=self.swap),
             depth=self.depth,
             max_in_flight=self.max_in_flight if self.virtual_engines == 1 else 1,
             max_model_len=self.max_model_len,
@@ -135,6 +107,13 @@ class World:
             speculation=self.speculation,
             asks_again=self.dispatch != "engine_loop",
         )
+
+    def _pages(self, scheduler: Scheduler) -> PagePool:
+        total_pages = self.total_pages // self.virtual_engines
+        if not self.prefix_cache:
+            return PagePool(total_pages, self.page_tokens)
+        append_only = getattr(scheduler, "append_only_pages", False)
+        return PrefixCache(total_pages, self.page_tokens, append_only=append_only)
 
     @property
     def hops(self) -> tuple[Link, ...]:

@@ -38,6 +38,7 @@ def provenance(
         "config_sha256": config.digest(),
         "trace": dict(trace),
         "cost_source": dict(cost_source),
+        "runtime": config.runtime_facts(),
         "seed": config.workload.seed,
         "host": platform.node(),
     }

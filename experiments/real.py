@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from evenflow.errors import PolicyError, UsageError
 from evenflow.replay import Entry, replay
 from evenflow.results.metrics import summarize
+from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
@@ -181,13 +182,13 @@ def check_servable(config: RunConfig) -> None:
 
 
 def _prepares(runtime: RuntimeConfig | str) -> bool:
-    """Say whether a simulation charges for preparing inputs, which no emulated worker waits for.
+    """Say whether a simulation charges for CPU time that a real run neither spends nor waits for.
 
-    What it charges for scheduling stands for the messages and the driver that a real run has.
+    `schedule_s` stands for the messages and the driver, which a real run has of its own.
     """
     if isinstance(runtime, str):
         return runtime != "ideal"
-    return runtime.prepare_s > 0 or runtime.prepare_share > 0
+    return runtime.make() != RuntimeOverheads(schedule_s=runtime.schedule_s)
 
 
 def _is_split(config: RunConfig) -> bool:

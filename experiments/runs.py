@@ -54,9 +54,11 @@ class Job:
 
     def built(self) -> Built:
         """Return what is simulated; UsageError for what cannot be."""
-        requests, texts = self.workload.requests, self.workload.texts
+        given = self.workload
         make = None if self.policy is None else self.policy.make
-        return build(self.config, requests, self.beside, texts, make)
+        return build(
+            self.config, given.requests, self.beside, given.texts, make, before=given.before
+        )
 
     def source(self, built: Built, **facts: Any) -> dict[str, Any]:
         """Return where the results of a run come from, and those `facts` that there are."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from evenflow.results.run import RunResult
-from evenflow.world import RUNTIMES, Link, Router, RuntimeOverheads, World
-from sim.arrivals import Arrivals
+from evenflow.runtimes import RUNTIMES, RuntimeOverheads
+from evenflow.world import Link, Router, World
+from sim.arrivals import Arrivals, doors
 from sim.clock import Clock
 from sim.disaggregated import Disaggregated, PooledWorld
-from sim.driver import Driver
+from sim.driver import Driver, Stages
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
 from sim.timed import Timing, simulate_timed
@@ -46,7 +48,8 @@ def simulate(
     pipeline = _pipeline(world, as_processes)
     if isinstance(world, PooledWorld):
         return Disaggregated(world, pipeline, on_done).run()
-    return Driver(world, pipeline, on_done).run()
+    (result,) = simulate_replicas(replace(world, replicas=1), on_done, as_processes=as_processes)
+    return result
 
 
 def simulate_replicas(
@@ -58,10 +61,24 @@ def simulate_replicas(
     """Simulate `world.replicas` pipelines on one clock; return what happened on each.
 
     Options and errors are those of `simulate`, `on_done` counts the requests of all together. A
-    system of pools is one.
+    system of pools is one. Of what was served `before` the requests only the caches are left.
     """
     if isinstance(world, PooledWorld):
         return [simulate(world, on_done, as_processes=as_processes)]
+    pipeline = _pipeline(world, as_processes)
+    drivers: Sequence[Driver | None] = [None] * world.replicas
+    for requests in world.before:
+        drivers = _serve(replace(world, requests=requests), pipeline, None, drivers)
+    return [driver.result() for driver in _serve(world, pipeline, on_done, drivers)]
+
+
+def _serve(
+    world: World,
+    pipeline: Stages,
+    on_done: Callable[[int], None] | None,
+    after: Sequence[Driver | None],
+) -> list[Driver]:
+    """Serve the requests of a world with pipelines that go on where those of `after` ended."""
     clock = Clock()
     drivers: list[Driver] = []
 
@@ -69,11 +86,12 @@ def simulate_replicas(
         if on_done is not None:
             on_done(sum(driver.num_done for driver in drivers))
 
-    for _ in range(world.replicas):
-        drivers.append(Driver(world, _pipeline(world, as_processes), tell, clock=clock))
-    Arrivals(clock, world.requests, world.concurrency, drivers, world.router)
+    for earlier in after:
+        drivers.append(Driver(world, pipeline, tell, clock=clock, after=earlier))
+    entrances = doors(clock, drivers, world.overheads)
+    Arrivals(clock, world.requests, world.concurrency, entrances, world.router)
     clock.run()
-    return [driver.result() for driver in drivers]
+    return drivers
 
 
 def _pipeline(

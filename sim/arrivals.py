@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from typing import Protocol
 
 from simpy import Event
 
 from evenflow.request import Request
+from evenflow.runtimes import RuntimeOverheads
 from evenflow.world import Router
-from sim.clock import Clock
+from sim.clock import Clock, Signal
 
 
 class Entrance(Protocol):
@@ -94,6 +96,93 @@ class Arrivals:
             self._tell([entrance for entrance in self._let_in(count) if entrance is not left])
 
         return replace_done
+
+
+def doors(
+    clock: Clock, pipelines: Sequence[Entrance], overheads: RuntimeOverheads
+) -> Sequence[Entrance]:
+    """Return where requests come in: the front end of each pipeline, or itself without any."""
+    seconds, latency_s = overheads.front_end_s, overheads.front_end_latency_s
+    if not (seconds or latency_s):
+        return pipelines
+    return [FrontEnd(clock, pipeline, seconds, latency_s) for pipeline in pipelines]
+
+
+class FrontEnd:
+    """The door of a pipeline, where a request is served for `seconds`, half in turns with others.
+
+    First an event loop reads it, a small step of each request after a small step of the next. Then
+    one thread tokenises and admits it, one request after the other. So of n that come at once the
+    first is done after half of n x `seconds`, the last after all of it. Then `latency_s` passes, in
+    which they hold up nobody (network, threads). Half is a convention: bursts on vLLM 0.8 fit it.
+    """
+
+    def __init__(
+        self, clock: Clock, pipeline: Entrance, seconds: float, latency_s: float = 0.0
+    ) -> None:
+        self._clock = clock
+        self._pipeline = pipeline
+        self._half_s = seconds / 2
+        self._latency_s = latency_s
+        self._thread_free_s = 0.0
+        self._served: deque[tuple[float, Request]] = deque()  # what each will have got when read
+        self._got_s = 0.0  # by each of those that are served, since the beginning
+        self._seen_s = 0.0
+        self._inside = 0
+        self._next = 0  # number of the event that is waited for; later arrivals make it stale
+        self._on_done: list[Callable[[int], None]] = []
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that are here or in the pipeline."""
+        return self._inside + self._pipeline.outstanding
+
+    def admit(self, request: Request) -> bool:
+        """Take an arrival; whether it can be served is known when the pipeline sees it."""
+        self._inside += 1
+        self._share(self._clock.now)
+        self._served.append((self._got_s + self._half_s, request))
+        self._await_first()
+        return True
+
+    def changed(self, now_s: float) -> None:
+        """Nothing to do: the pipeline hears of a request when it gets there."""
+
+    def when_done(self, call: Callable[[int], None]) -> None:
+        """Have `call` called with how many requests are done, whenever some are."""
+        self._on_done.append(call)
+        self._pipeline.when_done(call)
+
+    def _share(self, now_s: float) -> None:
+        """Divide the time since the last event among the requests that were served."""
+        if self._served:
+            self._got_s += (now_s - self._seen_s) / len(self._served)
+        self._seen_s = now_s
+
+    def _await_first(self) -> None:
+        """All have got as much since they are here together, so who came first is done first."""
+        self._next += 1
+        if self._served:
+            left_s = max(self._served[0][0] - self._got_s, 0.0) * len(self._served)
+            event = Signal(self._clock, partial(self._first_done, self._next))
+            self._clock.at(self._clock.now + left_s, event)
+
+    def _first_done(self, number: int, now_s: float) -> None:
+        if number != self._next:
+            return
+        self._share(now_s)
+        self._got_s, request = self._served.popleft()
+        self._await_first()
+        self._thread_free_s = max(self._thread_free_s, now_s) + self._half_s
+        event = Signal(self._clock, partial(self._enter, request))
+        self._clock.at(self._thread_free_s + self._latency_s, event)
+
+    def _enter(self, request: Request, now_s: float) -> None:
+        self._inside -= 1
+        if not self._pipeline.admit(request):
+            for call in self._on_done:
+                call(1)
+        self._pipeline.changed(now_s)
 
 
 def _chooser(router: Router, pipelines: Sequence[Entrance]) -> Callable[[Request], Entrance]:

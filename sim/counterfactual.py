@@ -13,7 +13,8 @@ from typing import Any
 from evenflow.costs import BatchShape, StageCost
 from evenflow.costs.modifiers import Modified
 from evenflow.results.run import RunResult
-from evenflow.world import RuntimeOverheads, World
+from evenflow.runtimes import RuntimeOverheads
+from evenflow.world import World
 from sim.disaggregated import PooledWorld
 from sim.transfers import TransferLink
 

@@ -22,7 +22,7 @@ from evenflow.results.combine import of_pools
 from evenflow.results.run import Recorder, RunResult
 from evenflow.types import Handover, Request
 from evenflow.world import World
-from sim.arrivals import Arrivals
+from sim.arrivals import Arrivals, doors
 from sim.clock import Clock
 from sim.driver import Driver, Stages
 from sim.transfers import Transfer, TransferLink, TransferQueue
@@ -139,7 +139,8 @@ class Disaggregated:
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened, pool by pool and merged."""
-        Arrivals(self.clock, self._world.requests, self._world.concurrency, [self])
+        door = doors(self.clock, [self], self._world.prefill.overheads)
+        Arrivals(self.clock, self._world.requests, self._world.concurrency, door)
         self.clock.run()
         assert not self._served, f"{len(self._served)} requests never ended"
         requests = self._requests.result(

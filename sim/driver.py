@@ -5,15 +5,17 @@ An instant is over when the clock has no more events for it: then the loop asks.
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable
 
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
+from evenflow.kv import PagePool
 from evenflow.loop import loop_of
 from evenflow.request import Request
 from evenflow.results.run import Recorder, RunResult
 from evenflow.world import World
-from sim.arrivals import Arrivals
+from sim.arrivals import Arrivals, doors
 from sim.clock import LAST, Clock, Signal
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
@@ -26,6 +28,7 @@ class Driver:
     """Runs one world through a pipeline. `on_done` is called with the number of requests done.
 
     With a `clock` of several pipelines, `run` is not called: requests come through `admit`.
+    `after`: it goes on with the pages of that one, which is done, prefix caches and all.
     """
 
     def __init__(
@@ -35,6 +38,8 @@ class Driver:
         on_done: Callable[[int], None] | None = None,
         batcher: Callable[..., Batcher] = Batcher,
         clock: Clock | None = None,
+        *,
+        after: Driver | None = None,
     ) -> None:
         self._world = world
         self._clock = clock or Clock()
@@ -42,7 +47,10 @@ class Driver:
         self._on_done: list[Callable[[int], None]] = []
         if on_done is not None:
             self.when_done(lambda _: on_done(self.num_done))
-        self.engines = [world.batcher(batcher) for _ in range(world.virtual_engines)]
+        pools: abc.Sequence[PagePool | None] = [None] * world.virtual_engines
+        if after is not None:
+            pools = after.pools
+        self.engines = [world.batcher(batcher, pages) for pages in pools]
         pipeline = stages(self._clock, world, self._recorder)
         self._loop = loop_of(world)(world, self.engines, pipeline, self, self._recorder)
         pipeline.connect(self._loop.freed, self._loop.returned)
@@ -53,13 +61,19 @@ class Driver:
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened."""
-        Arrivals(self._clock, self._world.requests, self._world.concurrency, [self])
+        door = doors(self._clock, [self], self._world.overheads)
+        Arrivals(self._clock, self._world.requests, self._world.concurrency, door)
         self._clock.run()
         return self.result()
 
     def result(self) -> RunResult:
         """Return what happened so far."""
         return self._loop.result()
+
+    @property
+    def pools(self) -> list[PagePool]:
+        """The pages of each engine."""
+        return [engine.pool for engine in self.engines]
 
     @property
     def num_done(self) -> int:

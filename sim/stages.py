@@ -39,6 +39,8 @@ class StageProcesses:
         self._world = world
         self._recorder = recorder
         self._at_stage0 = 0
+        self._host_free_s = 0.0
+        self._last_s = (0.0, 0.0)  # when stage 0 began and ended the last one
         self._prepared_s = [0.0] * world.depth
         self._driver: Store = Store(clock)
         self._inboxes = [Store(clock) for _ in range(world.depth)]
@@ -73,10 +75,11 @@ class StageProcesses:
         self._driver.put(travel)
 
     def _drive(self) -> Process:
+        overheads = self._world.overheads
         while True:
             travel = yield self._driver.get()
-            if self._world.overheads.schedule_s:
-                yield self._clock.timeout(self._world.overheads.schedule_s)
+            if overheads.hosts and overheads.holds == "engine":
+                yield self._clock.timeout(overheads.host_s(travel.batch))
             self._arrive(0, travel)
 
     def _arrive(self, stage: int, travel: _Travel) -> None:
@@ -88,6 +91,8 @@ class StageProcesses:
         while True:
             travel = yield self._inboxes[stage].get()
             seconds = travel.seconds[stage]
+            if overheads.hosts and not stage:
+                yield clock.until(self._host_done_s(travel.batch))
             if overheads.prepares and not overheads.overlapped:
                 yield clock.timeout(overheads.prepare_s + overheads.prepare_share * seconds)
             elif overheads.prepares and stage and travel.prepared_s[stage] > clock.now:
@@ -95,7 +100,21 @@ class StageProcesses:
             start_s = clock.now
             yield clock.timeout(seconds)
             travel.times += (start_s, clock.now)
+            if not stage:
+                self._last_s = (start_s, clock.now)
             self._leave(stage, travel)
+
+    def _host_done_s(self, batch: MicroBatch) -> float:
+        """Return when stage 0, which could begin now, may do so for all that the host has to do."""
+        overheads, now_s = self._world.overheads, self._clock.now
+        if overheads.holds == "stage0":
+            return now_s + overheads.host_s(batch)
+        if overheads.holds == "nothing":
+            began_s, ended_s = self._last_s
+            begin_s = batch.scheduled_s if batch.scheduled_s > ended_s else began_s
+            self._host_free_s = max(self._host_free_s, begin_s) + overheads.host_s(batch)
+            return max(now_s, self._host_free_s)
+        return now_s
 
     def _leave(self, stage: int, travel: _Travel) -> None:
         if stage == 0:

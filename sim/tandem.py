@@ -32,12 +32,14 @@ class Tandem:
         self._costs = world.costs
         self._overheads = world.overheads
         self._prepares = world.overheads.prepares
+        self._hosts = world.overheads.hosts
         self._recorder = recorder
         self._stage_free_s = [0.0] * world.depth
         self._link_free_s = [0.0] * world.depth
         self._hops = world.hops
         self._prepared_s = [0.0] * world.depth
-        self._driver_free_s = 0.0
+        self._host_free_s = 0.0
+        self._started_s = 0.0  # when stage 0 began what it was sent last
         self._freed = Signal(clock, self._free)
         self._call_queued = False
 
@@ -74,9 +76,8 @@ class Tandem:
         overlapped = overheads.overlapped
         scheduled_s = batch.scheduled_s
         at_s = scheduled_s
-        if overheads.schedule_s:
-            at_s = max(self._driver_free_s, scheduled_s) + overheads.schedule_s
-            self._driver_free_s = at_s
+        if self._hosts:
+            at_s, free_s[0] = self._by_host(scheduled_s, overheads.host_s(batch))
         last = len(free_s) - 1
         times: list[float] = []
         for stage, seconds in enumerate(stage_seconds):
@@ -86,9 +87,9 @@ class Tandem:
                 if not overlapped:
                     start_s += prepare_s
                 elif stage:
-                    ready_s = max(self._prepared_s[stage], scheduled_s) + prepare_s
-                    self._prepared_s[stage] = ready_s
-                    start_s = max(start_s, ready_s)
+                    prepared_s = max(self._prepared_s[stage], scheduled_s) + prepare_s
+                    self._prepared_s[stage] = prepared_s
+                    start_s = max(start_s, prepared_s)
             end_s = start_s + seconds
             free_s[stage] = end_s
             times += (at_s, start_s, end_s)
@@ -99,4 +100,18 @@ class Tandem:
                 departed_s += link.per_token_s * batch.num_tokens
                 self._link_free_s[stage] = departed_s
                 at_s = departed_s + link.latency_s
+        self._started_s = times[1]
         return times
+
+    def _by_host(self, scheduled_s: float, spent_s: float) -> tuple[float, float]:
+        """Return when stage 0 has a micro-batch, and from when on it may compute it."""
+        free_s, holds = self._stage_free_s[0], self._overheads.holds
+        if holds == "stage0":
+            return scheduled_s, max(scheduled_s, free_s) + spent_s
+        begin_s = scheduled_s
+        if holds == "nothing" and scheduled_s <= free_s:
+            begin_s = self._started_s
+        self._host_free_s = max(self._host_free_s, begin_s) + spent_s
+        if holds == "nothing":
+            return scheduled_s, max(free_s, self._host_free_s)
+        return self._host_free_s, free_s

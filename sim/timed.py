@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from evenflow.batch import MicroBatch
 from evenflow.results.run import Recorder, RunResult
-from evenflow.world import Link, RuntimeOverheads, World
+from evenflow.runtimes import RuntimeOverheads
+from evenflow.world import Link, World
 from sim.clock import Clock
 from sim.driver import Driver
 from sim.tandem import Tandem
@@ -60,6 +61,7 @@ class TimedPipeline(Tandem):
     ) -> None:
         super().__init__(clock, world, recorder)
         self._timing = timing
+        self._hosts = True
         self._busy_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
         self._heard_free_s = 0.0
         self._heard_back_s = 0.0

@@ -156,10 +156,13 @@ def test_a_layer_adds_to_mappings_of_one_kind(
         ("kv={swap: true, host_link: 50}", "kv.host_link: should be a mapping of keys to values"),
         ("kv.prefix_cache=1", "kv.prefix_cache: should be true or false"),
         ("kv.prefix_cach=true", 'unknown key "kv.prefix_cach"; did you mean "prefix_cache"?'),
-        ("runtime=vlm", "runtime: should be 'gllm', 'vllm', 'sglang' or 'ideal', not \"vlm\""),
+        ("runtime=vlm", "runtime: should be 'ideal', 'gllm', 'vllm'"),
         ("dispatch=stage1", "should be 'stage0', 'eager' or 'engine_loop'"),
         ("workload.requests=0", "workload.requests: should be at least 1, not 0"),
         ("workload.skip=-1", "workload.skip: should be at least 0"),
+        ("workload.after=[{trac: x}]", 'unknown key "workload.after.0.trac"'),
+        ("workload.after=[{trace: x}]", 'workload.after needs the key "kv.prefix_cache: true"'),
+        ("runtime={per_row_s: 1, holds: stage1}", "should be 'engine', 'stage0' or 'nothing'"),
         ("schedulr=sarathi", 'unknown key "schedulr"; did you mean "scheduler"?'),
         ("kv.pagse=3", 'unknown key "kv.pagse"; did you mean "pages"?'),
         ("scheduler={token_budget: 4}", 'the key "scheduler.name" is missing'),
@@ -176,7 +179,7 @@ def test_a_layer_adds_to_mappings_of_one_kind(
 def test_refusals_of_overrides(run_yaml: Path, assignment: str, told: str) -> None:
     message = refusal(run_yaml, assignment)
     assert told in message
-    assert message.startswith((f"--set {assignment}: ", "RUN.yaml: kv.pages"))
+    assert message.startswith((f"--set {assignment}: ", "RUN.yaml: kv.pages", "RUN.yaml: workload"))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def troubled() -> World:
         total_pages=60,
         max_model_len=900,
         max_in_flight=4,
-        overheads=RUNTIMES["vllm"],
+        overheads=RUNTIMES["vllm"].stages,
         link=Link(per_token_s=2e-5, latency_s=0.002),
     )
 

@@ -10,8 +10,8 @@ import pytest
 from evenflow.costs import Work, decode_work, prefill_work
 from evenflow.errors import UsageError
 from evenflow.results.metrics import summarize
+from evenflow.runtimes import RUNTIMES
 from evenflow.types import Request
-from evenflow.world import RUNTIMES
 from experiments.figures.axes import pairs, served
 from experiments.figures.iterations import (
     REFERENCE,
@@ -101,7 +101,7 @@ def test_attainment_counts_requests_within_both_limits() -> None:
 
 def test_preparation_that_is_coupled_is_read_back_and_hidden_work_is_none() -> None:
     requests = [Request(index, 0.1 * index, 10, 20) for index in range(12)]
-    coupled = prepared(outcome(requests, overheads=RUNTIMES["vllm"]))
+    coupled = prepared(outcome(requests, overheads=RUNTIMES["vllm"].stages))
     assert coupled["prepare_over_execute"] == pytest.approx(0.17)
     assert prepared(outcome(requests))["prepare_over_execute"] == pytest.approx(0.0)
 

@@ -178,6 +178,7 @@ workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
 'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
 runtime=gllm | runtime: can only be simulated; for a real run, ideal
 'runtime={prepare_s: 0.1}' | for a real run, ideal, or schedule_s alone, is right
+'runtime={per_row_s: 0.1}' | for a real run, ideal, or schedule_s alone, is right
 virtual_engines=true | virtual_engines: can only be simulated; for a real run, false
 kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
 'replicas={count: 2}' | replicas: can only be simulated

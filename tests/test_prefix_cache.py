@@ -216,6 +216,52 @@ def test_multi_turn_sharegpt_finds_its_history(shared: Path) -> None:
     assert rate > 0.7
 
 
+@pytest.mark.parametrize(
+    ("engines", "first", "cached"),
+    [
+        # Row 0 has 40 tokens, two full pages; row 1 has 33, and its last token is computed anyway.
+        (1, "40,1\n33,1\n", [32, 32]),
+        (1, "40,1\n", [32, 0]),
+        # Each row has an engine of its own, the same both times.
+        (2, "40,1\n33,1\n", [32, 32]),
+        (2, "1,1\n33,1\n", [0, 32]),
+    ],
+)
+def test_a_server_that_served_the_same_prompts_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engines: int, first: str, cached: list[int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = "num_prefill_tokens,num_decode_tokens\n"
+    Path("trace.csv").write_text(head + "40,1\n33,1\n")
+    Path("first.csv").write_text(head + first)
+    Path("RUN.yaml").write_text(RUN)
+    after = "[{trace: first.csv, arrivals: offline}]"
+    settings = (
+        "kv.prefix_cache=true",
+        f"virtual_engines={engines}",
+        f"workload.after={after}",
+        "workload.arrivals=offline",
+    )
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    done("simulate", "RUN.yaml", *chosen, "--save", "requests", "--out", "out")
+    _, *rows = Path("out", "requests.csv").read_text().splitlines()
+    assert [int(row.split(",")[-1]) for row in rows] == cached
+    trace = summary_of("out")["provenance"]["trace"]
+    assert [part["path"] for part in trace["after"]] == ["first.csv"]
+
+
+def test_each_engine_has_a_cache_of_its_own() -> None:
+    """Alone, request 0 goes to the first of two engines; behind another one, to the second."""
+    world = small_world([], virtual_engines=2, prefix_cache=True)
+    again = asking(1, 64, 7)
+    other = asking(0, 64, 8)
+    before = (asking(0, 64, 7),)
+    for requests, cached in (([again], 48), ([other, again], 0)):
+        result = simulate(replace(world, requests=requests, before=(before,)))
+        assert result.cached_tokens is not None
+        assert result.cached_tokens[-1] == cached
+
+
 def test_the_files_of_a_run_say_what_was_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

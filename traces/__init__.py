@@ -16,7 +16,7 @@ from traces.formats import FORMATS
 from traces.load import load_trace
 from traces.predict import PREDICTORS, Predictor, make_predictor, train, with_predictions
 from traces.samples import SAMPLE_NAMES, sample_trace
-from traces.trace import FILTERS, Trace, with_conversations
+from traces.trace import FILTERS, Trace, with_conversations, with_own_prompts
 
 __all__ = [
     "FILTERS",
@@ -42,5 +42,6 @@ __all__ = [
     "sample_trace",
     "train",
     "with_conversations",
+    "with_own_prompts",
     "with_predictions",
 ]

@@ -69,7 +69,7 @@ def iteration(world: World) -> Seconds:
         links_s = sum(hop.latency_s + hop.per_token_s * tokens for hop in world.hops)
         cpu = world.overheads
         prepare_s = world.depth * cpu.prepare_s + cpu.prepare_share * sum(stages_s)
-        return cpu.schedule_s + (0.0 if cpu.overlapped else prepare_s) + sum(stages_s) + links_s
+        return cpu.host_s(work) + (0.0 if cpu.overlapped else prepare_s) + sum(stages_s) + links_s
 
     return seconds
 

@@ -81,17 +81,22 @@ def build(
     beside: Path,
     texts: Sequence[str] | None = None,
     make_scheduler: MakeScheduler | None = None,
+    *,
+    before: Sequence[list[Request]] = (),
 ) -> Built:
     """Return the world that a configuration describes; UsageError for what cannot be.
 
     `texts` are the prompts of the requests, where there are any and a predictor may read them.
-    `make_scheduler` makes the policy in place of the one that the configuration names. The policy
-    is made once here, so that a mistake in its parameters is found before the run.
+    `make_scheduler` makes the policy in place of the one that the configuration names. `before` is
+    what the server was sent earlier. The policy is made once here, so that a mistake in its
+    parameters is found before the run.
     """
     make_importable([config.scheduler.name, dict(config.scheduler.params)], Path.cwd(), beside)
     if config.scheduler.name in POOLED and make_scheduler is None:
+        if before:
+            raise UsageError(f"workload.after: not with {config.scheduler.name}; leave it out")
         return _build_pools(config, requests, beside, texts)
-    return _build_world(config, requests, beside, texts, make_scheduler)
+    return _build_world(config, requests, beside, texts, make_scheduler, before=before)
 
 
 def _build_pools(
@@ -140,6 +145,8 @@ def _build_world(
     beside: Path,
     texts: Sequence[str] | None,
     make_scheduler: MakeScheduler | None = None,
+    *,
+    before: Sequence[list[Request]] = (),
 ) -> Built:
     """Return the world of pipelines with one policy."""
     hardware = _hardware(config, beside)
@@ -156,8 +163,9 @@ def _build_world(
     )
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
+    predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
     world = World(
-        requests=_predicted(requests, texts, scheduler, config.workload.seed, beside),
+        requests=predicted(requests, texts),
         make_scheduler=make,
         costs=config.kv.swapped(costs, hardware),
         depth=config.num_stages,
@@ -177,6 +185,7 @@ def _build_world(
         router="round_robin" if config.replicas is None else config.replicas.router,
         prefix_cache=config.kv.prefix_cache,
         swap=config.kv.swap,
+        before=tuple(predicted(part, None) for part in before),
     )
     return Built(world, _formula(config), _deployment_facts(world, hardware.placed), made)
 

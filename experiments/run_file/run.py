@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -29,7 +30,7 @@ from evenflow.keys import (
     short_form,
 )
 from evenflow.results.metrics import Limit
-from evenflow.world import RUNTIMES, RuntimeOverheads
+from evenflow.runtimes import RUNTIMES, Holds, RuntimeName, RuntimeOverheads
 from experiments.run_file import yaml_file
 from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
 from experiments.run_file.links import NameOrLink, NodesConfig, fabric_of
@@ -42,12 +43,23 @@ def _is_layers(value: object) -> bool:
 
 
 class RuntimeConfig(Keys):
-    """CPU work around a micro-batch, in seconds, `prepare_share` as a share of its execution."""
+    """CPU work around a micro-batch, in seconds, `prepare_share` as a share of its execution.
+
+    See `evenflow.runtimes.RuntimeOverheads`: what the host spends on a micro-batch and what that
+    holds up, what each stage spends on its inputs, and the front end that requests queue for.
+    """
 
     schedule_s: NonNegative = 0.0
     prepare_s: NonNegative = 0.0
     prepare_share: NonNegative = 0.0
     overlapped: bool = False
+    per_row_s: NonNegative = 0.0
+    per_new_request_s: NonNegative = 0.0
+    per_prompt_token_s: NonNegative = 0.0
+    per_prefill_s: NonNegative = 0.0
+    holds: Holds = "engine"
+    front_end_s: NonNegative = 0.0
+    front_end_latency_s: NonNegative = 0.0
 
     def make(self) -> RuntimeOverheads:
         return RuntimeOverheads(**self.model_dump())
@@ -149,7 +161,7 @@ class RunConfig(Keys):
     nodes: NodesConfig | None = None
     costs: Costs = RooflineCosts(kind="roofline")
     kv: KvConfig = KvConfig()
-    runtime: NameOr[Literal["gllm", "vllm", "sglang", "ideal"], RuntimeConfig] = "ideal"
+    runtime: NameOr[RuntimeName, RuntimeConfig] = "ideal"
     workers: Workers = EmulatedWorkers(kind="emulated")
     dispatch: Literal["stage0", "eager", "engine_loop"] = "stage0"
     max_in_flight: Annotated[
@@ -196,6 +208,12 @@ class RunConfig(Keys):
                     raise needed(reason, f'"{key}"')
         return self
 
+    @model_validator(mode="after")
+    def _caches_that_stay_warm(self) -> Self:
+        if self.workload.after and not self.kv.prefix_cache:
+            raise needed("workload.after", '"kv.prefix_cache: true"')
+        return self
+
     @property
     def num_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
@@ -203,7 +221,18 @@ class RunConfig(Keys):
     @property
     def overheads(self) -> RuntimeOverheads:
         """The CPU work beside the kernels, of a named runtime or as given."""
-        return RUNTIMES[self.runtime] if isinstance(self.runtime, str) else self.runtime.make()
+        return (
+            RUNTIMES[self.runtime].on(self.num_stages)
+            if isinstance(self.runtime, str)
+            else self.runtime.make()
+        )
+
+    def runtime_facts(self) -> dict[str, Any]:
+        """Return the CPU time that a simulation charges and, of a named set, its source."""
+        if not isinstance(self.runtime, str):
+            return asdict(self.overheads)
+        named = {"name": self.runtime, "source": RUNTIMES[self.runtime].source}
+        return named | asdict(self.overheads)
 
     def fabric(self) -> Fabric | None:
         """Return what connects the GPUs of a stage; None if no link is known."""

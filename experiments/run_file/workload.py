@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from traces import (
     load_trace,
     make_requests,
     with_conversations,
+    with_own_prompts,
 )
 
 MOST_REQUESTS = 10**8
@@ -30,15 +31,17 @@ MOST_REQUESTS = 10**8
 class Workload:
     """The requests of a run, and which trace they are from (for the provenance).
 
-    `texts`: their prompts, where a predictor may read them and the trace holds them.
+    `texts`: their prompts, where a predictor may read them and the trace holds them. `before`: what
+    the server was sent earlier, a list of requests for each part.
     """
 
     requests: list[Request]
     trace: dict[str, Any]
     texts: Sequence[str] | None = None
+    before: tuple[list[Request], ...] = ()
 
 
-class WorkloadConfig(Keys):
+class PartConfig(Keys):
     """Which requests come, and when.
 
     `skip`: requests of the trace to leave out before the first. `conversations`: the trace has a
@@ -75,12 +78,41 @@ class WorkloadConfig(Keys):
 
     def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
         """Load the trace, its prompts too if `keep_text`, and give its requests their times."""
+        return self._loaded(beside, keep_text=keep_text)
+
+    def _loaded(self, beside: Path, *, keep_text: bool = False, own: bool = False) -> Workload:
+        """Load the trace; `own`: where nothing is known of prefixes, a row's prompt is its own."""
         trace = self.rows(beside, self.requests, keep_text=keep_text)
         if self.conversations:
             trace = with_conversations(trace)
+        elif own:
+            trace = with_own_prompts(trace, self.skip)
         requests = make_requests(trace, self.arrivals, self.requests, self.seed)
         facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
         origin = {name: getattr(trace, name) for name in facts}
         if trace.path is not None:
             origin["path"] = self.trace  # as written: the same from whichever folder it was found
         return Workload(requests, origin, trace.texts)
+
+
+class WorkloadConfig(PartConfig):
+    """The workload whose results are reported, on a server that may have served others before.
+
+    `after`: those workloads, each when the one before is done. What they leave is in the prefix
+    caches. A prompt is the same again where the rows of the traces have the same number, unless
+    the traces themselves say which prefixes are alike.
+    """
+
+    after: Annotated[list[PartConfig], Field(default_factory=list)]
+
+    def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
+        """Load the trace, its prompts too if `keep_text`, and give its requests their times."""
+        if not self.after:
+            return super().load(beside, keep_text=keep_text)
+        parts = [part._loaded(beside, own=True) for part in self.after]
+        loaded = self._loaded(beside, keep_text=keep_text, own=True)
+        return replace(
+            loaded,
+            trace=loaded.trace | {"after": [part.trace for part in parts]},
+            before=tuple(part.requests for part in parts),
+        )

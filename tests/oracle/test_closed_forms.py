@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from evenflow.costs import AffineCost
+from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
+from evenflow.runtimes import Holds
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import RUNTIMES, Link, RuntimeOverheads, World, simulate
@@ -165,7 +168,7 @@ class TestRuntimes:
 
     def test_vllm_prepares_before_each_execution(self) -> None:
         """Each stage prepares for 1.7 ms, then computes for 10 ms: 17 % more a stage."""
-        result = one_by_one(250, 2, 2, overheads=RUNTIMES["vllm"])
+        result = one_by_one(250, 2, 2, overheads=RUNTIMES["vllm"].stages)
         close(result.start_s, [[0.0017, 0.0134], [0.0134, 0.0251]])
         close(result.end_s, [[0.0117, 0.0234], [0.0234, 0.0351]])
         ideal = one_by_one(250, 2, 2)
@@ -173,7 +176,7 @@ class TestRuntimes:
 
     def test_gllm_hides_the_preparation(self) -> None:
         """1.7 ms from when a micro-batch is scheduled, while stage 0 computes it for 10 ms."""
-        result = one_by_one(250, 2, 2, overheads=RUNTIMES["gllm"])
+        result = one_by_one(250, 2, 2, overheads=RUNTIMES["gllm"].stages)
         close(result.end_s, [[0.010, 0.020], [0.020, 0.030]])
 
     def test_overlapped_preparation_that_is_too_long_shows(self) -> None:
@@ -189,6 +192,62 @@ class TestRuntimes:
         result = one_by_one(250, 2, 2, overheads=overheads, dispatch="eager")
         close(result.available_s, [[0.004, 0.014], [0.008, 0.024]])
         close(result.end_s, [[0.014, 0.024], [0.024, 0.034]])
+
+    @pytest.mark.parametrize(
+        ("holds", "ends_ms"),
+        [
+            # The host takes 2 ms, 1 a row, 1 a prompt that ends, 0.01 a token and 2.5 for having
+            # any, so 9. Stage 0 is asked when it is free: it computes 9-19, then 28-38.
+            ("engine", [[19, 29], [38, 48]]),
+            ("stage0", [[19, 29], [38, 48]]),
+            # The first has no predecessor: 9-19. For the second the host begins at 9, done at 18.
+            ("nothing", [[19, 29], [29, 39]]),
+        ],
+    )
+    def test_the_hosts_time(self, holds: Holds, ends_ms: list[list[float]]) -> None:
+        overheads = RuntimeOverheads(
+            0.002,
+            per_row_s=0.001,
+            per_new_request_s=0.001,
+            per_prompt_token_s=0.00001,
+            per_prefill_s=0.0025,
+            holds=holds,
+        )
+        result = one_by_one(250, 2, 2, overheads=overheads)
+        close(result.end_s, np.array(ends_ms) / 1000)
+        idle = attribute(result).totals()
+        assert idle["cpu"] > 0
+
+    @pytest.mark.parametrize(
+        ("holds", "starts_ms"),
+        [
+            # Eager: the host is done at 9 and 18, and stage 0 computes the second when it is free.
+            ("engine", [9, 19]),
+            ("stage0", [9, 28]),
+        ],
+    )
+    def test_what_the_hosts_time_holds_up(self, holds: Holds, starts_ms: list[float]) -> None:
+        overheads = RuntimeOverheads(0.009, holds=holds)
+        result = one_by_one(250, 2, 2, overheads=overheads, dispatch="eager")
+        close(result.start_s[:, 0], np.array(starts_ms) / 1000)
+
+    @pytest.mark.parametrize("concurrency", [None, 3])
+    def test_the_front_end_serves_all_in_turns(self, concurrency: int | None) -> None:
+        """In ms, 2 in turns and 2 in order: of three at once all are read at 6, and admitted at 8,
+        10 and 12. The engine sees them 1 later, and takes 10 for each."""
+        overheads = RuntimeOverheads(front_end_s=0.004, front_end_latency_s=0.001)
+        result = one_by_one(250, 3, 1, overheads=overheads, concurrency=concurrency)
+        close(result.arrival_s, [0, 0, 0])
+        close(result.scheduled_s, [0.009, 0.019, 0.029])
+
+    def test_who_comes_while_the_front_end_is_busy_shares_it(self) -> None:
+        """In ms, 4 in turns, at 0, 2 and 20. The first has got 2 alone, and is read when both got 2
+        more, at 6; the second is then alone with 2 to go. Then 4 in order: at 10, 14 and 28."""
+        requests = [Request(i, at, 250, 1) for i, at in enumerate((0.0, 0.002, 0.020))]
+        overheads = RuntimeOverheads(front_end_s=0.008)
+        world = world_of("vllm", {"max_batch_rows": 1}, requests, 1, overheads=overheads)
+        free = replace(world, costs=AffineCost(0.0001, 0.0, 1))
+        close(simulate(free).scheduled_s, [0.010, 0.014, 0.028])
 
 
 class TestArrangements:
@@ -270,9 +329,14 @@ def seconds(maximum: float) -> st.SearchStrategy[float]:
 
 
 OVERHEADS = [
-    *RUNTIMES.values(),
+    *(runtime.stages for runtime in RUNTIMES.values()),
     RuntimeOverheads(schedule_s=0.001, prepare_s=0.002, prepare_share=0.1),
     RuntimeOverheads(schedule_s=0.003, prepare_s=0.008, overlapped=True),
+    *(
+        RuntimeOverheads(0.001, per_row_s=2e-3, holds=holds, front_end_s=0.001, prepare_s=prepare_s)
+        for holds in get_args(Holds)
+        for prepare_s in (0.0, 0.001)
+    ),
 ]
 
 

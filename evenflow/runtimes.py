@@ -1,0 +1,108 @@
+"""The CPU time of an engine: what its host spends, what that holds up, and the sets known by name.
+
+Constants, which are inputs of a deployment and not findings of a simulation. Knows no clock: who
+waits for whom is the simulator's business (`sim.tandem`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from evenflow.costs.base import BatchShape
+
+Holds = Literal["engine", "stage0", "nothing"]
+"""What the host's time holds up. `engine`: the micro-batch itself and those that the host has yet
+to send. `stage0`: also whatever stage 0 could compute meanwhile, as where the host and the worker
+of stage 0 are one process. `nothing`: it is spent while stage 0 computes the micro-batch before,
+and shows only where it takes longer than that."""
+
+RuntimeName = Literal["ideal", "gllm", "vllm", "sglang"]
+"""A set of RUNTIMES."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOverheads:
+    """CPU time that the runtime being modelled spends beside the kernels.
+
+    The host spends `schedule_s` seconds on a micro-batch (policy, inputs, outputs, messages), and
+    `per_row_s` for each of its rows, `per_new_request_s` for each prompt that ends in it and
+    `per_prompt_token_s` for each prompt token, and `per_prefill_s` where there are any (kernels
+    that no CUDA graph launches); `holds` says what waits for it. Before the engine sees a request,
+    a front end spends `front_end_s` on it, for which requests wait for each other, and
+    `front_end_latency_s` passes, which holds up nobody (`sim.arrivals.FrontEnd`).
+
+    Each stage spends `prepare_s` plus `prepare_share` of the execution time to prepare a
+    micro-batch's inputs: before each execution when coupled; or, `overlapped`, from the moment the
+    micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs are then the
+    host's business, and part of `schedule_s`.
+    """
+
+    schedule_s: float = 0.0
+    prepare_s: float = 0.0
+    prepare_share: float = 0.0
+    overlapped: bool = False
+    per_row_s: float = 0.0
+    per_new_request_s: float = 0.0
+    per_prompt_token_s: float = 0.0
+    per_prefill_s: float = 0.0
+    holds: Holds = "engine"
+    front_end_s: float = 0.0
+    front_end_latency_s: float = 0.0
+
+    @property
+    def prepares(self) -> bool:
+        return self.prepare_s > 0 or self.prepare_share > 0
+
+    @property
+    def hosts(self) -> bool:
+        """Whether the host spends any time on a micro-batch."""
+        per_unit = (self.per_row_s, self.per_new_request_s, self.per_prompt_token_s)
+        return max(self.schedule_s, self.per_prefill_s, *per_unit) > 0
+
+    def host_s(self, batch: BatchShape) -> float:
+        """Return the seconds that the host spends on a micro-batch."""
+        rows = len(batch.chunks) + batch.decode_tokens
+        return (
+            self.schedule_s
+            + self.per_row_s * rows
+            + self.per_new_request_s * (batch.sampled_rows - batch.decode_tokens)
+            + self.per_prompt_token_s * batch.prefill_tokens
+            + (self.per_prefill_s if batch.prefill_tokens else 0.0)
+        )
+
+
+class Runtime(NamedTuple):
+    """An engine's CPU time, on one stage and on several, and where its numbers come from."""
+
+    one_stage: RuntimeOverheads
+    stages: RuntimeOverheads
+    source: str
+
+    def on(self, num_stages: int) -> RuntimeOverheads:
+        """Return the CPU time of the engine on so many stages."""
+        return self.one_stage if num_stages == 1 else self.stages
+
+
+def _any_depth(overheads: RuntimeOverheads, source: str) -> Runtime:
+    return Runtime(overheads, overheads, source)
+
+
+RUNTIMES: dict[RuntimeName, Runtime] = {
+    "ideal": _any_depth(RuntimeOverheads(), "no CPU time at all"),
+    "gllm": _any_depth(
+        RuntimeOverheads(prepare_share=0.17, overlapped=True),
+        "17 % of each execution, vLLM's share by gLLM (section 3.4), hidden behind the micro-batch "
+        "before; published, not measured here",
+    ),
+    "vllm": _any_depth(
+        RuntimeOverheads(prepare_share=0.17),
+        "17 % of each execution, before it, by gLLM (section 3.4); published, not measured here",
+    ),
+    "sglang": _any_depth(
+        RuntimeOverheads(prepare_share=0.17, overlapped=True),
+        "17 % of each execution as vLLM's by gLLM (section 3.4), hidden as SGLang does since v0.4; "
+        "an assumption, nothing of SGLang's own was published",
+    ),
+}
+"""The CPU time of engines by name; a name with a version was fitted to measured runs of it."""

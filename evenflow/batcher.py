@@ -58,16 +58,25 @@ class Batcher:
         self.kv = kv if isinstance(kv, KvCache) else KvCache(kv)
         self.pool = self.kv.pool
         ahead = getattr(scheduler, "decodes_ahead", None)
+        slotted = getattr(scheduler, "slotted", False)
         self.queues = Queues(
             self.kv,
             pipelined_chunks=pipelined_chunks,
             speculation=speculation,
             ahead={None: 0, "question": 1, "round": depth}[ahead],
+            slots=(max_in_flight or depth) if slotted else 1,
+            delivers=getattr(scheduler, "preempts_in_flight", False),
+            preempted_last=getattr(scheduler, "preempted_last", False),
         )
-        if ahead and (asks_again or self.kv.keeps or speculation is not None or keeps_pages):
+        if ahead and (asks_again or self.kv.swap or speculation is not None or keeps_pages):
             raise UsageError(
                 f"policy {self.policy_name} lets decodes run ahead, which goes with dispatch: "
                 "engine_loop, without prefix_cache, swap, speculative and pools"
+            )
+        if slotted and asks_again:
+            raise UsageError(
+                f"policy {self.policy_name} gives slots their turn, which goes with dispatch: "
+                "engine_loop"
             )
         self.view = View(self.queues, depth)
         self.depth = depth
@@ -75,6 +84,8 @@ class Batcher:
         self.max_model_len = max_model_len
         self.keeps_pages = keeps_pages
         self.wake_at_s: float | None = None
+        self.given_up: list[Sequence] = []  # that a policy has ended early; whoever asks takes them
+        self._in_turns = bool(ahead) or slotted
         self._padded = getattr(scheduler, "padded", False)
         self._in_flight_too = getattr(scheduler, "preempts_in_flight", False)
         self._append_only = isinstance(self.pool, PrefixCache) and self.pool.append_only
@@ -113,8 +124,8 @@ class Batcher:
         queues = self.queues
         self.wake_at_s = None
         queues.now_s = now_s
-        if queues.ahead:
-            queues.wake_decodes()
+        if self._in_turns:
+            queues.take_turn()
         while self.can_send:
             preemptions = queues.preemptions
             try:
@@ -163,7 +174,7 @@ class Batcher:
         for seq in finished:
             queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
         if group is not None and group.members:
-            queues.ready.append(group)
+            queues.slots[batch.slot].append(group)
         return finished
 
     def _return_chunks(
@@ -198,7 +209,15 @@ class Batcher:
             raise ValueError(f"request {request_id} is not being served")
         if queues.ahead:
             raise ValueError("a request cannot be aborted where decodes run ahead")
+        return self._end_early(seq)
+
+    def _end_early(self, seq: Sequence) -> Sequence:
+        queues, request_id = self.queues, seq.request.request_id
         seq.aborted = True
+        if queues.ahead:
+            queues.take_back(seq)
+            queues.give_up(seq)
+            return seq
         queues.leave_queues(seq)
         sent = (batch.decodes for batch in queues.in_flight.values())
         group = next((group for group in sent if group is not None and seq in group), None)
@@ -290,7 +309,7 @@ class Batcher:
         refuse = getattr(self.scheduler, "refuse", None)
         if refuse is None:
             return None
-        reason: str | None = refuse(request.prompt_tokens, request.output_tokens, self.pool)
+        reason: str | None = refuse(request.prompt_tokens, request.output_limit, self.pool)
         return reason
 
     @property
@@ -323,6 +342,8 @@ class Batcher:
         queues = self.queues
         for request_id in plan.preempt:
             queues.preempt(self._preemptible(request_id))
+        if plan.give_up is not None:
+            self.given_up.append(self._end_early(self._preemptible(plan.give_up)))
         if self.kv.keeps and plan.prefills:
             self._resume(plan.prefills)
         chunks: list[Chunk] = []
@@ -361,6 +382,7 @@ class Batcher:
             self.pool.free_pages,
             prompts + decoded,
             kv.tokens,
+            slot=queues.slot,
         )
         if self._charges:
             self._charge(batch)
@@ -447,7 +469,7 @@ class Batcher:
                 f"policy {self.policy_name} preempts request {request_id}, which holds no pages "
                 "or is in flight"
             )
-        if seq.decoding and not self._in_flight_too and seq not in self.queues.ready:
+        if seq.decoding and not self._in_flight_too and self.queues.ready_with(seq) is None:
             raise self._broken(seq, "preempts it while it is in flight")
         if seq.aborted or (self._in_flight_too and self.queues.is_forming(seq)):
             raise self._broken(seq, "preempts it after it was aborted or planned")
@@ -465,7 +487,8 @@ class Batcher:
         queues = self.queues
         idle = not queues.in_flight and not queues.moving
         self._wakes += idle
-        if idle and (plan.wake_at_s is None or self._wakes >= MOST_WAKES):
+        waits = plan.wake_at_s is not None or not self._asks_again
+        if idle and (not waits or self._wakes >= MOST_WAKES):
             seq = next(iter(queues.live.values()))
             times = f" when asked {self._wakes} times" if self._wakes > 1 else ""
             raise StallError(

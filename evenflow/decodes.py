@@ -28,7 +28,8 @@ class Sequence(Holder):
     arrivals. `epoch` counts preemptions, so that a result from before one is recognised; `owed`
     micro-batches have such results of it, and until they return it waits. An `aborted` sequence is
     still there only while micro-batches compute with its pages. Of its prompt `cached_tokens` were
-    never computed; `left_out` counts tokens of its output whose prefill was cut short.
+    never computed; `left_out` counts tokens of its output whose prefill was cut short. The last
+    chunk of the prompt was sent at `prefilled_s`.
     """
 
     prompt_tokens: int
@@ -43,6 +44,7 @@ class Sequence(Holder):
     cached_tokens: int = 0
     left_out: int = 0
     first_scheduled_s: float = float("nan")
+    prefilled_s: float = float("nan")
     first_token_s: float = float("nan")
     last_token_s: float = float("nan")
     completion_s: float = float("nan")
@@ -130,6 +132,10 @@ class DecodeGroup:
         """Return a group of the same kind without sequences."""
         return DecodeGroup()
 
+    def limit_of(self, seq: Sequence) -> int:
+        """Return with how many output tokens a member leaves the group by itself."""
+        return seq.request.output_tokens
+
     @property
     def next_tokens(self) -> int:
         """Tokens that the next step yields."""
@@ -146,9 +152,12 @@ class DecodeGroup:
         """Iterate over the lengths of the members."""
         tick = self.tick
         for seq in self.members.values():
-            generated = seq.generated + tick - seq.joined_tick
             predicted = seq.request.predicted_output_tokens
-            yield DecodeLengths(seq.base + tick, generated, predicted)
+            yield DecodeLengths(seq.base + tick, self.generated_by(seq), predicted)
+
+    def generated_by(self, seq: Sequence) -> int:
+        """Return how many output tokens a member has."""
+        return seq.generated + self.tick - seq.joined_tick
 
     def join(self, seq: Sequence, context: int, page_tokens: int) -> None:
         """Add a sequence that attends to `context` tokens, the last of `seq.last_token_s`."""
@@ -157,7 +166,7 @@ class DecodeGroup:
         self.context += context
         seq.base = context - tick
         seq.joined_tick = tick
-        steps = seq.request.output_tokens - seq.generated
+        steps = self.limit_of(seq) - seq.generated
         room = len(seq.pages) * page_tokens - context
         seq.finish_tick = tick + steps
         self.finish_at.setdefault(seq.finish_tick, []).append(seq)
@@ -255,7 +264,7 @@ class DecodeGroup:
         for seq in finished:
             del self.members[seq.request.request_id]
             self.context -= seq.base + self.tick
-            seq.generated = seq.request.output_tokens
+            seq.generated = self.limit_of(seq)
         return finished
 
 
@@ -356,7 +365,8 @@ class SpeculativeGroup(DecodeGroup):
 class AheadGroup(DecodeGroup):
     """Sequences that step when they are sent: lengths run ahead of the tokens that are there.
 
-    The times of tokens are the sequences' own.
+    The times of tokens are the sequences' own. A member goes on up to the limit of its output: that
+    a token ends it before is known when the token is there, and then one more is on its way.
     """
 
     __slots__ = ()
@@ -364,6 +374,10 @@ class AheadGroup(DecodeGroup):
     def empty(self) -> AheadGroup:
         """Return a group of the same kind without sequences."""
         return AheadGroup()
+
+    def limit_of(self, seq: Sequence) -> int:
+        """Return with how many output tokens a member leaves the group by itself."""
+        return seq.request.output_limit
 
     def leave(self, seq: Sequence) -> int:
         """Remove a sequence; return the number of tokens it attends to."""

@@ -118,6 +118,9 @@ class Loop:
         turns = self._turns
         for engine in turns:
             batch = engine.next(now_s)
+            if engine.given_up:
+                self._finished(engine.given_up, now_s)
+                engine.given_up = []
             if batch is not None:
                 if len(turns) > 1:
                     turns.remove(engine)
@@ -166,7 +169,8 @@ class EngineLoop(Loop):
 
     Answers are in a queue of as many places as micro-batches may be in flight. While there is work
     and a place, the policy is asked, and an empty answer takes a place too. Then the loop waits for
-    the oldest answer; what arrives meanwhile is seen after it.
+    the oldest answer; what arrives meanwhile is seen after it. With more slots than stages, what is
+    chosen last is only sent then (SGLang's `pp_async_batch_depth`).
     """
 
     def __init__(
@@ -184,6 +188,8 @@ class EngineLoop(Loop):
         self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
         self._unseen: list[Request] = []
         self._waits = False
+        self._sends_late = len(self._engine.queues.slots) > world.depth
+        self._unsent: MicroBatch | None = None
 
     def admit(self, request: Request) -> str | None:
         """Take an arrival, which the engine sees when it does not wait."""
@@ -211,28 +217,35 @@ class EngineLoop(Loop):
         """Fill a place; return whether there is more to do at this instant."""
         queues = self._engine.queues
         if queues.live:
-            preemptions = queues.preemptions
             batch = self._next(now_s)
             if batch is not None:
-                self._pipeline.submit(batch)
-            elif not (queues.in_flight or queues.resting) and queues.preemptions == preemptions:
+                self._unsent = batch
+            elif self._engine.wake_at_s is not None and not (queues.in_flight or queues.resting):
                 return False  # until the time at which the policy asks to be woken
             self._answers.append(batch)
         if not self._answers:
             return False
         self._waits = len(self._answers) >= self._num_places or not queues.live
+        if not (self._waits and self._sends_late):
+            self._send(now_s)
         return True
+
+    def _send(self, now_s: float) -> None:
+        batch, self._unsent = self._unsent, None
+        if batch is not None:
+            batch.scheduled_s = now_s
+            self._pipeline.submit(batch)
 
     def _take_oldest(self, now_s: float) -> bool:
         """Take back the oldest answer if it is there; return whether it is."""
-        if self._answers[0] is not None:
-            if not self._back:
-                return False
-            self._complete(now_s, self._back.popleft())
-        self._answers.popleft()
-        self._waits = False
+        if self._answers[0] is not None and not self._back:
+            return False
         while self._unseen:
             self._engine.add(self._unseen.pop(0))
+        self._waits = False
+        self._send(now_s)
+        if self._answers.popleft() is not None:
+            self._complete(now_s, self._back.popleft())
         return True
 
     @property

@@ -38,7 +38,9 @@ class Queues:
     the waiting ones are `admitted`, in that order. Beside them, `moving` sequences hold pages while
     their KV leaves or arrives. `owed` is what is in flight of sequences that were preempted since.
     `gap_s` has each gap between tokens, for `gap_count` requests each; `now_s` is when something
-    last happened.
+    last happened. With several `slots`, which are asked in turn, a request decodes in the slot of
+    its last chunk, and `ready` are those of the slot whose turn it is. What is in flight of a
+    decode that is preempted counts when it returns (`delivers`), or is lost.
     """
 
     def __init__(
@@ -48,17 +50,24 @@ class Queues:
         pipelined_chunks: bool,
         speculation: Speculation | None,
         ahead: int = 0,
+        slots: int = 1,
+        delivers: bool = False,
+        preempted_last: bool = False,
     ) -> None:
         self.kv = kv
         self.pipelined_chunks = pipelined_chunks
         self.speculation = speculation
         self.ahead = ahead  # a decode is ready so many questions after it was sent; 0: once back
+        self.delivers = delivers
+        self.preempted_last = preempted_last
         self.asked = 0
         self.resting: deque[tuple[int, DecodeGroup]] = deque()  # and with which question it is
         self.now_s = 0.0
         self.waiting: deque[Sequence] = deque()
         self.partials: list[Sequence] = []
-        self.ready = ReadyQueue(kv.pool.page_tokens)
+        self.slots = [ReadyQueue(kv.pool.page_tokens) for _ in range(slots)]
+        self.slot = slots - 1
+        self.ready = self.slots[self.slot]
         self.in_flight: dict[int, MicroBatch] = {}
         self.live: dict[int, Sequence] = {}
         self.admitted: dict[int, Sequence] = {}
@@ -68,6 +77,7 @@ class Queues:
         self.owed = 0
         self.running_decodes = 0
         self.preemptions = 0
+        self.idles = 0
         self.completed = 0
         self.completed_tokens = 0  # the output of those
         self.gap_s: list[float] = []
@@ -82,8 +92,20 @@ class Queues:
         self._arrived += 1
         self.live[seq.request.request_id] = seq
 
+    def take_turn(self) -> None:
+        """Count a question; it is the turn of the next slot, and of decodes that rested enough."""
+        self.asked += 1
+        if len(self.slots) > 1:
+            self.slot = (self.slot + 1) % len(self.slots)
+            self.ready = self.slots[self.slot]
+        while self.resting and self.resting[0][0] <= self.asked:
+            group = self.resting.popleft()[1]
+            if group.members:
+                self.ready.append(group)
+
     def enqueue(self, request: Request) -> None:
         """Let a request wait."""
+        self.idles += not self.live and not self.in_flight
         seq = Sequence(request, request.prompt_tokens)
         self.enter(seq)
         self._look_up(seq)
@@ -123,6 +145,8 @@ class Queues:
         elif not goes_on:
             self.partials.remove(seq)
         seq.computed = stop
+        if last:
+            seq.prefilled_s = self.now_s
         seq.chunks_in_flight += 1
         self.waiting_tokens -= stop - start
         if self.kv.keeps:
@@ -217,14 +241,18 @@ class Queues:
     def leave_queues(self, seq: Sequence) -> None:
         """Take a sequence out of where it could be scheduled from; it still holds its pages."""
         if seq.decoding:
-            if seq in self.ready:
-                self.ready.remove(seq)
+            if (ready := self.ready_with(seq)) is not None:
+                ready.remove(seq)
             return
         self.waiting_tokens -= seq.remaining
         if not seq.pages:
             self._leave_queue(seq)
         elif seq in self.partials:
             self.partials.remove(seq)
+
+    def ready_with(self, seq: Sequence) -> ReadyQueue | None:
+        """Return the ready decodes of which a sequence is one; None for one that is not ready."""
+        return next((ready for ready in self.slots if seq in ready), None)
 
     def end_early(
         self,
@@ -289,15 +317,15 @@ class Queues:
         batches = self.in_flight.values()
         if seq.decoding:
             groups = [batch.decodes for batch in batches if batch.decodes is not None]
-            return seq not in self.ready and not any(seq in group for group in groups)
+            return self.ready_with(seq) is None and not any(seq in group for group in groups)
         sent = (chunk.sequence is seq for batch in batches for chunk in batch.chunks)
         return sum(sent) < seq.chunks_in_flight
 
     def preempt(self, seq: Sequence, group: DecodeGroup | None = None) -> None:
         """Free all pages and queue the sequence first; its output is part of its next prompt.
 
-        `group` is what is forming, which may hold the sequence. What is in flight of it still
-        counts when it returns, and so long the sequence waits.
+        `group` is what is forming, which may hold the sequence. Where what is in flight of it still
+        counts when it returns, the sequence waits so long.
         """
         computing = 0
         if not seq.decoding:
@@ -306,12 +334,15 @@ class Queues:
             self.waiting_tokens -= seq.remaining
         elif group is not None and seq in group:
             group.leave(seq)
-        elif seq in self.ready:
-            self.ready.remove(seq)
+        elif (ready := self.ready_with(seq)) is not None:
+            ready.remove(seq)
         elif not self.ahead:
             computing = self._leave_in_flight(seq)
-        seq.owed = seq.chunks_in_flight + (computing > 0)
-        self.kv.suspend(seq, self._held_ahead(seq) if self.ahead else seq.held_tokens + computing)
+        seq.owed = seq.chunks_in_flight + (computing > 0) if self.delivers else 0
+        held_tokens = seq.held_tokens + computing
+        if self.ahead:
+            held_tokens = self._recall(seq, delivers=self.delivers)
+        self.kv.suspend(seq, held_tokens)
         self.owed += seq.owed
         del self.admitted[seq.request.request_id]
         self.running_decodes -= seq.decoding
@@ -321,7 +352,7 @@ class Queues:
         seq.prompt_tokens = seq.request.prompt_tokens + seq.generated
         seq.epoch += 1
         self._look_up(seq)
-        self.waiting.appendleft(seq)
+        (self.waiting.append if self.preempted_last else self.waiting.appendleft)(seq)
         self.waiting_tokens += seq.remaining
 
     def _leave_in_flight(self, seq: Sequence) -> int:
@@ -337,30 +368,24 @@ class Queues:
 
     # -- decodes that go again before their last token is there ---------------------------------
 
-    def wake_decodes(self) -> None:
-        """Count a question; decodes that have rested long enough are ready for it."""
-        self.asked += 1
-        while self.resting and self.resting[0][0] <= self.asked:
-            group = self.resting.popleft()[1]
-            if group.members:
-                self.ready.append(group)
-
     def run_ahead(self, batch: MicroBatch) -> None:
-        """Let what is sent go on as if it were back, unless the token on its way is the last."""
+        """Let what is sent go on as if it were back, unless its output has reached its limit."""
         group = batch.decodes or AheadGroup()
         if batch.decodes is not None:
             assert isinstance(group, AheadGroup)
             batch.decodes = group.sent()
-        ended = {seq.request.request_id for seq in group.step(self.now_s, [], [])}
-        sent = batch.decodes.members if batch.decodes is not None else {}
-        batch.ahead = {number: (seq, number in ended) for number, seq in sent.items()}
+        group.step(self.now_s, [], [])
+        batch.ahead = {}
+        for number, seq in batch.decodes.members.items() if batch.decodes is not None else ():
+            generated = group.generated_by(seq) if number in group.members else seq.generated
+            batch.ahead[number] = (seq, generated == seq.request.output_tokens)
         for chunk in batch.chunks:
             seq = chunk.sequence
             if chunk.last:
                 seq.generated += 1
-                last = seq.generated >= seq.request.output_tokens
+                last = seq.generated == seq.request.output_tokens
                 batch.ahead[seq.request.request_id] = (seq, last)
-                if not last:
+                if seq.generated < seq.request.output_limit:
                     self.start_decoding(seq, group)
         if group.members:
             self.resting.append((self.asked + self.ahead, group))
@@ -372,18 +397,31 @@ class Queues:
             self.return_chunk(chunk)
         for seq, _ in batch.ahead.values():
             self._record_token(seq, now_s)
-        return [seq for seq, last in batch.ahead.values() if last]
+        ended = [seq for seq, last in batch.ahead.values() if last]
+        for seq in ended:
+            self.take_back(seq)
+        return ended
 
-    def _held_ahead(self, seq: Sequence) -> int:
-        """Take a sequence from where it rests; return its tokens in pages, in flight or not."""
+    def take_back(self, seq: Sequence) -> None:
+        """Take a sequence from where it goes on; what is in flight of it is lost."""
+        held_tokens = self._recall(seq)
+        self.kv.tokens -= held_tokens - seq.held_tokens
+
+    def _recall(self, seq: Sequence, *, delivers: bool = False) -> int:
+        """Take a sequence from where it goes on; return its tokens in pages, in flight or not.
+
+        What is in flight of it is lost, or `delivers` later what it holds of output.
+        """
         for _, group in self.resting:
             if seq in group:
                 group.leave(seq)
+        if seq in self.ready:
+            self.ready.remove(seq)
         held = seq.held_tokens
         for batch in self.in_flight.values():
             if batch.ahead and batch.ahead.pop(seq.request.request_id, None) is not None:
                 seq.generated -= 1
-                if batch.decodes is not None and seq in batch.decodes:
+                if delivers and batch.decodes is not None and seq in batch.decodes:
                     seq.owed += 1
                     batch.preempted = (*batch.preempted, (seq, 1))
         return held

@@ -27,9 +27,12 @@ class Request:
 
     `arrival_s` is in seconds from the start of the run; `prompt_tokens` and `output_tokens` count
     tokens, and the output includes the first token (the one the prefill produces). `output_tokens`
-    is the true length in a simulation, the limit on a real engine; a policy never sees it.
+    is the true length in a simulation, the limit on a real engine; no policy sees it where the
+    client allows more.
     `predicted_output_tokens` is what a predictor says, for policies that use one. `prefix` says
     what its tokens have in common with other requests (None: nothing), for a prefix cache.
+    `max_new_tokens` is what the client allows; None: it asks for exactly `output_tokens`, as
+    benchmarks do (`ignore_eos`), so there the length is no secret.
     """
 
     request_id: int
@@ -38,6 +41,12 @@ class Request:
     output_tokens: int
     predicted_output_tokens: int | None = None
     prefix: Prefix | None = None
+    max_new_tokens: int | None = None
+
+    @property
+    def output_limit(self) -> int:
+        """Output tokens that the client allows."""
+        return self.output_tokens if self.max_new_tokens is None else self.max_new_tokens
 
 
 class Handover(NamedTuple):

@@ -6,7 +6,7 @@ asked, and nothing here shows the true length of an output.
 
 from __future__ import annotations
 
-from collections import abc
+from collections import Counter, abc
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from evenflow.kv import pages_in_use
 from evenflow.queues import Queues
 
 __all__ = [
+    "Decode",
     "DecodeLengths",
     "Order",
     "Plan",
@@ -72,6 +73,36 @@ class Prompt:
     def predicted_output_tokens(self) -> int | None:
         return self._sequence.request.predicted_output_tokens
 
+    @property
+    def output_limit(self) -> int:
+        """Output tokens that the client allows."""
+        return self._sequence.request.output_limit
+
+    @property
+    def exact(self) -> bool:
+        """Whether the client asks for as many output tokens, no fewer (`ignore_eos`)."""
+        return self._sequence.request.max_new_tokens is None
+
+
+class Decode(NamedTuple):
+    """A request whose prompt is computed, with the output tokens that are there of those allowed.
+
+    `exact`: the client asks for as many as it allows. The last chunk of the prompt was sent at
+    `prefilled_s`.
+    """
+
+    request_id: int
+    prompt_tokens: int
+    generated: int
+    output_limit: int
+    exact: bool
+    prefilled_s: float
+
+    @property
+    def tokens(self) -> int:
+        """Its prompt and its output so far."""
+        return self.prompt_tokens + self.generated
+
 
 class View:
     """The state of serving at the moment a policy is asked. Every counter is O(1).
@@ -80,11 +111,10 @@ class View:
     Constants of the run: `depth` pipeline stages, `total_pages` of `page_tokens` tokens each.
     """
 
-    __slots__ = ("_pool", "_queues", "_ready", "depth", "page_tokens", "total_pages")
+    __slots__ = ("_pool", "_queues", "depth", "page_tokens", "total_pages")
 
     def __init__(self, queues: Queues, depth: int) -> None:
         self._queues = queues
-        self._ready = queues.ready
         self._pool = queues.kv.pool
         self.depth = depth
         self.total_pages = self._pool.total_pages
@@ -143,12 +173,12 @@ class View:
     @property
     def ready_decodes(self) -> int:
         """Decoding requests that are not in flight."""
-        return self._ready.num_sequences
+        return self._queues.ready.num_sequences
 
     @property
     def ready_group_sizes(self) -> list[int]:
         """Sizes of the groups in which the ready decodes returned, longest returned first."""
-        return self._ready.group_sizes
+        return self._queues.ready.group_sizes
 
     @property
     def decode_context_tokens(self) -> int:
@@ -161,11 +191,54 @@ class View:
         for group in self._decode_groups():
             yield from group.lengths()
 
+    @property
+    def decodes(self) -> list[Decode]:
+        """The ready decodes, in the order in which they began to decode; looks at each.
+
+        Where decodes run ahead, these are followed by those whose last allowed token is in flight.
+        """
+        ready, late = self._queues.ready, Counter[int]()
+        ended: list[tuple[Sequence, int]] = []
+        for batch in self._queues.in_flight.values():
+            for number, (seq, _) in (batch.ahead or {}).items():
+                late[number] += 1
+                if seq.generated >= seq.request.output_limit and seq not in ready:
+                    ended.append((seq, seq.generated))
+        pairs = ((group, seq) for group in ready.groups for seq in group.sequences())
+        members = sorted(((seq, group.generated_by(seq)) for group, seq in pairs), key=_by_prefill)
+        return [
+            Decode(
+                seq.request.request_id,
+                seq.request.prompt_tokens,
+                generated - late[seq.request.request_id],
+                seq.request.output_limit,
+                seq.request.max_new_tokens is None,
+                seq.prefilled_s,
+            )
+            for seq, generated in [*members, *ended]
+        ]
+
     def _decode_groups(self) -> abc.Iterator[DecodeGroup]:
-        yield from self._ready.groups
+        for ready in self._queues.slots:
+            yield from ready.groups
         for batch in self._queues.in_flight.values():
             if batch.decodes is not None:
                 yield batch.decodes
+
+    @property
+    def slot(self) -> int:
+        """Whose turn it is, if each micro-batch that may be in flight has a slot."""
+        return self._queues.slot
+
+    @property
+    def asked(self) -> int:
+        """Questions so far, this one too."""
+        return self._queues.asked
+
+    @property
+    def idles(self) -> int:
+        """How often a request came when there was nothing to serve."""
+        return self._queues.idles
 
     @property
     def in_flight(self) -> int:
@@ -203,16 +276,20 @@ class View:
 
     def decode_pages(self, count: int, order: Order) -> int:
         """Return how many new pages the next token of the first `count` ready decodes needs."""
-        return self._ready.due_pages(count, order)
+        return self._queues.ready.due_pages(count, order)
 
     def ready(self, count: int, order: Order) -> list[tuple[int, int]]:
         """Return the first `count` ready decodes: request ids, and how many pages each holds."""
-        sequences = self._ready.first(count, order)
+        sequences = self._queues.ready.first(count, order)
         return [(seq.request.request_id, len(seq.pages)) for seq in sequences]
 
     def victim(self, rule: Victim) -> int:
         """Return which request a rule preempts next, of those that it may."""
         return self._queues.victim(rule).request.request_id
+
+
+def _by_prefill(member: tuple[Sequence, int]) -> float:
+    return member[0].prefilled_s
 
 
 Order = Literal["arrival", "first_returned", "last_returned", "last_row"]
@@ -246,6 +323,7 @@ class Plan(NamedTuple):
     needs a page and none is free, ready requests are preempted by the `victims` rule. `preempt`
     names requests to preempt before anything else. `wake_at_s` asks to be asked again at that time.
     `kv_limited` says that work was held back because pages do not suffice (for bubble attribution).
+    `give_up` names a request that ends here, for want of pages; its client gets what there is.
     """
 
     prefills: abc.Sequence[Prefill] = ()
@@ -255,6 +333,7 @@ class Plan(NamedTuple):
     preempt: abc.Sequence[int] = ()
     wake_at_s: float | None = None
     kv_limited: bool = False
+    give_up: int | None = None
 
 
 SearchSpace = abc.Mapping[str, abc.Sequence[Any] | abc.Mapping[str, Any]]
@@ -276,6 +355,9 @@ class Scheduler(Protocol):
       request waits;
     - `decodes_ahead` ("question" or "round", default None): a decode may go again before its last
       token is there, with the next question or after as many as there are stages;
+    - `slotted` (bool, default False): each micro-batch that may be in flight has a slot. Slots are
+      asked in turn, and a request decodes in the slot of its last chunk;
+    - `preempted_last` (bool, default False): who is preempted waits last, not first;
     - `append_only_pages` (bool, default False): where a prefix cache is on, a request keeps the
       pages it got even if others hold the same, and pages are found as soon as decodes fill them;
     - `padded` (bool, default False): the requests of a micro-batch compute as much as the longest

@@ -206,7 +206,7 @@ def test_an_early_stop_ends_a_request_and_frees_its_pages() -> None:
 
 def test_a_view_does_not_show_the_true_output_length() -> None:
     serving = batcher(pages=100)
-    serving.add(Request(0, 0.0, 4, 777, predicted_output_tokens=5))
+    serving.add(Request(0, 0.0, 4, 777, predicted_output_tokens=5, max_new_tokens=900))
     prompt = next(iter(serving.view.waiting))
     shown = {name: getattr(prompt, name) for name in dir(prompt) if not name.startswith("_")}
     assert 777 not in shown.values()

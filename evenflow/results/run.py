@@ -246,7 +246,11 @@ class Recorder:
         self._wait_reason.append(WAIT_CODES[reason])
 
     def finish(self, sequences: list[Sequence]) -> None:
-        self._completed += sequences
+        """Record what has ended; the policy gave those up that are aborted."""
+        self._completed += (seq for seq in sequences if not seq.aborted)
+        for seq in sequences:
+            if seq.aborted:
+                self.abort(seq, "the policy gave it up: its pages do not suffice")
 
     def abort(self, seq: Sequence, reason: str) -> None:
         self._others.append(Ended(seq, "aborted", reason))

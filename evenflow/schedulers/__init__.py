@@ -13,6 +13,7 @@ from evenflow.errors import UsageError
 from evenflow.schedulers.limits import refuse
 from evenflow.schedulers.orca import Orca
 from evenflow.schedulers.sarathi import Sarathi
+from evenflow.schedulers.sglang import SGLang
 from evenflow.schedulers.static import Static
 from evenflow.schedulers.td_pipe import TDPipe
 from evenflow.schedulers.token_throttling import TokenThrottling
@@ -25,6 +26,7 @@ POLICIES: Mapping[str, type[Scheduler]] = {
     "orca": Orca,
     "vllm": VLLM,
     "vllm_v1": VLLMV1,
+    "sglang": SGLang,
     "sarathi": Sarathi,
     "token_throttling": TokenThrottling,
     "td_pipe": TDPipe,
@@ -34,10 +36,12 @@ POOLED = ("distserve", "splitwise")
 """Names that stand for several pools, each with a policy: see `experiments.run_file.pools`."""
 
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
-"""Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`); a
-user cannot set them."""
+"""Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`)."""
 
-FACTS = ("max_model_len", *ESTIMATES)
+GIVEN = ("depth", *ESTIMATES)
+"""Constructor parameters that a user cannot set; `depth` is the number of stages."""
+
+FACTS = ("max_model_len", *GIVEN)
 """Constructor parameters that the deployment fills in when the user did not."""
 
 
@@ -72,7 +76,7 @@ def parameters(cls: type[Scheduler]) -> dict[str, inspect.Parameter]:
     if cls.__init__ is object.__init__:
         return {}
     signature = inspect.signature(cls).parameters
-    return {name: signature[name] for name in signature if name not in ESTIMATES}
+    return {name: signature[name] for name in signature if name not in GIVEN}
 
 
 def create(

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evenflow.errors import UsageError
-from experiments.engines import gllm, vllm
+from experiments.engines import gllm, sglang, vllm
 from experiments.engines.journal import Outcome, first_line
 from experiments.real import replay_folder
 from experiments.validation.journal import NAME
 
-ENGINES = {vllm.MARK: vllm.replay, gllm.MARK: gllm.replay}
+ENGINES = {vllm.MARK: vllm.replay, gllm.MARK: gllm.replay, sglang.MARK: sglang.replay}
 """How to replay the journals whose config has such a key."""
 
 

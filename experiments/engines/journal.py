@@ -40,8 +40,8 @@ def replayed(events: Sequence[Event], replayer: Replayer) -> Outcome:
     step = 0
     for number, event in enumerate(events[1:]):
         try:
-            what = replayer.feed(event, event.get("now_s", float(number)))
-        except (PolicyError, ValueError, KeyError) as error:
+            what = replayer.feed(event, event.get("now_s", event.get("t", float(number))))
+        except (PolicyError, ValueError, LookupError) as error:
             what = str(error)
         if what is not None:
             return Outcome(steps, step, f"step {step}: {what}")

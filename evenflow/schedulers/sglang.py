@@ -1,0 +1,199 @@
+"""SGLang: prompts first, admitted by what their outputs may need; each slot has its decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from evenflow.keys import Count, NonNegative
+from evenflow.kv import PagePool
+from evenflow.schedulers.limits import checked
+from evenflow.schedulers.sglang_rules import Room, dynamic_chunks, needed_tokens
+from evenflow.scheduling import Decode, Order, Plan, Prompt, SearchSpace, View
+
+RETRACT_STEPS = 20  # tokens a decode is expected to generate before pages run short again
+ORDER: Order = "first_returned"
+
+
+@dataclass(slots=True)
+class Slot:
+    """The running decodes of one slot as its last answer left them.
+
+    `full`: a prompt did not fit, and nobody has left since. `cut`: its last prompt goes on.
+    """
+
+    running: int = 0
+    full: bool = False
+    cut: bool = False
+
+
+class SGLang:
+    """Prompts only, as long as one fits; else all decodes of the slot whose turn it is.
+
+    Source: SGLang 0.5.23 (its scheduler), whose recorded decisions are this policy's: see
+    docs/engines.md. A prompt is admitted if the output that its client allows fits beside what the
+    running decodes may still need: what they are allowed times a ratio, which starts at 0.7
+    `schedule_conservativeness`, falls with each decode step and is estimated anew when pages run
+    short. Then whoever has generated least is retracted to the end of the queue. `overlap`: the
+    next batch is chosen before the last one's outputs are there (default: on one stage). In a
+    pipeline each micro-batch that may be in flight has decodes of its own.
+    """
+
+    pipelined_chunks = True
+    preempted_last = True
+
+    search_space: ClassVar[SearchSpace] = {
+        "chunked_prefill_size": {"low": 512, "high": 16384, "log": True, "integer": True},
+        "max_running_requests": {"low": 16, "high": 4096, "log": True, "integer": True},
+        "schedule_conservativeness": {"low": 0.1, "high": 1.4},
+    }
+
+    @checked
+    def __init__(
+        self,
+        *,
+        chunked_prefill_size: Count = 8192,
+        max_prefill_tokens: Count = 16384,
+        max_running_requests: Count = 2048,
+        pp_max_micro_batch_size: Count | None = None,
+        schedule_conservativeness: NonNegative = 1.0,
+        mixed_chunk: bool = False,
+        dynamic_chunking: bool = False,
+        prefill_decode_interval: Annotated[int, Field(ge=0)] = 0,
+        overlap: bool | None = None,
+        max_model_len: Count | None = None,
+        depth: int = 1,
+        prefill_s: Callable[[int], float] | None = None,
+    ) -> None:
+        self.chunked_prefill_size = chunked_prefill_size
+        self.max_prefill_tokens = max_prefill_tokens
+        self.max_running_requests = max_running_requests
+        self.mixed_chunk = mixed_chunk
+        self.prefill_decode_interval = prefill_decode_interval
+        self.overlap = depth == 1 if overlap is None else overlap
+        if self.overlap and depth > 1:
+            raise ValueError(f"overlap is for one stage, not {depth}; false is right")
+        self.decodes_ahead = "question" if self.overlap else None
+        self.slotted = not self.overlap
+        self._profiled: tuple[Callable[[int], float], int] | None = None
+        if dynamic_chunking:
+            if prefill_s is None or max_model_len is None:
+                raise ValueError("dynamic_chunking needs max_model_len and a cost model")
+            self._profiled = prefill_s, max_model_len
+        self._chunk_after: Callable[[int], int] | None = None
+        self._most_ratio = min(0.7 * schedule_conservativeness, 1.0)
+        self._least_ratio = self._most_ratio * 0.14
+        self._decay = (self._most_ratio - self._least_ratio) / 600
+        self.new_token_ratio = self._most_ratio
+        self._rows = pp_max_micro_batch_size or max(max_running_requests // depth, 1)
+        self._slots: dict[int, Slot] = {}
+        self._idles = 0
+        self._decodes_until = 0  # no prompts in answer to the questions up to this one
+
+    def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
+        """Say why such a request would never be admitted, or return None."""
+        tokens = prompt_tokens + output_tokens + 2 * pool.page_tokens
+        if tokens <= pool.total_pages * pool.page_tokens:
+            return None
+        return f"{tokens} tokens, two pages of them spare, exceed the pool"
+
+    def schedule(self, view: View) -> Iterator[Plan]:
+        slot = self._slots.setdefault(view.slot, Slot())
+        running = view.running - len(view.partials) if self.overlap else view.ready_decodes
+        slot.full &= running >= slot.running and running > 0 and not slot.cut
+        if view.idles != self._idles:
+            self._idles, self.new_token_ratio = view.idles, self._most_ratio
+        room = self._pass(view, slot, running) if view.asked > self._decodes_until else None
+        slot.cut = room is not None and room.cut
+        if room is None or not room.prefills:
+            yield from self._decode(view, slot, running)
+            return
+        yield Plan(room.prefills)
+        self._decodes_until = view.asked + self.prefill_decode_interval
+        ready = view.ready_decodes if self.mixed_chunk else running
+        slot.full &= 0 < ready == running
+        if ready and self.mixed_chunk and view.decode_pages(ready, ORDER) <= view.free_pages:
+            slot.full = False
+            yield Plan(decodes=ready, order=ORDER)
+        slot.running = ready + len(room.prefills) - room.cut
+
+    def _decode(self, view: View, slot: Slot, running: int) -> Iterator[Plan]:
+        """Plan the decodes of a slot, without those whose last allowed token is in flight."""
+        slot.running = ready = view.ready_decodes
+        short = view.decode_pages(ready, ORDER) > view.free_pages
+        if short and ready == running:
+            yield from self._retract(view)
+            slot.running = view.ready_decodes
+        elif ready and not short:
+            self.new_token_ratio = max(self.new_token_ratio - self._decay, self._least_ratio)
+        slot.full &= slot.running == running
+        if slot.running and (not short or ready == running):
+            yield Plan(decodes=slot.running, order=ORDER)
+        else:
+            yield Plan(kv_limited=short or view.num_waiting > 0)
+
+    def _retract(self, view: View) -> Iterator[Plan]:
+        """Retract who has generated least until the others fit; estimate the ratio anew."""
+        decodes = view.decodes
+        while view.decode_pages(view.ready_decodes, ORDER) > view.free_pages:
+            last = min(reversed(decodes), key=self._merit)
+            decodes.remove(last)
+            yield Plan(preempt=[last.request_id]) if decodes else Plan(give_up=last.request_id)
+        generated = sum(one.generated for one in decodes) + RETRACT_STEPS * len(decodes)
+        allowed = sum(one.output_limit for one in decodes)
+        self.new_token_ratio = min(generated / (allowed + 1), 1.0)
+
+    def _merit(self, one: Decode) -> tuple[int, int, float]:
+        """Order who is retracted first; in mixed batches the newer of equals precede the older."""
+        return one.generated, -one.prompt_tokens, one.prefilled_s if self.mixed_chunk else 0.0
+
+    def _pass(self, view: View, slot: Slot, running: int) -> Room | None:
+        """Take the next chunk of the prompt under way, then prompts that wait, in order."""
+        partial = next(iter(view.partials), None)
+        if partial is None and (slot.full or not view.num_waiting):
+            return None
+        places = self.max_running_requests - view.running + (partial is not None)
+        places = min(self._rows - running, places)
+        if partial is None and places <= 0:
+            slot.full = True
+            return None
+        decodes = view.decodes
+        riding = running if self.mixed_chunk else 0
+        room = Room(
+            view.page_tokens,
+            self._chunk(view, partial) - riding,
+            self.max_prefill_tokens,
+            view.free_pages * view.page_tokens,
+            riding,
+            riding + needed_tokens(decodes, self.new_token_ratio),
+        )
+        if partial is not None:
+            room.go_on(partial)
+        for prompt in view.waiting:
+            if room.has_pages and room.is_spent:
+                break
+            slot.full |= len(room.prefills) >= places
+            if slot.full:
+                break
+            if not room.fits(prompt, decodes, self.new_token_ratio):
+                slot.full = bool(room.prefills or running)
+                break
+            if room.chunk_of(prompt) <= 0:
+                break
+            room.take(prompt, room.chunk_of(prompt))
+            if not room.has_pages:
+                slot.full = True
+                break
+        return room
+
+    def _chunk(self, view: View, partial: Prompt | None) -> int:
+        """Return the tokens of the next chunk."""
+        if partial is None or self._profiled is None:
+            return self.chunked_prefill_size
+        if self._chunk_after is None:
+            most = self.chunked_prefill_size, self.max_prefill_tokens
+            self._chunk_after = dynamic_chunks(*self._profiled, *most, view.page_tokens)
+        return self._chunk_after(partial.computed)

@@ -1,0 +1,63 @@
+"""SGLang's rules: recorded journals, the times of its loops, and what holds whatever it serves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evenflow.costs import AffineCost
+from experiments.engines import sglang
+from experiments.engines.journal import Event, first_line, lines
+from sim import World
+from sim.driver import Driver
+from sim.tandem import Tandem
+from tests.test_engine_journals import stem
+
+SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "sglang-0.5.23"
+JOURNALS = [path for path in sorted(SHARED.glob("*.jsonl.gz")) if sglang.MARK in first_line(path)]
+COVERED = [path for path in JOURNALS if not path.name.startswith("prefix")]
+
+needs_shared = pytest.mark.skipif(
+    not JOURNALS, reason=f"no recordings of SGLang in {SHARED} (EVENFLOW_SHARED)"
+)
+
+
+@needs_shared
+@pytest.mark.parametrize("path", COVERED, ids=stem)
+def test_sglang_decides_as_recorded(path: Path) -> None:
+    outcome = sglang.replay(path)
+    assert outcome.difference is None
+    assert outcome.equal == outcome.steps > 100
+
+
+def world_of(events: list[Event]) -> World:
+    """Return the arrivals of a journal before SGLang's loop, with its costs."""
+    config = events[0]
+    requests = [sglang.request_of(event, event["t"]) for event in events if event["kind"] == "add"]
+    return World(
+        sorted(requests, key=lambda request: request.arrival_s),
+        lambda: sglang.scheduler_of(config),
+        AffineCost(config["base_s"], config["per_token_s"], config["pp"]),
+        depth=config["pp"],
+        total_pages=config["tokens"] // config["page_size"],
+        max_model_len=config["context"],
+        page_tokens=config["page_size"],
+        max_in_flight=sglang.places(config),
+        dispatch="engine_loop",
+    )
+
+
+@needs_shared
+@pytest.mark.parametrize("path", COVERED, ids=stem)
+def test_sglang_times_are_as_recorded(path: Path) -> None:
+    """From arrivals alone, a simulation with the engine's loop gives each end to 1 ns."""
+    events = list(lines(path))
+    result = Driver(world_of(events), Tandem).run()
+    ended = {n: e["t"] for e in events if e["kind"] == "done" for n in e["finished"]}
+    done = [status == "completed" for status in result.status]
+    ours = dict(zip(result.request_id[done].tolist(), result.completion_s[done], strict=True))
+    assert ours.keys() == ended.keys()
+    for number, at_s in ended.items():
+        assert ours[number] == pytest.approx(at_s, abs=1e-9, rel=0)

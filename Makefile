@@ -1,12 +1,13 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test test-gllm freeze freeze-update bench gpu-report clean
+.PHONY: help demo test test-gllm test-serve-long freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
 	@echo "make test   ruff, mypy, pytest, notebooks; with TORCH=torch==2.13.0 also what needs torch"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
+	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
 	@echo "make bench  how fast the simulator is on this machine"
@@ -29,6 +30,10 @@ test-gllm: .venv-test/installed
 		--dest "$$folder" gllm-rt==0.0.6.post1 && \
 	.venv-test/bin/python -m zipfile -e "$$folder"/gllm_rt-*.whl "$$folder" && \
 	.venv-test/bin/python -m tools.gllm_package --package "$$folder"
+
+# Twenty minutes; real processes and real time.
+test-serve-long: .venv-test/installed
+	.venv-test/bin/python -m benchmarks.serve_long
 
 # What runs write, byte for byte; `make test` has all of it but the figures.
 freeze: .venv-test/installed

@@ -10,15 +10,17 @@ neither, so what differs between the worlds is not when a policy is asked, nor w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 from typing import Protocol
 
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.errors import PolicyError
+from evenflow.queues import Queues
 from evenflow.request import Request
-from evenflow.results.run import WAIT_REASONS, Recorder, RunResult
+from evenflow.results.run import WAIT_REASONS, Block, Recorder, RunResult
 from evenflow.world import World
 
 
@@ -150,15 +152,23 @@ class Loop:
         """Requests that were admitted and have not ended."""
         return sum(map(_num_live, self.engines))
 
+    def flush(self, more: Block) -> None:
+        """Have the recorder put what it has, and `more` columns, where it keeps them."""
+        queues = [engine.queues for engine in self.engines]
+        self._recorder.flush(*_gaps(queues), more)
+        for each in queues:
+            each.gap_s.clear()
+            each.gap_count.clear()
+
     def result(self) -> RunResult:
         """Return what happened so far."""
-        queues = [engine.queues for engine in self.engines]
+        gap_s, gap_count = _gaps(engine.queues for engine in self.engines)
         return self._recorder.result(
+            gap_s=gap_s,
+            gap_count=gap_count,
             max_in_flight=self._world.max_in_flight,
             total_pages=sum(engine.pool.total_pages for engine in self.engines),
             page_tokens=self._world.page_tokens,
-            gap_s=[gap for each in queues for gap in each.gap_s],
-            gap_count=[count for each in queues for count in each.gap_count],
             engines=len(self.engines),
             prefix_cache=self._world.prefix_cache,
         )
@@ -257,6 +267,11 @@ class EngineLoop(Loop):
 def loop_of(world: World) -> type[Loop]:
     """Return the kind of loop that a world's dispatch rule asks for."""
     return EngineLoop if world.dispatch == "engine_loop" else Loop
+
+
+def _gaps(queues: Iterable[Queues]) -> tuple[list[float], list[int]]:
+    pairs = [(each.gap_s, each.gap_count) for each in queues]
+    return list(chain(*(gap_s for gap_s, _ in pairs))), list(chain(*(count for _, count in pairs)))
 
 
 def _num_live(engine: Batcher) -> int:

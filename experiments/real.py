@@ -5,9 +5,7 @@ A run is served by `runtime.serve`; its folder is written as a simulation's is. 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -23,16 +21,13 @@ from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
 from evenflow.world import World
 from experiments.outcome import Outcome
+from experiments.records import Records, write_served
+from experiments.report.folder import killed_runs
 from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.run import RunConfig, RuntimeConfig, load_config
 from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
 from experiments.run_file.yaml_file import find
-from experiments.runs import (
-    Job,
-    write_details,
-    write_page,
-    write_results,
-)
+from experiments.runs import Job
 from experiments.validation import journal
 from profiler.machine import device_name, driver_version
 from runtime import Served, Workers, serve
@@ -50,19 +45,27 @@ CLIENTS = "clients"
 def serve_job(
     job: Job,
     on_done: Callable[[int], None] | None = None,
+    *,
     record: Callable[[Entry], None] | None = None,
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
+    records: Records | None = None,
+    title: str = "",
 ) -> Served:
     """Serve a job as `runtime.serve` does; its result says where it comes from.
 
-    UsageError for a configuration that cannot be served.
+    `records` keep what happens, under a `title`. UsageError for a configuration that cannot be
+    served.
     """
     check_servable(job.config)
     built = job.built()
     world, workers = servable(built), workers_of(job.config, built, job.beside)
-    served = serve(world, workers, on_done, record=record, on_token=on_token, live=live)
     source = job.source(built, workers=dict(workers.facts))
+    if records is not None:
+        records.begin(world, provenance=source, label=_label(job), title=title)
+    served = serve(
+        world, workers, on_done, record=record, on_token=on_token, live=live, blocks=records
+    )
     return replace(served, result=replace(served.result, provenance=source))
 
 
@@ -70,7 +73,11 @@ def outcome_of(job: Job, served: Served) -> Outcome:
     """Return what a served job came to, as that of a simulated one."""
     result = served.result
     summary = summarize(result, job.config.goodput)
-    return Outcome(result, summary, served.wall_s, (result,), f"{job.label}, real")
+    return Outcome(result, summary, served.wall_s, (result,), _label(job))
+
+
+def _label(job: Job) -> str:
+    return f"{job.label}, real"
 
 
 def job_of(path: Path, overrides: Sequence[str] = (), *, clients: bool = False) -> Job:
@@ -100,61 +107,50 @@ def serve_into(
     results cannot be.
     """
     lost: list[str] = []
-    tokens: defaultdict[int, list[int]] = defaultdict(list)
-    made_up = job.config.workers.kind == "emulated"
-
-    def on_token(request_id: int, token: int) -> None:
-        tokens[request_id].append(token)
-
-    path = folder / journal.NAME
-    with journal.journal_written(path, job.config, job.beside, lost.append) as record:
-        served = serve_job(job, on_done, record, None if made_up else on_token, live)
-    outcome = outcome_of(job, served)
+    records = Records(folder, job, lost.append)
     try:
-        write_results(folder, outcome, "all", {"real_run": served.facts()})
-        if not made_up:
-            journal.write_tokens(folder / "tokens.jsonl.gz", tokens)
-    except OSError as error:
-        count = outcome.summary["completed"]
-        what = f"cannot write: {error.strerror}; the results of {count} finished requests are lost"
-        raise UsageError(f"{title}: {what}") from None
-    with _left_out_if_full(folder, lost):
-        write_details(folder, outcome)
-    with _left_out_if_full(folder, lost):
-        write_page(folder, outcome.parts, title, outcome.result.provenance)
+        served = serve_job(
+            job,
+            on_done,
+            record=records.record,
+            on_token=records.on_token,
+            live=live,
+            records=records,
+            title=title,
+        )
+    finally:
+        records.close()
+    outcome = outcome_of(job, served)
+    write_served(folder, outcome, served.facts(), title, lost)
     return served, outcome, lost
 
 
-@contextmanager
-def _left_out_if_full(folder: Path, lost: list[str]) -> Iterator[None]:
-    """Remove the files that a `with` block has begun when it cannot write one; say which."""
-    before = set(folder.iterdir())
-    try:
-        yield
-    except OSError as error:
-        begun = sorted(set(folder.iterdir()) - before)
-        for path in begun:
-            path.unlink()
-        names = ", ".join(path.name for path in begun)
-        lost.append(f"{names} and the like are left out: cannot write: {error.strerror}")
-
-
-def replay_folder(folder: Path) -> str | None:
+def replay_folder(folder: Path) -> tuple[str | None, str | None]:
     """Feed the inputs of a recorded run to a fresh Batcher; return the first difference, or None.
 
+    Beside it, if the journal is cut because its driver was killed, what of it is missing.
     UsageError when the folder holds no record, or one that cannot be read.
     """
     path = folder / journal.NAME
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one")
+        killed = "".join(f"; {run} is of a run that was killed" for run in killed_runs(folder)[:1])
+        raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one{killed}")
     config, beside = journal.read_head(path)
-    world = servable(build(config, [], beside))
+    batcher = servable(build(config, [], beside)).batcher()
+    entries = journal.Entries(path)
     try:
-        return replay(journal.read_entries(path), world.batcher())
+        difference = replay(entries, batcher)
     except PolicyError as error:
-        return str(error)
+        return str(error), None
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
+    if difference is not None or not entries.cut:
+        return difference, None
+    live, in_flight = len(batcher.queues.live), len(batcher.queues.in_flight)
+    return None, (
+        f"the journal is cut after {entries.last_s:.1f} s, as its driver was killed: "
+        f"{live} requests had not ended, and {in_flight} micro-batches were on their way"
+    )
 
 
 def check_servable(config: RunConfig) -> None:

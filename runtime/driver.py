@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.errors import WorkerError
 from evenflow.loop import loop_of
-from evenflow.results.run import Recorder, RunResult
+from evenflow.results.run import Block, Blocks, Floats, Recorder, RunResult
 from evenflow.world import World
 from runtime.front import Front, TraceReplay
 from runtime.page_tables import StepWriter
@@ -28,6 +30,9 @@ from runtime.wire import Free, Message, Returned
 LOOK_S = 0.1
 """How often a driver with nothing to do looks whether it shall stop."""
 
+FLUSH_S = 1.0
+"""How often what was recorded is put where it outlives the driver, and out of its memory."""
+
 
 class _Sent(NamedTuple):
     """A micro-batch in the pipeline, the requests that get a token of it, the seconds it takes."""
@@ -37,23 +42,22 @@ class _Sent(NamedTuple):
     work_s: float
 
 
-class Heard:
+class Heard(NamedTuple):
     """When the driver heard of things, in seconds of the run.
 
     `admitted_s`: of each request, in order of arrival; `freed_s`: of each micro-batch, that stage 0
     has computed it (nothing with a single stage); `returned_s`: that it is back.
     """
 
-    __slots__ = ("admitted_s", "freed_s", "returned_s")
-
-    def __init__(self) -> None:
-        self.admitted_s, self.freed_s, self.returned_s = array("d"), array("d"), array("d")
+    admitted_s: Floats
+    freed_s: Floats
+    returned_s: Floats
 
 
 class _Steps:
     """The pipeline as the loop sees it: micro-batches go out as steps, and come back in order.
 
-    `work_s` has the seconds of `clock` that the driver spent on each, from when it was `asked_s`.
+    `driver_s` has the seconds of `clock` that the driver spent on each, from when it was `asked_s`.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class _Steps:
         self.stage0_free = True
         self.sent: deque[_Sent] = deque()
         self.asked_s = 0.0
-        self.work_s = array("d")
+        self.driver_s = array("d")
 
     def is_free(self, now_s: float) -> bool:
         """Say whether stage 0 could start a micro-batch now."""
@@ -87,7 +91,7 @@ class _Steps:
         self.sent.append(_Sent(batch, sampled, sum(times_s) + sum(hops_s)))
         self.stage0_free = False
         done_s = self._clock()
-        self.work_s.append(done_s - self.asked_s)
+        self.driver_s.append(done_s - self.asked_s)
         self.asked_s = done_s
 
     def take_back(self, message: Returned) -> _Sent:
@@ -110,9 +114,8 @@ class Driver:
     compute with tokens are given. The run fails when nothing is heard of a micro-batch for
     `patience_s` seconds longer than all those in flight take. `on_added` is called with (request
     id, why it is refused or None), `on_token` with (request id, token) as tokens come, and says
-    with True that the request ends there; `on_done` with the number of requests done. `work_s` has
-    the seconds the driver itself spent on each micro-batch, `heard` when it heard of what it
-    answered, `origin_s` the clock's time of its start.
+    with True that the request ends there; `on_done` with the number of requests done. What happens
+    goes to `blocks` every FLUSH_S. `origin_s` is the clock's time of its start.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Driver:
         on_added: Callable[[int, str | None], None] | None = None,
         on_done: Callable[[int], None] | None = None,
         on_token: Callable[[int, int], bool | None] | None = None,
+        blocks: Blocks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = batcher.queues.live
@@ -140,7 +144,7 @@ class Driver:
         self.origin_s = clock()
         replay = TraceReplay(world.requests, world.concurrency)
         self._front: Front = replay if front is None else front
-        self._recorder = Recorder(world.depth)
+        self._recorder = Recorder(world.depth, blocks)
         self._book = None if text_of is None else TokenBook(text_of)
         self._writer = StepWriter(batcher, self._book)
         self._steps = _Steps(world, pipeline, self._writer, clock)
@@ -149,21 +153,27 @@ class Driver:
         self._changed = False
         self._wake_at_s: float | None = None
         self._stops = self._quits = False
-        self.work_s = self._steps.work_s
-        self.heard = Heard()
+        self._flushed_s = 0.0
+        self._noted = {name: array("d") for name in Heard._fields}
+        self._noted["driver_s"] = self._steps.driver_s
 
     def run(self) -> None:
         """Serve until every request is done, or, after `stop`, until the pipeline is empty."""
-        while self._goes_on:
-            messages = self._pipeline.receive(self._idle_s())
-            now_s = self._now_s()
-            self._check_alive(messages, now_s)
-            for message in messages:
-                self._apply(message, now_s)
-            if not self._stops:
-                self._admit(now_s)
-                if self._changed or self._is_woken(now_s):
-                    self._settle(now_s)
+        try:
+            while self._goes_on:
+                messages = self._pipeline.receive(self._idle_s())
+                now_s = self._now_s()
+                self._check_alive(messages, now_s)
+                for message in messages:
+                    self._apply(message, now_s)
+                if not self._stops:
+                    self._admit(now_s)
+                    if self._changed or self._is_woken(now_s):
+                        self._settle(now_s)
+                if now_s - self._flushed_s >= FLUSH_S:
+                    self._flush(now_s)
+        finally:
+            self._flush(self._now_s())
 
     def stop(self) -> None:
         """Send nothing more; what is in the pipeline still comes back."""
@@ -183,6 +193,16 @@ class Driver:
         """Requests that need nothing more: finished, aborted or rejected."""
         return self._recorder.num_done
 
+    @property
+    def heard(self) -> Heard:
+        """When it heard of what it answered, once `run` has ended."""
+        return Heard(*map(self._recorder.column, Heard._fields))
+
+    @property
+    def driver_s(self) -> Floats:
+        """The seconds that the driver itself spent on each micro-batch, once `run` has ended."""
+        return self._recorder.column("driver_s")
+
     def result(self) -> RunResult:
         """Return what happened so far."""
         return self._loop.result()
@@ -192,6 +212,13 @@ class Driver:
         if self._stops or self._quits:
             return bool(self._steps.sent) and not self._quits
         return bool(self._front or self._live)
+
+    def _flush(self, now_s: float) -> None:
+        self._flushed_s = now_s
+        noted: Block = {name: np.array(values) for name, values in self._noted.items()}
+        self._loop.flush({**noted, "flushed_s": np.array([now_s])})
+        for values in self._noted.values():
+            del values[:]
 
     def _now_s(self) -> float:
         return self._clock() - self.origin_s
@@ -222,13 +249,13 @@ class Driver:
         if isinstance(message, Returned):
             self._take_back(message, now_s)
         elif isinstance(message, Free):
-            self.heard.freed_s.append(now_s)
+            self._noted["freed_s"].append(now_s)
             self._steps.stage0_free = True
             self._loop.freed(now_s)
 
     def _take_back(self, message: Returned, now_s: float) -> None:
         batch, sampled, _ = self._steps.take_back(message)
-        self.heard.returned_s.append(now_s)
+        self._noted["returned_s"].append(now_s)
         self._recorder.batch(batch, [at_s - self.origin_s for at_s in message.times])
         self._loop.returned(now_s, self._hand_out(sampled, message.tokens))
 
@@ -250,7 +277,7 @@ class Driver:
         """Let in who is due, and let go who has left."""
         while (request := self._front.due(now_s)) is not None:
             self._changed = True
-            self.heard.admitted_s.append(now_s)
+            self._noted["admitted_s"].append(now_s)
             reason = self._loop.admit(request)
             if self._on_added is not None:
                 self._on_added(request.request_id, reason)

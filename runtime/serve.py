@@ -21,7 +21,7 @@ import numpy as np
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
 from evenflow.replay import Entry, RecordingBatcher
-from evenflow.results.run import RunResult
+from evenflow.results.run import Blocks, Floats, RunResult
 from evenflow.world import World
 
 if TYPE_CHECKING:
@@ -62,22 +62,34 @@ class Served:
     failure: str | None
     interrupted: bool
     unfinished: int
-    driver_s: Sequence[float]
+    driver_s: Floats
     free_pages: int
     heard: Heard
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
-        work_ms = np.array(self.driver_s or [0.0]) * 1e3
-        return {
-            "failure": self.failure,
-            "unfinished": self.unfinished,
-            "aborted": self.result.status.count("aborted"),
-            "free_pages": self.free_pages,
-            "total_pages": self.result.total_pages,
-            "mean_driver_ms": float(work_ms.mean()),
-            "p99_driver_ms": float(np.percentile(work_ms, 99)),
-        }
+        ends = self.failure, self.unfinished, self.free_pages
+        return facts_of(self.result, *ends, self.driver_s)
+
+
+def facts_of(
+    result: RunResult,
+    failure: str | None,
+    unfinished: int,
+    free_pages: int | None,
+    driver_s: Floats,
+) -> dict[str, Any]:
+    """Return what summary.json says of a real run itself; None: it is not known."""
+    work_ms = 1e3 * (driver_s if len(driver_s) else np.zeros(1))
+    return {
+        "failure": failure,
+        "unfinished": unfinished,
+        "aborted": result.status.count("aborted"),
+        "free_pages": free_pages,
+        "total_pages": result.total_pages,
+        "mean_driver_ms": float(work_ms.mean()),
+        "p99_driver_ms": float(np.percentile(work_ms, 99)),
+    }
 
 
 def serve(
@@ -88,20 +100,21 @@ def serve(
     record: Callable[[Entry], None] | None = None,
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
+    blocks: Blocks | None = None,
 ) -> Served:
     """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
 
     `on_done` is called with the number of requests done, `record` takes the journal, `on_token` the
-    tokens. A worker that dies ends the run, and so does the first Ctrl-C (of a server the second:
-    the first sends new clients away): what is finished is returned. UsageError where the workers do
-    not start.
+    tokens, `blocks` each second what has happened. A worker that dies ends the run, and so does the
+    first Ctrl-C (of a server the second: the first sends new clients away): what is finished is
+    returned. UsageError where the workers do not start.
     """
     from runtime.driver import Driver
     from runtime.pipeline import Pipeline
 
     recording = partial(RecordingBatcher, record=record)
     batcher = world.batcher(Batcher if record is None else recording)
-    drive = partial(Driver, world, batcher, patience_s=workers.patience_s)
+    drive = partial(Driver, world, batcher, patience_s=workers.patience_s, blocks=blocks)
     try:
         with Pipeline(
             workers.settings,
@@ -127,7 +140,7 @@ def serve(
     unfinished = len(world.requests) - driver.num_done if live is None else 0
     ends = failure, interrupted, unfinished
     free_pages = batcher.pool.free_pages
-    return Served(driver.result(), wall_s, *ends, driver.work_s, free_pages, driver.heard)
+    return Served(driver.result(), wall_s, *ends, driver.driver_s, free_pages, driver.heard)
 
 
 def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool]:

@@ -63,22 +63,23 @@ def test_a_journal_that_cannot_be_written_on_stops_no_run(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
-        """A file on a disk that fills up after the tenth line."""
+        """A file on a disk that fills up with the second flush."""
 
         def __init__(self, path: Path, *_: Any, **__: Any) -> None:
-            path.write_bytes(b"begun")
-            self.lines = 0
+            path.touch()
+            self.flushes = 0
 
-        def write(self, text: str) -> None:
-            self.lines += 1
-            if self.lines > 10:
+        def write(self, data: bytes) -> int:
+            self.flushes += 1
+            if self.flushes > 1:
                 raise OSError(errno.ENOSPC, "No space left on device")
+            return len(data)
 
         def close(self) -> None:
-            assert self.lines == 11, "it goes on writing"
+            assert self.flushes == 2, "it goes on writing"
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal_file, "gzip", type("gzip", (), {"open": Full}))
+        patch.setattr(journal_file, "open", Full, raising=False)
         status, errors, files = serve(run)
     assert status == 1
     reason = "cannot write: No space left on device"

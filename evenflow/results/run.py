@@ -8,8 +8,9 @@ from __future__ import annotations
 from array import array
 from collections import abc
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,14 +212,40 @@ class Ended(NamedTuple):
     reason: str
 
 
+Block = dict[str, NDArray[Any] | list[str]]
+"""What was recorded in a while: columns by name, which need not be equally long."""
+
+
+class Blocks(Protocol):
+    """Where a Recorder puts what it has collected: a list, or a file (see `results.blocks`)."""
+
+    def append(self, block: Block, /) -> None: ...
+    def __iter__(self) -> abc.Iterator[Block]: ...
+
+
+def joined(blocks: abc.Iterable[Block]) -> Block:
+    """Return the columns of all blocks, one behind the other; a block may lack some."""
+    parts: dict[str, list[Any]] = {}
+    for block in blocks:
+        for name, column in block.items():
+            parts.setdefault(name, []).append(column)
+    return {
+        name: list(chain(*columns)) if isinstance(columns[0], list) else np.concatenate(columns)
+        for name, columns in parts.items()
+    }
+
+
 class Recorder:
     """Collects what happens, as columns, and makes a RunResult of it. Both worlds write to one.
 
-    Micro-batches are recorded in the order scheduled, each once all its stage times are known.
+    Micro-batches are recorded in the order scheduled, each once all its stage times are known. What
+    is flushed goes to `blocks`, which may have some of before; without any, it is kept here.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, blocks: Blocks | None = None) -> None:
         self._depth = depth
+        self._blocks: Blocks = [] if blocks is None else blocks
+        self._num_flushed = 0
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
         self._batches = array("d")
         self._completed: list[Sequence] = []
@@ -262,7 +289,31 @@ class Recorder:
     @property
     def num_done(self) -> int:
         """Requests that need nothing more: finished, aborted or rejected."""
-        return len(self._completed) + len(self._others)
+        return self._num_flushed + len(self._completed) + len(self._others)
+
+    def flush(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int], more: Block) -> None:
+        """Move what was collected to the blocks, with the gaps and `more` columns beside it."""
+        self._blocks.append({**self._block(gap_s, gap_count), **more})
+        self._num_flushed = self.num_done
+        self._completed, self._others = [], []
+        for collected in (self._batches, self._wait_s, self._wait_reason):
+            del collected[:]
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column of those that were flushed beside the others."""
+        columns = [np.asarray(block[name]) for block in self._blocks]
+        return np.concatenate(columns) if columns else np.zeros(0)
+
+    def _block(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int]) -> Block:
+        ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
+        return {
+            **gathered(REQUESTS, ended),
+            "batches": np.array(self._batches),
+            "wait_s": np.array(self._wait_s),
+            "wait_reason": np.array(self._wait_reason, dtype=np.int64),
+            "gap_s": np.array(gap_s, dtype=np.float64),
+            "gap_count": np.array(gap_count, dtype=np.int64),
+        }
 
     def result(
         self,
@@ -276,13 +327,16 @@ class Recorder:
 
         UsageError for one whose times are beyond LATEST_S.
         """
-        ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
-        ended.sort(key=lambda entry: entry.sequence.request.request_id)
-        columns = gathered(REQUESTS, ended)
+        found: dict[str, Any] = joined([*self._blocks, self._block(gap_s, gap_count)])
+        order = np.argsort(found["request_id"], kind="stable")
+        columns: dict[str, Any] = {
+            name: [found[name][i] for i in order] if kind is str else found[name][order]
+            for name, (_, kind, *_) in REQUESTS.items()
+        }
         if not prefix_cache:
             columns["cached_tokens"] = None
         width = len(BATCHES)
-        numbers = np.array(self._batches).reshape(-1, width + len(STAGES) * self._depth)
+        numbers = found["batches"].reshape(-1, width + len(STAGES) * self._depth)
         for index, (name, column) in enumerate(BATCHES.items()):
             columns[name] = numbers[:, index].astype(column.kind)
         stages = numbers[:, width:].reshape(-1, self._depth, len(STAGES))
@@ -293,12 +347,6 @@ class Recorder:
                 f"the run would last for more than {LATEST_S:g} s; give costs and links that are "
                 "less slow"
             )
-        return RunResult(
-            depth=self._depth,
-            **facts,
-            **columns,
-            wait_s=np.array(self._wait_s),
-            wait_reason=np.array(self._wait_reason, dtype=np.int64),
-            gap_s=np.array(gap_s, dtype=np.float64),
-            gap_count=np.array(gap_count, dtype=np.int64),
-        )
+        for name in ("wait_s", "wait_reason", "gap_s", "gap_count"):
+            columns[name] = found[name]
+        return RunResult(depth=self._depth, **facts, **columns)

@@ -25,11 +25,15 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None, force: Force = 
 
     job = job_of(run, set_ or ())
     folder = out or Path("out") / f"{run.stem}-run"
-    label, total = f"{job.label}, real", len(job.workload.requests)
+    total = len(job.workload.requests)
+    _say_killed(folder)
     reads = inputs_of(job.config, run)
-    with staged(folder, force=force, reads=reads) as scratch, progress([label], total) as show:
+    with (
+        staged(folder, force=force, reads=reads) as scratch,
+        progress([f"{job.label}, real"], total) as show,
+    ):
         served, outcome, lost = serve_into(scratch, job, run.name, show.done)
-    _tell(label, served, outcome, folder, job.workload.trace["dropped"])
+    _tell(outcome, folder, job.workload.trace["dropped"], served.failure)
     done = f"{total - served.unfinished} of {total} requests are done and saved"
     _end(served, done, lost)
 
@@ -61,6 +65,7 @@ def serve_command(
     from runtime.http.live import listening  # only now is it certain that there is ZeroMQ
 
     folder = out or Path("out") / f"{run.stem}-serve"
+    _say_killed(folder)
     with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
         live = live_server(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
         live.on_open = lambda: typer.echo(f"serving {live.model} on {live.url}/v1")
@@ -68,19 +73,50 @@ def serve_command(
             served, outcome, lost = serve_into(scratch, job, run.name, live=live)
         finally:
             live.close()
-    _tell(f"{job.label}, served", served, outcome, folder, {})
+    _tell(outcome, folder, {}, served.failure)
     status = outcome.result.status
     _end(served, f"{status.count('completed')} of {len(status)} requests are done", lost)
 
 
-def _tell(
-    label: str, served: Served, outcome: Outcome, folder: Path, dropped: Mapping[str, int]
+def recover_command(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The --out of a run or a server that was killed."),
+    ],
 ) -> None:
+    """Make the results of what a killed run had served; exit 1 if something does not fit."""
+    from experiments.records import recover
+    from experiments.report.folder import unfinished_runs
+
+    runs = unfinished_runs(path)
+    if not runs:
+        raise UsageError(f"{path}: holds no records of a run that was killed")
+    status = 0
+    for run in runs:
+        folder, outcome, facts, lost = recover(run)
+        _tell(outcome, folder, {}, facts["failure"])
+        typer.echo(f"{facts['failure']}; {facts['unfinished']} requests had not ended", err=True)
+        for line in lost:
+            typer.echo(line, err=True)
+        status = status or bool(lost)
+    if status:
+        raise typer.Exit(status)
+
+
+def _say_killed(folder: Path) -> None:
+    """Say that killed runs in a folder can still be recovered."""
+    from experiments.report.folder import killed_runs
+
+    for run in killed_runs(folder):
+        typer.echo(f"{run}: what a killed run had served; evenflow recover {folder}", err=True)
+
+
+def _tell(outcome: Outcome, folder: Path, dropped: Mapping[str, int], failure: str | None) -> None:
     from experiments.cli.terminal import print_left_out, print_no_report, print_summaries
     from experiments.runs import can_report
 
-    print_summaries({label: outcome.summary})
-    print_left_out(dropped, outcome.result, served.failure)
+    print_summaries({outcome.label: outcome.summary})
+    print_left_out(dropped, outcome.result, failure)
     if not can_report():
         print_no_report()
     typer.echo(folder)
@@ -112,11 +148,13 @@ def replay_command(
 
     journals = engines.of_engines(path)
     if not journals:
-        difference = engines.replay_run(path, scheduler)
+        difference, missing = engines.replay_run(path, scheduler)
         if difference is not None:
             typer.echo(f"different: {difference}")
             raise typer.Exit(1)
         typer.echo("identical: every decision is as recorded")
+        if missing is not None:
+            typer.echo(missing, err=True)
         return
     status = 0
     for file, outcome in engines.replay_engines(journals, scheduler):

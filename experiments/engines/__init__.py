@@ -30,8 +30,11 @@ def of_engines(path: Path) -> list[Path]:
     return [file for file in sorted(path.glob("*.jsonl.gz")) if "prompts." not in file.name]
 
 
-def replay_run(path: Path, scheduler: str | None) -> str | None:
-    """Replay a recorded run of evenflow; return the first difference, or None."""
+def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | None]:
+    """Replay a recorded run of evenflow; return the first difference, or None.
+
+    Beside it, what is missing of the record of a run that was killed.
+    """
     if scheduler is not None:
         raise UsageError(f"--scheduler: {path} says itself which policy it ran with")
     return replay_folder(path.parent if path.is_file() else path)

@@ -22,6 +22,8 @@ MANIFEST = "manifest.json"
 CLOCK = "wall_clock.json"
 """Differs from run to run, so the manifest names it without its hash."""
 SCRATCH = ".partial-"
+RECORDS = "records.blocks"
+"""In a scratch folder: what a real run records. Without its owner, that is a killed run's."""
 STORE_HEADER = "results.json"
 """In the folder of points that a study keeps."""
 
@@ -61,6 +63,7 @@ def staged(
 def _scratch(folder: Path) -> tuple[Path, int]:
     """Make a scratch folder in `folder`, having removed those whose owners were killed.
 
+    Those with records of a real run stay, for `recovery`.
     Its owner has it open and locked, by the descriptor beside it: a lock ends with its process.
     """
     door = os.open(folder, os.O_RDONLY)
@@ -68,7 +71,8 @@ def _scratch(folder: Path) -> tuple[Path, int]:
         fcntl.flock(door, fcntl.LOCK_EX)  # nobody takes a new one for stale before it is locked
         for path in folder.glob(f"{SCRATCH}*"):
             if path.is_dir() and (stale := _locked(path)) is not None:
-                shutil.rmtree(path, ignore_errors=True)
+                if not (path / RECORDS).is_file():
+                    shutil.rmtree(path, ignore_errors=True)
                 os.close(stale)
         scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
         hold = os.open(scratch, os.O_RDONLY)
@@ -76,6 +80,48 @@ def _scratch(folder: Path) -> tuple[Path, int]:
         return scratch, hold
     finally:
         os.close(door)
+
+
+def unfinished_runs(folder: Path) -> list[Path]:
+    """Return the scratch folders of real runs, at a path or in it, whose results are not made."""
+    folders = [folder, *sorted(folder.glob(f"{SCRATCH}*"))]
+    return [path for path in folders if (path / RECORDS).is_file()]
+
+
+def killed_runs(folder: Path) -> list[Path]:
+    """Return those of the unfinished runs whose owners are gone."""
+    holds = {path: _locked(path) for path in unfinished_runs(folder)}
+    for hold in holds.values():
+        if hold is not None:
+            os.close(hold)
+    return [path for path, hold in holds.items() if hold is not None]
+
+
+@contextmanager
+def recovery(scratch: Path) -> Iterator[Path]:
+    """Have a killed run's scratch folder completed, and give it a name that is seen.
+
+    Gives that name. UsageError when the run is still alive, or the folder cannot be written.
+    """
+    suffix = scratch.name.removeprefix(SCRATCH)
+    folder = scratch.parent / f"recovered-{suffix}"
+    try:
+        if (hold := _locked(scratch)) is None:
+            raise UsageError(f"{scratch}: its run is alive; it writes its results when it ends")
+    except OSError as error:
+        raise UsageError(f"{scratch}: cannot read it: {error.strerror}") from None
+    try:
+        yield folder
+        (scratch / RECORDS).unlink()
+        files = [path for path in sorted(scratch.rglob("*")) if path.is_file()]
+        made = {path.relative_to(scratch).as_posix(): _digest(path) for path in files}
+        _write_manifest(scratch, made)
+        shutil.copymode(scratch.parent, scratch)
+        os.rename(scratch, folder)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
+    finally:
+        os.close(hold)
 
 
 def _locked(folder: Path) -> int | None:
@@ -148,6 +194,7 @@ def _has_record(folder: Path) -> bool:
 
 def _move(scratch: Path, folder: Path, adds: bool) -> None:
     files = [path for path in sorted(scratch.rglob("*")) if path.is_file()]
+    files = [path for path in files if path.name != RECORDS]  # they go once the results are there
     made = {path.relative_to(scratch).as_posix(): _digest(path) for path in files}
     ours = written_files(folder)
     in_the_way = [name for name in made if name not in ours and (folder / name).exists()]

@@ -1,4 +1,4 @@
-"""The journal of a real run as a file, a line an entry; and the tokens that it gave.
+"""The journal of a real run as a file, a line an entry.
 
 Does not know what an entry means to a Batcher: that is `evenflow.replay`.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +20,85 @@ from experiments.run_file.run import RunConfig
 
 NAME = "decisions.jsonl.gz"
 
+END = ["end"]
+"""The last line of a journal that was closed."""
 
-@contextmanager
-def journal_written(
-    path: Path, config: RunConfig, beside: Path, on_loss: Callable[[str], None]
-) -> Iterator[Callable[[Entry], None]]:
-    """Give a function that appends an entry to a new file.
 
-    The first line says what a Batcher is made from: the resolved configuration, and the folder
-    that its relative paths start from. A journal that cannot be written on, on a full disk, stops
-    no run: it is removed, which makes room for the results, and `on_loss` hears why.
+class Lines:
+    """Lines of JSON for a new gzip file, with the system once they are flushed.
+
+    Each flush writes a member of its own, so that a killed process leaves a file that any tool
+    reads, but for what it had not flushed. A file that cannot be written on, on a full disk, stops
+    no run: it is removed, which makes room for the results, and at the end `on_loss` hears why.
     """
-    head = {
-        "evenflow_version": evenflow.__version__,
-        "config": config.resolved(),
-        "folder": str(beside.resolve()),
-    }
-    file = gzip.open(path, "wt", compresslevel=1, encoding="ascii")  # noqa: SIM115
-    failures: list[OSError] = []
 
-    def write(entry: Entry) -> None:
-        if not failures:
-            attempt(lambda: file.write(json.dumps(_line(entry), separators=(",", ":")) + "\n"))
+    def __init__(self, path: Path, on_loss: Callable[[str], None]) -> None:
+        self._path = path
+        self._on_loss = on_loss
+        self._lines: list[str] = []
+        self._failure: OSError | None = None
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
 
-    def attempt(action: Callable[[], object]) -> None:
-        try:
-            action()
-        except OSError as error:
-            failures.append(error)
+    def write(self, line: Any) -> None:
+        """Append a line."""
+        self._lines.append(json.dumps(line, separators=(",", ":")) + "\n")
 
-    attempt(lambda: file.write(json.dumps(head) + "\n"))
-    try:
-        yield write
-    finally:
-        attempt(file.close)
-        if failures:
-            path.unlink()
-            on_loss(f"{path.name} is left out: cannot write: {failures[0].strerror}")
+    def flush(self) -> None:
+        """Hand the lines so far to the system."""
+        if self._lines and self._failure is None:
+            data = memoryview(gzip.compress("".join(self._lines).encode("ascii"), 1, mtime=0))
+            try:
+                while data:
+                    data = data[self._file.write(data) :]
+            except OSError as error:
+                self._failure = error
+                self._path.unlink()
+        self._lines.clear()
+
+    def close(self) -> None:
+        """Flush, and write no more."""
+        self.flush()
+        self._file.close()
+        if self._failure is not None:
+            why = f"cannot write: {self._failure.strerror}"
+            self._on_loss(f"{self._path.name} is left out: {why}")
 
 
-def write_tokens(path: Path, tokens: Mapping[int, list[int]]) -> None:
-    """Write a line a request, in order of request id: the ids of the tokens it got."""
-    with gzip.open(path, "wt", encoding="ascii") as file:
-        for request_id in sorted(tokens):
-            line = {"request_id": request_id, "tokens": tokens[request_id]}
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+class Journal:
+    """A new journal; `on_loss` hears of one that cannot be kept. `write` appends an entry.
+
+    The first line says what a Batcher is made from: the resolved configuration, and the folder that
+    its relative paths start from. The last one says that it is the last.
+    """
+
+    def __init__(
+        self, path: Path, config: RunConfig, beside: Path, on_loss: Callable[[str], None]
+    ) -> None:
+        self._lines = Lines(path, on_loss)
+        self.flush = self._lines.flush
+        self._lines.write(
+            {
+                "evenflow_version": evenflow.__version__,
+                "config": config.resolved(),
+                "folder": str(beside.resolve()),
+                "ends": True,
+            }
+        )
+
+    def write(self, entry: Entry) -> None:
+        self._lines.write(_line(entry))
+
+    def close(self) -> None:
+        self._lines.write(END)
+        self._lines.close()
 
 
 def read_head(path: Path) -> tuple[RunConfig, Path]:
     """Return the configuration of a recorded run, and the folder of its relative paths."""
-    head = next(_lines(path), None)
+    try:
+        head = next(_lines(path), None)
+    except EOFError:
+        head = None
     if not isinstance(head, dict):
         raise UsageError(f"{path}: no first line with a configuration; evenflow run writes one")
     try:
@@ -80,17 +109,41 @@ def read_head(path: Path) -> tuple[RunConfig, Path]:
         raise UsageError(f"{path}: a configuration of evenflow {version}: {error}") from None
 
 
-def read_entries(path: Path) -> Iterator[Entry]:
-    """Iterate over the entries of a file; UsageError for a line that is none."""
-    for number, line in enumerate(_lines(path), start=1):
-        if number > 1:
-            try:
-                yield _entry(line)
-            except (KeyError, TypeError, ValueError) as error:
-                raise UsageError(f"{path}:{number}: no entry of a journal: {error}") from None
+class Entries:
+    """The entries of a journal; UsageError, as they are read, for a line that is none.
+
+    Once read, `cut` says whether the journal has no end, because its driver was killed, and
+    `last_s` when its last entry was made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.cut = False
+        self.last_s = 0.0
+
+    def __iter__(self) -> Iterator[Entry]:
+        try:
+            for number, line in enumerate(_lines(self._path), start=1):
+                if number == 1:
+                    self.cut = "ends" in line
+                elif line == END:
+                    self.cut = False
+                else:
+                    yield self._entry(number, line)
+        except EOFError:
+            self.cut = True
+
+    def _entry(self, number: int, line: Any) -> Entry:
+        try:
+            entry = _entry(line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{self._path}:{number}: no entry of a journal: {error}") from None
+        self.last_s = getattr(entry, "now_s", self.last_s)
+        return entry
 
 
 def _lines(path: Path) -> Iterator[Any]:
+    """Iterate over the lines of a journal; EOFError where it is cut."""
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
             for number, text in enumerate(file, start=1):
@@ -98,7 +151,7 @@ def _lines(path: Path) -> Iterator[Any]:
                     yield json.loads(text, parse_constant=_no_number)
                 except ValueError:
                     raise UsageError(f"{path}:{number}: not a line of JSON") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: cannot read it: {reason}") from None
 

@@ -136,7 +136,7 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
     journal: list[Entry] = []
     before = os.getloadavg()[0]
     with watch(name, len(job.workload.requests)) as on_done:
-        served = serve_job(job, on_done, journal.append)
+        served = serve_job(job, on_done, record=journal.append)
         if served.interrupted:
             raise KeyboardInterrupt
         if served.failure is not None:

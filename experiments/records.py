@@ -1,0 +1,160 @@
+"""What a real run keeps on disk while it is served, and the results that are made of it.
+
+Of a run that was killed, `recover` makes the files that it would have written, had it ended when it
+last kept something. Serves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evenflow.errors import UsageError
+from evenflow.results.blocks import BlockFile, read_blocks
+from evenflow.results.metrics import summarize
+from evenflow.results.run import Block, Recorder
+from evenflow.world import World
+from experiments.outcome import Outcome
+from experiments.report.folder import RECORDS, recovery
+from experiments.runs import Job, write_details, write_page, write_results
+from experiments.validation.journal import NAME, Journal, Lines
+from runtime.serve import facts_of
+
+TOKENS = "tokens.jsonl.gz"
+FACTS = ("max_in_flight", "total_pages", "page_tokens")
+"""Of a world, what its result says of it beside its depth."""
+
+
+class Records:
+    """The journal, the tokens and the blocks of a run in a scratch folder, all flushed together.
+
+    It is the `Blocks` of the run's driver, which appends one each second. `on_loss` hears of a file
+    that cannot be kept.
+    """
+
+    def __init__(self, folder: Path, job: Job, on_loss: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._journal = Journal(folder / NAME, job.config, job.beside, on_loss)
+        self.record = self._journal.write
+        self._tokens: defaultdict[int, list[int]] = defaultdict(list)
+        made_up = job.config.workers.kind == "emulated"
+        self._lines = None if made_up else Lines(folder / TOKENS, on_loss)
+        self.on_token = None if made_up else self._add_token
+        self._blocks: BlockFile | None = None
+
+    def begin(self, world: World, **head: Any) -> None:
+        """Write what a result needs beside what is recorded."""
+        facts = {name: getattr(world, name) for name in FACTS}
+        head |= {"depth": world.depth, "facts": facts, "num_requests": len(world.requests)}
+        self._blocks = BlockFile(self._folder / RECORDS, head)
+
+    def append(self, block: Block) -> None:
+        """Put a block on disk, and what the journal has so far, and tokens of who has ended."""
+        assert self._blocks is not None
+        self._journal.flush()
+        if self._lines is not None:
+            self._write_tokens(map(int, block["request_id"]))
+            self._lines.flush()
+        self._blocks.append(block)
+
+    def __iter__(self) -> Iterator[Block]:
+        assert self._blocks is not None
+        return iter(self._blocks)
+
+    def close(self) -> None:
+        """End the files."""
+        self._journal.close()
+        if self._lines is not None:
+            self._write_tokens(sorted(self._tokens))
+            self._lines.close()
+        if self._blocks is not None:
+            self._blocks.close()
+
+    def _add_token(self, request_id: int, token: int) -> None:
+        self._tokens[request_id].append(token)
+
+    def _write_tokens(self, request_ids: Iterable[int]) -> None:
+        assert self._lines is not None
+        for request_id in request_ids:
+            if (tokens := self._tokens.pop(request_id, None)) is not None:
+                self._lines.write({"request_id": request_id, "tokens": tokens})
+
+
+def write_served(
+    folder: Path, outcome: Outcome, facts: Mapping[str, Any], title: str, lost: list[str]
+) -> None:
+    """Write all files of a real run into the folder that has its records, but for these.
+
+    Results come first: what does not fit is added to `lost`. UsageError when the results do not.
+    """
+    try:
+        _with_room(folder, lambda: write_results(folder, outcome, "all", {"real_run": facts}))
+    except OSError as error:
+        count = outcome.summary["completed"]
+        what = f"cannot write: {error.strerror}; the results of {count} finished requests are lost"
+        raise UsageError(f"{title}: {what}") from None
+    with _left_out_if_full(folder, lost):
+        _with_room(folder, lambda: write_details(folder, outcome))
+    with _left_out_if_full(folder, lost):
+        source = outcome.result.provenance
+        _with_room(folder, lambda: write_page(folder, outcome.parts, title, source))
+
+
+def _with_room(folder: Path, write: Callable[[], None]) -> None:
+    """Write; on a full disk again, without the records, which what is written is made of."""
+    try:
+        write()
+    except OSError:
+        if not (folder / RECORDS).is_file():
+            raise
+        (folder / RECORDS).unlink()
+        write()
+
+
+@contextmanager
+def _left_out_if_full(folder: Path, lost: list[str]) -> Iterator[None]:
+    """Remove the files that a `with` block has begun when it cannot write one; say which."""
+    before = set(folder.iterdir())
+    try:
+        yield
+    except OSError as error:
+        begun = sorted(set(folder.iterdir()) - before)
+        for path in begun:
+            path.unlink()
+        names = ", ".join(path.name for path in begun)
+        lost.append(f"{names} and the like are left out: cannot write: {error.strerror}")
+
+
+def recover(scratch: Path) -> tuple[Path, Outcome, dict[str, Any], list[str]]:
+    """Make the results of a killed run in its scratch folder, which gets another name.
+
+    Return that folder, the outcome, the facts of the run, and what could not be written. UsageError
+    for a run that is alive, or had recorded nothing.
+    """
+    lost: list[str] = []
+    with recovery(scratch) as folder:
+        head, blocks = read_blocks(scratch / RECORDS)
+        if head is None:
+            raise UsageError(f"{scratch}: the run was killed before it served anything")
+        outcome, facts = _outcome(head, list(blocks))
+        write_served(scratch, outcome, facts, head["title"], lost)
+    return folder, outcome, facts, lost
+
+
+def _outcome(head: Any, blocks: list[Block]) -> tuple[Outcome, dict[str, Any]]:
+    """Return what a run had come to by the last of its blocks, and the facts of it."""
+    recorder = Recorder(head["depth"], blocks)
+    until_s = float(recorder.column("flushed_s").max(initial=0.0))
+    result = recorder.result(gap_s=(), gap_count=(), **head["facts"])
+    result = replace(result, provenance=head["provenance"])
+    summary = summarize(result, head["provenance"]["config"].get("goodput"))
+    known = max(head["num_requests"], len(recorder.column("admitted_s")))
+    failure = f"the driver was killed; what it had recorded until {until_s:.1f} s is recovered"
+    ends = failure, known - len(result.status), None
+    facts = facts_of(result, *ends, recorder.column("driver_s"))
+    outcome = Outcome(result, summary, until_s, (result,), head["label"])
+    return outcome, {**facts, "recovered": True}

@@ -1,0 +1,221 @@
+"""What a real run keeps while it is served: kill -9 of the driver loses its last second at most."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenflow.errors import UsageError
+from evenflow.results.blocks import BlockFile, read_blocks
+from evenflow.results.run import joined
+from experiments.real import job_of, replay_folder, serve_into
+from experiments.records import recover
+from experiments.report.folder import RECORDS, check_folder
+from experiments.validation.journal import NAME, Entries
+from tests.command_line import evenflow, rows_of, summary_of, write_inputs
+from tests.serving import Server, serving
+from tests.test_full_disk import files_of_at_most
+from tests.test_runtime_cli import FILES, gone, start
+
+LOST_S = 1.5
+"""A flush each second, and what a busy machine makes of that."""
+
+TABLES = ("requests.csv", "batches.csv", "stages.csv", "bubbles.csv", "timeline.json.gz")
+
+
+SLOWLY = ("--set", "workload.arrivals={kind: poisson, rate: 2}")
+
+
+@pytest.fixture
+def run(tmp_path: Path, sockets: Path) -> Path:
+    write_inputs(tmp_path)
+    return tmp_path / "RUN.yaml"
+
+
+@pytest.fixture
+def scratch(run: Path) -> Path:
+    """Return what a run has in its scratch folder just before it is moved."""
+    folder = run.parent / "out" / ".partial-1"
+    folder.mkdir(parents=True)
+    serve_into(folder, job_of(run), run.name)
+    return folder
+
+
+def killed_server(serve: Callable[[Server], Any]) -> tuple[Any, Path]:
+    """Kill a server's driver; return what `serve` had seen, and its folder, elsewhere."""
+    with serving() as server:
+        seen = serve(server)
+        server.process.kill()
+        server.process.communicate(timeout=60)
+        assert gone(server.process, patience_s=5), "workers outlive their driver"
+        kept = server.out.rename(Path(os.environ["KEPT"]) / "out")
+    return seen, kept
+
+
+def answers_for(seconds: float) -> Callable[[Server], dict[int, float]]:
+    def serve(server: Server) -> dict[int, float]:
+        """Ask for one short answer after the other; return when each was there."""
+        done_s: dict[int, float] = {}
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            number = int(server.complete(prompt=[1], max_tokens=4).json()["id"][5:])
+            done_s[number] = time.monotonic()
+        return done_s
+
+    return serve
+
+
+def test_what_a_killed_server_had_answered_is_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEPT", str(tmp_path))
+    done_s, out = killed_server(answers_for(4.0))
+    last_s = max(done_s.values())
+    status, text, errors = evenflow("recover", str(out))
+    assert status == 0, errors
+    assert "the driver was killed; what it had recorded until " in errors
+    (recovered,) = out.iterdir()
+    assert text.endswith(f"{recovered}\n")
+    assert {path.name for path in recovered.iterdir()} == FILES
+    rows = rows_of(recovered / "requests.csv")
+    early = {number for number, at_s in done_s.items() if at_s < last_s - LOST_S}
+    assert len(early) > 20
+    assert {int(row["request_id"]) for row in rows} >= early
+    assert {(row["status"], row["output_tokens"]) for row in rows} == {("completed", "4")}
+    summary = summary_of(recovered)
+    assert summary["completed"] == len(rows)
+    assert summary["real_run"]["recovered"]
+    assert summary["real_run"]["failure"].startswith("the driver was killed; ")
+    check_folder(recovered)  # all of it is evenflow's
+    status, text, errors = evenflow("replay", str(recovered))
+    assert (status, text) == (0, "identical: every decision is as recorded\n")
+    assert errors.startswith("the journal is cut after ")
+    assert evenflow("recover", str(out))[0] == 2
+
+
+def test_a_killed_run_stays_until_it_is_recovered(run: Path, sockets: Path) -> None:
+    out = run.parent / "out"
+    begun = start(run, *SLOWLY)
+    (killed,) = out.glob(".partial-*")
+    while not any(len(block["request_id"]) for block in read_blocks(killed / RECORDS)[1]):
+        assert begun.poll() is None
+        time.sleep(0.02)
+    status, _, errors = evenflow("recover", str(out))
+    assert (status, "its run is alive" in errors) == (2, True)
+    begun.kill()
+    begun.communicate(timeout=60)
+    assert gone(begun, patience_s=5)
+    assert not list(sockets.iterdir())
+    _, _, errors = evenflow("replay", str(out))
+    assert errors.endswith(f"has one; {killed} is of a run that was killed\n")
+    status, _, errors = evenflow("run", str(run), "--out", str(out))
+    assert (status, errors) == (
+        0,
+        f"{killed}: what a killed run had served; evenflow recover {out}\n",
+    )
+    before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert evenflow("recover", str(out))[0] == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert 0 < len(rows_of(next(out.glob("recovered-*/requests.csv")))) < 20
+    assert evenflow("simulate", str(run), "--out", str(out / "other"))[0] == 0
+    assert evenflow("run", str(run), "--out", str(out))[0] == 0
+
+
+def test_records_of_a_whole_run_give_its_tables(scratch: Path) -> None:
+    before = {name: (scratch / name).read_bytes() for name in TABLES}
+    whole = summary_of(scratch)
+    folder, outcome, facts, lost = recover(scratch)
+    assert (lost, facts["unfinished"], len(outcome.requests)) == ([], 0, 20)
+    assert {name: (folder / name).read_bytes() for name in TABLES} == before
+    assert (folder / "report.html").is_file()
+    again = summary_of(folder)
+    real = whole.pop("real_run") | {"recovered": True, "free_pages": None}
+    assert again.pop("real_run") | {"failure": None} == real
+    assert again == whole
+
+
+def test_of_records_cut_anywhere_what_is_whole_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    blocks = [
+        {"a": np.arange(n), "b": np.array([0.5, np.nan]), "words": ["x", "é"]} for n in range(3)
+    ]
+    file = BlockFile(path, {"depth": 2})
+    for block in blocks:
+        file.append(block)
+    file.append({"a": np.zeros(0), "words": []})
+    file.close()
+    whole, counts = path.read_bytes(), set()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        head, found = read_blocks(path)
+        read = list(found)
+        counts.add((head is not None, len(read)))
+        for block, wrote in zip(read, blocks, strict=False):
+            np.testing.assert_equal(block, wrote)
+    assert counts == {(False, 0), (True, 0), (True, 1), (True, 2), (True, 3)}
+    objects = b'{"depth": 2}\n[{}, {"a": ["O", 1]}]\n12345678'
+    for damaged in (b"\x00\xff\n", b'{"depth": 2}\n[1]\n', objects):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError, match="records"):
+            list(read_blocks(path)[1])
+
+
+def test_blocks_that_a_disk_has_no_room_for_stay_in_memory(tmp_path: Path) -> None:
+    column = np.arange(100.0)
+    with files_of_at_most(700):
+        file = BlockFile(tmp_path / "records", {})
+        for start in (0, 50, 90):
+            file.append({"a": column[start : start + 50]})
+        file.append({"a": column[:1]})
+    assert joined(file)["a"].tolist() == [*range(50), *range(50, 100), *range(90, 100), 0]
+    assert len(list(read_blocks(tmp_path / "records")[1])) == 1
+    file.close()
+
+
+def test_a_journal_cut_anywhere_replays_as_far_as_it_goes(scratch: Path) -> None:
+    path = scratch / NAME
+    assert replay_folder(scratch) == (None, None)
+    whole = path.read_bytes()
+    entries = list(Entries(path))
+    first = len(gzip.compress(b"")) + 600  # the head, and a little
+    for size in range(len(whole) - 1, first, -max(1, len(whole) // 25)):
+        path.write_bytes(whole[:size])
+        read = Entries(path)
+        assert list(read) == entries[: len(list(Entries(path)))]
+        assert read.cut
+        difference, missing = replay_folder(scratch)
+        assert difference is None
+        assert missing is not None
+        assert "requests had not ended" in missing
+    path.write_bytes(whole[:10])
+    with pytest.raises(UsageError, match="no first line with a configuration"):
+        replay_folder(scratch)
+    for place in (first, len(whole) // 2, len(whole) - 3):
+        path.write_bytes(whole[:place] + b"\x55\xaa" + whole[place + 2 :])
+        with pytest.raises(UsageError, match=r"cannot read it|not a line of JSON|no entry of"):
+            replay_folder(scratch)
+
+
+def test_what_cannot_be_recovered_is_one_line(tmp_path: Path) -> None:
+    for words, told in {
+        "": "holds no records of a run that was killed",
+        "nowhere": "holds no records of a run that was killed",
+        ".partial-0": "the run was killed before it served anything",
+        ".partial-1": "no records of a run: Expecting value",
+        ".partial-2": "damaged before byte",
+    }.items():
+        folder = tmp_path / words
+        if "partial" in words:
+            folder.mkdir()
+            text = {"0": b"", "1": b"\n", "2": b'{"depth": 1}\n{}\n'}[words[-1]]
+            (folder / RECORDS).write_bytes(text)
+        status, output, errors = evenflow("recover", str(folder))
+        assert (status, output, errors.count("\n")) == (2, "", 1)
+        assert told in errors

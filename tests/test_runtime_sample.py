@@ -12,9 +12,8 @@ from evenflow.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
 from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample  # noqa: E402
+from tests.tiny_models import Operations  # noqa: E402
 
 PROBABILITIES = torch.tensor([0.1, 0.5, 0.15, 0.25])
 LOGITS = PROBABILITIES.log()
@@ -87,18 +86,6 @@ def test_another_seed_draws_other_tokens() -> None:
         for seed in (7, 8)
     )
     assert one != other
-
-
-class Operations(TorchDispatchMode):  # type: ignore[misc]
-    """Notes the names of all operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, name: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(name))
-        return name(*args, **(kwargs or {}))
 
 
 def test_all_rows_are_drawn_at_once_and_none_is_waited_for() -> None:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,14 +14,20 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
+from evenflow.specs.model import model  # noqa: E402
 from runtime.torch import carriers  # noqa: E402
 from runtime.torch.carriers import Sent  # noqa: E402
 from runtime.torch.inputs import batch_inputs  # noqa: E402
-from runtime.torch.worker import TorchWorker  # noqa: E402
+from runtime.torch.model import Rope  # noqa: E402
+from runtime.torch.sample import Sampling, drawn_by, sample  # noqa: E402
+from runtime.torch.weights import random_stage  # noqa: E402
+from runtime.torch.worker import TorchWorker, warm_up  # noqa: E402
 from runtime.wire import Activation, Piece  # noqa: E402
 from runtime.worker import Place  # noqa: E402
+from tests.tiny_models import Operations  # noqa: E402
+
+SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+SMALL |= {"intermediate_size": 48, "vocab_size": 97, "dtype_bytes": 4}
 
 
 class LaggingLane:
@@ -137,22 +144,39 @@ def test_all_pairs_have_met_before_anything_is_served(monkeypatch: pytest.Monkey
     assert meetings.met == receives | {(n, "sends"): str(n - 1) for n in range(1, 4)}
 
 
-class Copies(TorchDispatchMode):  # type: ignore[misc]
-    """Counts what is copied between devices."""
-
-    count = 0
-
-    def __torch_dispatch__(self, name: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += name in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-        return name(*args, **(kwargs or {}))
-
-
 def test_the_inputs_of_a_micro_batch_cross_in_one_copy() -> None:
     """Two chunks, one of them with context, and decodes in three groups of context."""
     spans = [(0, 5), (7, 12), (0, 1), (9, 10), (30, 31)]
     rows = [Piece(at, *span, True, list(range(8))) for at, span in enumerate(spans)]
-    with Copies() as copies:
+    with Operations() as seen:
         batch = batch_inputs(rows, 4, torch.device("meta"), ids=[0] * 13)
     assert (len(batch.chunks), len(batch.decodes)) == (2, 3)
     assert {len(batch.ids), len(batch.positions), len(batch.slots)} == {13}
-    assert copies.count == 1
+    assert len([name for name in seen.names if "copy" in name]) == 1
+
+
+def test_warming_up_meets_all_that_is_served() -> None:
+    """No operation comes first while serving, of any mixture of chunks and decodes."""
+    spec = replace(model("Llama-3.1-8B"), **SMALL)
+    stage = random_stage(spec, Rope(10000.0), 0, 2)
+    kv = stage.kv_pages(32, 4)
+    with Operations() as warm:
+        warm_up(stage, kv)
+    with Operations() as serving:
+        for rows in (
+            [(0, 9), (7, 1), (3, 4)],
+            [(0, 1), (30, 1)],
+            [(5, 6)],
+            [(0, 3)],
+            [(90, 1), (2, 1), (40, 30), (0, 17)],
+        ):
+            pieces = [
+                Piece(row, start, start + length, row != 1, list(range(32)))
+                for row, (start, length) in enumerate(rows)
+            ]
+            ends = [piece for piece in pieces if piece.last]
+            draws = drawn_by([Sampling(0.8, row, 0.5) for row in range(len(ends))], [1] * len(ends))
+            count = sum(length for _, length in rows)
+            batch = batch_inputs(pieces, 4, stage.device, [1] * count, draws)
+            sample(stage.forward(batch.ids, batch, kv), batch.draws)
+    assert set(serving.names) <= set(warm.names)

@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from evenflow.kv import PagePool  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
 from runtime.torch.inputs import batch_inputs  # noqa: E402
@@ -104,3 +106,15 @@ def generate(
         for row, token in zip(sampled, sample(values), strict=True):
             tokens[row].append(token)
     return [row[len(prompt) :] for row, prompt in zip(tokens, prompts, strict=True)]
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, name: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(name))
+        return name(*args, **(kwargs or {}))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -117,27 +119,55 @@ def make_worker(place: Place, settings: StageSettings) -> TorchWorker:
             f"{place.total_pages} KV pages do not fit into the memory of {device}; more stages, "
             "fewer kv.pages or a smaller dtype is right"
         ) from None
-    _warm_up(stage, kv)
+    warm_up(stage, kv)
     return TorchWorker(place, stage, kv, _carrier(place, settings, stage), settings.cores)
 
 
-def _warm_up(stage: Stage, kv: KvPages) -> None:
-    """Compute a little of everything: the first of its kind takes torch up to a second.
+WARM_UP_TOKENS = {"cpu": (2,), "cuda": (2, 16, 128, 512, 2048)}
+"""Sizes of what is computed before anything is served. On a GPU kernels are loaded for a size when
+it first comes, and memory is taken then: up to what `Deployment` counts for activations."""
+WARM_UP_ROWS = 256
+
+
+def warm_up(stage: Stage, kv: KvPages) -> None:
+    """Compute each kind of micro-batch: the first of its kind takes torch up to a second.
 
     What it leaves in the first pages is overwritten before it is read.
     """
-    pages = list(range(-(-2 // kv.page_tokens)))
-    rows = [Piece(0, 0, stop, True, pages) for stop in (2, 1)]
-    draws = drawn_by([GREEDY, Sampling(1.0)], [0, 0]) if stage.is_last else ()
-    batch = batch_inputs(rows, kv.page_tokens, stage.device, draws=draws)
-    inputs = torch.zeros(3, dtype=torch.int64, device=stage.device)
-    if not stage.is_first:
-        inputs = torch.zeros(3, stage.spec.hidden_size, dtype=stage.dtype, device=stage.device)
-    out = stage.forward(inputs, batch, kv)
-    if stage.is_last:
-        sample(out, batch.draws)
+    room = kv.keys.shape[1] * kv.page_tokens // 2
+    for tokens in dict.fromkeys(min(size, room) for size in WARM_UP_TOKENS[stage.device.type]):
+        for rows in kinds_of_batches(tokens, kv.page_tokens):
+            count = sum(row.stop - row.start for row in rows)
+            how = [Sampling(1.0, 2, 0.9) if row.request_id % 2 else GREEDY for row in rows]
+            draws = drawn_by(how, [row.stop for row in rows]) if stage.is_last else ()
+            batch = batch_inputs(rows, kv.page_tokens, stage.device, [0] * count, draws)
+            hidden = kv.keys.new_zeros(count, stage.spec.hidden_size)
+            out = stage.forward(batch.ids if stage.is_first else hidden, batch, kv)
+            if stage.is_last:
+                sample(out, batch.draws)
     if stage.device.type == "cuda":
         torch.cuda.synchronize(stage.device)
+
+
+def kinds_of_batches(tokens: int, page_tokens: int) -> Iterator[list[Piece]]:
+    """Iterate over a decode, a first chunk, one with context, decodes, and all of these together.
+
+    Chunks are of so many tokens, and so are the contexts of all decodes together.
+    """
+
+    def piece(row: int, start: int, stop: int) -> Piece:
+        return Piece(row, start, stop, True, list(range(-(-stop // page_tokens))))
+
+    yield [piece(0, 0, 1)]
+    if tokens < 2:
+        return
+    first, later = piece(0, 0, tokens), piece(1, tokens, 2 * tokens)
+    rows = min(tokens, WARM_UP_ROWS)
+    decodes = [
+        piece(row, context, context + 1)
+        for row, context in zip(range(rows), cycle((tokens // rows, 0)))
+    ]
+    yield from ([first], [later], decodes, [first, later, *decodes])
 
 
 def _device(place: Place, settings: StageSettings) -> torch.device:

@@ -222,7 +222,8 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
     latencies_s = (
         [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
     )
-    return Workers([EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)])
+    settings = [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
+    return Workers(settings, start_limit_s=workers.start_limit_s)
 
 
 def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path) -> Workers:
@@ -257,6 +258,7 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         device=workers.device,
         dtype=workers.dtype,
         transport=transport,
+        limit_s=workers.start_limit_s,
     )
     how = workers.sampling
     sampling = how.temperature, how.top_k, how.top_p
@@ -265,7 +267,7 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         transport == "one_process",
         RandomTexts(spec.vocab_size, config.workload.seed, sampling, how.seed),
         workers.patience_s,
-        settings[0].limit_s,
+        workers.start_limit_s,
         _facts(settings),
     )
 

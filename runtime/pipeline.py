@@ -36,7 +36,6 @@ from runtime.wire import (
 )
 from runtime.worker import BEAT_S, Place, Settings, run_process
 
-START_LIMIT_S = 60.0
 STOP_LIMIT_S = 2.0
 
 CAUSE_LIMIT_S = 0.5
@@ -67,7 +66,7 @@ class Pipeline:
         total_pages: int,
         *,
         together: bool = False,
-        start_limit_s: float = START_LIMIT_S,
+        start_limit_s: float = 60.0,
     ) -> None:
         self._settings = settings
         self._pages = page_tokens, total_pages
@@ -192,7 +191,10 @@ class Pipeline:
         while missing:
             left_s = limit_s - time.monotonic()
             if left_s <= 0:
-                raise WorkerError(f"stages {sorted(missing)} did not start in time")
+                raise WorkerError(
+                    f"stages {sorted(missing)} did not start within {self._start_limit_s:g} s "
+                    "(workers.start_limit_s)"
+                )
             for message in self.receive(min(left_s, 0.1)):
                 if isinstance(message, Ready):
                     missing.discard(message.stage)

@@ -230,7 +230,7 @@ def say_late(context: zmq.Context[zmq.Socket[bytes]], ended: int) -> None:
     ("settings", "limit_s", "message"),
     [
         (NeverMade(), 60.0, "stage 3 failed: ValueError: no weights for stage 3"),
-        (Stuck(), 2.0, r"stages \[(\d, )*3\] did not start in time"),
+        (Stuck(), 2.0, r"stages \[(\d, )*3\] did not start within 2 s \(workers.start_limit_s\)"),
     ],
 )
 def test_a_worker_that_does_not_start_is_an_error(

@@ -128,6 +128,7 @@ def test_a_damaged_file_is_one_line_of_the_command(run: Path) -> None:
     [
         ("kv.pages=1000000000", "of KV pages, "),
         ("model=Llama-3.1-8B", "model: Llama-3.1-8B is no folder with weights; such a folder, or"),
+        ("workers={kind: torch, start_limit_s: 0.01}", "within 0.01 s (workers.start_limit_s)"),
         ("workers={kind: torch, threads: 4096}", "workers.threads: 4096, and there are "),
         ("workers={kind: torch, transport: nccl}", "nccl is for GPUs; gloo, ipc or one_process is"),
         ("workers={kind: torch, transport: sm_partition}", "sm_partition is for GPUs; gloo, ipc"),

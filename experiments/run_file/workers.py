@@ -25,9 +25,10 @@ class FaultConfig(Keys):
 
 
 class EmulatedWorkers(Keys):
-    """Processes that wait for as long as `costs` says."""
+    """Processes that wait for as long as `costs` says, all ready within `start_limit_s`."""
 
     kind: Literal["emulated"]
+    start_limit_s: Positive = 60.0
     faults: list[FaultConfig] | None = None
 
 
@@ -48,7 +49,8 @@ class TorchWorkers(Keys):
 
     `weights`: those in the model's folder, or random ones of its shapes. `transport`, how hidden
     states cross from stage to stage, defaults to gloo on a CPU and to nccl on GPUs. The run fails
-    when nothing is heard of a micro-batch for `patience_s` longer than `costs` says.
+    when nothing is heard of a micro-batch for `patience_s` longer than `costs` says, and does not
+    begin when weights are not loaded within `start_limit_s`.
     """
 
     kind: Literal["torch"]
@@ -59,6 +61,7 @@ class TorchWorkers(Keys):
     transport: Literal["gloo", "nccl", "ipc", "one_process", "sm_partition"] | None = None
     sampling: SamplingConfig = SamplingConfig()
     patience_s: Positive = 30.0
+    start_limit_s: Positive = 600.0
 
 
 Workers = Annotated[EmulatedWorkers | TorchWorkers, short_form("kind"), Discriminator("kind")]

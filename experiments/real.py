@@ -5,7 +5,7 @@ A run is served by `runtime.serve`; its folder is written as a simulation's is. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from evenflow.results.metrics import summarize
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
+from evenflow.specs.huggingface import read_dtype
 from evenflow.specs.model import model, models
 from evenflow.world import World
 from experiments.outcome import Outcome
@@ -244,9 +245,10 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
     transport = transport_of(workers.transport, workers.device, world.depth)
     _check_weights(workers, path)
     spec = model(path)
+    dtype = workers.dtype or ("bfloat16" if path in models() else read_dtype(path))
     if workers.device == "cpu":
         kv_tokens = world.total_pages * world.page_tokens
-        require_memory(spec, world.depth, kv_tokens, workers.dtype)
+        require_memory(spec, world.depth, kv_tokens, dtype)
     layers = built.deployment.get("layers_per_stage") or split_layers(
         spec.num_layers, config.stages
     )
@@ -256,7 +258,7 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         threads=workers.threads,
         weights=workers.weights,
         device=workers.device,
-        dtype=workers.dtype,
+        dtype=dtype,
         transport=transport,
         limit_s=workers.start_limit_s,
     )
@@ -268,7 +270,7 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         RandomTexts(spec.vocab_size, config.workload.seed, sampling, how.seed),
         workers.patience_s,
         workers.start_limit_s,
-        _facts(settings),
+        _facts(settings) | {"notes": _notes(settings, built)},
     )
 
 
@@ -279,10 +281,25 @@ def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:
         "device": device_name(first.device),
         "driver": driver_version(first.device),
         "torch": version("torch"),
+        "dtype": first.dtype,
         "transport": first.transport,
         "cores": [list(stage.cores) for stage in settings],
         "layers_per_stage": [stage.stop - stage.start for stage in settings],
     }
+
+
+def _notes(settings: Sequence[TorchSettings], built: Built) -> list[str]:
+    """Say what makes the run unlike the costs that it is compared with, a line each."""
+    source, dtype = built.cost_source, settings[0].dtype
+    if source["kind"] != "profile" or source["dtype"] == dtype:
+        return []
+    return [f"the model runs in {dtype}, and {source['path']} was measured in {source['dtype']}"]
+
+
+def notes_of(provenance: Mapping[str, Any]) -> Sequence[str]:
+    """Return what the provenance of a real run says of its being unlike its costs."""
+    notes: Sequence[str] = provenance.get("workers", {}).get("notes", ())
+    return notes
 
 
 def _check_weights(workers: TorchWorkers, path: str) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import runtime.torch.settings
 from evenflow.costs.profile.file import write_profile
 from experiments.cli.terminal import print_left_out
+from experiments.real import notes_of, workers_of
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import RunConfig, load_config
 from experiments.runs import Job, run_job
@@ -55,6 +57,27 @@ def test_a_run_on_a_profile_says_where_its_seconds_come_from(tmp_path: Path) -> 
     assert source["filled_in"] == []
     assert len(source["sha256"]) == 64
     assert 0 <= source["extrapolated_share"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "notes"),
+    [
+        (["workers.dtype=bfloat16"], "bfloat16", []),
+        ([], "float16", ["the model runs in float16, and p.csv was measured in bfloat16"]),
+        (["model=Llama-3.1-8B", "costs={kind: affine, base_s: 1, per_token_s: 0}"], "bfloat16", []),
+    ],
+)
+def test_workers_take_the_dtype_of_the_model_and_compare_it_with_the_profile(
+    keys: list[str], dtype: str, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+    monkeypatch.setattr(runtime.torch.settings, "free_memory_bytes", lambda: None)
+    write_profile(tmp_path / "p.csv", profile())
+    own = ["model=config.json", "costs={kind: profile, path: p.csv}", "gpu=null"]
+    config = measured_config(tmp_path, *own, "workers={kind: torch, weights: random}", *keys)
+    workers = workers_of(config, build(config, [], tmp_path), tmp_path)
+    assert workers.settings[0].dtype == workers.facts["dtype"] == dtype  # type: ignore[attr-defined]
+    assert notes_of({"workers": workers.facts}) == notes
 
 
 def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,14 +171,13 @@ class Subject:
         from experiments.runs import Job
 
         workers = {"device": self.scale.device, "transport": way.mode, "weights": self.weights}
-        dtype = {2: "bfloat16", 4: "float32"}[model(self.path).dtype_bytes]
         values = {
             "model": str(self.path.resolve()),
             "stages": way.stages,
             "costs": dict(self.costs),
             "kv": {"pages": 4 * self.scale.context},
             "max_model_len": self.scale.context,
-            "workers": {"kind": "torch", "dtype": dtype, **workers},
+            "workers": {"kind": "torch", **workers},
             "scheduler": policy,
             "workload": {"trace": "lengths.csv", "arrivals": arrivals},
         }

@@ -102,7 +102,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         "hidden_size": hidden,
         "head_dim": config.count("head_dim", default=max(hidden // heads, 1)),
         "vocab_size": config.count("vocab_size"),
-        "dtype_bytes": _dtype_bytes(config),
+        "dtype_bytes": DTYPE_BYTES[_dtype(config)],
         "max_position_embeddings": config.count("max_position_embeddings", default=2048),
         "rope_theta": _rope_theta(config),
     }
@@ -174,12 +174,20 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
     }
 
 
-def _dtype_bytes(config: _Config) -> int:
+def read_dtype(path: str | Path) -> str:
+    """Return the dtype that a config.json, or the folder that holds one, says of its weights.
+
+    float32 without one, as in transformers. UsageError for one that is not in DTYPE_BYTES.
+    """
+    return _dtype(_Config(Path(path)))
+
+
+def _dtype(config: _Config) -> str:
     name = str(config.get("dtype", "torch_dtype", default="float32")).removeprefix("torch.")
     if name not in DTYPE_BYTES:
         known = instead_of(name, DTYPE_BYTES)
         raise UsageError(f'{config.path}: "torch_dtype" is {name!r}, not supported; {known}')
-    return DTYPE_BYTES[name]
+    return name
 
 
 def _rope_theta(config: _Config) -> float:

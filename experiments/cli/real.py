@@ -123,7 +123,14 @@ def _tell(outcome: Outcome, folder: Path, dropped: Mapping[str, int], failure: s
 
 
 def _end(served: Served, done: str, lost: Sequence[str]) -> None:
-    """Say why a run ended early, and what could not be written; exit with the status of that."""
+    """Say why a run ended early, and what could not be written; exit with the status of that.
+
+    Before it, what makes the run unlike the costs that it is compared with.
+    """
+    from experiments.real import notes_of
+
+    for line in notes_of(served.result.provenance):
+        typer.echo(f"note: {line}", err=True)
     if served.failure is not None:
         typer.echo(f"ended early: {served.failure}; {done}", err=True)
     for line in lost:

@@ -47,6 +47,7 @@ class SamplingConfig(Keys):
 class TorchWorkers(Keys):
     """Processes that run the model, `threads` cores each on a CPU.
 
+    `dtype` null is what the model's config.json says of its weights, and of a name bfloat16.
     `weights`: those in the model's folder, or random ones of its shapes. `transport`, how hidden
     states cross from stage to stage, defaults to gloo on a CPU and to nccl on GPUs. The run fails
     when nothing is heard of a micro-batch for `patience_s` longer than `costs` says, and does not
@@ -55,7 +56,7 @@ class TorchWorkers(Keys):
 
     kind: Literal["torch"]
     device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
     threads: Count = 1
     weights: Literal["checkpoint", "random"] = "checkpoint"
     transport: Literal["gloo", "nccl", "ipc", "one_process", "sm_partition"] | None = None

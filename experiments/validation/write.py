@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, RunResult
 from experiments.provenance import wall_clock
+from experiments.real import notes_of
 from experiments.report.plots import finish, key, plain_decades, save
 from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
 from experiments.report.tables import markdown_table, number, percent, print_numbers, write_json
@@ -123,7 +124,7 @@ def notes(found: Found) -> list[str]:
         )
     loads = ", ".join(f"{before:.1f} to {after:.1f}" for before, after in found["load"])
     lines.append(f"load average of the machine, run by run: {loads}")
-    return lines
+    return [*lines, *notes_of(found["provenance"])]
 
 
 def _around(times: Found) -> str:

@@ -246,15 +246,14 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
     _check_weights(workers, path)
     spec = model(path)
     dtype = workers.dtype or ("bfloat16" if path in models() else read_dtype(path))
-    if workers.device == "cpu":
-        kv_tokens = world.total_pages * world.page_tokens
-        require_memory(spec, world.depth, kv_tokens, dtype)
     layers = built.deployment.get("layers_per_stage") or split_layers(
         spec.num_layers, config.stages
     )
+    spans, kv_tokens = cut(layers), world.total_pages * world.page_tokens
+    require_memory(spec, spans, kv_tokens, dtype, _free_bytes(config, workers.device))
     settings = torch_settings(
         path if path in models() else str(Path(path).resolve()),
-        cut(layers),
+        spans,
         threads=workers.threads,
         weights=workers.weights,
         device=workers.device,
@@ -272,6 +271,16 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         workers.start_limit_s,
         _facts(settings) | {"notes": _notes(settings, built)},
     )
+
+
+def _free_bytes(config: RunConfig, device: str) -> list[int]:
+    """Return what the stages may use of each memory they are in; none where nothing tells."""
+    from runtime.torch.settings import free_gpu_bytes, free_memory_bytes
+
+    if device == "cuda":
+        return [int(config.kv.memory_utilization * free) for free in free_gpu_bytes()]
+    free = free_memory_bytes()
+    return [] if free is None else [free]
 
 
 def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
+from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import model  # noqa: E402
-from runtime.torch import carriers  # noqa: E402
+from experiments.real import job_of, workers_of  # noqa: E402
+from experiments.runs import Job  # noqa: E402
+from runtime import Workers  # noqa: E402
+from runtime.torch import carriers, settings  # noqa: E402
 from runtime.torch.carriers import Sent  # noqa: E402
 from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.model import Rope  # noqa: E402
@@ -180,3 +185,41 @@ def test_warming_up_meets_all_that_is_served() -> None:
             batch = batch_inputs(pieces, 4, stage.device, [1] * count, draws)
             sample(stage.forward(batch.ids, batch, kv), batch.draws)
     assert set(serving.names) <= set(warm.names)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch say that there is a GPU, of which 20 GiB are free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(settings, "free_gpu_bytes", lambda: [20 * 2**30])
+
+
+def job_on_a_gpu(folder: Path, *keys: str) -> Job:
+    (folder / "RUN.yaml").write_text(
+        "model: Llama-3.1-8B\nstages: 2\nscheduler: sarathi\nkv: {pages: 100}\n"
+        "costs: {kind: affine, base_s: 0.01, per_token_s: 0}\n"
+        "workers: {kind: torch, device: cuda, weights: random, transport: ipc}\n"
+        "workload: {trace: azure-conv-sample, requests: 5, arrivals: offline}\n"
+    )
+    return job_of(folder / "RUN.yaml", keys)
+
+
+def workers_on_a_gpu(folder: Path, *keys: str) -> Workers:
+    job = job_on_a_gpu(folder, *keys)
+    return workers_of(job.config, job.built(), folder)
+
+
+def test_stages_that_share_a_gpu_divide_its_memory(tmp_path: Path, one_gpu: None) -> None:
+    """Of 20 GiB nine tenths may be used: 15 of weights, and 3 of KV pages, 2 MiB each."""
+    assert len(workers_on_a_gpu(tmp_path, "kv.pages=1500").settings) == 2
+    with pytest.raises(
+        UsageError, match=r"15\.0 GiB of weights and 3\.1 of KV pages, 18\.0 are free"
+    ):
+        workers_on_a_gpu(tmp_path, "kv.pages=1600")
+    halves = [(0, 16), (16, 32)]
+    asked = model("Llama-3.1-8B"), halves, 16 * 1600, "bfloat16"
+    settings.require_memory(*asked, [10 * 2**30, 10 * 2**30])
+    with pytest.raises(UsageError, match=r"8\.0 are free on GPU 1"):
+        settings.require_memory(*asked, [10 * 2**30, 8 * 2**30])

@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from evenflow.errors import UsageError
+from evenflow.specs.gpu import GIB
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 from runtime.torch import StageSettings
@@ -93,22 +96,60 @@ def cores_of(stage: int, threads: int) -> tuple[int, ...]:
     return tuple(free[(stage * threads + index) % len(free)] for index in range(threads))
 
 
-def require_memory(spec: ModelSpec, stages: int, kv_tokens: int, dtype: str) -> None:
-    """Raise UsageError unless weights and `kv_tokens` of all stages fit into this machine's memory.
+def require_memory(
+    spec: ModelSpec,
+    spans: Sequence[tuple[int, int]],
+    kv_tokens: int,
+    dtype: str,
+    free_bytes: Sequence[int],
+) -> None:
+    """Raise UsageError unless weights and `kv_tokens` of all stages fit into the memory they have.
 
-    A tied embedding is there twice with several stages. Known error: activations are left out.
+    `free_bytes` of each device; stages are on them in turn, and those that share one divide it.
+    Known error: activations are left out, and on a GPU what CUDA itself takes in each process.
     """
-    free_bytes = free_memory_bytes()
     size = DTYPE_BYTES[dtype]
-    copies = spec.embedding_parameters if spec.tie_word_embeddings and stages > 1 else 0
-    weights_bytes = (spec.num_parameters + copies) * size
-    kv_bytes = spec.kv_bytes_per_token() // spec.dtype_bytes * size * kv_tokens
-    if free_bytes is not None and weights_bytes + kv_bytes > free_bytes:
-        weights, pages, free = (count / 2**30 for count in (weights_bytes, kv_bytes, free_bytes))
-        raise UsageError(
-            f"{spec.name} does not fit: {weights:.1f} GiB of weights and {pages:.1f} of KV pages, "
-            f"{free:.1f} are free; fewer kv.pages, a smaller dtype or a smaller model is right"
-        )
+    for device, free in enumerate(free_bytes):
+        stages = spans[device :: len(free_bytes)]
+        weights = size * sum(_parameters(spec, *span) for span in stages)
+        layers = sum(stop - start for start, stop in stages)
+        pages = spec.kv_bytes_per_token(layers) // spec.dtype_bytes * size * kv_tokens
+        if weights + pages > free:
+            where = f" on GPU {device}" if len(free_bytes) > 1 else ""
+            raise UsageError(
+                f"{spec.name} does not fit: {weights / GIB:.1f} GiB of weights and "
+                f"{pages / GIB:.1f} of KV pages, {free / GIB:.1f} are free{where}; fewer kv.pages, "
+                "a smaller dtype or a smaller model is right"
+            )
+
+
+def _parameters(spec: ModelSpec, start: int, stop: int) -> int:
+    """Return the parameters of layers [start, stop) and the ends that they have.
+
+    A tied embedding is there twice with several stages.
+    """
+    first, last = start == 0, stop == spec.num_layers
+    ends = first + last - (first and last and spec.tie_word_embeddings)
+    return (
+        (stop - start) * spec.layer_parameters()
+        + ends * spec.embedding_parameters
+        + last * spec.hidden_size
+    )
+
+
+def free_gpu_bytes() -> list[int]:
+    """Return the free memory of each GPU.
+
+    Another process asks: to ask takes some hundred MiB of each, for as long as a process lives.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_ask_gpus).result()
+
+
+def _ask_gpus() -> list[int]:
+    import torch
+
+    return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
 
 
 def free_memory_bytes() -> int | None:

@@ -113,13 +113,13 @@ def make_worker(place: Place, settings: StageSettings) -> TorchWorker:
     try:
         stage = _stage(settings, str(device))
         kv = stage.kv_pages(place.total_pages, place.page_tokens)
+        warm_up(stage, kv)
     except (torch.OutOfMemoryError, MemoryError):
         raise UsageError(
             f"{settings.model}: layers {settings.start} to {settings.stop} and "
             f"{place.total_pages} KV pages do not fit into the memory of {device}; more stages, "
             "fewer kv.pages or a smaller dtype is right"
         ) from None
-    warm_up(stage, kv)
     return TorchWorker(place, stage, kv, _carrier(place, settings, stage), settings.cores)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from evenflow.errors import PolicyError, UsageError
 from evenflow.replay import Entry, replay
@@ -299,10 +299,29 @@ def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:
 
 def _notes(settings: Sequence[TorchSettings], built: Built) -> list[str]:
     """Say what makes the run unlike the costs that it is compared with, a line each."""
-    source, dtype = built.cost_source, settings[0].dtype
-    if source["kind"] != "profile" or source["dtype"] == dtype:
-        return []
-    return [f"the model runs in {dtype}, and {source['path']} was measured in {source['dtype']}"]
+    source, first, notes = built.cost_source, settings[0], _sharing(settings)
+    if source["kind"] == "profile" and source["dtype"] != first.dtype:
+        measured = f"{source['path']} was measured in {source['dtype']}"
+        notes.append(f"the model runs in {first.dtype}, and {measured}")
+    return notes
+
+
+def _sharing(settings: Sequence[TorchSettings]) -> list[str]:
+    from runtime.torch.settings import shared_gpus
+
+    shared = shared_gpus(settings[0].transport, settings[0].device, len(settings))
+    return [] if shared is None else [f"{shared}; costs are of a stage that computes alone"]
+
+
+def check_comparable(job: Job) -> None:
+    """Raise UsageError where no simulation is of what would be served: stages that take turns."""
+    check_servable(job.config)
+    workers = workers_of(job.config, job.built(), job.beside)
+    if job.config.workers.kind == "torch" and not workers.together:
+        for note in _sharing(cast("Sequence[TorchSettings]", workers.settings)):
+            raise UsageError(
+                f"workers.transport: {note}; one_process, fewer stages or a GPU for each is right"
+            )
 
 
 def notes_of(provenance: Mapping[str, Any]) -> Sequence[str]:

@@ -17,8 +17,9 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'"
 
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import model  # noqa: E402
-from experiments.real import job_of, workers_of  # noqa: E402
+from experiments.real import job_of, notes_of, workers_of  # noqa: E402
 from experiments.runs import Job  # noqa: E402
+from experiments.validation.validate import validate  # noqa: E402
 from runtime import Workers  # noqa: E402
 from runtime.torch import carriers, settings  # noqa: E402
 from runtime.torch.carriers import Sent  # noqa: E402
@@ -209,6 +210,17 @@ def job_on_a_gpu(folder: Path, *keys: str) -> Job:
 def workers_on_a_gpu(folder: Path, *keys: str) -> Workers:
     job = job_on_a_gpu(folder, *keys)
     return workers_of(job.config, job.built(), folder)
+
+
+def test_a_validation_refuses_stages_that_take_turns_on_a_gpu(
+    tmp_path: Path, one_gpu: None
+) -> None:
+    with pytest.raises(UsageError, match="2 stages of ipc on 1 GPU: processes take turns there"):
+        validate(job_on_a_gpu(tmp_path), 1)
+    assert not workers_on_a_gpu(tmp_path, "stages=1").facts["notes"]
+    workers = workers_on_a_gpu(tmp_path, "workers.transport=one_process")
+    (note,) = notes_of({"workers": workers.facts})
+    assert "each is slower while another computes; costs are of a stage that" in note
 
 
 def test_stages_that_share_a_gpu_divide_its_memory(tmp_path: Path, one_gpu: None) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from evenflow.errors import UsageError
 from evenflow.replay import Entry
 from evenflow.results.run import RunResult
-from experiments.real import servable, serve_job
+from experiments.real import check_comparable, servable, serve_job
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import with_
 from experiments.runs import Job
@@ -91,6 +91,7 @@ def validate(
     served for real, for the times of the driver and of messages. Raises KeyboardInterrupt when a
     run is interrupted, UsageError when one does not finish.
     """
+    check_comparable(job)
     around = None
     if calibration:
         around = _measure(calibration_job(job, calibration), "calibration", watch)

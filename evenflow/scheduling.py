@@ -354,7 +354,7 @@ class Scheduler(Protocol):
       The pages are free at once, the output still counts when it returns, and until then the
       request waits;
     - `decodes_ahead` ("question" or "round", default None): a decode may go again before its last
-      token is there, with the next question or after as many as there are stages;
+      token is there, with the next question (one stage) or after as many as there are stages;
     - `slotted` (bool, default False): each micro-batch that may be in flight has a slot. Slots are
       asked in turn, and a request decodes in the slot of its last chunk;
     - `preempted_last` (bool, default False): who is preempted waits last, not first;

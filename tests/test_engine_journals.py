@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.costs import AffineCost
-from evenflow.types import Request
 from experiments.engines import of_engines, replay_engines, vllm
-from experiments.engines.journal import Event, Outcome, read
-from sim import World
-from sim.driver import Driver
-from sim.tandem import Tandem
+from experiments.engines.journal import Event, Outcome, read, replayed
 from tests.command_line import evenflow
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines"
@@ -49,36 +44,17 @@ def test_engines_decide_as_in_our_own_recordings(path: Path) -> None:
     assert outcome.equal == outcome.steps > 50
 
 
-def world_of(events: list[Event]) -> World:
-    config = events[0]
-    requests = [
-        Request(event["id"], event["arrival_s"], event["prompt"], event["output"])
-        for event in events
-        if event["kind"] == "add"
-    ]
-    return World(
-        sorted(requests, key=lambda request: request.arrival_s),
-        lambda: vllm.scheduler_of(config),
-        AffineCost(config["base_s"], config["per_token_s"], config["pp"]),
-        depth=config["pp"],
-        total_pages=config["blocks"] - 1,
-        max_model_len=config["max_model_len"],
-        page_tokens=config["block_size"],
-        max_in_flight=config["max_concurrent_batches"],
-        dispatch="engine_loop",
-    )
-
-
 @needs_shared
 @pytest.mark.parametrize("path", LOOPS, ids=stem)
 def test_vllm_times_are_as_recorded(path: Path) -> None:
     """A simulation with the engine's loop gives [arrival, first token, last token] to 1 ns."""
-    result = Driver(world_of(read(path, vllm.FIELDS)), Tandem).run()
+    events = read(path, vllm.FIELDS)
+    replayer = vllm.Replayer(path, events[0], "vllm_v1")
+    replayed(events, replayer)
+    ours = vllm.simulated(events[0], replayer.requests, "vllm_v1")
     times = json.loads(path.with_name(f"{stem(path)}.times.json").read_text())
-    columns = result.arrival_s, result.first_token_s, result.completion_s
-    ours = dict(zip(result.request_id.tolist(), zip(*columns, strict=True), strict=True))
     assert {str(number) for number in ours} == set(times)
-    for number, expected in times.items():
+    for number, (_, *expected) in times.items():
         assert ours[int(number)] == pytest.approx(expected, abs=1e-9)
 
 
@@ -157,7 +133,16 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
             [CONFIG | {"async_scheduling": True, "prefix_caching": True}, *SMALL[1:]],
             "async_scheduling with prefix_caching is not modelled",
         ),
+        (
+            [CONFIG | {"async_scheduling": True, "pp": 2}, *SMALL[1:]],
+            "async_scheduling with runner V1 and stages",
+        ),
         ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
+        ([CONFIG | {"policy": "priority"}, *SMALL[1:]], 'policy: "priority" is not modelled'),
+        (
+            [CONFIG | {"long_prefill_token_threshold": 64}, *SMALL[1:]],
+            "long_prefill_token_threshold: 64 is not modelled",
+        ),
         ([CONFIG | {"prefix_caching": True}, *SMALL[1:]], "prefix_caching needs the prompts"),
         ([{"kind": "config", "max_concurrent_batches": 1}], "line 1: config without 'blocks'"),
         ([CONFIG, {"kind": "sing"}], "line 2: unknown event 'sing'"),

@@ -18,7 +18,7 @@ class VLLMV1:
     Pages come with each chunk; a prompt is only admitted if all of it would fit now, `watermark` of
     the pages left free once anything runs. When a page is missing, the last admitted is preempted,
     in flight or not, and this step admits nobody. `async_scheduling`, with the model runner of that
-    version: a decode goes again before its last token is there.
+    version (v1: one stage only): a decode goes again before its last token is there.
     """
 
     pipelined_chunks = True
@@ -39,10 +39,13 @@ class VLLMV1:
         max_num_seqs: Count = 256,
         watermark: Fraction = 0.0,
         async_scheduling: Literal[False, "v1", "v2"] = False,
+        depth: int = 1,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             limits = f"{max_num_batched_tokens} is less than max_num_seqs {max_num_seqs}"
             raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
+        if async_scheduling == "v1" and depth > 1:
+            raise ValueError(f"async_scheduling v1 is for one stage, not {depth}; v2 is right")
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.watermark = watermark

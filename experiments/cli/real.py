@@ -172,6 +172,7 @@ def replay_command(
             typer.echo(f"{file.name}: different: {outcome.difference}")
             status = 1
         else:
-            typer.echo(f"{file.name}: identical: {outcome.steps} steps")
+            timed = f", {outcome.timed} requests to 1 ns" if outcome.timed else ""
+            typer.echo(f"{file.name}: identical: {outcome.steps} steps{timed}")
     if status:
         raise typer.Exit(status)

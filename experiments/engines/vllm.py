@@ -8,10 +8,13 @@ the policy's.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
+from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
 from evenflow.kv import KvCache, PagePool, PrefixCache
 from evenflow.request import Prefix, Request
@@ -27,6 +30,7 @@ from experiments.engines.journal import (
     replayed,
     tokens_of,
 )
+from sim import World, simulate
 
 FIELDS = {
     "config": ("blocks", "block_size", "budget", "max_num_seqs", "pp", "max_concurrent_batches"),
@@ -48,6 +52,8 @@ RULES = {
     "free pages": "one block is the null block; the pages of what is preempted are free at once",
     "waiting": "who is preempted waits first",
     "finished": "what is in flight counts when it returns, also after a preemption",
+    "first_token_s": "arrivals are seen when the loop does not wait for the oldest answer",
+    "completion_s": "an empty answer takes a place in the queue of answers",
 }
 """What decides each part of an answer."""
 
@@ -121,26 +127,40 @@ def _prompts_of(path: Path) -> Path:
     raise UsageError(f"{path}: prefix_caching needs the prompts, {words[0]}-prompts.jsonl.gz")
 
 
+class Times(NamedTuple):
+    """When a request got its first token and its last, in seconds."""
+
+    first_token_s: float
+    completion_s: float
+
+
 class Replayer:
     """Feeds the events of a journal to a Batcher and compares what it answers.
 
     The batches travel in a queue, first in first out, as in vLLM; empty answers are in it too.
     """
 
-    def __init__(self, path: Path, config: Event, scheduler: str | None) -> None:
+    def __init__(self, path: Path, config: Event, scheduler: str) -> None:
         refuse(path, config, MODELLED)
-        if config.get("async_scheduling") and config.get("prefix_caching"):
-            raise UsageError(f"{path}: async_scheduling with prefix_caching is not modelled")
-        self._batcher = batcher_of(config, scheduler_of(config, scheduler or "vllm_v1"))
+        if config.get("async_scheduling"):
+            if config.get("prefix_caching"):
+                raise UsageError(f"{path}: async_scheduling with prefix_caching is not modelled")
+            if config["pp"] > 1 and not config.get("v2_runner"):
+                what = "async_scheduling with runner V1 and stages, which vLLM does not support,"
+                raise UsageError(f"{path}: {what} is not modelled")
+        self._batcher = batcher_of(config, scheduler_of(config, scheduler))
         self._contents = None
         if config.get("prefix_caching"):
             self._contents = Contents(path, config["block_size"])
         self._travelling: deque[MicroBatch | None] = deque()
+        self.requests: list[Request] = []
+        self.times: dict[int, Times] = {}
 
     def feed(self, event: Event, now_s: float) -> str | None:
         """Hand on an event; return what is not as recorded, or None."""
         if event["kind"] == "add":
-            return self._batcher.add(self._request(event, now_s))
+            self.requests.append(self._request(event, now_s))
+            return self._batcher.add(self.requests[-1])
         if event["kind"] == "ask":
             return self._ask(event, now_s)
         if event["kind"] == "done" and self._travelling:
@@ -195,6 +215,9 @@ class Replayer:
         if batch is not None:
             ended = self._batcher.complete(batch, now_s)
             finished = [seq.request.request_id for seq in ended]
+            self.times |= {
+                seq.request.request_id: Times(seq.first_token_s, seq.completion_s) for seq in ended
+            }
         if sorted(finished) != sorted(event["finished"]):
             return self._differ("finished", finished, event["finished"])
         return None
@@ -203,10 +226,42 @@ class Replayer:
         return f"{differ(name, ours, theirs)} ({RULES[name]})"
 
 
+def simulated(config: Event, requests: Sequence[Request], scheduler: str) -> dict[int, Times]:
+    """Return the times of requests in a simulation with the engine's loop and its stage times."""
+    world = World(
+        requests,
+        lambda: scheduler_of(config, scheduler),
+        AffineCost(config["base_s"], config["per_token_s"], config["pp"]),
+        depth=config["pp"],
+        total_pages=config["blocks"] - 1,
+        max_model_len=config["max_model_len"],
+        page_tokens=config["block_size"],
+        max_in_flight=config["max_concurrent_batches"],
+        dispatch="engine_loop",
+        prefix_cache=bool(config.get("prefix_caching")),
+    )
+    result = simulate(world)
+    columns = result.request_id, result.first_token_s, result.completion_s
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {number: Times(first_s, last_s) for number, first_s, last_s in rows}
+
+
 def replay(path: Path, scheduler: str | None = None) -> Outcome:
     """Replay a journal of vLLM through the policy `scheduler`, or that which its settings mean.
 
+    What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
     UsageError for a file that cannot be read, or settings that are not modelled.
     """
     events = read(path, FIELDS)
-    return replayed(events, Replayer(path, events[0], scheduler))
+    config, scheduler = events[0], scheduler or "vllm_v1"
+    replayer = Replayer(path, config, scheduler)
+    outcome = replayed(events, replayer)
+    if outcome.difference is not None or "base_s" not in config:
+        return outcome
+    ours = simulated(config, replayer.requests, scheduler)
+    for number, theirs in replayer.times.items():
+        for name, one, other in zip(Times._fields, ours[number], theirs, strict=True):
+            if not abs(one - other) <= 1e-9:
+                what = f"request {number}, {name}: {one!r}, recorded {other!r} ({RULES[name]})"
+                return outcome._replace(difference=what)
+    return outcome._replace(timed=len(ours))

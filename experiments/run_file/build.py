@@ -286,8 +286,7 @@ def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
         return None
     if given is not None:
         return given
-    ahead = getattr(scheduler, "decodes_ahead", None)
-    return config.num_stages + (ahead == "round" or (ahead is not None and config.num_stages == 1))
+    return config.num_stages + (getattr(scheduler, "decodes_ahead", None) is not None)
 
 
 def _engines(config: RunConfig) -> int:

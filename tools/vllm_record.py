@@ -3,8 +3,8 @@
     python -m tools.vllm_record --out FOLDER [--runs 60] [--requests 40] [--seed N]
 
 Each run draws its stages, pool, budget, cap, watermark, prefix caching, asynchronous scheduling,
-arrivals and lengths, and writes a journal, with prefix caching the prompts beside it. It needs vLLM in the version
-that is named here, and nothing of Evenflow: `make test-vllm` makes an environment for it.
+arrivals and lengths, and writes a journal, with prefix caching the prompts beside it. It needs vLLM
+in the version that is named here, and nothing of Evenflow: `make test-vllm` makes an environment.
 """
 
 from __future__ import annotations

@@ -67,8 +67,10 @@ class Batcher:
             slots=(max_in_flight or depth) if slotted else 1,
             delivers=getattr(scheduler, "preempts_in_flight", False),
             preempted_last=getattr(scheduler, "preempted_last", False),
+            newest_first=getattr(scheduler, "newest_first", False),
         )
-        if ahead and (asks_again or self.kv.swap or speculation is not None or keeps_pages):
+        known_early = self.kv.keeps and not self.kv.late
+        if ahead and (asks_again or known_early or speculation is not None or keeps_pages):
             raise UsageError(
                 f"policy {self.policy_name} lets decodes run ahead, which goes with dispatch: "
                 "engine_loop, without prefix_cache, swap, speculative and pools"
@@ -171,8 +173,12 @@ class Batcher:
             finished += queues.deliver(batch, now_s, stopped)
         if stopped or queues.aborted:
             finished = queues.end_early(finished, batch.chunks, group, stopped)
-        for seq in finished:
-            queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
+        ends = dict.fromkeys(finished, True)
+        for seq in queues.rows_of(batch, finished) if self.kv.late else finished:
+            if seq in ends:
+                queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
+            else:
+                self.kv.publish(seq, seq.prompt_tokens)
         if group is not None and group.members:
             queues.slots[batch.slot].append(group)
         return finished
@@ -344,8 +350,12 @@ class Batcher:
             queues.preempt(self._preemptible(request_id))
         if plan.give_up is not None:
             self.given_up.append(self._end_early(self._preemptible(plan.give_up)))
-        if self.kv.keeps and plan.prefills:
-            self._resume(plan.prefills)
+        if plan.waiting:
+            queues.reorder(plan.waiting)
+        if self.kv.keeps and (plan.hold or plan.prefills):
+            self._resume([*plan.hold, *(prefill.request_id for prefill in plan.prefills)])
+        if plan.empty_pages:
+            self.pool.make_room(plan.empty_pages)
         chunks: list[Chunk] = []
         for prefill in plan.prefills:
             chunks.append(self._place(prefill))
@@ -402,9 +412,9 @@ class Batcher:
             work = batch.charged or work_of(batch)
             batch.charged = work._replace(swapped_rows=rows, swapped_pages=pages)
 
-    def _resume(self, prefills: abc.Sequence[Prefill]) -> None:
+    def _resume(self, request_ids: abc.Sequence[int]) -> None:
         """Give sequences what is kept of them, before pages for others push cached ones out."""
-        for request_id in dict.fromkeys(prefill.request_id for prefill in prefills):
+        for request_id in dict.fromkeys(request_ids):
             seq = self.queues.live.get(request_id)
             if seq is not None and not seq.pages:
                 self.queues.resume(seq)

@@ -62,6 +62,14 @@ class PagePool:
         del ids[-count:]
         return taken
 
+    @property
+    def empty_pages(self) -> int:
+        """Free pages without content (here all of them)."""
+        return self.free_pages
+
+    def make_room(self, count: int) -> None:
+        """Empty as many pages as there are of `count`."""
+
     def free(self, pages: list[int]) -> None:
         """Give page ids back."""
         self.free_pages += len(pages)
@@ -137,6 +145,9 @@ class PrefixCache(PagePool):
 
     __slots__ = ("_idle", "_published", "_root", "append_only")
 
+    late = False
+    """Whether content enters once it is computed; else it is known from when it is scheduled."""
+
     def __init__(
         self, total_pages: int, page_tokens: int = 16, *, append_only: bool = False
     ) -> None:
@@ -146,10 +157,11 @@ class PrefixCache(PagePool):
         self._published: dict[int, CachedPage] = {}
         self._idle: OrderedDict[int, CachedPage] = OrderedDict()
 
-    def find(self, chain: list[CachedPage], prefix: Prefix, tokens: int) -> None:
+    def find(self, chain: list[CachedPage], prefix: Prefix, tokens: int) -> int:
         """Bring `chain` up to date: the cached full pages that the first `tokens` begin with.
 
-        Costs O(1) where nothing has changed since `chain` was found, O(pages that changed) else.
+        Return how many there are. Costs O(1) where nothing has changed since `chain` was found,
+        O(pages that changed) else.
         """
         while chain and (chain[-1].page < 0 or self.append_only):
             chain.pop()
@@ -157,9 +169,10 @@ class PrefixCache(PagePool):
         for index in range(len(chain), self._full_pages(prefix, tokens)):
             found = node.children.get(self._blocks(prefix, index))
             if found is None:
-                return
+                break
             chain.append(found)
             node = found
+        return len(chain)
 
     def hold(self, chain: abc.Sequence[CachedPage]) -> list[int]:
         """Count one more holder of each page of a chain; return the page ids."""
@@ -173,7 +186,12 @@ class PrefixCache(PagePool):
         return [node.page for node in chain]
 
     def publish(
-        self, pages: list[int], chain: list[CachedPage], prefix: Prefix, tokens: int
+        self,
+        pages: list[int],
+        chain: list[CachedPage],
+        prefix: Prefix,
+        tokens: int,
+        prompt_tokens: int = 0,
     ) -> None:
         """Make the full pages of the first `tokens` tokens findable; `chain` are those that are.
 
@@ -203,9 +221,18 @@ class PrefixCache(PagePool):
         Raises ValueError when fewer are free.
         """
         if count <= self.free_pages:
-            for _ in range(count - self.free_pages + len(self._idle)):
-                self._evict()
+            self.make_room(count)
         return super().allocate(count)
+
+    @property
+    def empty_pages(self) -> int:
+        """Free pages without content."""
+        return self.free_pages - len(self._idle)
+
+    def make_room(self, count: int) -> None:
+        """Evict idle pages until `count` pages are empty, or none is idle."""
+        while self._idle and self.empty_pages < count:
+            self._evict()
 
     def free(self, pages: list[int]) -> None:
         """Give page ids back, the last first; published ones become idle with their last holder."""
@@ -225,9 +252,12 @@ class PrefixCache(PagePool):
         super().free(own)
 
     def _evict(self) -> None:
-        page, node = self._idle.popitem(last=False)
+        self._evict_page(next(iter(self._idle.values())))
+
+    def _evict_page(self, node: CachedPage) -> None:
+        page = node.page
         node.evicted()
-        del self._published[page]
+        del self._idle[page], self._published[page]
         self._free_ids.append(page)
 
     def _full_pages(self, prefix: Prefix, tokens: int) -> int:
@@ -285,7 +315,16 @@ class KvCache:
     up until they are taken.
     """
 
-    __slots__ = ("_cache", "_swapped_pages", "_swapped_rows", "keeps", "pool", "swap", "tokens")
+    __slots__ = (
+        "_cache",
+        "_swapped_pages",
+        "_swapped_rows",
+        "keeps",
+        "late",
+        "pool",
+        "swap",
+        "tokens",
+    )
 
     def __init__(self, pool: PagePool, *, swap: bool = False) -> None:
         self.pool = pool
@@ -293,6 +332,7 @@ class KvCache:
         self.tokens = 0
         self._cache = pool if isinstance(pool, PrefixCache) else None
         self.keeps = self._cache is not None or swap
+        self.late = self._cache is not None and self._cache.late
         self._swapped_rows = self._swapped_pages = 0
 
     def release(self, holder: Holder, tokens: int) -> None:
@@ -306,8 +346,15 @@ class KvCache:
         prefix = holder.request.prefix
         if self._cache is None or prefix is None or holder.swapped_tokens:
             return
-        self._cache.find(holder.chain, prefix, tokens)
-        holder.kept_tokens = len(holder.chain) * self._cache.page_tokens
+        pages = self._cache.find(holder.chain, prefix, tokens)
+        holder.kept_tokens = pages * self._cache.page_tokens
+
+    def use(self, holder: Holder, tokens: int) -> int:
+        """Return how many of a holder's first `tokens` are cached; they are used by this."""
+        prefix = holder.request.prefix
+        if self._cache is None or prefix is None:
+            return 0
+        return self._cache.find([], prefix, tokens) * self._cache.page_tokens
 
     def resume(self, holder: Holder) -> None:
         """Give a holder that stops waiting the cached pages, or order its copy from the host."""
@@ -321,11 +368,13 @@ class KvCache:
         """Make a holder's full pages findable as far as `tokens` tokens have been scheduled."""
         prefix = holder.request.prefix
         if self._cache is not None and prefix is not None:
-            self._cache.publish(holder.pages, holder.chain, prefix, tokens)
+            prompt_tokens = holder.request.prompt_tokens
+            self._cache.publish(holder.pages, holder.chain, prefix, tokens, prompt_tokens)
 
     def suspend(self, holder: Holder, tokens: int) -> None:
         """Free the pages of a holder that will wait; keep what it can of the `tokens` in them."""
-        self.publish(holder, tokens)
+        if not self.late:
+            self.publish(holder, tokens)
         holder.chain = []
         holder.kept_tokens = 0
         if self.swap:

@@ -53,6 +53,7 @@ class Queues:
         slots: int = 1,
         delivers: bool = False,
         preempted_last: bool = False,
+        newest_first: bool = False,
     ) -> None:
         self.kv = kv
         self.pipelined_chunks = pipelined_chunks
@@ -60,6 +61,7 @@ class Queues:
         self.ahead = ahead  # a decode is ready so many questions after it was sent; 0: once back
         self.delivers = delivers
         self.preempted_last = preempted_last
+        self.newest_first = newest_first
         self.asked = 0
         self.resting: deque[tuple[int, DecodeGroup]] = deque()  # and with which question it is
         self.now_s = 0.0
@@ -78,6 +80,7 @@ class Queues:
         self.running_decodes = 0
         self.preemptions = 0
         self.idles = 0
+        self._unpublished: list[Sequence] = []  # whose chunk enters a late cache with a question
         self.completed = 0
         self.completed_tokens = 0  # the output of those
         self.gap_s: list[float] = []
@@ -95,6 +98,10 @@ class Queues:
     def take_turn(self) -> None:
         """Count a question; it is the turn of the next slot, and of decodes that rested enough."""
         self.asked += 1
+        for seq in self._unpublished:
+            if seq.pages:
+                self.kv.publish(seq, seq.computed)
+        self._unpublished.clear()
         if len(self.slots) > 1:
             self.slot = (self.slot + 1) % len(self.slots)
             self.ready = self.slots[self.slot]
@@ -108,7 +115,8 @@ class Queues:
         self.idles += not self.live and not self.in_flight
         seq = Sequence(request, request.prompt_tokens)
         self.enter(seq)
-        self._look_up(seq)
+        if not self.kv.late:
+            self._look_up(seq)
         self.waiting.append(seq)
         self.waiting_tokens += seq.remaining
 
@@ -122,6 +130,18 @@ class Queues:
         self._look_up(seq)
         self.waiting_tokens += seq.remaining - before
         return seq
+
+    def reorder(self, request_ids: abc.Iterable[int]) -> None:
+        """Let those that wait do so in another order; ValueError unless it is all of them."""
+        waiting = [self.live[request_id] for request_id in request_ids]
+        if {*waiting} != {*self.waiting} or len(waiting) != len(self.waiting):
+            raise ValueError("another order names all that wait, once each")
+        self.waiting = deque(waiting)
+
+    def use(self, request_id: int) -> int:
+        """Return how many tokens of a sequence are cached; the cache notes that they are used."""
+        seq = self.live[request_id]
+        return self.kv.use(seq, seq.prompt_tokens)
 
     def resume(self, seq: Sequence) -> None:
         """Give a sequence that is about to leave the queue what is kept of it."""
@@ -149,7 +169,9 @@ class Queues:
             seq.prefilled_s = self.now_s
         seq.chunks_in_flight += 1
         self.waiting_tokens -= stop - start
-        if self.kv.keeps:
+        if self.kv.late:
+            self._unpublished += [seq] * goes_on
+        elif self.kv.keeps:
             self.kv.publish(seq, stop)
         return Chunk(seq, start, stop, last, seq.epoch)
 
@@ -208,6 +230,16 @@ class Queues:
         group.join(seq, seq.prompt_tokens, self.kv.pool.page_tokens)
         self.running_decodes += 1
 
+    def row_key(self, seq: Sequence) -> float:
+        """Order the rows of a batch by when they were prompts in one."""
+        return -seq.prefilled_s if self.newest_first else seq.prefilled_s
+
+    def rows_of(self, batch: MicroBatch, finished: abc.Sequence[Sequence]) -> list[Sequence]:
+        """Return those that finish and those that begin to decode in the order of the rows."""
+        begun = [chunk.sequence for chunk in batch.chunks if chunk.last]
+        begun = [seq for seq in begun if seq.pages and seq.computed == seq.prompt_tokens]
+        return sorted(dict.fromkeys([*begun, *finished]), key=self.row_key)
+
     def publish_decodes(self, group: DecodeGroup) -> None:
         """Make the pages findable that the next step of a group fills, in order of admission."""
         page_tokens = self.kv.pool.page_tokens
@@ -217,6 +249,8 @@ class Queues:
 
     def retire(self, seq: Sequence, now_s: float, *, keeps_pages: bool) -> None:
         """End a sequence; its pages are free unless another engine is to fetch them."""
+        held_tokens = seq.held_tokens  # what went on ahead of the last token too
+        seq.generated = min(seq.generated, seq.request.output_tokens)
         seq.completion_s = now_s
         self.completed += 1
         self.completed_tokens += seq.generated
@@ -224,11 +258,11 @@ class Queues:
             self.leave_queues(seq)
             self.give_up(seq)
             return
-        self.kv.publish(seq, seq.held_tokens)
+        self.kv.publish(seq, held_tokens)
         if keeps_pages:
             self.moving[seq.request.request_id] = seq
         else:
-            self.kv.release(seq, seq.held_tokens)
+            self.kv.release(seq, held_tokens)
         self._leave(seq)
 
     def _leave(self, seq: Sequence) -> None:
@@ -341,7 +375,9 @@ class Queues:
         seq.owed = seq.chunks_in_flight + (computing > 0) if self.delivers else 0
         held_tokens = seq.held_tokens + computing
         if self.ahead:
-            held_tokens = self._recall(seq, delivers=self.delivers)
+            late_tokens = self._recall(seq, delivers=self.delivers)
+            held_tokens = seq.held_tokens
+            seq.generated -= late_tokens
         self.kv.suspend(seq, held_tokens)
         self.owed += seq.owed
         del self.admitted[seq.request.request_id]
@@ -351,7 +387,9 @@ class Queues:
         seq.left_out = 0
         seq.prompt_tokens = seq.request.prompt_tokens + seq.generated
         seq.epoch += 1
-        self._look_up(seq)
+        seq.computed = seq.kept_tokens
+        if not self.kv.late:
+            self._look_up(seq)
         (self.waiting.append if self.preempted_last else self.waiting.appendleft)(seq)
         self.waiting_tokens += seq.remaining
 
@@ -394,37 +432,39 @@ class Queues:
         """Record the tokens that decodes, gone ahead, get now; return those that end."""
         assert batch.ahead is not None
         for chunk in batch.chunks:
-            self.return_chunk(chunk)
+            if self.return_chunk(chunk) and self.kv.late:
+                self.kv.publish(chunk.sequence, chunk.stop)
         for seq, _ in batch.ahead.values():
             self._record_token(seq, now_s)
         ended = [seq for seq, last in batch.ahead.values() if last]
         for seq in ended:
-            self.take_back(seq)
+            self._recall(seq)
         return ended
 
     def take_back(self, seq: Sequence) -> None:
         """Take a sequence from where it goes on; what is in flight of it is lost."""
-        held_tokens = self._recall(seq)
-        self.kv.tokens -= held_tokens - seq.held_tokens
+        lost_tokens = self._recall(seq)
+        self.kv.tokens -= lost_tokens
+        seq.generated -= lost_tokens
 
     def _recall(self, seq: Sequence, *, delivers: bool = False) -> int:
-        """Take a sequence from where it goes on; return its tokens in pages, in flight or not.
+        """Take a sequence from where it goes on; return how many of its tokens are in flight.
 
-        What is in flight of it is lost, or `delivers` later what it holds of output.
+        They are lost, or `delivers` later what is in them of output.
         """
         for _, group in self.resting:
             if seq in group:
                 group.leave(seq)
         if seq in self.ready:
             self.ready.remove(seq)
-        held = seq.held_tokens
+        late_tokens = 0
         for batch in self.in_flight.values():
             if batch.ahead and batch.ahead.pop(seq.request.request_id, None) is not None:
-                seq.generated -= 1
+                late_tokens += 1
                 if delivers and batch.decodes is not None and seq in batch.decodes:
                     seq.owed += 1
                     batch.preempted = (*batch.preempted, (seq, 1))
-        return held
+        return late_tokens
 
     def deliver(
         self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int]

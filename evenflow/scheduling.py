@@ -73,6 +73,13 @@ class Prompt:
     def predicted_output_tokens(self) -> int | None:
         return self._sequence.request.predicted_output_tokens
 
+    def begins_with(self, tokens: int) -> tuple[int, ...] | None:
+        """Return names of its first blocks, of `tokens` tokens in all; None if it has fewer."""
+        prefix = self._sequence.request.prefix
+        if prefix is None or min(prefix.tokens, self.tokens) < tokens:
+            return None
+        return prefix.blocks[: -(-tokens // prefix.block_tokens)]
+
     @property
     def output_limit(self) -> int:
         """Output tokens that the client allows."""
@@ -87,8 +94,7 @@ class Prompt:
 class Decode(NamedTuple):
     """A request whose prompt is computed, with the output tokens that are there of those allowed.
 
-    `exact`: the client asks for as many as it allows. The last chunk of the prompt was sent at
-    `prefilled_s`.
+    `exact`: the client asks for as many as it allows.
     """
 
     request_id: int
@@ -96,7 +102,6 @@ class Decode(NamedTuple):
     generated: int
     output_limit: int
     exact: bool
-    prefilled_s: float
 
     @property
     def tokens(self) -> int:
@@ -139,6 +144,11 @@ class View:
         if not queues.kv.keeps:
             return map(Prompt, waiting)
         return map(Prompt, map(queues.looked_up, waiting))
+
+    @property
+    def queue(self) -> abc.Iterator[Prompt]:
+        """Those of `waiting`, without looking up what a cache keeps of them."""
+        return map(Prompt, (seq for seq in self._queues.waiting if not seq.owed))
 
     @property
     def num_waiting(self) -> int:
@@ -193,7 +203,7 @@ class View:
 
     @property
     def decodes(self) -> list[Decode]:
-        """The ready decodes, in the order in which they began to decode; looks at each.
+        """The ready decodes, in the order of their rows; looks at each.
 
         Where decodes run ahead, these are followed by those whose last allowed token is in flight.
         """
@@ -205,7 +215,8 @@ class View:
                 if seq.generated >= seq.request.output_limit and seq not in ready:
                     ended.append((seq, seq.generated))
         pairs = ((group, seq) for group in ready.groups for seq in group.sequences())
-        members = sorted(((seq, group.generated_by(seq)) for group, seq in pairs), key=_by_prefill)
+        members = [(seq, group.generated_by(seq)) for group, seq in pairs]
+        members.sort(key=lambda member: self._queues.row_key(member[0]))
         return [
             Decode(
                 seq.request.request_id,
@@ -213,7 +224,6 @@ class View:
                 generated - late[seq.request.request_id],
                 seq.request.output_limit,
                 seq.request.max_new_tokens is None,
-                seq.prefilled_s,
             )
             for seq, generated in [*members, *ended]
         ]
@@ -224,6 +234,15 @@ class View:
         for batch in self._queues.in_flight.values():
             if batch.decodes is not None:
                 yield batch.decodes
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether what requests have in common is kept."""
+        return self._queues.kv.keeps and not self._queues.kv.swap
+
+    def cached_tokens(self, prompt: Prompt) -> int:
+        """Return how many tokens of one that waits are cached; that they are used now is noted."""
+        return self._queues.use(prompt.request_id)
 
     @property
     def slot(self) -> int:
@@ -288,10 +307,6 @@ class View:
         return self._queues.victim(rule).request.request_id
 
 
-def _by_prefill(member: tuple[Sequence, int]) -> float:
-    return member[0].prefilled_s
-
-
 Order = Literal["arrival", "first_returned", "last_returned", "last_row"]
 """Which ready decodes go first: by arrival, the longest returned, or the most recently returned;
 with `last_row`, of these the last row, then the row before it."""
@@ -324,6 +339,9 @@ class Plan(NamedTuple):
     names requests to preempt before anything else. `wake_at_s` asks to be asked again at that time.
     `kv_limited` says that work was held back because pages do not suffice (for bubble attribution).
     `give_up` names a request that ends here, for want of pages; its client gets what there is.
+    Before prefills get theirs, those that wait are put into the order `waiting`, if it is given;
+    those to `hold` get what a cache keeps of them; and content is evicted until `empty_pages` have
+    none, if so many can be.
     """
 
     prefills: abc.Sequence[Prefill] = ()
@@ -334,6 +352,9 @@ class Plan(NamedTuple):
     wake_at_s: float | None = None
     kv_limited: bool = False
     give_up: int | None = None
+    waiting: abc.Sequence[int] = ()
+    hold: abc.Sequence[int] = ()
+    empty_pages: int = 0
 
 
 SearchSpace = abc.Mapping[str, abc.Sequence[Any] | abc.Mapping[str, Any]]
@@ -357,7 +378,10 @@ class Scheduler(Protocol):
       token is there, with the next question (one stage) or after as many as there are stages;
     - `slotted` (bool, default False): each micro-batch that may be in flight has a slot. Slots are
       asked in turn, and a request decodes in the slot of its last chunk;
+    - `newest_first` (bool, default False): rows are in the order in which their prompts ended, the
+      last first;
     - `preempted_last` (bool, default False): who is preempted waits last, not first;
+    - `radix_cache` (bool, default False): a prefix cache is a radix tree, see `evenflow.radix`;
     - `append_only_pages` (bool, default False): where a prefix cache is on, a request keeps the
       pages it got even if others hold the same, and pages are found as soon as decodes fill them;
     - `padded` (bool, default False): the requests of a micro-batch compute as much as the longest

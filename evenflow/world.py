@@ -11,6 +11,7 @@ from evenflow.costs import StageCost
 from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
 from evenflow.kv import KvCache, PagePool, PrefixCache
+from evenflow.radix import RadixCache
 from evenflow.request import LATEST_S, Request
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.scheduling import Scheduler
@@ -113,6 +114,8 @@ class World:
         if not self.prefix_cache:
             return PagePool(total_pages, self.page_tokens)
         append_only = getattr(scheduler, "append_only_pages", False)
+        if getattr(scheduler, "radix_cache", False):
+            return RadixCache(total_pages, self.page_tokens)
         return PrefixCache(total_pages, self.page_tokens, append_only=append_only)
 
     @property

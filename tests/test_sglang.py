@@ -17,7 +17,6 @@ from tests.test_engine_journals import stem
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "sglang-0.5.23"
 JOURNALS = [path for path in sorted(SHARED.glob("*.jsonl.gz")) if sglang.MARK in first_line(path)]
-COVERED = [path for path in JOURNALS if not path.name.startswith("prefix")]
 
 needs_shared = pytest.mark.skipif(
     not JOURNALS, reason=f"no recordings of SGLang in {SHARED} (EVENFLOW_SHARED)"
@@ -25,17 +24,19 @@ needs_shared = pytest.mark.skipif(
 
 
 @needs_shared
-@pytest.mark.parametrize("path", COVERED, ids=stem)
+@pytest.mark.parametrize("path", JOURNALS, ids=stem)
 def test_sglang_decides_as_recorded(path: Path) -> None:
     outcome = sglang.replay(path)
     assert outcome.difference is None
     assert outcome.equal == outcome.steps > 100
 
 
-def world_of(events: list[Event]) -> World:
+def world_of(path: Path, events: list[Event]) -> World:
     """Return the arrivals of a journal before SGLang's loop, with its costs."""
     config = events[0]
-    requests = [sglang.request_of(event, event["t"]) for event in events if event["kind"] == "add"]
+    contents = sglang.contents_of(path, config)
+    adds = [event for event in events if event["kind"] == "add"]
+    requests = [sglang.request_of(event, event["t"], contents) for event in adds]
     return World(
         sorted(requests, key=lambda request: request.arrival_s),
         lambda: sglang.scheduler_of(config),
@@ -46,15 +47,16 @@ def world_of(events: list[Event]) -> World:
         page_tokens=config["page_size"],
         max_in_flight=sglang.places(config),
         dispatch="engine_loop",
+        prefix_cache=config["radix"],
     )
 
 
 @needs_shared
-@pytest.mark.parametrize("path", COVERED, ids=stem)
+@pytest.mark.parametrize("path", JOURNALS, ids=stem)
 def test_sglang_times_are_as_recorded(path: Path) -> None:
     """From arrivals alone, a simulation with the engine's loop gives each end to 1 ns."""
     events = list(lines(path))
-    result = Driver(world_of(events), Tandem).run()
+    result = Driver(world_of(path, events), Tandem).run()
     ended = {n: e["t"] for e in events if e["kind"] == "done" for n in e["finished"]}
     done = [status == "completed" for status in result.status]
     ours = dict(zip(result.request_id[done].tolist(), result.completion_s[done], strict=True))

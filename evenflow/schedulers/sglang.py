@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from itertools import islice
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from evenflow.keys import Count, NonNegative
 from evenflow.kv import PagePool
 from evenflow.schedulers.limits import checked
-from evenflow.schedulers.sglang_rules import Room, dynamic_chunks, needed_tokens
-from evenflow.scheduling import Decode, Order, Plan, Prompt, SearchSpace, View
+from evenflow.schedulers.sglang_rules import (
+    Room,
+    dynamic_chunks,
+    longest_prefix_first,
+    needed_tokens,
+)
+from evenflow.scheduling import Order, Plan, Prompt, SearchSpace, View
 
+LOOKED_UP = 128  # prompts that are looked up in a pass, at most
+REFRESH = 32  # passes
 RETRACT_STEPS = 20  # tokens a decode is expected to generate before pages run short again
 ORDER: Order = "first_returned"
 
@@ -44,6 +52,7 @@ class SGLang:
 
     pipelined_chunks = True
     preempted_last = True
+    radix_cache = True
 
     search_space: ClassVar[SearchSpace] = {
         "chunked_prefill_size": {"low": 512, "high": 16384, "log": True, "integer": True},
@@ -60,6 +69,7 @@ class SGLang:
         max_running_requests: Count = 2048,
         pp_max_micro_batch_size: Count | None = None,
         schedule_conservativeness: NonNegative = 1.0,
+        schedule_policy: Literal["fcfs", "lpm"] = "fcfs",
         mixed_chunk: bool = False,
         dynamic_chunking: bool = False,
         prefill_decode_interval: Annotated[int, Field(ge=0)] = 0,
@@ -71,6 +81,7 @@ class SGLang:
         self.chunked_prefill_size = chunked_prefill_size
         self.max_prefill_tokens = max_prefill_tokens
         self.max_running_requests = max_running_requests
+        self.schedule_policy = schedule_policy
         self.mixed_chunk = mixed_chunk
         self.prefill_decode_interval = prefill_decode_interval
         self.overlap = depth == 1 if overlap is None else overlap
@@ -78,6 +89,7 @@ class SGLang:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
         self.decodes_ahead = "question" if self.overlap else None
         self.slotted = not self.overlap
+        self.newest_first = mixed_chunk
         self._profiled: tuple[Callable[[int], float], int] | None = None
         if dynamic_chunking:
             if prefill_s is None or max_model_len is None:
@@ -91,6 +103,7 @@ class SGLang:
         self._rows = pp_max_micro_batch_size or max(max_running_requests // depth, 1)
         self._slots: dict[int, Slot] = {}
         self._idles = 0
+        self._passes = 0
         self._decodes_until = 0  # no prompts in answer to the questions up to this one
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
@@ -106,32 +119,36 @@ class SGLang:
         slot.full &= running >= slot.running and running > 0 and not slot.cut
         if view.idles != self._idles:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
-        room = self._pass(view, slot, running) if view.asked > self._decodes_until else None
+        room = None
+        if view.asked > self._decodes_until:
+            room = yield from self._pass(view, slot, running)
         slot.cut = room is not None and room.cut
         if room is None or not room.prefills:
             yield from self._decode(view, slot, running)
             return
-        yield Plan(room.prefills)
+        yield Plan(room.prefills, empty_pages=room.needed_pages)
         self._decodes_until = view.asked + self.prefill_decode_interval
         ready = view.ready_decodes if self.mixed_chunk else running
         slot.full &= 0 < ready == running
         if ready and self.mixed_chunk and view.decode_pages(ready, ORDER) <= view.free_pages:
             slot.full = False
-            yield Plan(decodes=ready, order=ORDER)
+            yield Plan(decodes=ready, order=ORDER, empty_pages=ready)
         slot.running = ready + len(room.prefills) - room.cut
 
     def _decode(self, view: View, slot: Slot, running: int) -> Iterator[Plan]:
         """Plan the decodes of a slot, without those whose last allowed token is in flight."""
         slot.running = ready = view.ready_decodes
         short = view.decode_pages(ready, ORDER) > view.free_pages
-        if short and ready == running:
+        if short and ready < running:
+            yield Plan(empty_pages=view.total_pages)
+        elif short:
             yield from self._retract(view)
             slot.running = view.ready_decodes
         elif ready and not short:
             self.new_token_ratio = max(self.new_token_ratio - self._decay, self._least_ratio)
         slot.full &= slot.running == running
         if slot.running and (not short or ready == running):
-            yield Plan(decodes=slot.running, order=ORDER)
+            yield Plan(decodes=slot.running, order=ORDER, empty_pages=slot.running)
         else:
             yield Plan(kv_limited=short or view.num_waiting > 0)
 
@@ -139,18 +156,17 @@ class SGLang:
         """Retract who has generated least until the others fit; estimate the ratio anew."""
         decodes = view.decodes
         while view.decode_pages(view.ready_decodes, ORDER) > view.free_pages:
-            last = min(reversed(decodes), key=self._merit)
+            yield Plan(empty_pages=view.total_pages)
+            last = min(reversed(decodes), key=lambda one: (one.generated, -one.prompt_tokens))
             decodes.remove(last)
             yield Plan(preempt=[last.request_id]) if decodes else Plan(give_up=last.request_id)
+            steps = len(decodes) * RETRACT_STEPS
+            yield Plan(empty_pages=view.pages_for(steps))
         generated = sum(one.generated for one in decodes) + RETRACT_STEPS * len(decodes)
         allowed = sum(one.output_limit for one in decodes)
         self.new_token_ratio = min(generated / (allowed + 1), 1.0)
 
-    def _merit(self, one: Decode) -> tuple[int, int, float]:
-        """Order who is retracted first; in mixed batches the newer of equals precede the older."""
-        return one.generated, -one.prompt_tokens, one.prefilled_s if self.mixed_chunk else 0.0
-
-    def _pass(self, view: View, slot: Slot, running: int) -> Room | None:
+    def _pass(self, view: View, slot: Slot, running: int) -> Generator[Plan, None, Room | None]:
         """Take the next chunk of the prompt under way, then prompts that wait, in order."""
         partial = next(iter(view.partials), None)
         if partial is None and (slot.full or not view.num_waiting):
@@ -160,6 +176,8 @@ class SGLang:
         if partial is None and places <= 0:
             slot.full = True
             return None
+        if view.prefix_cache and view.num_waiting:
+            yield from self._look_up(view)
         decodes = view.decodes
         riding = running if self.mixed_chunk else 0
         room = Room(
@@ -169,25 +187,39 @@ class SGLang:
             view.free_pages * view.page_tokens,
             riding,
             riding + needed_tokens(decodes, self.new_token_ratio),
+            walks=not view.prefix_cache,
         )
         if partial is not None:
             room.go_on(partial)
-        for prompt in view.waiting:
-            if room.has_pages and room.is_spent:
+        waiting = view.waiting
+        for _ in range(view.num_waiting):
+            slot.full |= len(room.prefills) >= places and not (room.has_pages and room.is_spent)
+            if slot.full or (room.has_pages and room.is_spent):
                 break
-            slot.full |= len(room.prefills) >= places
-            if slot.full:
-                break
+            prompt = next(waiting)
             if not room.fits(prompt, decodes, self.new_token_ratio):
                 slot.full = bool(room.prefills or running)
                 break
             if room.chunk_of(prompt) <= 0:
                 break
+            if prompt.computed:
+                yield Plan(hold=[prompt.request_id])
+                room.free = view.free_pages * view.page_tokens
             room.take(prompt, room.chunk_of(prompt))
             if not room.has_pages:
                 slot.full = True
                 break
         return room
+
+    def _look_up(self, view: View) -> Iterator[Plan]:
+        """Look up those that wait: to order them, or lest what they begin with is evicted."""
+        if self.schedule_policy == "lpm" and view.num_waiting <= LOOKED_UP:
+            yield Plan(waiting=longest_prefix_first(view))
+            return
+        if self._passes % REFRESH == 0:
+            for prompt in reversed([*islice(view.queue, LOOKED_UP)]):
+                view.cached_tokens(prompt)
+        self._passes += 1
 
     def _chunk(self, view: View, partial: Prompt | None) -> int:
         """Return the tokens of the next chunk."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
-from evenflow.scheduling import Decode, Prefill, Prompt
+from evenflow.scheduling import Decode, Prefill, Prompt, View
 
 CLIP = 4096  # more output than this is not reserved
 MARGIN = 100  # tokens of the context that a dynamic chunk leaves free
 PROFILED = 128  # prompts
+SHARED = 32  # tokens
 SMOOTH = 0.75
 
 
@@ -37,7 +38,8 @@ class Room:
 
     Of prompts it takes `chunk` and `inputs` at most, both charged whole pages. Of `free` tokens,
     `planned` are those of this pass; `reserved` also has what running decodes, and the outputs of
-    this pass, may need: admission reserves, it does not allocate.
+    this pass, may need: admission reserves, it does not allocate. Where outputs have an exact
+    length and no prefix cache (`walks`), it is looked ahead to the ends instead.
     """
 
     page_tokens: int
@@ -46,6 +48,7 @@ class Room:
     free: int
     planned: int
     reserved: float
+    walks: bool
     prompts: list[Prompt] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
     cut: bool = False  # the last prompt goes on
@@ -75,7 +78,7 @@ class Room:
     def chunk_of(self, prompt: Prompt) -> int:
         """Return how much of a prompt that fits is taken: all of it, or whole pages."""
         tokens = prompt.remaining
-        if prompt.exact:
+        if prompt.exact and self.walks:
             return min(tokens, self.chunk)
         cut = self.chunk // self.page_tokens * self.page_tokens
         return tokens if self.paged(tokens) <= self.chunk else cut
@@ -94,10 +97,19 @@ class Room:
 
     def fits(self, prompt: Prompt, decodes: Sequence[Decode], ratio: float) -> bool:
         """Say whether a prompt and its output fit beside all that is reserved."""
-        if prompt.exact:
+        if prompt.exact and self.walks:
             return self._fits_until_the_end(prompt, decodes, ratio)
         output = min(max(prompt.output_limit - prompt.generated, 0), CLIP)
-        return prompt.remaining + output + self.page_tokens < self.total
+        pinned = max(prompt.computed - prompt.pages * self.page_tokens, 0)
+        return prompt.remaining + output + self.page_tokens < self.total - pinned
+
+    @property
+    def needed_pages(self) -> int:
+        """Pages that are emptied for what is taken: one more for each prompt than it fills."""
+        tokens = sum(prefill.tokens for prefill in self.prefills)
+        if self.page_tokens > 1:
+            tokens += len(self.prefills) * self.page_tokens
+        return -(-tokens // self.page_tokens)
 
     def _fits_until_the_end(self, prompt: Prompt, decodes: Sequence[Decode], ratio: float) -> bool:
         """Walk through the ends to come: does the pool run short before one of them?"""
@@ -156,3 +168,21 @@ def dynamic_chunks(
         return tokens if tokens >= unit else chunk
 
     return size if a * chunk > 1e-9 * b else lambda _: chunk
+
+
+def longest_prefix_first(view: View) -> list[int]:
+    """Return those that wait by how much of them is cached, the most first.
+
+    Of those that begin with the same tokens, little of them cached, all but the first go last.
+    """
+    begun: set[tuple[int, ...]] = set()
+    missing: dict[int, float] = {}
+    for prompt in view.queue:
+        cached = view.cached_tokens(prompt)
+        missing[prompt.request_id] = -min(cached, prompt.tokens - 1)
+        begins = prompt.begins_with(SHARED)
+        if cached <= SHARED and begins is not None:
+            if begins in begun:
+                missing[prompt.request_id] = inf
+            begun.add(begins)
+    return sorted(missing, key=missing.__getitem__)

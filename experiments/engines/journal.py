@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from evenflow.batch import MicroBatch
 from evenflow.errors import PolicyError, UsageError
+from evenflow.request import Prefix
 
 Event = Mapping[str, Any]
 
@@ -71,6 +72,38 @@ def refuse(path: Path, config: Event, modelled: Mapping[str, object]) -> None:
         value = config.get(name)
         if value is not None and value != right:
             raise UsageError(f"{path}: {name}: {json.dumps(value)} is not modelled")
+
+
+class Contents:
+    """What the tokens of each request are: a journal's prompts, and `generated` (known, stop)."""
+
+    def __init__(
+        self, path: Path, block_tokens: int, generated: Callable[[int, int], list[int]]
+    ) -> None:
+        self._prompts = {line["id"]: line["prompt"] for line in lines(_prompts_of(path))}
+        self._block_tokens = block_tokens
+        self._generated = generated
+        self._blocks: dict[tuple[int, ...], int] = {}
+
+    def prefix(self, request_id: int, output_tokens: int) -> Prefix:
+        """Return the prefix of a request: its prompt and what it will generate."""
+        prompt = self._prompts[request_id]
+        stop = len(prompt) + output_tokens
+        tokens = [*prompt, *self._generated(len(prompt), stop)]
+        starts = range(0, stop, self._block_tokens)
+        blocks = [tuple(tokens[start : start + self._block_tokens]) for start in starts]
+        numbers = tuple(self._blocks.setdefault(block, len(self._blocks)) for block in blocks)
+        return Prefix(numbers, self._block_tokens, stop)
+
+
+def _prompts_of(path: Path) -> Path:
+    """Return the file of prompts beside a journal: NAME-prompts, for a beginning of its name."""
+    words = path.name.removesuffix(".jsonl.gz").split("-")
+    for count in range(len(words), 0, -1):
+        beside = path.with_name("-".join([*words[:count], "prompts.jsonl.gz"]))
+        if beside.is_file():
+            return beside
+    raise UsageError(f"{path}: prefix_caching needs the prompts, {words[0]}-prompts.jsonl.gz")
 
 
 def tokens_of(batch: MicroBatch | None) -> dict[int, int]:

@@ -17,10 +17,12 @@ import numpy as np
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
 from evenflow.kv import PagePool
+from evenflow.radix import RadixCache
 from evenflow.request import Request
 from evenflow.schedulers import create, parameters, policy
 from evenflow.scheduling import Scheduler
 from experiments.engines.journal import (
+    Contents,
     Event,
     Outcome,
     differ,
@@ -35,7 +37,18 @@ MARK = "chunked_prefill_size"
 FIELDS = {
     "config": ("tokens", "page_size", MARK, "pp", "overlap", "radix"),
     "add": ("id", "prompt", "output", "max_new", "ignore_eos"),
-    "ask": ("mb", "tokens", "new", "resumed", "retracted", "aborted", "free_before", "free_after"),
+    "ask": (
+        "mb",
+        "tokens",
+        "new",
+        "resumed",
+        "retracted",
+        "aborted",
+        "free_before",
+        "free_after",
+        "evictable_before",
+        "evictable",
+    ),
     "done": ("ids", "finished"),
     "idle": (),
 }
@@ -52,17 +65,15 @@ RULES = {
     "page fit beside what the slot's decodes may still need",
     "tokens": "chunks share one budget, charged whole pages; prompts and decodes are only mixed "
     "where chunks are",
+    "cached tokens": "whole pages are found as far as they are in the tree, least recently used "
+    "leaves leave it as a whole",
     "free tokens": "pages come with the chunk and with the decode step",
     "new_token_ratio": "it falls with each decode step, and is estimated anew after a retraction",
     "finished": "the result of who was retracted is dropped",
 }
 """What decides each part of an answer."""
 
-MODELLED = {
-    "radix": False,
-    "prefill_decode_interval_min_bs": 0,
-    "schedule_policy": "fcfs",
-}
+MODELLED = {"prefill_decode_interval_min_bs": 0}
 """Settings that are modelled with one value only."""
 
 
@@ -81,9 +92,10 @@ def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
 
 def batcher_of(config: Event, scheduler: Scheduler) -> Batcher:
     """Return a Batcher with a journal's settings."""
+    kind = RadixCache if config["radix"] else PagePool
     return Batcher(
         scheduler,
-        PagePool(config["tokens"] // config["page_size"], config["page_size"]),
+        kind(config["tokens"] // config["page_size"], config["page_size"]),
         depth=config["pp"],
         max_in_flight=places(config),
         max_model_len=config.get("context", 1 << 30),
@@ -104,11 +116,12 @@ class Replayer:
         self._batcher = batcher_of(config, scheduler_of(config, scheduler or "sglang"))
         self._page_tokens: int = config["page_size"]
         self._travelling: deque[MicroBatch] = deque()
+        self._contents = contents_of(path, config)
 
     def feed(self, event: Event, now_s: float) -> str | None:
         """Hand on an event; return what is not as recorded, or None."""
         if event["kind"] == "add":
-            return self._batcher.add(request_of(event, now_s))
+            return self._batcher.add(request_of(event, now_s, self._contents))
         if event["kind"] == "ask":
             return self._ask(event, now_s)
         if event["kind"] == "done":
@@ -116,9 +129,9 @@ class Replayer:
         return None
 
     def _ask(self, event: Event, now_s: float) -> str | None:
-        queues, pool = self._batcher.queues, self._batcher.pool
+        queues = self._batcher.queues
         waiting = [seq.request.request_id for seq in queues.waiting]
-        free = pool.free_pages * self._page_tokens
+        before = self._pages()
         admitted = dict(queues.admitted)
         batch = self._batcher.next(now_s)
         if batch is not None:
@@ -129,18 +142,27 @@ class Replayer:
         retracted = [number for number in order if number in gone]
         started = sorted(number for number in queues.admitted if number not in admitted)
         ratio = getattr(self._batcher.scheduler, "new_token_ratio", None)
+        cached = {number: queues.live[number].kept_tokens for number in started}
+        recorded = {int(key): n for key, n in event.get("cached", {}).items()}
         answers = (
             ("slot", queues.slot, event["mb"]),
             ("waiting", waiting, event["waiting"]),
-            ("free tokens before", free, event["free_before"]),
+            ("free tokens before", before, [event["free_before"], event["evictable_before"]]),
             ("aborted", aborted, event["aborted"]),
             ("retracted", retracted, event["retracted"]),
             ("admitted", started, sorted([*event["new"], *event["resumed"]])),
             ("tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}),
-            ("free tokens", pool.free_pages * self._page_tokens, event["free_after"]),
+            ("cached tokens", cached, recorded or dict.fromkeys(started, 0)),
+            ("free tokens", self._pages(), [event["free_after"], event["evictable"]]),
             ("new_token_ratio", ratio, event["ratio_after"] if ratio is not None else None),
         )
         return next((_differ(*each) for each in answers if each[1] != each[2]), None)
+
+    def _pages(self) -> list[int]:
+        """Return the free tokens, and those of what nobody pins."""
+        pool = self._batcher.pool
+        idle_pages = pool.free_pages - pool.empty_pages
+        return [pool.empty_pages * self._page_tokens, idle_pages * self._page_tokens]
 
     def _complete(self, event: Event, now_s: float) -> str | None:
         ended = self._batcher.complete(self._travelling.popleft(), now_s)
@@ -154,13 +176,24 @@ def _differ(name: str, ours: object, theirs: object) -> str:
     return f"{differ(name, ours, theirs)} ({RULES[name]})"
 
 
-def request_of(event: Event, now_s: float) -> Request:
+def generated(known: int, stop: int) -> list[int]:
+    """Return the tokens that follow `known` ones: without a model, 7 and at the end 2."""
+    return [7] * (stop - known - 1) + [2]
+
+
+def contents_of(path: Path, config: Event) -> Contents | None:
+    """Return what is in the tokens of a journal with radix cache."""
+    return Contents(path, config["page_size"], generated) if config["radix"] else None
+
+
+def request_of(event: Event, now_s: float, contents: Contents | None = None) -> Request:
     """Return the request that arrives in an event."""
     return Request(
         event["id"],
         event.get("at", now_s),
         event["prompt"],
         event["output"],
+        prefix=None if contents is None else contents.prefix(event["id"], event["output"]),
         max_new_tokens=None if event["ignore_eos"] else event["max_new"],
     )
 

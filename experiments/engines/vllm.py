@@ -17,14 +17,14 @@ from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
 from evenflow.kv import KvCache, PagePool, PrefixCache
-from evenflow.request import Prefix, Request
+from evenflow.request import Request
 from evenflow.schedulers import create, parameters, policy
 from evenflow.scheduling import Scheduler
 from experiments.engines.journal import (
+    Contents,
     Event,
     Outcome,
     differ,
-    lines,
     read,
     refuse,
     replayed,
@@ -98,33 +98,9 @@ def batcher_of(config: Event, scheduler: Scheduler) -> Batcher:
     )
 
 
-class Contents:
-    """What the tokens of each request are, as far as a journal's prompts say so."""
-
-    def __init__(self, path: Path, block_tokens: int) -> None:
-        self._prompts = {line["id"]: line["prompt"] for line in lines(_prompts_of(path))}
-        self._block_tokens = block_tokens
-        self._blocks: dict[tuple[int, ...], int] = {}
-
-    def prefix(self, request_id: int, output_tokens: int) -> Prefix:
-        """Return the prefix of a request: its prompt and what it will generate."""
-        prompt = self._prompts[request_id]
-        stop = len(prompt) + output_tokens
-        tokens = [*prompt, *(3 + known % GENERATED for known in range(len(prompt), stop))]
-        starts = range(0, stop, self._block_tokens)
-        blocks = [tuple(tokens[start : start + self._block_tokens]) for start in starts]
-        numbers = tuple(self._blocks.setdefault(block, len(self._blocks)) for block in blocks)
-        return Prefix(numbers, self._block_tokens, stop)
-
-
-def _prompts_of(path: Path) -> Path:
-    """Return the file of prompts beside a journal: NAME-prompts, for a beginning of its name."""
-    words = path.name.removesuffix(".jsonl.gz").split("-")
-    for count in range(len(words), 0, -1):
-        beside = path.with_name("-".join([*words[:count], "prompts.jsonl.gz"]))
-        if beside.is_file():
-            return beside
-    raise UsageError(f"{path}: prefix_caching needs the prompts, {words[0]}-prompts.jsonl.gz")
+def generated(known: int, stop: int) -> list[int]:
+    """Return the tokens that follow `known` ones."""
+    return [3 + position % GENERATED for position in range(known, stop)]
 
 
 class Times(NamedTuple):
@@ -151,7 +127,7 @@ class Replayer:
         self._batcher = batcher_of(config, scheduler_of(config, scheduler))
         self._contents = None
         if config.get("prefix_caching"):
-            self._contents = Contents(path, config["block_size"])
+            self._contents = Contents(path, config["block_size"], generated)
         self._travelling: deque[MicroBatch | None] = deque()
         self.requests: list[Request] = []
         self.times: dict[int, Times] = {}

@@ -14,7 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
-from evenflow.costs.profile.cost import profile_cost
+from evenflow.costs.profile.cost import LINEARS, profile_cost
 from evenflow.costs.profile.file import (
     Header,
     LayerShapes,
@@ -32,6 +32,7 @@ from profiler.communication import all_reduce_points, transfer_points
 from profiler.driver_cpu import detokenise_points, driver_points
 from profiler.shapes import Limits, ladder, random_shapes
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
+from profiler.tiles import TILES, tile_of
 from profiler.timed_runs import (
     Journal,
     Progress,
@@ -43,7 +44,7 @@ from profiler.timed_runs import (
 )
 
 LIMITS = {"cpu": Limits(1024, 64, 4096, 32768), "cuda": Limits(4096, 256, 32768, 262144)}
-TILE_TOKENS = {"cpu": 1, "cuda": 128}
+TILES_OF = {"cpu": (), "cuda": TILES}
 DTYPES = {2: "bfloat16", 4: "float32"}
 LINK_REPEATS = 20
 DRIVER_REPEATS = 50
@@ -121,7 +122,7 @@ def profile(
             shapes = measure(
                 subject,
                 limits,
-                header.tile_tokens,
+                TILES_OF[settings.device],
                 _stopwatch(settings),
                 journal,
                 budget_s=60 * settings.minutes - (perf_counter() - began_s),
@@ -131,7 +132,9 @@ def profile(
         by_shape = runs_by_shape(shapes, journal.runs)
         points += operator_points(by_shape, spec.num_layers, settings.tensor_parallel)
         grid = _grid_words(len(shapes), journal.runs, spec.num_layers, settings.minutes)
-        measured = Profile(replace(header, grid=grid), tuple(points))
+        products = [each for each in points if each.operator in LINEARS]
+        tile = tile_of(products, TILES_OF[settings.device])
+        measured = Profile(replace(header, grid=grid, tile_tokens=tile), tuple(points))
         write_profile(out, measured)
         journal.remove()
     return measured
@@ -205,7 +208,7 @@ def _header(spec: ModelSpec, settings: Settings) -> Header:
         date=datetime.now(UTC).date().isoformat(),
         threads=settings.threads,
         grid="",
-        tile_tokens=TILE_TOKENS[settings.device],
+        tile_tokens=1,
         source="measured by evenflow profile",
         model=spec.name,
         shapes=LayerShapes.of(spec),

@@ -170,7 +170,7 @@ def time_run(
 def measure(
     subject: Subject,
     limits: Limits,
-    tile_tokens: int,
+    tiles: Sequence[int],
     stopwatch: Stopwatch,
     journal: Journal,
     *,
@@ -184,11 +184,11 @@ def measure(
     The unrecorded first round warms up and tells how long a round takes.
     """
     began_s = perf_counter()
-    round_s = _round_s(subject, limits, tile_tokens, stopwatch, rng)
+    round_s = _round_s(subject, limits, tiles, stopwatch, rng)
     budget_s -= perf_counter() - began_s
     if "level" not in journal.plan:
-        journal.decide(level=_level(limits, tile_tokens, round_s, budget_s))
-    shapes = grid(limits, journal.plan["level"], tile_tokens)
+        journal.decide(level=_level(limits, tiles, round_s, budget_s))
+    shapes = grid(limits, journal.plan["level"], tiles)
     taken = [0] * len(shapes)
     for run in journal.runs:
         taken[run.shape] += 1
@@ -210,20 +210,20 @@ def measure(
 def _round_s(
     subject: Subject,
     limits: Limits,
-    tile_tokens: int,
+    tiles: Sequence[int],
     stopwatch: Stopwatch,
     rng: np.random.Generator,
 ) -> float:
     """Return the seconds of a round of the coarsest grid, in its second, warmer run."""
-    shapes = grid(limits, 0, tile_tokens)
+    shapes = grid(limits, 0, tiles)
     for shape in shapes:
         time_run(subject, shape, stopwatch, rng)
     return sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
 
 
-def _level(limits: Limits, tile_tokens: int, coarse_round_s: float, budget_s: float) -> int:
+def _level(limits: Limits, tiles: Sequence[int], coarse_round_s: float, budget_s: float) -> int:
     """Return the densest grid of which GOOD_ROUNDS rounds fit the budget."""
-    sizes = [len(grid(limits, level, tile_tokens)) for level in range(LEVELS)]
+    sizes = [len(grid(limits, level, tiles)) for level in range(LEVELS)]
     each_s = coarse_round_s / sizes[0]
     fitting = [level for level, size in enumerate(sizes) if size * each_s * GOOD_ROUNDS <= budget_s]
     return max(fitting, default=0)

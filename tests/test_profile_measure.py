@@ -219,5 +219,5 @@ def test_cuda_is_measured_by_the_same_code(config: Path, tmp_path: Path) -> None
         pytest.skip("no CUDA device")
     out = tmp_path / "p.csv"
     profile_model(config, out, Settings("cuda", minutes=0.05, max_tokens=32, max_rows=4))
-    assert read_profile(out).header.tile_tokens == 128
+    assert read_profile(out).header.tile_tokens in (1, 64, 128, 256)
     assert check_profile(out, timed_stage, batches=6, repeats=3, layers=2)[-1].operator == "stage"

@@ -105,7 +105,7 @@ def run(machine: Machine, journal: Journal, budget_s: float) -> list[Shape]:
     return measure(
         machine,
         LIMITS,
-        1,
+        (),
         Stopwatch(machine),
         journal,
         budget_s=budget_s,
@@ -121,7 +121,7 @@ def test_the_budget_picks_the_grid_and_is_kept(machine: Machine, tmp_path: Path)
             shapes = run(machine, journal, budget_s)
             assert machine.now_s - began_s == pytest.approx(budget_s, rel=0.05)
             levels.append(journal.plan["level"])
-            assert shapes == grid(LIMITS, levels[-1], 1)
+            assert shapes == grid(LIMITS, levels[-1])
             assert len(journal.runs) >= GOOD_ROUNDS * len(shapes)
     assert levels == sorted(set(levels))
 
@@ -142,7 +142,7 @@ def test_rounds_are_whole_and_in_ever_new_order(machine: Machine, tmp_path: Path
 
 def test_an_interrupted_measurement_goes_on(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    coarse = len(grid(LIMITS, 0, 1))
+    coarse = len(grid(LIMITS, 0))
     machine.fail_after = 2 * coarse + 50
     with pytest.raises(KeyboardInterrupt), Journal(path, {"what": 1}) as journal:
         run(machine, journal, 0.5)

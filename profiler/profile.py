@@ -225,10 +225,11 @@ def _other_points(
     """Measure what is not part of a stage: links and the driver's CPU time."""
     token_bytes = spec.hidden_size * spec.dtype_bytes
     sizes = [tokens * token_bytes for tokens in ladder(1, limits.max_tokens, 1)]
-    points = transfer_points(settings.device, sizes, LINK_REPEATS)
+    dtype = DTYPES[spec.dtype_bytes]
+    points = transfer_points(settings.device, sizes, LINK_REPEATS, dtype)
     if settings.tensor_parallel > 1:
         ranks = settings.tensor_parallel
-        points += all_reduce_points(settings.device, ranks, sizes, LINK_REPEATS)
+        points += all_reduce_points(settings.device, ranks, sizes, LINK_REPEATS, dtype)
     rows = ladder(1, limits.max_rows, 1)
     points += driver_points(rows, DRIVER_REPEATS)
     if tokenizer is not None:

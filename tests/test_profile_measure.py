@@ -35,7 +35,7 @@ CONFIG = {
     "max_position_embeddings": 64,
     "torch_dtype": "float32",
 }
-NOT_IN_A_STAGE = {"layer", "model_prefill", "all_reduce", "cpu_detokenise"}
+NOT_IN_A_STAGE = {"device_copy", "layer", "model_prefill", "all_reduce", "cpu_detokenise"}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def profile_path(config: Path) -> Path:
 def spare_processes(patch: pytest.MonkeyPatch) -> None:
     """Let transfers take a microsecond, so that no processes measure them."""
 
-    def transfers(_device: str, sizes: Sequence[int], _repeats: int) -> list[Point]:
+    def transfers(_device: str, sizes: Sequence[int], *_: Any) -> list[Point]:
         return [point(("transfer", None, None, size), [1e-6]) for size in sizes]
 
     patch.setattr(import_module("profiler.profile"), "transfer_points", transfers)

@@ -6,7 +6,7 @@ measuring itself, so that it runs on a bare GPU machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from evenflow.specs.model import ModelSpec
 from profiler import check, machine
 from profiler.communication import all_reduce_points, transfer_points
 from profiler.driver_cpu import detokenise_points, driver_points
-from profiler.shapes import Limits, ladder, random_shapes
+from profiler.shapes import Limits, Shape, ladder, random_shapes
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from profiler.tiles import TILES, tile_of
 from profiler.timed_runs import (
@@ -38,6 +38,7 @@ from profiler.timed_runs import (
     Progress,
     Subject,
     TimedRun,
+    marks_share,
     measure,
     operator_points,
     runs_by_shape,
@@ -131,7 +132,7 @@ def profile(
             )
         by_shape = runs_by_shape(shapes, journal.runs)
         points += operator_points(by_shape, spec.num_layers, settings.tensor_parallel)
-        grid = _grid_words(len(shapes), journal.runs, spec.num_layers, settings.minutes)
+        grid = _grid_words(by_shape, spec.num_layers, settings.minutes)
         products = [each for each in points if each.operator in LINEARS]
         tile = tile_of(products, TILES_OF[settings.device])
         measured = Profile(replace(header, grid=grid, tile_tokens=tile), tuple(points))
@@ -190,11 +191,13 @@ def check_profile(
     return check.errors(by_shape, profile, spec, cost, ranks=tensor_parallel)
 
 
-def _grid_words(shapes: int, runs: Sequence[TimedRun], layers: int, minutes: float) -> str:
+def _grid_words(by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, minutes: float) -> str:
+    shapes, runs = len(by_shape), [run for runs in by_shape.values() for run in runs]
     disturbed = sum(run.disturbed for run in runs) / len(runs)
     return (
         f"{minutes:g} minutes: {shapes} micro-batches, {len(runs) / shapes:.0f} times each, "
-        f"through {layers} layers; {disturbed:.0%} of the runs disturbed by other processes"
+        f"through {layers} layers; {disturbed:.0%} of the runs disturbed by other processes; "
+        f"marks make a stage {marks_share(by_shape):+.1%} longer"
     )
 
 

@@ -1,11 +1,16 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test test-gllm test-vllm test-serve-long freeze freeze-update bench gpu-report clean
+.PHONY: help demo test test-twice test-sdist mutants newest constraints test-gllm test-vllm \
+	test-serve-long freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
 	@echo "make test   ruff, mypy, pytest, notebooks; with TORCH=torch==2.13.0 also what needs torch"
+	@echo "make test-sdist  build the sdist, and run some of its tests where it is unpacked"
+	@echo "make test-twice  run the tests twice in one process, in two random orders"
+	@echo "make mutants  change the core in 300 places, one at a time; which do the tests notice?"
+	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
@@ -42,6 +47,37 @@ test-vllm: .venv-test/installed .venv-vllm/installed
 	.venv-vllm/bin/python -m tools.vllm_record --out "$$folder" && \
 	.venv-test/bin/evenflow replay "$$folder"
 
+# The tests of the sdist, unpacked elsewhere; TESTS=tests for all of them.
+test-sdist: TESTS ?= tests/oracle tests/test_readme.py tests/test_imports.py tests/test_mistakes.py
+test-sdist: .venv-test/installed
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	.venv-test/bin/python -m build --sdist --outdir "$$folder" >/dev/null && \
+	tar -xzf "$$folder"/evenflow-*.tar.gz -C "$$folder" && cd "$$folder"/evenflow-*/ && \
+	"$(CURDIR)"/.venv-test/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+
+# All tests, and then again in the same process; `make test` has them once, on two.
+test-twice: .venv-test/installed
+	.venv-test/bin/python -c "import pytest, sys; sys.exit(pytest.main() or pytest.main())"
+
+# Small changes of the core, and which of them no test notices; goes on where it was stopped.
+mutants: .venv-test/installed
+	.venv-test/bin/python -m tools.mutants $(MUTANTS)
+
+# What `make test` does with the newest packages that pyproject.toml allows instead of those of
+# constraints.txt; then what is newer still. It is how that file is made anew.
+newest:
+	rm -rf .venv-newest
+	@$(MAKE) --no-print-directory .venv-newest/installed
+	.venv-newest/bin/mypy
+	.venv-newest/bin/python -m pytest -n 2 --dist loadfile
+	.venv-newest/bin/python -m pip list --outdated --disable-pip-version-check
+
+# No torch, whose builds are each machine's own, nor what only torch needs.
+constraints: .venv-newest/installed
+	.venv-newest/bin/python -m pip freeze --exclude-editable \
+		| grep -Ev '^(torch|triton|sympy|nvidia-|cuda-)' >constraints.txt
+	@touch .venv-newest/installed
+
 # What runs write, byte for byte; `make test` has all of it but the figures.
 freeze: .venv-test/installed
 	.venv-test/bin/python -m tools.freeze
@@ -59,15 +95,16 @@ bench: .venv-test/installed
 	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-vllm build demo-out out *.egg-info \
+	rm -rf .venv-demo .venv-test .venv-newest .venv-vllm build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-demo/installed: extras = report
-.venv-test/installed: extras = test$(if $(TORCH),$(comma)oracle)
+.venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)
+.venv-demo/installed .venv-test/installed: constraints = --constraint constraints.txt
 comma := ,
 
 # A candidate has to run: a version manager may put names on the path that only print an error.
-.venv-demo/installed .venv-test/installed: pyproject.toml
+.venv-demo/installed .venv-test/installed .venv-newest/installed: pyproject.toml constraints.txt
 	@python=""; for name in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
 		if $$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
 			>/dev/null 2>&1; then python=$$name; break; fi; done; \
@@ -77,7 +114,8 @@ comma := ,
 		exit 1; fi; \
 	echo "installing evenflow[$(extras)] into $(@D) with $$($$python --version)"; \
 	$$python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[$(extras)]" $(TORCH)
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		$(constraints) --editable ".[$(extras)]" $(TORCH)
 	@touch $@
 
 # Its wheel asks for torch 2.13.0+cpu; of what comes with it, three packages may not fit that torch.

@@ -9,7 +9,7 @@ pool and no clock.
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Sequence(Holder):
 
     prompt_tokens: int
     computed: int = 0
-    order: int = -1
+    order: int = field(init=False)
     chunks_in_flight: int = 0
     generated: int = 0
     epoch: int = 0
@@ -49,10 +49,10 @@ class Sequence(Holder):
     last_token_s: float = float("nan")
     completion_s: float = float("nan")
     # While in a group: context = base + group.tick, and the ticks of its next page and its end.
-    base: int = 0
-    joined_tick: int = 0
-    page_tick: int = -1
-    finish_tick: int = -1
+    base: int = field(init=False)
+    joined_tick: int = field(init=False)
+    page_tick: int = field(init=False)
+    finish_tick: int = field(init=False)
 
     @property
     def remaining(self) -> int:

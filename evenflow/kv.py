@@ -56,10 +56,9 @@ class PagePool:
             ids.extend(range(start, self._unused))
         if count == 1:
             return [ids.pop()]
-        if count == 0:
-            return []
-        taken = ids[-count:]
-        del ids[-count:]
+        rest = len(ids) - count
+        taken = ids[rest:]
+        del ids[rest:]
         return taken
 
     @property

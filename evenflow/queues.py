@@ -49,11 +49,11 @@ class Queues:
         *,
         pipelined_chunks: bool,
         speculation: Speculation | None,
-        ahead: int = 0,
-        slots: int = 1,
-        delivers: bool = False,
-        preempted_last: bool = False,
-        newest_first: bool = False,
+        ahead: int,
+        slots: int,
+        delivers: bool,
+        preempted_last: bool,
+        newest_first: bool,
     ) -> None:
         self.kv = kv
         self.pipelined_chunks = pipelined_chunks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from evenflow.schedulers.token_throttling_rules import (
 from evenflow.types import Request
 from sim import World, simulate
 
+THROTTLES: dict[str, Any] = {"max_prefill": 2048, "min_prefill": 32, "use_wt": True, "use_ut": True}
+
 waiting = st.integers(0, 200_000)
 idle = st.floats(0, 1)
 
@@ -31,7 +34,9 @@ idle = st.floats(0, 1)
 def test_alone_wt_is_equation_1_and_ut_is_equation_2_where_the_floor_does_not_act(
     waiting_tokens: int, idle_rate: float, iterations: int
 ) -> None:
-    budget = partial(prefill_budget, waiting_tokens, idle_rate, kv_thresh=0.0)
+    budget = partial(
+        prefill_budget, waiting_tokens, idle_rate, **THROTTLES | {"iterations": 8, "kv_thresh": 0.0}
+    )
     equation_1 = min(max(waiting_tokens / iterations, 32), 2048)
     assert equation_1 - 1 < budget(iterations=iterations, use_ut=False) <= equation_1
     assert abs(budget(use_wt=False) - 2048 * idle_rate) <= 0.5
@@ -41,7 +46,8 @@ def test_alone_wt_is_equation_1_and_ut_is_equation_2_where_the_floor_does_not_ac
 def test_both_are_equation_3_with_the_floor_on_wt_only(
     waiting_tokens: int, idle_rate: float, iterations: int, thresh: float
 ) -> None:
-    budget = prefill_budget(waiting_tokens, idle_rate, iterations=iterations, kv_thresh=thresh)
+    throttles = THROTTLES | {"iterations": iterations, "kv_thresh": thresh}
+    budget = prefill_budget(waiting_tokens, idle_rate, **throttles)
     if idle_rate < thresh:
         assert budget == 0
         return
@@ -58,9 +64,8 @@ def test_as_printed_the_floor_is_outermost(
     waiting_tokens: int, idle_rate: float, iterations: int, thresh: float
 ) -> None:
     def budget(**throttles: bool) -> int:
-        return printed_budget(
-            waiting_tokens, idle_rate, iterations=iterations, kv_thresh=thresh, **throttles
-        )
+        given = THROTTLES | {"iterations": iterations, "kv_thresh": thresh} | throttles
+        return printed_budget(waiting_tokens, idle_rate, **given)
 
     share = waiting_tokens / iterations
     ramp = 2048 * (idle_rate - thresh) / (1 - thresh)

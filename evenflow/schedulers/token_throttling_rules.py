@@ -12,12 +12,12 @@ def prefill_budget(
     waiting_tokens: int,
     idle_rate: float,
     *,
-    iterations: int = 8,
-    max_prefill: int = 2048,
-    min_prefill: int = 32,
-    kv_thresh: float = 0.05,
-    use_wt: bool = True,
-    use_ut: bool = True,
+    iterations: int,
+    max_prefill: int,
+    min_prefill: int,
+    kv_thresh: float,
+    use_wt: bool,
+    use_ut: bool,
 ) -> int:
     """Return the prefill tokens of the next micro-batch (gLLM, equations 1 to 3).
 
@@ -40,12 +40,12 @@ def printed_budget(
     waiting_tokens: int,
     idle_rate: float,
     *,
-    iterations: int = 8,
-    max_prefill: int = 2048,
-    min_prefill: int = 32,
-    kv_thresh: float = 0.05,
-    use_wt: bool = True,
-    use_ut: bool = True,
+    iterations: int,
+    max_prefill: int,
+    min_prefill: int,
+    kv_thresh: float,
+    use_wt: bool,
+    use_ut: bool,
 ) -> int:
     """Return what `prefill_budget` does, but with gLLM's equations 1 to 3 as they are printed.
 

@@ -38,8 +38,6 @@ PER_ROW = ("head", "sample", "cpu_prepare")
 ATTENTION = ("attention_prefill", "attention_decode")
 OUTSIDE = ("cpu_prepare",)
 """Work that a worker does for a micro-batch while the one before computes."""
-STAGE = "stage"
-"""All that is not outside, of a run whose operators were not marked."""
 
 Key = tuple[str, int | None, int | None, int | None]
 """Operator, tokens, context_tokens, bytes."""
@@ -140,9 +138,7 @@ class Journal:
 
 # -- the rounds ---------------------------------------------------------------------------------
 
-UNMARKED_EVERY = 4
-"""Of so many runs of a shape one, the second, is not marked: the others hold what marks add."""
-MIN_ROUNDS = 4
+MIN_ROUNDS = 3
 GOOD_ROUNDS = 15
 """Rounds at least, however little time there is; and rounds before a denser grid is worth it."""
 
@@ -160,22 +156,13 @@ class Subject(Protocol):
 
 
 def time_run(
-    subject: Subject,
-    shape: Shape,
-    stopwatch: Stopwatch,
-    rng: np.random.Generator,
-    *,
-    marked: bool = True,
+    subject: Subject, shape: Shape, stopwatch: Stopwatch, rng: np.random.Generator
 ) -> TimedRun:
-    """Time one run of a shape, or its STAGE as a whole; the run's index is left at 0."""
+    """Time one run of a shape; the run's index is left at 0."""
     began_s = perf_counter()
     run = subject.prepare(shape, rng)
     stopwatch.start()
-    if marked:
-        run(stopwatch.mark)
-    else:
-        run(lambda name: stopwatch.mark(name) if name in OUTSIDE else None)
-        stopwatch.mark(STAGE)
+    run(stopwatch.mark)
     seconds = stopwatch.stop()
     return TimedRun(0, seconds, perf_counter() - began_s, stopwatch.was_disturbed)
 
@@ -183,7 +170,7 @@ def time_run(
 def measure(
     subject: Subject,
     limits: Limits,
-    tiles: Sequence[int],
+    tile_tokens: int,
     stopwatch: Stopwatch,
     journal: Journal,
     *,
@@ -197,11 +184,11 @@ def measure(
     The unrecorded first round warms up and tells how long a round takes.
     """
     began_s = perf_counter()
-    round_s = _round_s(subject, limits, tiles, stopwatch, rng)
+    round_s = _round_s(subject, limits, tile_tokens, stopwatch, rng)
     budget_s -= perf_counter() - began_s
     if "level" not in journal.plan:
-        journal.decide(level=_level(limits, tiles, round_s, budget_s))
-    shapes = grid(limits, journal.plan["level"], tiles)
+        journal.decide(level=_level(limits, tile_tokens, round_s, budget_s))
+    shapes = grid(limits, journal.plan["level"], tile_tokens)
     taken = [0] * len(shapes)
     for run in journal.runs:
         taken[run.shape] += 1
@@ -211,8 +198,7 @@ def measure(
         for index in rng.permutation(left):
             if taken[index] >= MIN_ROUNDS and spent_s > budget_s:
                 return shapes
-            marked = taken[index] % UNMARKED_EVERY != 1
-            run = time_run(subject, shapes[index], stopwatch, rng, marked=marked)
+            run = time_run(subject, shapes[index], stopwatch, rng)
             journal.add(run._replace(shape=int(index)))
             spent_s += run.wall_s
             taken[index] += 1
@@ -224,20 +210,20 @@ def measure(
 def _round_s(
     subject: Subject,
     limits: Limits,
-    tiles: Sequence[int],
+    tile_tokens: int,
     stopwatch: Stopwatch,
     rng: np.random.Generator,
 ) -> float:
     """Return the seconds of a round of the coarsest grid, in its second, warmer run."""
-    shapes = grid(limits, 0, tiles)
+    shapes = grid(limits, 0, tile_tokens)
     for shape in shapes:
         time_run(subject, shape, stopwatch, rng)
     return sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
 
 
-def _level(limits: Limits, tiles: Sequence[int], coarse_round_s: float, budget_s: float) -> int:
+def _level(limits: Limits, tile_tokens: int, coarse_round_s: float, budget_s: float) -> int:
     """Return the densest grid of which GOOD_ROUNDS rounds fit the budget."""
-    sizes = [len(grid(limits, level, tiles)) for level in range(LEVELS)]
+    sizes = [len(grid(limits, level, tile_tokens)) for level in range(LEVELS)]
     each_s = coarse_round_s / sizes[0]
     fitting = [level for level, size in enumerate(sizes) if size * each_s * GOOD_ROUNDS <= budget_s]
     return max(fitting, default=0)
@@ -259,24 +245,6 @@ def stage_s(seconds: Mapping[str, float]) -> float:
     return sum(value for name, value in seconds.items() if name not in OUTSIDE)
 
 
-def marks_share(by_shape: Mapping[Shape, Sequence[TimedRun]]) -> float:
-    """Return by what share a stage takes longer for being marked: the median over the shapes."""
-    shares = []
-    for runs in by_shape.values():
-        marked, whole = (
-            [stage_s(run.seconds) for run in undisturbed(kind)] for kind in by_marks(runs)
-        )
-        if marked and whole:
-            shares.append(np.median(marked) / np.median(whole) - 1)
-    return float(np.median(shares)) if shares else 0.0
-
-
-def by_marks(runs: Sequence[TimedRun]) -> tuple[list[TimedRun], list[TimedRun]]:
-    """Return the runs whose operators were marked, and the others."""
-    marked = [run for run in runs if STAGE not in run.seconds]
-    return marked, [run for run in runs if STAGE in run.seconds]
-
-
 def operator_times(shape: Shape, run: TimedRun, layers: int) -> Iterator[tuple[Key, float]]:
     """Return each operator of a run with its sizes, and the seconds of one time it ran.
 
@@ -289,8 +257,6 @@ def operator_times(shape: Shape, run: TimedRun, layers: int) -> Iterator[tuple[K
 
 
 def _key(name: str, shape: Shape) -> Key | None:
-    if name == STAGE:
-        return None
     if name == "attention_prefill":
         return (name, *shape.chunks[0], None) if len(shape.chunks) == 1 else None
     if name == "attention_decode":

@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("local", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
+settings.register_profile(  # nobody reads the example that a mutant fails on
+    "mutants", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
+)
+ci = "ci" if os.environ.get("CI") == "true" else "local"
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", ci))
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,7 @@ def test_a_policy_of_ours_checks_itself() -> None:
         ("token_throttling", {"max_batch_rows": 0}, "max_batch_rows should be at least 1, not 0"),
         ("td_pipe", {"variant": "fast"}, "variant should be 'paper' or 'code', not \"fast\""),
         ("td_pipe", {"future_points": [64, 32]}, "future_points .* in rising order"),
+        ("td_pipe", {"future_points": [32, 32]}, "future_points .* in rising order"),
         ("td_pipe", {"kv_occupancy_ratio": 1.5}, "ratio should be at most 1.0, not 1.5"),
         ("td_pipe", {"request_finish_ratio": 0.0}, "ratio should be greater than 0.0, not 0"),
         ("td_pipe", {"max_num_batched_tokens": 0}, "at least 1"),

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
-from evenflow.results.metrics import summarize
+from evenflow.results.metrics import meets, summarize
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
 from tests.oracle.plain import Plain, Row, Setting
 from tests.oracle.test_plain_oracle import poisson_requests, world_of
+from tests.worlds import small_world
 
 SETTING = Setting("sarathi", depth=4, total_pages=120, max_model_len=2_048, per_context_s=1e-7)
 LIMITS_MS = {"ttft": 150.0, "tpot": 40.0, "e2el": 1500.0}
@@ -130,6 +131,102 @@ def test_queueing_ends_when_the_first_micro_batch_with_the_prompt_is_scheduled()
     summary = summarize(simulate(world))
     assert summary["mean_queue_ms"] == pytest.approx((0.0 + 1250.0) / 2)
     assert summary["p90_queue_ms"] == pytest.approx(0.9 * 1250.0)
+
+
+def on_the_second(outputs: list[int]) -> RunResult:
+    """Requests that arrive a second apart, of 16 prompt tokens and so many of output; each
+    micro-batch takes a second, so that tokens come on the second."""
+    requests = [Request(index, float(index), 16, output) for index, output in enumerate(outputs)]
+    return simulate(small_world(requests))
+
+
+def test_the_steady_window_has_its_first_instant_and_not_its_last() -> None:
+    """Of 11 requests the second arrives at 1 s and the tenth at 9 s; tokens come at these too."""
+    result = on_the_second([1, 2, 3, 1, 5, 1, 2, 1, 1, 1, 1])
+    summary = summarize(result)
+    inside = [1 <= at < 9 for at in result.returned_s]
+    output = sum(result.sampled_rows[inside])
+    prompts = sum(16 for at in result.first_token_s if 1 <= at < 9)
+    assert {1.0, 9.0} <= set(result.returned_s) & set(result.first_token_s)
+    assert (summary["steady_start_s"], summary["steady_stop_s"]) == (1, 9)
+    assert summary["steady_output_throughput"] == output / 8
+    assert summary["steady_total_token_throughput"] == (output + prompts) / 8
+
+
+@pytest.mark.parametrize(("last", "window"), [(70, (1, 9)), (71, (8.1, 72.9))])
+def test_where_all_arrive_within_a_tenth_of_the_run_the_window_is_a_part_of_it(
+    last: int, window: tuple[float, float]
+) -> None:
+    """Arrivals fill 8 s, less two tenths of the requests: a tenth of 80 s, but not of 81 s."""
+    summary = summarize(on_the_second([*[1] * 10, last]))
+    assert (summary["steady_start_s"], summary["steady_stop_s"]) == pytest.approx(window)
+
+
+def test_the_share_of_busy_time_and_offline_throughput_begin_with_the_first_prefill() -> None:
+    """Two requests, of 2 and 3 output tokens, and a stage that is idle from 2 s to 10 s."""
+    requests = [Request(0, 0.0, 16, 2), Request(1, 10.0, 16, 3)]
+    summary = summarize(simulate(small_world(requests)))
+    assert summary["busy_share"] == 5 / 13
+    assert summary["offline_duration"] == summary["duration"] == 13
+    assert summary["offline_output_throughput"] == 5 / 13
+    assert summary["offline_total_throughput"] == 37 / 13
+    late = simulate(small_world([Request(0, 3.0, 16, 2)]))
+    assert summarize(late)["busy_share"] == 1.0, "from the first arrival on"
+
+
+NO_LATENCY = {
+    f"{part}_{name}_ms": 0
+    for name in ("ttft", "tpot", "itl", "e2el", "queue")
+    for part in ("mean", "median", "std", "p50", "p90", "p95", "p99")
+}
+NO_RATE = ("request_throughput", "output_throughput", "total_token_throughput", "request_goodput")
+
+
+def test_a_run_in_which_nothing_is_completed() -> None:
+    """The only request does not fit: zeros, no steady window, no offline throughput."""
+    summary = summarize(simulate(small_world([Request(0, 0.0, 10_000, 2)])), {"ttft": 1.0})
+    assert summary == {
+        **dict.fromkeys(("duration", "completed", *NO_RATE), 0),
+        **dict.fromkeys(("total_input_tokens", "total_output_tokens"), 0),
+        **dict.fromkeys(("max_output_tokens_per_s", "max_concurrent_requests"), 0),
+        **NO_LATENCY,
+        **dict.fromkeys(("preemptions", "num_micro_batches", "busy_share"), 0),
+        "failed": 1,
+    }
+
+
+def test_a_run_that_takes_no_time() -> None:
+    """What costs nothing has no throughput: zero, not infinite, and no steady window."""
+    costs = AffineCost(0.0, 0.0, 1)
+    summary = summarize(simulate(small_world([Request(0, 5.0, 16, 3)], costs=costs)), {"ttft": 1})
+    assert (
+        summary.items()
+        >= {
+            **dict.fromkeys(("duration", "busy_share", *NO_RATE), 0),
+            **NO_LATENCY,
+            "completed": 1,
+            "failed": 0,
+            "total_output_tokens": 3,
+            "max_output_tokens_per_s": 3,
+            "max_concurrent_requests": 1,
+            **dict.fromkeys(("offline_duration", "offline_output_throughput"), 0),
+            "offline_total_throughput": 0,
+        }.items()
+    )
+    assert not [key for key in summary if key.startswith("steady")]
+
+
+@pytest.mark.parametrize(("limit", "good"), [(1000.0, 2), (999.0, 0), (1500.0, 2), (2000.0, 3)])
+def test_a_limit_is_met_by_what_takes_exactly_so_long(limit: float, good: int) -> None:
+    """The first tokens of three requests come after 1, 1 and 2 s."""
+    requests = [Request(0, 0.0, 16, 2), Request(1, 0.0, 16, 1), Request(2, 1.0, 600, 1)]
+    world = small_world(requests, make_scheduler=lambda: create("sarathi", {"token_budget": 512}))
+    assert int(meets(simulate(world), {"ttft": limit}).sum()) == good
+
+
+def test_a_limit_on_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="goodput limits are ttft, tpot, e2el, queue, not 'itl'"):
+        meets(on_the_second([1]), {"itl": 3.0})  # type: ignore[dict-item]
 
 
 def counted_second_by_second(result: RunResult) -> dict[str, float]:

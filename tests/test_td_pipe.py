@@ -6,6 +6,7 @@ tests/oracle/test_plain_policies.py finds out; here is what random worlds do not
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from evenflow.schedulers.td_pipe import (
     stealing_share,
     temporal_intensity,
 )
-from evenflow.types import Request
+from evenflow.types import Handover, Request
+from experiments.run_file.build import build
+from experiments.run_file.run import load_config
 from sim import simulate
 from tests.worlds import send, small_world
 
@@ -95,6 +98,24 @@ def test_all_are_served_also_where_the_public_code_dies(
     sizes = {"depth": 4, "total_pages": pages, "max_in_flight": None}
     world = small_world(requests, make_scheduler=lambda: policy, costs=COSTS, **sizes)
     assert simulate(world).status == ["completed"] * len(requests)
+
+
+@pytest.mark.parametrize(("name", "cap"), [("td_pipe", None), ("vllm", 3)])
+def test_a_run_of_it_has_no_cap_on_what_is_in_flight(
+    folder: Path, name: str, cap: int | None
+) -> None:
+    """Others have one micro-batch a stage; in decode it keeps to that itself."""
+    config = load_config(folder / "RUN.yaml", [f"scheduler={name}", "stages=3"])
+    assert build(config, [], folder).world.max_in_flight == cap
+
+
+def test_what_came_with_its_kv_decodes_in_even_batches() -> None:
+    """No prefill phase went before: the first question finds decodes, and nothing that waits."""
+    batcher = batcher_of(td_pipe(), depth=4)
+    for number in range(8):
+        batcher.reserve(Handover(Request(number, 0.0, 16, 9, 9), 1, 0.0, 0.0, 0))
+        batcher.adopt(number)
+    assert [send(batcher, 0.0).decode_tokens for _ in range(4)] == [2, 2, 2, 2]
 
 
 # -- decisions ------------------------------------------------------------------------------------

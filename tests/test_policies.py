@@ -1,0 +1,156 @@
+"""What holds for every policy: its defaults, what tuning may try, and how it is found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from evenflow.costs import AffineCost, estimates
+from evenflow.errors import UsageError
+from evenflow.schedulers import POLICIES, catalogue, create, policy
+from evenflow.scheduling import View
+from evenflow.types import Plan
+
+FACTS = {"max_model_len": 4096, **estimates(AffineCost(0.005, 0.0001, 4))}
+RESERVING = {"max_num_seqs": 128, "max_model_len": None, "max_batch_rows": None}
+DEFAULTS = {
+    "static": {**RESERVING, "padded": False},
+    "orca": RESERVING,
+    "vllm": {
+        "max_num_batched_tokens": None,
+        "max_num_seqs": 256,
+        "watermark": 0.01,
+        "max_batch_rows": None,
+        "max_model_len": None,
+    },
+    "vllm_v1": {
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 256,
+        "watermark": 0.0,
+        "async_scheduling": False,
+    },
+    "sarathi": {
+        "token_budget": 512,
+        "max_num_seqs": 256,
+        "watermark": 0.01,
+        "mode": "hybrid",
+        "max_batch_rows": None,
+        "tbt_slo_s": None,
+    },
+    "sglang": {
+        "chunked_prefill_size": 8192,
+        "max_prefill_tokens": 16384,
+        "max_running_requests": 2048,
+        "pp_max_micro_batch_size": None,
+        "schedule_conservativeness": 1.0,
+        "schedule_policy": "fcfs",
+        "mixed_chunk": False,
+        "dynamic_chunking": False,
+        "prefill_decode_interval": 0,
+        "overlap": None,
+        "max_model_len": None,
+    },
+    "token_throttling": {
+        "iterations": 8,
+        "max_prefill": 2048,
+        "min_prefill": 32,
+        "kv_thresh": 0.05,
+        "use_wt": True,
+        "use_ut": True,
+        "coupled": False,
+        "victim": "latest",
+        "reserve": "threshold",
+        "max_batch_rows": None,
+        "variant": "reading",
+    },
+    "td_pipe": {
+        "predictor": "oracle",
+        "future_points": None,
+        "work_stealing": True,
+        "kv_occupancy_ratio": None,
+        "request_finish_ratio": None,
+        "variant": "paper",
+        "max_num_batched_tokens": 2048,
+        "max_batch_rows": None,
+    },
+}
+
+
+def test_every_result_with_defaults_depends_on_them() -> None:
+    assert {entry.name: dict(entry.parameters) for entry in catalogue()} == DEFAULTS
+
+
+def test_every_policy_says_in_a_line_what_it_does_and_where_it_is_from() -> None:
+    for entry in catalogue():
+        assert entry.summary.endswith(".")
+        assert "\n" not in entry.summary + entry.source
+        assert entry.source
+        assert not entry.source.startswith("Source")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_tuning_tries_is_what_the_constructor_takes_and_has_the_default_in_it(
+    name: str,
+) -> None:
+    space = getattr(POLICIES[name], "search_space", {})
+    for key, values in space.items():
+        default = DEFAULTS[name][key]
+        if isinstance(values, list):
+            assert default in values
+            ends = values
+        else:
+            low, high = values["low"], values["high"]
+            assert default is None or low <= default <= high
+            ends = [low, high]
+        for value in ends:
+            made = create(
+                name, {"max_num_seqs": 16, key: value} if "seqs" in key else {key: value}, **FACTS
+            )
+            assert isinstance(made, POLICIES[name])
+
+
+class NoPolicy:
+    """A class without `schedule`."""
+
+
+def schedule(view: View) -> Plan:
+    return Plan()
+
+
+schedule.schedule = schedule  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "sarathy",
+            "unknown scheduler 'sarathy' (did you mean 'sarathi'?); there are static, orca",
+        ),
+        ("zzz", "unknown scheduler 'zzz'; there are static, orca"),
+        (f"{__name__}:NoPolicy", "has no class 'NoPolicy' with a method schedule(view)"),
+        (f"{__name__}:schedule", "has no class 'schedule' with a method schedule(view)"),
+        (f"{__name__}:Nobody", "has no class 'Nobody' with a method schedule(view)"),
+        ("exits:Policy", "cannot import 'exits' (SystemExit: 3)"),
+    ],
+)
+def test_what_is_no_policy_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as error:
+        policy(name)
+    assert told in str(error.value)
+
+
+def test_a_policy_without_a_constructor_takes_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = type("Plain", (), {"schedule": schedule, "__module__": "mine"})
+    monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))
+    module.Plain = plain  # type: ignore[attr-defined]
+    assert isinstance(create("mine:Plain", {}, **FACTS), plain)
+    with pytest.raises(UsageError, match="mine:Plain has no parameter 'rows'; it has none"):
+        create("mine:Plain", {"rows": 3})

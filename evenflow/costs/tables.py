@@ -202,6 +202,8 @@ class Tables(NamedTuple):
     `layer`: a layer without attention, all-reduces included, from the tokens. `prefill`: attention
     of a chunk from its tokens and the context before it; `decode`: of all decoding rows from their
     number and total context. `embedding` from the tokens, `head` (with sampling) from the rows.
+    `launch_s`: of what each chunk takes, the seconds that all chunks of a micro-batch spend once,
+    where one kernel attends to all of them.
     """
 
     layer: BySize
@@ -209,6 +211,7 @@ class Tables(NamedTuple):
     decode: Attention
     embedding: BySize
     head: BySize
+    launch_s: float = 0.0
 
 
 def unmeasured(seconds_at: Callable[[int], float]) -> BySize:
@@ -307,6 +310,8 @@ class TableCost:
             layer_s += seconds
             if not measured:
                 unmeasured_s += seconds
+        if self._tables.launch_s and len(batch.chunks) > 1:
+            layer_s -= self._tables.launch_s * (len(batch.chunks) - 1)
         head = self._by_rows.get(batch.sampled_rows)
         if head is None:
             head = self._by_rows[batch.sampled_rows] = self._tables.head(batch.sampled_rows)

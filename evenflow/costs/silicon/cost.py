@@ -123,7 +123,8 @@ def silicon_cost(
     layer, model = parts.layer(), deployment.model
     if parts.ranks > 1:
         layer = added([layer, all_reduces(model, parts.all_reduce(fabric))])
-    tables = Tables(layer, parts.prefill(), parts.decode(), parts.embedding(), parts.head())
+    attention = (parts.prefill(), parts.decode())
+    tables = Tables(layer, *attention, parts.embedding(), parts.head(), parts.prefill_launch_s())
     return TableCost(tables, deployment.layers_per_stage, model.hidden_size * model.dtype_bytes)
 
 
@@ -194,6 +195,11 @@ class _Parts:
             return chunk(tokens, context) * slower, first <= tokens and context + tokens <= last
 
         return _tabled(seconds, sorted(times))
+
+    def prefill_launch_s(self) -> float:
+        """Return what a prompt of hardly any tokens takes: engines launch one kernel for all."""
+        times = prompt_times(self.tables.context, self.heads)
+        return times[min(times)] * self.peak.flops_per_s / self.target.flops_per_s
 
     def decode(self) -> Attention:
         """Return attention of decoding rows.

@@ -17,7 +17,17 @@ to send. `stage0`: also whatever stage 0 could compute meanwhile, as where the h
 of stage 0 are one process. `nothing`: it is spent while stage 0 computes the micro-batch before,
 and shows only where it takes longer than that."""
 
-RuntimeName = Literal["ideal", "gllm", "vllm", "sglang"]
+RuntimeName = Literal[
+    "ideal",
+    "gllm",
+    "vllm",
+    "sglang",
+    "vllm-0.8",
+    "vllm-0.12",
+    "vllm-0.19",
+    "trtllm-1.0",
+    "sglang-0.5",
+]
 """A set of RUNTIMES."""
 
 
@@ -103,6 +113,53 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeOverheads(prepare_share=0.17, overlapped=True),
         "17 % of each execution as vLLM's by gLLM (section 3.4), hidden as SGLang does since v0.4; "
         "an assumption, nothing of SGLang's own was published",
+    ),
+    "vllm-0.8": Runtime(
+        RuntimeOverheads(
+            schedule_s=1.42e-3,
+            per_row_s=1.95e-5,
+            per_prefill_s=2.62e-3,
+            front_end_s=9.7e-4,
+            front_end_latency_s=3.93e-3,
+        ),
+        RuntimeOverheads(
+            schedule_s=1.92e-3,
+            per_row_s=2.61e-4,
+            per_prefill_s=4.60e-3,
+            holds="stage0",
+            front_end_s=2.10e-3,
+            front_end_latency_s=1.09e-2,
+        ),
+        "the V0 engine, 5 constants each fitted to vLLM 0.8.3 with Llama-3.3-70B on 8 A100-40G, 1 "
+        "request/s and all at once: one stage to TP8, several to TP4 x PP2 over sockets. With "
+        "several stages V0 has no front end process and processes outputs in line (its "
+        "is_unsupported_config), so the server, the engine and stage 0's worker share one Python "
+        "process",
+    ),
+    "vllm-0.12": _any_depth(
+        RuntimeOverheads(schedule_s=1.56e-3, per_row_s=3.22e-5),
+        "2 constants fitted to closed loops of vLLM 0.12.0, Qwen3-32B on H100 at TP2 and TP4",
+    ),
+    "vllm-0.19": _any_depth(
+        RuntimeOverheads(schedule_s=1.56e-3, per_row_s=3.22e-5, holds="nothing"),
+        "the constants of vllm-0.12, hidden, as scheduling is asynchronous by default since 0.14; "
+        "nothing was fitted to this version",
+    ),
+    "trtllm-1.0": _any_depth(
+        RuntimeOverheads(
+            schedule_s=2.29e-3,
+            per_row_s=9.9e-5,
+            prepare_s=7.8e-4,
+            holds="nothing",
+            front_end_s=1.41e-3,
+        ),
+        "4 constants fitted to closed loops of TensorRT-LLM 1.0, Llama-3.1-8B on H100 at TP1 and "
+        "TP4, whose scheduler overlaps: what it hides shows where a step is short",
+    ),
+    "sglang-0.5": _any_depth(
+        RuntimeOverheads(schedule_s=7.6e-4, per_row_s=1.38e-5, holds="stage0"),
+        "2 constants fitted to closed loops of SGLang 0.5, Qwen3-32B on H100 at TP4: what is left "
+        "beside the policy sglang, which overlaps by itself",
     ),
 }
 """The CPU time of engines by name; a name with a version was fitted to measured runs of it."""

@@ -17,7 +17,10 @@ import evenflow as ef
 from evenflow.errors import UsageError
 from experiments.reproduce.catalogue import FOLDER, entries
 from experiments.reproduce.measured import read_results
+from experiments.reproduce.reproduce import cases_of
 from tests.command_line import evenflow, refusal
+from tools.calibrate import main as calibrate
+from traces import Replay
 
 Rows = list[dict[str, float]]
 
@@ -214,6 +217,28 @@ def test_the_data_given_is_what_the_catalogue_was_made_with(shared: Path) -> Non
         assert not entry.others(shared), entry.name
 
 
+@pytest.mark.parametrize(
+    ("name", "scales"),
+    [
+        ("vllm083-a100-tp8", {"qps_01": [], "qps_inf": [1.0, 4.0, 16.0]}),
+        (
+            "vllm083-a100-pp2-ib",
+            {"qps_01": [], "qps_04": [1.0], "qps_inf": [1.0, 1.0, 16.0]},
+        ),
+    ],
+)
+def test_runs_of_one_server_are_simulated_one_after_the_other(
+    name: str, scales: dict[str, list[float]], shared: Path, tmp_path: Path
+) -> None:
+    """A rate that was not given is the first one's arrivals, so many times as fast."""
+    cases = cases_of(entries()[name], shared, tmp_path)
+    assert len(cases) == len(scales)
+    for case in cases:
+        (found,) = [scales[end] for end in scales if case.measured.label.endswith(end)]
+        arrivals = [part.arrivals for part in case.config.workload.after]
+        assert [each.scale for each in arrivals if isinstance(each, Replay)] == found
+
+
 def given(folder: Path, **more: Any) -> None:
     """Write MINE.yaml, whose run is what evenflow itself simulates, and that result."""
     run = {
@@ -270,6 +295,19 @@ def test_a_run_of_our_own_is_reproduced_without_error(folder: Path) -> None:
     }
     found = ef.reproduce(["MINE.yaml"], data="data", set={"runtime": "ideal"})
     assert found.table["error"].to_list() == pytest.approx(table["ideal_error"].to_list())
+
+
+def test_a_fit_finds_the_cpu_time_that_a_run_was_made_with(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(folder)
+    part = ["host", "MINE.yaml", "--data", "data", "--part", "run"]
+    calibrate([*part, "--start", "schedule_s=1e-3", "per_row_s=1e-5"])
+    constants, *_ = capsys.readouterr().out.splitlines()
+    found = yaml.safe_load(constants)["runtime"]
+    assert found["schedule_s"] == pytest.approx(0.002, rel=0.02)
+    assert found["per_row_s"] < 5e-5  # of some four rows: a tenth of the constant
+    assert found["holds"] == "engine"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ files), fitted on each and both; the published facts, and the figure. `silicon`:
 of real GPUs, fitted on some models and checked on others (needs the extra `silicon`). `vidur FILE`:
 linear operators that Vidur published (MIT licence, not carried here),
 data/profiling/compute/a40/meta-llama/Llama-2-70b-hf/mlp.csv of github.com/microsoft/vidur, commit
-e26eb8f: medians of one layer on 1, 2, 4 and 8 ranks, without attention. Fits need the extra `fit`.
+e26eb8f: medians of one layer on 1, 2, 4 and 8 ranks, without attention. `host`: the constants of
+`runtime` from measured runs (`tools.fit_host`). Fits need the extra `fit`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
 from profiler import import_files
+from tools import fit_host
 from tools.published_facts import facts_table, published_facts
 
 HEAD = (
@@ -306,6 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     l20.add_argument("--figure", type=Path, default=Path("docs/figures/l20_calibration.png"))
     l20.set_defaults(run=_l20)
     sources.add_parser("silicon").set_defaults(run=_silicon)
+    fit_host.add_to(sources)
     vidur = sources.add_parser("vidur")
     vidur.add_argument("file", type=Path, help="Vidur's mlp.csv")
     vidur.add_argument("--gpu", default="A40")

@@ -100,9 +100,7 @@ def reproduce(
     """
     with TemporaryDirectory() as scratch:
         cases = [
-            _case(entry, measured, Path(scratch) / f"{entry.name}-{index}.csv", overrides)
-            for entry in entries
-            for index, measured in enumerate(entry.measured(data))
+            case for entry in entries for case in cases_of(entry, data, Path(scratch), overrides)
         ]
         if not cases:
             names, where = (", ".join(e.name for e in entries), entries[0].where_from())
@@ -122,6 +120,40 @@ def reproduce(
         raise UsageError(f"no run can be simulated, the first because: {why}")
     table = pd.DataFrame([row for case, trial in pairs for row in _rows(case, trial)])
     return Reproduced([e for e in entries if e.files(data)], _with_repeats(table), failures)
+
+
+def cases_of(entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] = ()) -> list[Case]:
+    """Return what simulates each run of an entry; requests are written to files in `scratch`."""
+    runs = entry.measured(data)
+    traces = [scratch / f"{entry.name}-{index}.csv" for index in range(len(runs))]
+    cases = [_case(entry, run, trace, overrides) for run, trace in zip(runs, traces, strict=True)]
+    served = {
+        end: trace
+        for end in entry.keys.sequence
+        for run, trace in zip(runs, traces, strict=True)
+        if run.label.endswith(end)
+    }
+    return [_warm(case, served) for case in cases] if served else cases
+
+
+def _warm(case: Case, traces: Mapping[str, Path]) -> Case:
+    """Return a case after those runs of its entry's sequence that were before it.
+
+    A rate that was not given is that of the slowest given one, with its arrivals so much faster:
+    the client draws the same gaps at every rate. Lengths differ by a few tokens from run to run.
+    """
+    rates = case.entry.keys.sequence
+    first = next(end for end in rates if end in traces)
+    after: list[dict[str, Any]] = []
+    for end, rate in rates.items():
+        if case.measured.label.endswith(end):
+            break
+        part: dict[str, Any] = {"trace": str(traces.get(end, traces[first])), "format": "vidur"}
+        if end not in traces:
+            faster = {"kind": "replay", "scale": (rate or 0.0) / (rates[first] or 1.0)}
+            part["arrivals"] = faster if rate else {"kind": "offline"}
+        after.append(part)
+    return case._replace(config=with_(case.config, {"workload.after": after})) if after else case
 
 
 def _case(entry: Entry, measured: Measured, trace: Path, overrides: Sequence[str]) -> Case:

@@ -13,6 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+MOST_RUNS = 100_000
+"""The most runs that one command is asked for: points, trials, seeds."""
+
 MOST = 10**12
 """The highest count of anything, such as pages; what is of a machine has lower limits."""
 

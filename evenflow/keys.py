@@ -31,6 +31,9 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 MOST_PIPES = 4096
 """The most stages, replicas and virtual engines: each is kept account of by itself."""
 
+MOST_MODEL_LEN = 10**7
+"""The longest request: it is computed token by token, which takes minutes."""
+
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Pipes = Annotated[int, Field(ge=1, le=MOST_PIPES)]
 

@@ -138,6 +138,8 @@ sarathi,sarathy | unknown scheduler 'sarathy'
 --slo p99_ttft_ms=500 --replications 0 | --replications 0
 --slo p99_ttft_ms=500 --seed -1 | --seed -1
 --slo p99_ttft_ms=500 --gpus 4 | --gpus 4: the run's costs do not follow
+--slo p99_ttft_ms=500 --trials 100001 | '--trials': Input should be less than or equal to 100000
+--slo p99_ttft_ms=500 --checks 1000000000 | '--checks': Input should be less than or equal to 100000
 --slo p99_ttft_ms=500 --schedulers sarahti | unknown scheduler 'sarahti'
 --slo p99_ttft_ms=500 --schedulers , | names no scheduler
 --slo p99_ttft_ms=500 --schedulers vllm,vllm | there twice
@@ -158,6 +160,7 @@ none.yaml --slo p99_ttft_ms=500 | none.yaml: no such file
 --max-median-queue-s -2 | above 0
 --slo p99_itl_ms=200 --tolerance 0 | --tolerance 0
 --slo p99_itl_ms=200 --replications 0 | --replications 0
+--slo p99_itl_ms=200 --replications 1000000000 | Input should be less than or equal to 100000
 --slo p99_itl_ms=200 --replications 2 | --replications 2: all would be alike
 --slo p99_itl_ms=200 --executor cloud | --executor cloud
 --slo p99_itl_ms=200 scheduler=sarahti | unknown scheduler
@@ -212,6 +215,7 @@ costs.per_token_s=1e308 | the run would last for more than 1e+12 s
 model=Qwen2.5-32B 'link={bandwidth_gb_s: 5e-324}' | the run would last for more than 1e+12 s
 model=Qwen2.5-32B 'link={bandwidth_gb_s: 50, latency_us: 1e30}' | for more than 1e+12 s
 'workload={trace: trace.csv, arrivals: {kind: replay, scale: 5e-324}}' | would arrive after inf s
+max_model_len=10000001 | max_model_len: should be at most 10000000, not 10000001
 workload.requests=1e12 | workload.requests: should be a whole number, not 1000000000000.0
 workload.skip=1000000000000 | workload.skip: should be at most 100000000
 """)

@@ -83,6 +83,18 @@ def test_results_of_other_code_are_refused(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
+def test_what_a_killed_study_had_begun_to_write_goes(tmp_path: Path) -> None:
+    Store(tmp_path).put(Record("00", {}))
+    old, new = tmp_path / ".partial-abcd_123", tmp_path / ".partial-abcd_124"
+    others = [tmp_path / ".partial-notes", tmp_path / ".partial-of-someone.txt"]
+    for path in (old, new, *others):
+        path.touch()
+    for path in (old, *others):
+        os.utime(path, (0, 0))
+    Store(tmp_path)
+    assert sorted(tmp_path.glob(".partial-*")) == sorted([new, *others])
+
+
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     record = simulate_point(point())

@@ -47,12 +47,17 @@ def test_a_port_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> Non
 def test_a_worker_that_dies_or_is_stopped_is_told_to_clients_within_seconds(
     number: int, why: str
 ) -> None:
-    with serving() as server:
+    with serving() as server, ExitStack() as stack:
         client = server.client()
         answer = client.completions.create(
             model="evenflow", prompt=[1, 2], max_tokens=900, stream=True
         )
         assert next(answer).choices[0].text
+        body = {"prompt": [1], "max_tokens": 900, "stream": True}
+        lines = stack.enter_context(
+            server.http.stream("POST", "/v1/completions", json=body)
+        ).iter_lines()
+        assert '"text"' in next(lines)
         worker = max(group(server.process))
         os.kill(worker, number)
         stopped_s = time.monotonic()
@@ -60,6 +65,8 @@ def test_a_worker_that_dies_or_is_stopped_is_told_to_clients_within_seconds(
             for _ in answer:
                 pass
         assert time.monotonic() - stopped_s < 15
+        events = [line for line in lines if line]
+        assert why in events[-1], "nothing follows the error"
         health = server.http.get("/health")
         assert health.status_code == 503
         assert why in health.json()["error"]["message"]
@@ -68,9 +75,10 @@ def test_a_worker_that_dies_or_is_stopped_is_told_to_clients_within_seconds(
         status, errors = server.ends()
         assert status == 1
         assert f"stage 1 (process {worker}) {why}" in errors
-        assert "; 0 of 1 requests are done" in errors
+        assert "; 0 of 2 requests are done" in errors
+        assert "aborted 2 requests, when the run ended or clients left\n" in errors
         assert "Traceback" not in errors
-        assert server.statuses() == ["aborted"]
+        assert server.statuses() == ["aborted"] * 2
 
 
 def test_half_open_connections_keep_nobody_waiting() -> None:

@@ -23,6 +23,11 @@ PREFIX_HASH_BYTES = 64 * 2**20
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_TOKENS = 10**9
 
+MOST_UNPACKED = 100
+FREE_BYTES = 64 * 2**20
+"""A gzip may unpack to so many times its size, and to so much whatever its size; a trace's is 3 to
+20 times."""
+
 CountTokens = Callable[[str], int]
 
 
@@ -52,7 +57,7 @@ def open_trace(path: Path) -> Iterator[TextIO]:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC
             raw.seek(0)
-            binary = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+            binary = cast(BinaryIO, _Unpacked(raw)) if packed else raw
             with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
                 yield text
     except UnicodeDecodeError as error:
@@ -63,6 +68,20 @@ def open_trace(path: Path) -> Iterator[TextIO]:
         raise UsageError(f"trace {path}: a directory; give one trace file") from error
     except OSError as error:
         raise UsageError(f"trace {path}: cannot be read ({error.strerror or error})") from error
+
+
+class _Unpacked(gzip.GzipFile):
+    """A gzip that raises BadGzipFile when it turns out to unpack to far more than any trace."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        super().__init__(fileobj=packed)
+        self._packed = packed
+
+    def read1(self, size: int = -1) -> bytes:
+        data = super().read1(size)
+        if self.tell() > max(FREE_BYTES, MOST_UNPACKED * self._packed.tell()):
+            raise gzip.BadGzipFile(f"it unpacks to more than {MOST_UNPACKED} times its size")
+        return data
 
 
 def fingerprint(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenflow.errors import UsageError
+from evenflow.errors import MOST_RUNS, UsageError
 from experiments.cli.options import Executor, Force, MedianQueue, Out, RunFile, Set, Slo
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ def capacity_command(
         float, typer.Option("--tolerance", help="How exactly, as a share of the rate.")
     ] = 0.02,
     replications: Annotated[
-        int, typer.Option("--replications", help="Seeds, each with a search of its own.")
+        int,
+        typer.Option("--replications", max=MOST_RUNS, help="Seeds, each with a search of its own."),
     ] = 1,
     per_dollar: Annotated[
         Path | None,
@@ -151,15 +152,20 @@ def tune_command(
         str | None,
         typer.Option("--objective", metavar="METRIC", help="Default: goodput, or else E2EL."),
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", help="Settings to try.")] = 64,
+    trials: Annotated[int, typer.Option("--trials", max=MOST_RUNS, help="Settings to try.")] = 64,
     schedulers: Annotated[
         str | None, typer.Option("--schedulers", metavar="A,B,...", help="Which to try.")
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Try all stages x tensor parallel of so many.")
+        int | None,
+        typer.Option("--gpus", max=MOST_RUNS, help="Try all stages x tensor parallel of so many."),
     ] = None,
-    replications: Annotated[int, typer.Option("--replications", help="Seeds of each trial.")] = 2,
-    checks: Annotated[int, typer.Option("--checks", help="Unseen parts of each kind.")] = 8,
+    replications: Annotated[
+        int, typer.Option("--replications", max=MOST_RUNS, help="Seeds of each trial.")
+    ] = 2,
+    checks: Annotated[
+        int, typer.Option("--checks", max=MOST_RUNS, help="Unseen parts of each kind.")
+    ] = 8,
     seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
     set_: Set = None,
     executor: Executor = "process",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from evenflow.errors import UsageError
+from evenflow.errors import MOST_RUNS, UsageError
 from experiments.cli.options import Force, Out, RunFile, Set
 
 
@@ -24,12 +24,15 @@ def validate_command(
         str | None,
         typer.Option("--schedulers", metavar="A,B,...", help="One after the other; as compare."),
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="How often it is served.")] = 3,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, max=MOST_RUNS, help="How often it is served.")
+    ] = 3,
     calibrate: Annotated[
         int,
         typer.Option(
             "--calibrate",
             min=0,
+            max=MOST_RUNS,
             metavar="REQUESTS",
             help="Serve so many others first, for the driver's and the messages' times; 0: none.",
         ),

@@ -13,6 +13,7 @@ from typing import Any
 
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
 from evenflow.errors import PolicyError, UsageError
+from evenflow.keys import MOST_MODEL_LEN
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
@@ -154,7 +155,7 @@ def _build_world(
     costs, spec, speculative = made.cost, hardware.spec, config.speculative
     pages = config.kv.num_pages(hardware)
     most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
-    max_model_len = config.max_model_len or most
+    max_model_len = config.max_model_len or min(most, MOST_MODEL_LEN)
     make = _scheduler_maker(config, costs, max_model_len, make_scheduler)
     scheduler = make()
     token_bytes = costs.transfer_bytes(prefill_work(1))

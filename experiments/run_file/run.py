@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from evenflow.costs import Fabric, StageCost, SwapCost
 from evenflow.errors import MOST, is_count
 from evenflow.keys import (
+    MOST_MODEL_LEN,
     MOST_PIPES,
     Count,
     Keys,
@@ -180,7 +181,7 @@ class RunConfig(Keys):
         ),
     ] = False
     pipelined_chunks: bool | None = None
-    max_model_len: Count | None = None
+    max_model_len: Annotated[int, Field(ge=1, le=MOST_MODEL_LEN)] | None = None
     goodput: dict[Limit, Positive] | None = None
     speculative: SpeculativeConfig | None = None
     replicas: ReplicasConfig | None = None

@@ -11,8 +11,10 @@ import inspect
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +26,7 @@ import evenflow
 from evenflow.errors import UsageError
 from experiments.outcome import Outcome
 from experiments.provenance import code_version
+from experiments.report.folder import SCRATCH
 from experiments.run_file.build import Workload, load_workload, reads_text
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import find
@@ -33,6 +36,7 @@ CODE = ("evenflow", "sim", "traces", "experiments/run_file", "experiments/runs.p
 """The code that results follow from, relative to the folder that holds the packages."""
 
 HEADER = "results.json"
+STALE_S = 3600.0
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -101,6 +105,7 @@ class Store:
         if not (folder / HEADER).exists():
             _require_writable(folder)
             return
+        self._remove_stale()
         found = _read_json(folder / HEADER)
         same = ("schema_version", "code_sha256")
         if any(found.get(key) != self._header[key] for key in same):
@@ -132,8 +137,15 @@ class Store:
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"
 
+    def _remove_stale(self) -> None:
+        """Remove what processes that were killed had begun to write; that takes no hour."""
+        for path in self._folder.glob(f"{SCRATCH}{'[a-z0-9_]' * 8}"):
+            with suppress(OSError):
+                if path.is_file() and path.stat().st_mtime < time.time() - STALE_S:
+                    path.unlink()
+
     def _write(self, path: Path, data: Mapping[str, Any]) -> None:
-        handle, scratch = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
+        handle, scratch = tempfile.mkstemp(dir=self._folder, prefix=SCRATCH)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(data, file, indent=1)
         os.replace(scratch, path)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from evenflow.errors import UsageError
+from evenflow.errors import MOST_RUNS, UsageError
 from evenflow.keys import Keys, expect, short_form
 from experiments.report.tables import is_number
 from experiments.run_file.yaml_file import Patch
@@ -29,10 +29,7 @@ DIGITS = 6
 """Values of a range are rounded to this many significant digits, so that tables can be read."""
 
 
-MOST_POINTS = 100_000
-"""A study has no more points, and a range no more steps."""
-
-Points = Annotated[int, Field(ge=1, le=MOST_POINTS)]
+Points = Annotated[int, Field(ge=1, le=MOST_RUNS)]
 
 
 class Range(Keys):
@@ -104,11 +101,11 @@ class Grid(Keys):
     kind: Literal["grid"]
 
     def patches(self, space: Space, default: Patch | None) -> list[Patch]:
-        """Return the points; UsageError for more than MOST_POINTS."""
+        """Return the points; UsageError for more than MOST_RUNS."""
         values = [values_of(parameter) for parameter in space.values()]
         count = math.prod(map(len, values))
-        if count > MOST_POINTS:
-            raise UsageError(f"method: grid: {count} combinations; at most {MOST_POINTS} are right")
+        if count > MOST_RUNS:
+            raise UsageError(f"method: grid: {count} combinations; at most {MOST_RUNS} are right")
         return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 

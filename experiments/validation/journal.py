@@ -97,8 +97,8 @@ def read_head(path: Path) -> tuple[RunConfig, Path]:
     """Return the configuration of a recorded run, and the folder of its relative paths."""
     try:
         head = next(_lines(path), None)
-    except EOFError:
-        head = None
+    except EOFError as error:
+        raise UsageError(f"{path}: cannot read it: {error}") from None
     if not isinstance(head, dict):
         raise UsageError(f"{path}: no first line with a configuration; evenflow run writes one")
     try:

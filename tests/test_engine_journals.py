@@ -6,17 +6,19 @@ import gzip
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evenflow.errors import UsageError
 from experiments.engines import of_engines, replay_engines, vllm
 from experiments.engines.journal import Event, Outcome, read, replayed
 from tests.command_line import evenflow
+from tools import engines_table
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines"
 VLLM = sorted((SHARED / "vllm-0.32.0").glob("*.jsonl.gz"))
 JOURNALS = [path for path in VLLM if "prompts" not in path.name]
-OWN = of_engines(Path(__file__).parent / "journals")
 LOOPS = [path for path in JOURNALS if path.name.startswith("loop")]
 
 needs_shared = pytest.mark.skipif(
@@ -36,12 +38,25 @@ def test_vllm_decides_as_recorded(path: Path) -> None:
     assert outcome.equal == outcome.steps > 100
 
 
-@pytest.mark.parametrize("path", OWN, ids=stem)
-def test_engines_decide_as_in_our_own_recordings(path: Path) -> None:
-    ((_, outcome),) = replay_engines([path], None)
-    assert isinstance(outcome, Outcome)
-    assert outcome.difference is None
-    assert outcome.equal == outcome.steps > 50
+@pytest.fixture(scope="module")
+def own() -> list[tuple[Path, Outcome | UsageError]]:
+    return list(replay_engines(of_engines(engines_table.OWN), None))
+
+
+def test_engines_decide_as_in_our_own_recordings(own: list[tuple[Path, Any]]) -> None:
+    for path, outcome in own:
+        assert isinstance(outcome, Outcome), path
+        assert outcome.difference is None, path
+        assert outcome.equal == outcome.steps > 50
+        assert outcome.timed or not path.name.startswith("vllm")
+
+
+def test_the_document_has_our_own_recordings(own: list[tuple[Path, Any]]) -> None:
+    """Made by python -m tools.engines_table."""
+    document = engines_table.DOCUMENT.read_text(encoding="utf-8")
+    assert engines_table.written(document, "own", engines_table.rows(own)) == document
+    assert engines_table.written(document, "rules", engines_table.rules()) == document
+    assert engines_table.written(document, "own", "") != document
 
 
 @needs_shared

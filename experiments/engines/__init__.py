@@ -5,17 +5,41 @@ Here: which journal is whose, and what `evenflow replay` replays at a path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from evenflow.errors import UsageError
 from experiments.engines import gllm, sglang, vllm
-from experiments.engines.journal import Outcome, first_line
+from experiments.engines.journal import Event, Outcome, first_line
 from experiments.real import replay_folder
 from experiments.validation.journal import NAME
 
-ENGINES = {vllm.MARK: vllm.replay, gllm.MARK: gllm.replay, sglang.MARK: sglang.replay}
-"""How to replay the journals whose config has such a key."""
+
+class Engine(NamedTuple):
+    """An engine: its policy here, how to replay a journal, and how the run is told from others.
+
+    `rules` say what decides each part of an answer, all of which are compared.
+    """
+
+    name: str
+    policy: str
+    replay: Callable[[Path, str | None], Outcome]
+    mode: Callable[[Event], str]
+    rules: Mapping[str, str]
+    not_covered: str
+
+
+def _engine(name: str, policy: str, module: Any) -> Engine:
+    return Engine(name, policy, module.replay, module.mode, module.RULES, module.NOT_COVERED)
+
+
+ENGINES = {
+    vllm.MARK: _engine("vLLM V1", "vllm_v1", vllm),
+    sglang.MARK: _engine("SGLang", "sglang", sglang),
+    gllm.MARK: _engine("gLLM", "token_throttling, variant: code", gllm),
+}
+"""By a key that the config of their journals has."""
 
 
 def of_engines(path: Path) -> list[Path]:
@@ -52,8 +76,13 @@ def replay_engines(
 
 
 def _replay(path: Path, scheduler: str | None) -> Outcome:
+    return engine_of(path).replay(path, scheduler)
+
+
+def engine_of(path: Path) -> Engine:
+    """Return whose journal a file is; UsageError if it is none of an engine that is known."""
     first = first_line(path)
-    for mark, replay in ENGINES.items():
+    for mark, engine in ENGINES.items():
         if first.get("kind") == "config" and mark in first:
-            return replay(path, scheduler)
+            return engine
     raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")

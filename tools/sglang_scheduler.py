@@ -1,0 +1,414 @@
+"""SGLang's own scheduler on a clock of ours, with a journal of what it decides.
+
+Its event loops, admission, retraction, pools and prefix tree are the package's (0.5.23). Replaced
+are the run of a batch (the clock moves on by what it costs), the ways in and out, what only
+reports, the stages behind the first (the first decides), and the profile of dynamic chunks.
+`tools.sglang_stand_ins` is to be installed before this is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.dynamic_chunk_sizer import DynamicChunkSizer
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, get_schedule, publish
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+Event = dict[str, Any]
+END_TOKEN, TOKEN = 2, 7
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 65536,
+    "vocab_size": 512,
+    "eos_token_id": END_TOKEN,
+}
+
+
+SETTINGS = (
+    *("page_size", "max_running_requests", "chunked_prefill_size", "max_prefill_tokens"),
+    *("pp_async_batch_depth", "pp_max_micro_batch_size", "schedule_policy"),
+    *("schedule_conservativeness", "prefill_decode_interval", "prefill_decode_interval_min_bs"),
+)
+"""What a journal's `config` calls as the server does."""
+
+
+class Drained(Exception):  # noqa: N818
+    """Everything was served."""
+
+
+class Silent:
+    """Stands in for what only reports: it takes whatever it is told."""
+
+    num_generated_tokens = forward_ct_decode = 0
+
+    def __getattr__(self, name: str) -> Silent:
+        return self
+
+    def __call__(self, *args: object, **options: object) -> Silent:
+        return self
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing."""
+
+
+def server_args(config: Event, model: Path) -> ServerArgs:
+    """Publish the settings of a journal's `config` as the server's."""
+    (model / "config.json").write_text(json.dumps(MODEL))
+    args = ServerArgs(
+        model_path=str(model),
+        load_format="dummy",
+        device="cpu",
+        attention_backend="torch_native",
+        skip_tokenizer_init=True,
+        context_length=config["context"],
+        max_total_tokens=config["tokens"],
+        enable_mixed_chunk=config["mixed_chunk"],
+        enable_dynamic_chunking=config["dynamic_chunking"] is not None,
+        pp_size=config["pp"],
+        disable_overlap_schedule=not config["overlap"],
+        disable_radix_cache=not config["radix"],
+        **{name: config[name] for name in SETTINGS},
+    )
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0))
+    return args
+
+
+class RecordedScheduler(Scheduler):  # type: ignore[misc]
+    """Serves the requests of a journal's `add` lines; `journal` has a line an event.
+
+    `requests` have `id`, `at` (s), `prompt` (tokens), `output`, `max_new`, `ignore_eos`; `prompts`
+    the tokens of those that may share some.
+    """
+
+    # What a server has only where it is asked to.
+    abort_on_priority_when_disabled = enable_priority_scheduling = max_queued_requests = None
+    schedule_low_priority_values_first = priority_scheduling_preemption_threshold = None
+    enable_hierarchical_cache = enable_hicache_storage = enable_lmcache = enable_hisparse = None
+    enable_unified_cache_external_linker = enable_unified_memory = hisparse_coordinator = None
+    decode_offload_manager = external_corpus_manager = draft_worker = dllm_config = None
+    enable_lora = enable_lora_overlap_loading = enable_overlap_mlx = enable_pdmux = None
+    is_hybrid_swa = is_hybrid_ssm = sliding_window_size = truncation_align_size = None
+    full_tokens_per_layer = swa_tokens_per_layer = dynamic_chunk_sizer = rust_server = None
+    min_free_slots_delayer = max_new_tokens_limit = require_mlp_sync = enable_fpm = None
+    load_snapshot_writer = idle_sleeper = _war_barrier_enabled = None
+    # What only reports.
+    scheduler_stage_metrics = metrics_reporter = metrics_collector = Silent()
+    kv_events_publisher = load_inquirer = load_publisher = output_streamer = Silent()
+
+    def __init__(
+        self,
+        config: Event,
+        args: ServerArgs,
+        requests: Sequence[Event],
+        prompts: Mapping[int, Sequence[int]],
+    ) -> None:
+        self.coming = deque(sorted(requests, key=lambda request: request["at"]))
+        self.prompts = prompts
+        self.outputs = {str(request["id"]): request["output"] for request in requests}
+        self.costs = config["base_s"], config["per_token_s"]
+        self.now, self.turn, self.spins = 0.0, -1, 0
+        self.stage_free = [0.0] * config["pp"]
+        self.ends: deque[float] = deque()
+        self.retracted: list[int] = []
+        self.aborted: list[int] = []
+        self.journal: list[Event] = []
+        self._set_what_is_absent(args)
+        self._make_pools(config)
+        self.init_running_status()
+        self.init_chunked_prefill()
+        self.init_schedule_policy()
+        self.init_overlap()
+        self.init_lora_drainer()
+        self.init_pool_stats_observer()
+        self.init_invariant_checker()
+        self.init_batch_result_processor()
+        if config["dynamic_chunking"] is not None:
+            self._make_sizer(*config["dynamic_chunking"])
+
+    def _set_what_is_absent(self, args: ServerArgs) -> None:
+        self.server_args = args
+        self.model_config = ModelConfig.from_server_args(args)
+        schedule = get_schedule()
+        self.schedule_policy = schedule.schedule_policy
+        self.enable_overlap = not schedule.disable_overlap_schedule
+        self.page_size = schedule.page_size
+        self.max_prefill_tokens = schedule.max_prefill_tokens
+        self.max_running_requests = schedule.max_running_requests
+        self.device = "cpu"
+        self.is_generation = True
+        self.disaggregation_mode = DisaggregationMode.NULL
+        self.spec_algorithm = SpeculativeAlgorithm.NONE
+        self.processed_tokens_counter = 0
+        runner = SimpleNamespace(
+            attn_backend=SimpleNamespace(needs_cpu_seq_lens=True),
+            prefill_aware_swa=False,
+            sampling_observer=None,
+        )
+        self.tp_worker = self.model_worker = SimpleNamespace(model_runner=runner)
+        self.forward_stream = self.schedule_stream = torch.cpu.Stream()
+        self.dp_attn_adapter = self.ngram_embedding_manager = SimpleNamespace(
+            maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,
+            maybe_convert_decode_to_extend=lambda batch: batch,
+            prepare_for_forward=lambda batch, **_: batch,
+            drop_sync_wait_carry=lambda: None,
+        )
+        self.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False, grammar_queue=[])
+        self.dllm_manager = SimpleNamespace(any_staging_reqs=lambda: False)
+        self.pp_group = SimpleNamespace(is_first_rank=True, is_last_rank=False)
+        get_parallel().override_permanently(pp_group=self.pp_group)
+
+    def _make_pools(self, config: Event) -> None:
+        tokens, page = config["tokens"], config["page_size"]
+        self.max_total_num_tokens = tokens
+        self.max_req_len = min(self.model_config.context_len - 1, tokens - 1)
+        self.req_to_token_pool = ReqToTokenPool(
+            self.max_running_requests, self.model_config.context_len + 4, "cpu", False
+        )
+        if page == 1:
+            allocator = TokenToKVPoolAllocator(tokens, torch.bfloat16, "cpu", None, False)
+        else:
+            allocator = PagedTokenToKVPoolAllocator(
+                tokens, page, torch.bfloat16, "cpu", None, False
+            )
+        self.token_to_kv_pool_allocator = allocator
+        self.radix = config["radix"]
+        self.tree_cache = UnifiedRadixCache(
+            CacheInitParams(
+                disable=not self.radix,
+                req_to_token_pool=self.req_to_token_pool,
+                token_to_kv_pool_allocator=allocator,
+                page_size=page,
+                pp_size=config["pp"],
+                chunked_prefill_size=config["chunked_prefill_size"],
+                tree_components=(ComponentType.FULL,),
+            )
+        )
+
+    def _make_sizer(self, a: float, b: float, c: float) -> None:
+        parts = (
+            *("model_config", "tree_cache", "req_to_token_pool", "token_to_kv_pool_allocator"),
+            *("spec_algorithm", "chunked_prefill_size", "max_prefill_tokens", "page_size"),
+            "device",
+        )
+        known = {name: getattr(self, name) for name in parts}
+        sizer = DynamicChunkSizer(model_runner=None, **known)
+        longest = int(self.chunked_prefill_size * 1.25)
+        lengths = list(range(longest, 0, -max(1, longest // 128)))[:128]
+        sizer.predictor.fit(lengths, [a * x * x + b * x + c for x in lengths])
+        sizer.predictor.set_target_latency(self.chunked_prefill_size)
+        sizer.predictor.is_ready = True
+        self.dynamic_chunk_sizer = sizer
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Add a line to the journal."""
+        self.journal.append({"kind": kind, **fields, "t": round(self.now, 9)})
+
+    def serve(self) -> list[Event]:
+        """Serve all requests and return the journal, its first line left out."""
+        alone = self.event_loop_overlap if self.enable_overlap else self.event_loop_normal
+        with suppress(Drained):
+            (self.event_loop_pp if len(self.stage_free) > 1 else alone)()
+        return self.journal
+
+    def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
+        """Let those arrive whose time has come."""
+        while self.coming and self.coming[0]["at"] <= self.now:
+            self._let_arrive(self.coming.popleft())
+        return []
+
+    def _let_arrive(self, request: Event) -> None:
+        identity = request["id"]
+        tokens = self.prompts.get(identity)
+        if tokens is None:
+            tokens = [100 + identity % 400] * request["prompt"]
+        params = SamplingParams(
+            max_new_tokens=request["max_new"], ignore_eos=request["ignore_eos"], temperature=0
+        )
+        params.normalize(None)
+        ids = array("q", tokens)
+        req = Req(str(identity), "", ids, params, eos_token_ids={END_TOKEN}, vocab_size=512)
+        self.init_req_max_new_tokens(req)
+        self._add_request_to_queue(req)
+        self.note(
+            "add",
+            id=identity,
+            at=request["at"],
+            prompt=len(tokens),
+            output=min(request["output"], params.max_new_tokens),
+            max_new=params.max_new_tokens,
+            ignore_eos=params.ignore_eos,
+        )
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        if is_retracted:
+            self.retracted.append(_id(req))
+        super()._add_request_to_queue(req, is_retracted)
+
+    def send_abort_output(self, abort_req: object, req: Req) -> None:
+        """Note who is aborted."""
+        self.aborted.append(_id(req))
+
+    def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
+        """Ask, and note the answer."""
+        self.turn = (self.turn + 1) % self.loop_size
+        waiting, before = _ids(self.waiting_queue), self._room()
+        ratio = self.new_token_ratio_tracker.current
+        self.retracted, self.aborted = [], []
+        plan = super().get_next_batch_to_run(running_batch=running_batch, last_batch=last_batch)
+        batch = plan.batch_to_run
+        mode = batch.forward_mode.name.lower() if batch else None
+        prompts = set(waiting) if batch and mode != "decode" else set()
+        fresh = [req for req in batch.reqs if _id(req) in prompts] if prompts else []
+        self.note(
+            "ask",
+            mb=self.turn,
+            mode=mode,
+            tokens=_tokens(batch),
+            new=[_id(req) for req in fresh if not req.retraction_count],
+            resumed=[_id(req) for req in fresh if req.retraction_count],
+            chunked=_id(self.chunked_req) if self.chunked_req is not None else None,
+            decoding=sorted(_ids(batch.decoding_reqs)) if mode == "mixed" else [],
+            retracted=self.retracted,
+            ratio=ratio,
+            aborted=self.aborted,
+            ratio_after=self.new_token_ratio_tracker.current,
+            free_before=before[0],
+            free_after=self._room()[0],
+            evictable_before=before[1],
+            evictable=self._room()[1],
+            cached={str(_id(req)): req.prefix_len for req in fresh} if self.radix else {},
+            running=_ids(plan.running_batch.reqs) if mode != "decode" else None,
+            waiting=waiting,
+            full=plan.running_batch.batch_is_full,
+        )
+        return plan
+
+    @property
+    def loop_size(self) -> int:
+        """How many slots take turns."""
+        return self.pp_loop_size if len(self.stage_free) > 1 else 1
+
+    def _room(self) -> tuple[int, int]:
+        free = self.token_to_kv_pool_allocator.available_size()
+        return free, self.tree_cache.evictable_size()
+
+    def run_batch(self, batch: Any, pp_proxy_tensors: object = None) -> GenerationBatchResult:
+        """Let a batch pass all stages, as soon as each is free."""
+        self.spins = 0
+        self.forward_ct += 1
+        batch.forward_iter = self.forward_ct
+        batch.input_ids = batch.prefill_input_ids_cpu = batch.mix_running_indices = None
+        base, per_token = self.costs
+        cost = base + per_token * sum(_tokens(batch).values())
+        end = self.now
+        for stage, free in enumerate(self.stage_free):
+            end = self.stage_free[stage] = max(end, free) + cost
+        self.ends.append(end)
+        return GenerationBatchResult()
+
+    def process_batch_result(self, batch: Any, result: GenerationBatchResult) -> None:
+        """Wait for the oldest batch in flight, let the package process it, and note it."""
+        if len(self.stage_free) == 1:
+            self._wait()
+        going = [req for req in batch.reqs if not req.finished()]
+        result.next_token_ids = torch.tensor([self._next_token(req) for req in batch.reqs])
+        if batch.forward_mode.is_decode():
+            self.batch_result_processor.process_batch_result_decode(batch, result)
+        else:
+            self.batch_result_processor.process_batch_result_prefill(batch, result)
+        self.note(
+            "done",
+            mb=(self.turn + 1) % self.loop_size,
+            batch=len(batch.reqs),
+            mode=batch.forward_mode.name.lower(),
+            ids=_ids(batch.reqs),
+            finished=[_id(req) for req in going if req.finished()],
+            free=self._room()[0],
+        )
+
+    def _next_token(self, req: Req) -> int:
+        return END_TOKEN if len(req.output_ids) + 1 >= self.outputs[req.rid] else TOKEN
+
+    def _wait(self) -> None:
+        self.now = max(self.now, self.ends.popleft())
+
+    def _pp_recv_proxy_tensors(self) -> None:
+        return None
+
+    def _pp_send_pyobj_to_next_stage(self, data: object, async_send: bool = False) -> list[Any]:
+        return []
+
+    def _pp_send_dict_to_next_stage(self, *args: object, **options: object) -> list[Any]:
+        return []
+
+    def _pp_send_proxy_to_next_stage(self, result: object) -> None:
+        """Nothing: `run_batch` knows all stages."""
+
+    def _pp_recv_dict_from_prev_stage(self) -> tuple[dict[str, Any], None]:
+        self._wait()
+        return {}, None
+
+    def _pp_prep_batch_result(self, *args: object) -> GenerationBatchResult:
+        return GenerationBatchResult()
+
+    def on_idle(self) -> None:
+        """Go to the next arrival, or end."""
+        idle = self.is_fully_idle()
+        self.spins += 1
+        if idle:
+            super().on_idle()
+            self.note("idle", ratio=self.new_token_ratio_tracker.current)
+        elif self.spins < 100:  # in some rounds it admits nobody
+            return
+        if not self.coming:
+            raise Drained if idle else RuntimeError(f"{_ids(self.waiting_queue)} wait for ever")
+        self.now = max(self.now, self.coming[0]["at"])
+
+
+def _id(req: Req) -> int:
+    return int(req.rid)
+
+
+def _ids(reqs: Sequence[Req]) -> list[int]:
+    return [_id(req) for req in reqs]
+
+
+def _tokens(batch: Any) -> dict[str, int]:
+    if not batch:
+        return {}
+    lengths = [1] * len(batch.reqs)
+    if batch.forward_mode.is_extend():
+        lengths = batch.extend_lens
+    return {req.rid: length for req, length in zip(batch.reqs, lengths, strict=True)}

@@ -126,6 +126,7 @@ class Batcher:
         queues = self.queues
         self.wake_at_s = None
         queues.now_s = now_s
+        queues.idles += not queues.live and not queues.in_flight
         if self._in_turns:
             queues.take_turn()
         while self.can_send:

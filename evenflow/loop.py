@@ -234,6 +234,7 @@ class EngineLoop(Loop):
                 return False  # until the time at which the policy asks to be woken
             self._answers.append(batch)
         if not self._answers:
+            queues.idles += 1
             return False
         self._waits = len(self._answers) >= self._num_places or not queues.live
         if not (self._waits and self._sends_late):

@@ -112,7 +112,6 @@ class Queues:
 
     def enqueue(self, request: Request) -> None:
         """Let a request wait."""
-        self.idles += not self.live and not self.in_flight
         seq = Sequence(request, request.prompt_tokens)
         self.enter(seq)
         if not self.kv.late:

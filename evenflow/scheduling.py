@@ -256,7 +256,7 @@ class View:
 
     @property
     def idles(self) -> int:
-        """How often a request came when there was nothing to serve."""
+        """How often there was nothing to serve; a request that comes in time prevents it."""
         return self._queues.idles
 
     @property

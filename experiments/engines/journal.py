@@ -137,7 +137,7 @@ def first_line(path: Path) -> Event:
 
 def differ(name: str, ours: object, theirs: object) -> str:
     """Say of which request a part of an answer is not as recorded, and what is."""
-    if isinstance(ours, int) or isinstance(theirs, int):
+    if isinstance(ours, int | float) or isinstance(theirs, int | float):
         return f"{name}: {ours}, recorded {theirs}"
     assert isinstance(ours, Collection)
     assert isinstance(theirs, Collection)

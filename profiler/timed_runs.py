@@ -268,14 +268,14 @@ def _key(name: str, shape: Shape) -> Key | None:
 def operator_points(
     by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, ranks: int
 ) -> list[Point]:
-    """Return a point for each operator and size that was timed, of the runs left undisturbed.
+    """Return a point for each operator and size that was timed, of the marked, undisturbed runs.
 
     Tokens met in one context only say nothing of how attention grows with the context: they are
     left out, so that the attention of a profile is a grid.
     """
     samples: dict[Key, list[float]] = {}
     for shape, runs in by_shape.items():
-        for run in undisturbed(runs):
+        for run in undisturbed(by_marks(runs)[0]):
             for key, seconds in operator_times(shape, run, layers):
                 samples.setdefault(key, []).append(seconds)
     met = Counter(key[:2] for key in samples)

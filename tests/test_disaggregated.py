@@ -74,6 +74,8 @@ def test_a_full_decode_pool_keeps_kv_on_the_prefill_side() -> None:
     summary = summarize(result)
     assert summary["backpressure_s"] == pytest.approx(0.0126)
     assert summary["mean_transfer_wait_ms"] == pytest.approx(6.3)
+    assert summary["p99_transfer_wait_ms"] == pytest.approx(0.99 * 12.6)
+    assert summary["num_transfers"] == 2
     assert summary["transfer_link_busy_share"] == pytest.approx(3.2 / 45.2)
     assert summary["prefill_busy_share"] == pytest.approx(20 / 45.2)
     assert summary["decode_busy_share"] == pytest.approx(30 / 45.2)

@@ -16,7 +16,9 @@ def test_pages_are_allocated_while_there_are_any_and_come_back() -> None:
     pool.check_integrity(pages)
     with pytest.raises(ValueError, match="2 pages asked"):
         pool.allocate(2)
+    assert pool.allocate(0) == []
     pool.free(pages)
+    assert pool.allocate(0) == []
     pool.check_integrity([])
     assert sorted(pool.allocate(4)) == [0, 1, 2, 3]
 
@@ -33,6 +35,10 @@ def test_integrity_finds_a_page_that_is_lost_or_held_twice() -> None:
 def test_pages_for_rounds_up() -> None:
     pool = PagePool(4, page_tokens=16)
     assert [pool.pages_for(tokens) for tokens in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
+
+
+def test_one_page_of_one_token_is_a_pool() -> None:
+    assert PagePool(1, 1).allocate(1) == [0]
 
 
 @pytest.mark.parametrize(("pages", "tokens"), [(0, 16), (-1, 16), (4, 0)])

@@ -184,13 +184,14 @@ NO_RATE = ("request_throughput", "output_throughput", "total_token_throughput", 
 
 def test_a_run_in_which_nothing_is_completed() -> None:
     """The only request does not fit: zeros, no steady window, no offline throughput."""
-    summary = summarize(simulate(small_world([Request(0, 0.0, 10_000, 2)])), {"ttft": 1.0})
+    world = small_world([Request(0, 0.0, 10_000, 2)], prefix_cache=True)
+    summary = summarize(simulate(world), {"ttft": 1.0})
     assert summary == {
         **dict.fromkeys(("duration", "completed", *NO_RATE), 0),
         **dict.fromkeys(("total_input_tokens", "total_output_tokens"), 0),
         **dict.fromkeys(("max_output_tokens_per_s", "max_concurrent_requests"), 0),
         **NO_LATENCY,
-        **dict.fromkeys(("preemptions", "num_micro_batches", "busy_share"), 0),
+        **dict.fromkeys(("preemptions", "num_micro_batches", "busy_share", "prefix_hit_rate"), 0),
         "failed": 1,
     }
 

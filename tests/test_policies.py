@@ -89,6 +89,10 @@ def test_every_policy_says_in_a_line_what_it_does_and_where_it_is_from() -> None
         assert "\n" not in entry.summary + entry.source
         assert entry.source
         assert not entry.source.startswith("Source")
+    static = next(entry for entry in catalogue() if entry.name == "static")
+    assert static.summary == "Decode a batch until its last request ends, then admit the next one."
+    assert static.source.startswith("FasterTransformer, as described by Orca (OSDI'22, section 2)")
+    assert static.source.endswith('section 2.4, "decode-prioritising")')
 
 
 @pytest.mark.parametrize("name", POLICIES)

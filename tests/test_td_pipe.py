@@ -172,6 +172,29 @@ def test_decode_ends_when_spatial_is_below_temporal_intensity(
     assert after_an_arrival(deciding(policy, [90] * 4)) == answer
 
 
+def test_the_prefills_that_pend_are_as_full_as_a_micro_batch_may_be() -> None:
+    """Of at most 64 tokens: 64 at once, 65 not, and a prompt that is longer alone."""
+    asked: list[int] = []
+
+    def prefill_s(tokens: int) -> float:
+        asked.append(tokens)
+        return 1.0
+
+    policy = TDPipe(max_num_batched_tokens=64, decode_s=linear, prefill_s=prefill_s)
+    batcher = deciding(policy, [90] * 4)
+    for number, prompt in enumerate((40, 24, 60, 5, 80, 3)):
+        batcher.add(Request(1000 + number, 2.0, prompt, 90, 90))
+    assert not send(batcher, 3.0).chunks, "saturated, so it decodes"
+    assert asked == [64, 60, 5, 80, 3]
+
+
+def test_future_points_are_those_of_the_paper_or_of_the_code() -> None:
+    code = (5, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    assert td_pipe(variant="code").future_points == code
+    assert td_pipe().future_points == tuple(32 * number for number in range(1, 33))
+    assert td_pipe(variant="code", future_points=[1, 2]).future_points == (1, 2)
+
+
 @pytest.mark.parametrize(("pages", "ratio", "full"), [(20, 0.2, 4), (10, 0.7, 7), (20, 0.95, 19)])
 def test_an_occupancy_is_reached_at_exactly_its_share_of_the_pages(
     pages: int, ratio: float, full: int

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost
+from evenflow.kv import PagePool
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.schedulers.token_throttling import TokenThrottling
@@ -23,6 +25,7 @@ from evenflow.schedulers.token_throttling_rules import (
 )
 from evenflow.types import Request
 from sim import World, simulate
+from tests.worlds import send
 
 THROTTLES: dict[str, Any] = {"max_prefill": 2048, "min_prefill": 32, "use_wt": True, "use_ut": True}
 
@@ -112,6 +115,38 @@ def test_figure_7_arriving_prompts_are_spread_over_the_next_micro_batches() -> N
     assert result.decode_tokens.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
     coupled = simulate(world(prompts, depth=2, coupled=True))
     assert coupled.prefill_tokens.tolist() == [900, 0], "w/ CK the first micro-batch takes it all"
+
+
+@pytest.mark.parametrize(
+    ("variant", "tokens"),
+    [
+        ("paper", [64, 61, 58, 55, 18]),
+        ("reading", [64, 61, 59, 56, 16]),
+        ("code", [64, 61, 59, 56, 16]),
+    ],
+)
+def test_the_budget_falls_with_the_free_share_of_the_pages(variant: str, tokens: list[int]) -> None:
+    """Of 100 pages 100, 96, 92, 88 and 85 are free: 64 tokens x (0.96 - 0.05) / 0.95 = 61.3."""
+    params = {"variant": variant, "iterations": 1, "max_prefill": 64, "min_prefill": 1}
+    small = replace(world([Request(0, 0.0, 256, 1)], depth=2, **params), total_pages=100)
+    assert simulate(small).prefill_tokens.tolist() == tokens
+
+
+def test_the_output_still_expected_is_as_predicted_or_else_the_mean_of_what_has_ended() -> None:
+    """Two end, with 2 and 6 tokens; the others have 1, and 9, nothing and 0 are predicted."""
+    policy = create("sarathi", {})
+    batcher = Batcher(policy, PagePool(99), depth=1, max_in_flight=1, max_model_len=99)
+    batcher.add(Request(0, 0.0, 5, 2))
+    batcher.add(Request(1, 0.0, 5, 6))
+    seen = []
+    for _ in range(6):
+        batcher.complete(send(batcher, 0.0), 1.0)
+        seen.append(batcher.view.expected_output_tokens)
+    assert seen == [0, 0, 0, 0, 0, 0], "until one has ended; then the mean is 2"
+    for number, predicted in enumerate((9, None, 0)):
+        batcher.add(Request(2 + number, 2.0, 5, 50, predicted))
+    batcher.complete(send(batcher, 2.0), 3.0)
+    assert batcher.view.expected_output_tokens == 8 + 3 + 0
 
 
 def decodes_after_warm_up(result: RunResult) -> np.ndarray:

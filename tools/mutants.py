@@ -137,7 +137,7 @@ def variants(node: Any) -> Iterator[tuple[Any, str]]:
             yield from ((node, f"{number + 1}"), (node, f"({number - 1})"))
         case ast.Name(id=name) if name in NAMES:
             yield node, NAMES[name]
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) not in ("None", "False"):
             yield node, "return None"
         case ast.Expr(value=ast.Call()) | ast.Assign() | ast.Raise() | ast.Continue() | ast.Break():
             yield node, "pass"
@@ -213,7 +213,7 @@ def meet(mutant: Mutant, answer: int, last_stage: int) -> None:
         used_s = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
         resource.setrlimit(resource.RLIMIT_CPU, (used_s + cpu_s, -1))
         if code := pytest.main([*options, *stage], plugins=[Noticed()]):
-            os.write(answer, f" {code!r}".encode())
+            os.write(answer, f" ({code})".encode())
             return
 
 

@@ -176,7 +176,7 @@ class TokenThrottling:
                 break
             prefills.append(Prefill(prompt.request_id, tokens))
             budget -= tokens
-            if budget <= 0 or len(prefills) >= self.max_batch_rows:
+            if len(prefills) >= self.max_batch_rows:
                 break
             pages -= max(-(-(computed + tokens) // page_tokens) - held, 0)
         return prefills

@@ -99,8 +99,6 @@ class PackageRules:
                 self._preempted.pop(prompt.request_id, None)
             budget -= tokens
             pages -= max(-(-stop // page_tokens) - held, 0)
-            if not budget:
-                break
         return prefills, pages
 
     def _make_room(self, view: View, decodes: int, free_pages: int) -> list[int]:

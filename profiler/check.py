@@ -23,15 +23,15 @@ from profiler.timed_runs import (
     ATTENTION,
     PER_LAYER,
     PER_ROW,
+    STAGE,
     Progress,
     Subject,
     TimedRun,
+    by_marks,
     stage_s,
     time_run,
     undisturbed,
 )
-
-STAGE = "stage"
 
 
 class Errors(NamedTuple):
@@ -63,17 +63,21 @@ def take(
     rng: np.random.Generator,
     progress: Progress | None = None,
 ) -> dict[Shape, list[TimedRun]]:
-    """Run each shape `repeats` times, in rounds of random order after one that warms up."""
+    """Run each shape `repeats` times marked and as often not, in rounds of random order.
+
+    One round before them warms up.
+    """
     by_shape: dict[Shape, list[TimedRun]] = {shape: [] for shape in shapes}
     spent_s = 0.0
     distinct = list(by_shape)
     for done in range(repeats + 1):
         for index in rng.permutation(len(distinct)):
             shape = distinct[index]
-            run = time_run(subject, shape, stopwatch, rng)
-            spent_s += run.wall_s
-            if done:
-                by_shape[shape].append(run)
+            for marked in (True, False):
+                run = time_run(subject, shape, stopwatch, rng, marked=marked)
+                spent_s += run.wall_s
+                if done:
+                    by_shape[shape].append(run)
         if progress is not None:
             progress((done + 1) / (repeats + 1), spent_s / (done + 1) * (repeats - done))
     return by_shape
@@ -89,17 +93,19 @@ def errors(
 ) -> list[Errors]:
     """Compare runs with predictions, per operator and for whole stages (the last of the list).
 
-    `cost` is the profile's on one stage of all layers of the model.
+    `cost` is the profile's on one stage of all layers of the model. Stages are those of the runs
+    without marks, so that what the marks of a profile cost counts as its error.
     """
     predictors = _predictors(Parts(profile, spec, ranks, None, spec.name))
     pairs: dict[str, list[_Pair]] = {}
     for shape, runs in by_shape.items():
+        marked, whole = by_marks(runs)
         for operator, predict in predictors.items():
-            if operator in runs[0].seconds:
+            if operator in marked[0].seconds:
                 count = PER_LAYER[operator] * spec.num_layers if operator in PER_LAYER else 1
-                pair = _pair(count * predict(shape), runs, itemgetter(operator))
+                pair = _pair(count * predict(shape), marked, itemgetter(operator))
                 pairs.setdefault(operator, []).append(pair)
-        pairs.setdefault(STAGE, []).append(_pair(cost.times(shape.work())[0], runs, stage_s))
+        pairs.setdefault(STAGE, []).append(_pair(cost.times(shape.work())[0], whole, stage_s))
     total_s = sum(pair.measured_s for pair in pairs[STAGE])
     pairs[STAGE] = pairs.pop(STAGE)  # to the end
     return [_errors(operator, pairs[operator], total_s) for operator in pairs]

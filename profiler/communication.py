@@ -1,8 +1,8 @@
 """Seconds against bytes: from one stage to the next, and all-reduce inside a stage.
 
-On CPU both run over gloo between processes. On CUDA a transfer is a copy within the device where
-there is one GPU (several stages share it), NCCL between two where there are more; an all-reduce
-needs a GPU a rank. Knows bytes; not what they hold.
+On CPU both run over gloo between processes. On CUDA a transfer needs two GPUs, and an all-reduce a
+GPU a rank: both are NCCL's. Where there is one GPU a copy within it is timed, which is no transfer
+and is not called one. Knows bytes and their dtype; not what they hold.
 """
 
 from __future__ import annotations
@@ -25,21 +25,26 @@ TIMEOUT_S = 60.0
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def transfer_points(device: str, sizes_bytes: Sequence[int], repeats: int) -> list[Point]:
-    """Measure the way from one stage to the next; seconds are one way."""
+def transfer_points(
+    device: str, sizes_bytes: Sequence[int], repeats: int, dtype: str = "float32"
+) -> list[Point]:
+    """Measure the way from one stage to the next; seconds are one way.
+
+    As a worker goes it: a receive that is posted before, and a send that nobody waits for, until
+    what was sent can be read. With one GPU the points are of `device_copy`.
+    """
     if device == "cuda":
         import torch
 
         if torch.cuda.device_count() == 1:
             samples = [_copies_s(size, repeats) for size in sizes_bytes]
-            return _points("transfer", sizes_bytes, samples)
-    return _between_processes(
-        "transfer", sizes_bytes, backend=BACKENDS[device], ranks=2, repeats=repeats
-    )
+            return _points("device_copy", sizes_bytes, samples)
+    job = Job("transfer", BACKENDS[device], 2, tuple(sizes_bytes), repeats, dtype)
+    return _between_processes(job)
 
 
 def all_reduce_points(
-    device: str, ranks: int, sizes_bytes: Sequence[int], repeats: int
+    device: str, ranks: int, sizes_bytes: Sequence[int], repeats: int, dtype: str = "float32"
 ) -> list[Point]:
     """Measure all-reduces over `ranks` processes; UsageError where there are too few GPUs."""
     if device == "cuda":
@@ -51,20 +56,22 @@ def all_reduce_points(
                 f"all-reduce over {ranks} ranks needs {ranks} GPUs, {gpus} found (NCCL refuses "
                 "two ranks on one); profile without --tensor-parallel, or where there are more"
             )
-    return _between_processes(
-        "all_reduce", sizes_bytes, backend=BACKENDS[device], ranks=ranks, repeats=repeats
-    )
+    job = Job("all_reduce", BACKENDS[device], ranks, tuple(sizes_bytes), repeats, dtype)
+    return _between_processes(job)
 
 
 def _copies_s(size_bytes: int, repeats: int) -> list[float]:
-    """Return the seconds of copies from one buffer of the GPU to another."""
+    """Return the seconds of copies from one buffer of the GPU to another, neither in its cache."""
     import torch
+
+    from profiler.stopwatch import flush_buffer
 
     source = torch.randint(127, (size_bytes,), dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    seconds = []
+    seconds, flush = [], flush_buffer()
     for _ in range(WARM_UP + repeats):
+        flush.zero_()
         torch.cuda.synchronize()
         events[0].record()
         target.copy_(source)
@@ -82,23 +89,22 @@ class Job(NamedTuple):
     ranks: int
     sizes_bytes: tuple[int, ...]
     repeats: int
-    folder: str
+    dtype: str
 
 
-def _between_processes(
-    operator: str, sizes_bytes: Sequence[int], *, backend: str, ranks: int, repeats: int
-) -> list[Point]:
+def _between_processes(job: Job) -> list[Point]:
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(operator, backend, ranks, tuple(sizes_bytes), repeats, folder)
         processes = [
-            spawn.Process(target=_rank, args=(rank, job), daemon=True) for rank in range(ranks)
+            spawn.Process(target=_rank, args=(rank, job, folder), daemon=True)
+            for rank in range(job.ranks)
         ]
         for process in processes:
             process.start()
-        _wait(processes, operator, TIMEOUT_S + repeats * len(sizes_bytes))
+        _wait(processes, job.operator, TIMEOUT_S + job.repeats * len(job.sizes_bytes))
         samples = json.loads((Path(folder) / "samples.json").read_text(encoding="utf-8"))
-    return _points(operator, sizes_bytes, samples, ranks if operator == "all_reduce" else 1)
+    ranks = job.ranks if job.operator == "all_reduce" else 1
+    return _points(job.operator, job.sizes_bytes, samples, ranks)
 
 
 def _points(
@@ -125,8 +131,8 @@ def _wait(processes: Sequence[Any], operator: str, limit_s: float) -> None:
         raise UsageError(f"{operator}: the processes that measure it ended with {codes}")
 
 
-def _rank(rank: int, job: Job) -> None:
-    """Be one process of a measurement; rank 0 writes the seconds of each size."""
+def _rank(rank: int, job: Job, folder: str) -> None:
+    """Be one process of a measurement; rank 0 writes the seconds of each size to `folder`."""
     import torch
     from torch import distributed
 
@@ -135,7 +141,7 @@ def _rank(rank: int, job: Job) -> None:
         torch.cuda.set_device(rank)
     distributed.init_process_group(
         job.backend,
-        init_method=f"file://{job.folder}/meeting",
+        init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=job.ranks,
         timeout=timedelta(seconds=TIMEOUT_S),
@@ -143,13 +149,13 @@ def _rank(rank: int, job: Job) -> None:
     step = _round_trip if job.operator == "transfer" else _all_reduce
     trips = 2 if job.operator == "transfer" else 1
     device = "cuda" if job.backend == "nccl" else "cpu"
-    samples = []
+    samples, dtype = [], getattr(torch, job.dtype)
     for size in job.sizes_bytes:
-        buffer = torch.ones(size, dtype=torch.uint8, device=device)
+        buffer = torch.ones(-(-size // dtype.itemsize), dtype=dtype, device=device)
         seconds = [_timed(step, rank, buffer) for _ in range(WARM_UP + job.repeats)]
         samples.append([value / trips for value in seconds[WARM_UP:]])
     if rank == 0:
-        (Path(job.folder) / "samples.json").write_text(json.dumps(samples), encoding="utf-8")
+        (Path(folder) / "samples.json").write_text(json.dumps(samples), encoding="utf-8")
     distributed.destroy_process_group()
 
 
@@ -164,14 +170,29 @@ def _timed(step: Callable[[int, Any], None], rank: int, buffer: Any) -> float:
 
 
 def _round_trip(rank: int, buffer: Any) -> None:
+    """Send from rank 0 and back, each receive posted before its data are sent.
+
+    NOTE: rank 0 posts its own after it has sent, because NCCL takes what a pair says in turn.
+    """
     from torch import distributed
 
+    there = buffer.new_empty(buffer.shape)
     if rank == 0:
-        distributed.send(buffer, 1)
-        distributed.recv(buffer, 1)
+        sending = distributed.isend(buffer, 1)
+        _await(distributed.irecv(there, 1), there)
     else:
-        distributed.recv(buffer, 0)
-        distributed.send(buffer, 0)
+        _await(distributed.irecv(there, 0), there)
+        sending = distributed.isend(there, 0)
+    _await(sending, there)
+
+
+def _await(work: Any, buffer: Any) -> None:
+    """Return when a message is there, as a worker's lane does: NCCL's own wait returns before."""
+    import torch
+
+    work.wait()
+    if buffer.is_cuda:
+        torch.cuda.current_stream().synchronize()
 
 
 def _all_reduce(rank: int, buffer: Any) -> None:

@@ -6,7 +6,7 @@ measuring itself, so that it runs on a bare GPU machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
-from evenflow.costs.profile.cost import profile_cost
+from evenflow.costs.profile.cost import LINEARS, profile_cost
 from evenflow.costs.profile.file import (
     Header,
     LayerShapes,
@@ -30,20 +30,22 @@ from evenflow.specs.model import ModelSpec
 from profiler import check, machine
 from profiler.communication import all_reduce_points, transfer_points
 from profiler.driver_cpu import detokenise_points, driver_points
-from profiler.shapes import Limits, ladder, random_shapes
+from profiler.shapes import Limits, Shape, ladder, random_shapes
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
+from profiler.tiles import TILES, tile_of
 from profiler.timed_runs import (
     Journal,
     Progress,
     Subject,
     TimedRun,
+    marks_share,
     measure,
     operator_points,
     runs_by_shape,
 )
 
 LIMITS = {"cpu": Limits(1024, 64, 4096, 32768), "cuda": Limits(4096, 256, 32768, 262144)}
-TILE_TOKENS = {"cpu": 1, "cuda": 128}
+TILES_OF = {"cpu": (), "cuda": TILES}
 DTYPES = {2: "bfloat16", 4: "float32"}
 LINK_REPEATS = 20
 DRIVER_REPEATS = 50
@@ -121,7 +123,7 @@ def profile(
             shapes = measure(
                 subject,
                 limits,
-                header.tile_tokens,
+                TILES_OF[settings.device],
                 _stopwatch(settings),
                 journal,
                 budget_s=60 * settings.minutes - (perf_counter() - began_s),
@@ -130,8 +132,10 @@ def profile(
             )
         by_shape = runs_by_shape(shapes, journal.runs)
         points += operator_points(by_shape, spec.num_layers, settings.tensor_parallel)
-        grid = _grid_words(len(shapes), journal.runs, spec.num_layers, settings.minutes)
-        measured = Profile(replace(header, grid=grid), tuple(points))
+        grid = _grid_words(by_shape, spec.num_layers, settings.minutes)
+        products = [each for each in points if each.operator in LINEARS]
+        tile = tile_of(products, TILES_OF[settings.device])
+        measured = Profile(replace(header, grid=grid, tile_tokens=tile), tuple(points))
         write_profile(out, measured)
         journal.remove()
     return measured
@@ -187,11 +191,13 @@ def check_profile(
     return check.errors(by_shape, profile, spec, cost, ranks=tensor_parallel)
 
 
-def _grid_words(shapes: int, runs: Sequence[TimedRun], layers: int, minutes: float) -> str:
+def _grid_words(by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, minutes: float) -> str:
+    shapes, runs = len(by_shape), [run for runs in by_shape.values() for run in runs]
     disturbed = sum(run.disturbed for run in runs) / len(runs)
     return (
         f"{minutes:g} minutes: {shapes} micro-batches, {len(runs) / shapes:.0f} times each, "
-        f"through {layers} layers; {disturbed:.0%} of the runs disturbed by other processes"
+        f"through {layers} layers; {disturbed:.0%} of the runs disturbed by other processes; "
+        f"marks make a stage {marks_share(by_shape):+.1%} longer"
     )
 
 
@@ -205,7 +211,7 @@ def _header(spec: ModelSpec, settings: Settings) -> Header:
         date=datetime.now(UTC).date().isoformat(),
         threads=settings.threads,
         grid="",
-        tile_tokens=TILE_TOKENS[settings.device],
+        tile_tokens=1,
         source="measured by evenflow profile",
         model=spec.name,
         shapes=LayerShapes.of(spec),
@@ -222,10 +228,11 @@ def _other_points(
     """Measure what is not part of a stage: links and the driver's CPU time."""
     token_bytes = spec.hidden_size * spec.dtype_bytes
     sizes = [tokens * token_bytes for tokens in ladder(1, limits.max_tokens, 1)]
-    points = transfer_points(settings.device, sizes, LINK_REPEATS)
+    dtype = DTYPES[spec.dtype_bytes]
+    points = transfer_points(settings.device, sizes, LINK_REPEATS, dtype)
     if settings.tensor_parallel > 1:
         ranks = settings.tensor_parallel
-        points += all_reduce_points(settings.device, ranks, sizes, LINK_REPEATS)
+        points += all_reduce_points(settings.device, ranks, sizes, LINK_REPEATS, dtype)
     rows = ladder(1, limits.max_rows, 1)
     points += driver_points(rows, DRIVER_REPEATS)
     if tokenizer is not None:

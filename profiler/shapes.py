@@ -5,7 +5,7 @@ Knows counts of tokens; no model, no device, no seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,14 +77,14 @@ class Limits:
         return max(lengths) <= self.max_context and sum(lengths) <= self.max_total_context
 
 
-def grid(limits: Limits, level: int, tile_tokens: int) -> list[Shape]:
+def grid(limits: Limits, level: int, tiles: Sequence[int] = ()) -> list[Shape]:
     """Return the micro-batches of a profile, without repeats.
 
-    First chunks of many sizes (with a point on each side of each tile edge where `tile_tokens` is
-    above 1), chunks against context, decodes against rows and context, some uneven decodes, and
-    decodes without context, of many sizes: matrices and the LM head of few rows.
+    First chunks of many sizes (with a point on each side of edges of each of the `tiles`), chunks
+    against context, decodes against rows and context, some uneven decodes, and decodes without
+    context, of many sizes: matrices and the LM head of few rows.
     """
-    shapes = [Shape(((tokens, 0),)) for tokens in _token_axis(limits, level, tile_tokens)]
+    shapes = [Shape(((tokens, 0),)) for tokens in _token_axis(limits, level, tiles)]
     sparse = 0.5 + 0.25 * level
     for tokens in _from(16, limits.max_tokens, sparse):
         longest = min(limits.max_context, limits.max_total_context) - tokens
@@ -118,11 +118,16 @@ def _from(start: int, stop: int, per_doubling: float) -> list[int]:
     return ladder(max(min(start, stop // 4), 1), stop, per_doubling) if stop > 0 else []
 
 
-def _token_axis(limits: Limits, level: int, tile_tokens: int) -> Iterable[int]:
+def _token_axis(limits: Limits, level: int, tiles: Sequence[int]) -> Iterable[int]:
+    """Return numbers of tokens; of tile edges those that are none of twice the tile, and the rest.
+
+    So a step there tells one tile from the next.
+    """
     axis = set(ladder(2, limits.max_tokens, 1 + level / 2))
-    if tile_tokens > 1:
-        edges = ladder(1, max(limits.max_tokens // tile_tokens, 1), 1 + level)
-        axis |= {tile_tokens * edge + past for edge in edges for past in (0, 1)}
+    for tile in tiles:
+        edges = ladder(1, max(limits.max_tokens // tile, 1), 1 + level)
+        odd = edges if tile == max(tiles) else [edge | 1 for edge in edges]
+        axis |= {tile * edge + past for edge in odd for past in (0, 1)}
     return sorted(tokens for tokens in axis if 2 <= tokens <= limits.max_tokens)
 
 

@@ -75,9 +75,7 @@ class CudaStopwatch:
         import torch
 
         self._cuda: Any = torch.cuda
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        flush_bytes = 4 * int(getattr(properties, "L2_cache_size", 64 << 20))
-        self._flush = torch.empty(flush_bytes, dtype=torch.int8, device="cuda")
+        self._flush = flush_buffer()
         self._names: list[str] = []
         self._events: list[Any] = []
         self._used = 0
@@ -108,6 +106,15 @@ class CudaStopwatch:
             self._events.append(self._cuda.Event(enable_timing=True))
         self._events[self._used].record()
         self._used += 1
+
+
+def flush_buffer() -> Any:
+    """Return memory of the GPU that, when it is written, leaves nothing else in the L2 cache."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    size_bytes = 4 * int(getattr(properties, "L2_cache_size", 64 << 20))
+    return torch.empty(size_bytes, dtype=torch.int8, device="cuda")
 
 
 def summed(names: list[str], seconds: list[float]) -> dict[str, float]:

@@ -38,6 +38,8 @@ PER_ROW = ("head", "sample", "cpu_prepare")
 ATTENTION = ("attention_prefill", "attention_decode")
 OUTSIDE = ("cpu_prepare",)
 """Work that a worker does for a micro-batch while the one before computes."""
+STAGE = "stage"
+"""All that is not outside, of a run whose operators were not marked."""
 
 Key = tuple[str, int | None, int | None, int | None]
 """Operator, tokens, context_tokens, bytes."""
@@ -138,7 +140,9 @@ class Journal:
 
 # -- the rounds ---------------------------------------------------------------------------------
 
-MIN_ROUNDS = 3
+UNMARKED_EVERY = 4
+"""Of so many runs of a shape one, the second, is not marked: the others hold what marks add."""
+MIN_ROUNDS = 4
 GOOD_ROUNDS = 15
 """Rounds at least, however little time there is; and rounds before a denser grid is worth it."""
 
@@ -156,13 +160,22 @@ class Subject(Protocol):
 
 
 def time_run(
-    subject: Subject, shape: Shape, stopwatch: Stopwatch, rng: np.random.Generator
+    subject: Subject,
+    shape: Shape,
+    stopwatch: Stopwatch,
+    rng: np.random.Generator,
+    *,
+    marked: bool = True,
 ) -> TimedRun:
-    """Time one run of a shape; the run's index is left at 0."""
+    """Time one run of a shape, or its STAGE as a whole; the run's index is left at 0."""
     began_s = perf_counter()
     run = subject.prepare(shape, rng)
     stopwatch.start()
-    run(stopwatch.mark)
+    if marked:
+        run(stopwatch.mark)
+    else:
+        run(lambda name: stopwatch.mark(name) if name in OUTSIDE else None)
+        stopwatch.mark(STAGE)
     seconds = stopwatch.stop()
     return TimedRun(0, seconds, perf_counter() - began_s, stopwatch.was_disturbed)
 
@@ -170,7 +183,7 @@ def time_run(
 def measure(
     subject: Subject,
     limits: Limits,
-    tile_tokens: int,
+    tiles: Sequence[int],
     stopwatch: Stopwatch,
     journal: Journal,
     *,
@@ -184,11 +197,11 @@ def measure(
     The unrecorded first round warms up and tells how long a round takes.
     """
     began_s = perf_counter()
-    round_s = _round_s(subject, limits, tile_tokens, stopwatch, rng)
+    round_s = _round_s(subject, limits, tiles, stopwatch, rng)
     budget_s -= perf_counter() - began_s
     if "level" not in journal.plan:
-        journal.decide(level=_level(limits, tile_tokens, round_s, budget_s))
-    shapes = grid(limits, journal.plan["level"], tile_tokens)
+        journal.decide(level=_level(limits, tiles, round_s, budget_s))
+    shapes = grid(limits, journal.plan["level"], tiles)
     taken = [0] * len(shapes)
     for run in journal.runs:
         taken[run.shape] += 1
@@ -198,7 +211,8 @@ def measure(
         for index in rng.permutation(left):
             if taken[index] >= MIN_ROUNDS and spent_s > budget_s:
                 return shapes
-            run = time_run(subject, shapes[index], stopwatch, rng)
+            marked = taken[index] % UNMARKED_EVERY != 1
+            run = time_run(subject, shapes[index], stopwatch, rng, marked=marked)
             journal.add(run._replace(shape=int(index)))
             spent_s += run.wall_s
             taken[index] += 1
@@ -210,20 +224,20 @@ def measure(
 def _round_s(
     subject: Subject,
     limits: Limits,
-    tile_tokens: int,
+    tiles: Sequence[int],
     stopwatch: Stopwatch,
     rng: np.random.Generator,
 ) -> float:
     """Return the seconds of a round of the coarsest grid, in its second, warmer run."""
-    shapes = grid(limits, 0, tile_tokens)
+    shapes = grid(limits, 0, tiles)
     for shape in shapes:
         time_run(subject, shape, stopwatch, rng)
     return sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
 
 
-def _level(limits: Limits, tile_tokens: int, coarse_round_s: float, budget_s: float) -> int:
+def _level(limits: Limits, tiles: Sequence[int], coarse_round_s: float, budget_s: float) -> int:
     """Return the densest grid of which GOOD_ROUNDS rounds fit the budget."""
-    sizes = [len(grid(limits, level, tile_tokens)) for level in range(LEVELS)]
+    sizes = [len(grid(limits, level, tiles)) for level in range(LEVELS)]
     each_s = coarse_round_s / sizes[0]
     fitting = [level for level, size in enumerate(sizes) if size * each_s * GOOD_ROUNDS <= budget_s]
     return max(fitting, default=0)
@@ -245,6 +259,24 @@ def stage_s(seconds: Mapping[str, float]) -> float:
     return sum(value for name, value in seconds.items() if name not in OUTSIDE)
 
 
+def marks_share(by_shape: Mapping[Shape, Sequence[TimedRun]]) -> float:
+    """Return by what share a stage takes longer for being marked: the median over the shapes."""
+    shares = []
+    for runs in by_shape.values():
+        marked, whole = (
+            [stage_s(run.seconds) for run in undisturbed(kind)] for kind in by_marks(runs)
+        )
+        if marked and whole:
+            shares.append(np.median(marked) / np.median(whole) - 1)
+    return float(np.median(shares)) if shares else 0.0
+
+
+def by_marks(runs: Sequence[TimedRun]) -> tuple[list[TimedRun], list[TimedRun]]:
+    """Return the runs whose operators were marked, and the others."""
+    marked = [run for run in runs if STAGE not in run.seconds]
+    return marked, [run for run in runs if STAGE in run.seconds]
+
+
 def operator_times(shape: Shape, run: TimedRun, layers: int) -> Iterator[tuple[Key, float]]:
     """Return each operator of a run with its sizes, and the seconds of one time it ran.
 
@@ -257,6 +289,8 @@ def operator_times(shape: Shape, run: TimedRun, layers: int) -> Iterator[tuple[K
 
 
 def _key(name: str, shape: Shape) -> Key | None:
+    if name == STAGE:
+        return None
     if name == "attention_prefill":
         return (name, *shape.chunks[0], None) if len(shape.chunks) == 1 else None
     if name == "attention_decode":

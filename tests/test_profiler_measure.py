@@ -24,6 +24,8 @@ from profiler.timed_runs import (
     Journal,
     Mark,
     TimedRun,
+    by_marks,
+    marks_share,
     measure,
     operator_points,
     runs_by_shape,
@@ -78,6 +80,7 @@ class Machine:
 class Stopwatch:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
+        self.mark_s = 0.0
         self.names: list[str] = []
         self.times: list[float] = []
 
@@ -85,6 +88,7 @@ class Stopwatch:
         self.names, self.times = [], [self.machine.now_s]
 
     def mark(self, name: str) -> None:
+        self.machine.now_s += self.mark_s
         self.names.append(name)
         self.times.append(self.machine.now_s)
 
@@ -105,7 +109,7 @@ def run(machine: Machine, journal: Journal, budget_s: float) -> list[Shape]:
     return measure(
         machine,
         LIMITS,
-        1,
+        (),
         Stopwatch(machine),
         journal,
         budget_s=budget_s,
@@ -121,7 +125,7 @@ def test_the_budget_picks_the_grid_and_is_kept(machine: Machine, tmp_path: Path)
             shapes = run(machine, journal, budget_s)
             assert machine.now_s - began_s == pytest.approx(budget_s, rel=0.05)
             levels.append(journal.plan["level"])
-            assert shapes == grid(LIMITS, levels[-1], 1)
+            assert shapes == grid(LIMITS, levels[-1])
             assert len(journal.runs) >= GOOD_ROUNDS * len(shapes)
     assert levels == sorted(set(levels))
 
@@ -142,7 +146,7 @@ def test_rounds_are_whole_and_in_ever_new_order(machine: Machine, tmp_path: Path
 
 def test_an_interrupted_measurement_goes_on(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    coarse = len(grid(LIMITS, 0, 1))
+    coarse = len(grid(LIMITS, 0))
     machine.fail_after = 2 * coarse + 50
     with pytest.raises(KeyboardInterrupt), Journal(path, {"what": 1}) as journal:
         run(machine, journal, 0.5)
@@ -230,6 +234,20 @@ def test_preparation_is_no_time_of_the_stage() -> None:
     assert stage_s({"cpu_prepare": 5.0, "head": 1.0, "norm": 2.0}) == 3.0
 
 
+def test_what_marks_cost_is_told_and_is_no_time_of_a_stage(machine: Machine) -> None:
+    """A mark takes 5 us; a check compares a prediction without them with runs without them."""
+    rng, shapes = np.random.default_rng(5), random_shapes(LIMITS, 6, np.random.default_rng(5))
+    stopwatch = Stopwatch(machine)
+    stopwatch.mark_s = 5e-6
+    by_shape = check.take(machine, shapes, stopwatch, repeats=4, rng=rng)
+    for shape, runs in by_shape.items():
+        marked, whole = by_marks(runs)
+        marks = len(marked[0].seconds) - 1
+        more_s = stage_s(marked[0].seconds) - stage_s(whole[0].seconds)
+        assert more_s == pytest.approx(5e-6 * (marks - 1)), shape
+    assert 0.005 < marks_share(by_shape) < 0.5
+
+
 class ExactCost:
     """What the machine takes, told as a cost model of one stage; `factor` off."""
 
@@ -252,7 +270,7 @@ def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -
     rng = np.random.default_rng(5)
     shapes = random_shapes(LIMITS, 40, rng)
     by_shape = check.take(machine, shapes, Stopwatch(machine), repeats=4, rng=rng)
-    assert all(len(runs) == 4 for runs in by_shape.values())
+    assert all(len(runs) == 8 for runs in by_shape.values())
     cost, spec = ExactCost(machine, 0.9), replace(model("Qwen2.5-14B"), num_layers=LAYERS)
     rows = {
         row.operator: row

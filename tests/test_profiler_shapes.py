@@ -7,6 +7,8 @@ import pytest
 
 from evenflow.errors import UsageError
 from profiler.shapes import LEVELS, Limits, Shape, grid, ladder, random_shapes, uneven
+from profiler.tiles import TILES, tile_of
+from profiler.timed_runs import point
 
 LIMITS = Limits(max_tokens=512, max_rows=32, max_context=1024, max_total_context=8192)
 
@@ -21,10 +23,12 @@ def test_a_shape_is_told_to_cost_models_in_their_terms() -> None:
     assert work.sampled_rows == 4
 
 
-@pytest.mark.parametrize("tile_tokens", [1, 128])
+@pytest.mark.parametrize("tiles", [(), TILES])
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_a_grid_stays_within_its_limits_and_reaches_them(level: int, tile_tokens: int) -> None:
-    shapes = grid(LIMITS, level, tile_tokens)
+def test_a_grid_stays_within_its_limits_and_reaches_them(
+    level: int, tiles: tuple[int, ...]
+) -> None:
+    shapes = grid(LIMITS, level, tiles)
     assert len(shapes) == len(set(shapes))
     assert all(LIMITS.allow(shape) for shape in shapes)
     assert max(sum(tokens for tokens, _ in shape.chunks) for shape in shapes) == 512
@@ -35,25 +39,41 @@ def test_a_grid_stays_within_its_limits_and_reaches_them(level: int, tile_tokens
 
 
 def test_denser_levels_have_more_points() -> None:
-    sizes = [len(grid(LIMITS, level, 1)) for level in range(LEVELS)]
+    sizes = [len(grid(LIMITS, level)) for level in range(LEVELS)]
     assert sizes == sorted(set(sizes))
 
 
 def test_a_grid_has_a_point_on_each_side_of_tile_edges() -> None:
-    tokens = {shape.tokens for shape in grid(LIMITS, 4, 128) if shape.chunks}
-    assert tokens >= {128, 129, 256, 257, 384, 385, 512}
+    tokens = {shape.tokens for shape in grid(LIMITS, 4, TILES) if shape.chunks}
+    assert tokens >= {*range(64, 513, 64), *range(65, 512, 64)}
+
+
+@pytest.mark.parametrize("level", [0, 2])
+@pytest.mark.parametrize("tile", [1, *TILES])
+def test_the_times_of_a_grid_tell_the_tile(tile: int, level: int) -> None:
+    """A product reads its matrix, or computes whole tiles; 2 % of noise."""
+    limits = Limits(4096, 256, 8192, 65536)
+    rng = np.random.default_rng(0)
+    points = []
+    for operator, flat_s in (("linear_qkv", 300), ("linear_up", 200)):
+        for tokens in sorted({shape.tokens for shape in grid(limits, level, TILES)}):
+            seconds = 1e-6 * max(flat_s, -(-tokens // tile) * tile)
+            key = operator, tokens, None, None
+            points.append(point(key, [seconds * rng.normal(1, 0.02) for _ in range(15)]))
+    assert tile_of(points) == tile
+    assert tile_of(points, ()) == 1
 
 
 def test_every_chunk_size_of_the_attention_grid_meets_its_longest_context() -> None:
     longest: dict[int, int] = {}
-    for shape in grid(LIMITS, 0, 1):
+    for shape in grid(LIMITS, 0):
         for tokens, context in shape.chunks:
             longest[tokens] = max(longest.get(tokens, 0), context)
     assert all(longest[tokens] == 1024 - tokens for tokens in ladder(16, 512, 0.5))
 
 
 def test_tiny_limits_still_give_a_grid() -> None:
-    assert grid(Limits(2, 1, 4, 4), 0, 1)
+    assert grid(Limits(2, 1, 4, 4), 0)
 
 
 def test_a_ladder_has_both_ends_and_even_steps() -> None:

@@ -57,6 +57,7 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "sample": ("tokens",),
     "all_reduce": ("bytes",),
     "transfer": ("bytes",),
+    "device_copy": ("bytes",),
     "cpu_schedule": ("tokens",),
     "cpu_prepare": ("tokens",),
     "cpu_sample": ("tokens",),

@@ -10,13 +10,14 @@ from traces.arrivals import (
     Poisson,
     Replay,
     make_requests,
+    with_own_prefixes,
 )
 from traces.describe import convert, fit, info
 from traces.formats import FORMATS
 from traces.load import load_trace
 from traces.predict import PREDICTORS, Predictor, make_predictor, train, with_predictions
 from traces.samples import SAMPLE_NAMES, sample_trace
-from traces.trace import FILTERS, Trace, with_conversations, with_own_prompts
+from traces.trace import FILTERS, Trace, with_conversations
 
 __all__ = [
     "FILTERS",
@@ -42,6 +43,6 @@ __all__ = [
     "sample_trace",
     "train",
     "with_conversations",
-    "with_own_prompts",
+    "with_own_prefixes",
     "with_predictions",
 ]

@@ -8,6 +8,8 @@ draw gaps at unit rate and divide by the rate, so that a change of rate stretche
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import repeat
 from typing import Annotated, Literal, Protocol
 
@@ -16,7 +18,7 @@ from pydantic import Discriminator, Field
 
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, Positive, short_form
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from traces.samples import random_stream, sample_trace
 from traces.trace import SKIPPED, Floats, Trace
 
@@ -153,6 +155,22 @@ def make_requests(
             zip(rows, prefixes, strict=False)
         )
     ]
+
+
+def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:
+    """Return requests of whose prefixes nothing is known with tokens of their own, by their id.
+
+    So a preempted one finds what is left of its pages, and one that comes again its prompt.
+    """
+    return [
+        request if request.prefix is not None else replace(request, prefix=_own_prefix(request))
+        for request in requests
+    ]
+
+
+def _own_prefix(request: Request) -> Prefix:
+    tokens = request.prompt_tokens + request.output_tokens
+    return Prefix((request.request_id,), tokens, tokens)
 
 
 def at_rate(unit_rate_times: Floats, rate: float, rescale: bool) -> Floats:

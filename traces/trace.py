@@ -75,17 +75,6 @@ def with_conversations(trace: Trace) -> Trace:
     return replace(trace, prefixes=prefixes)
 
 
-def with_own_prompts(trace: Trace, first_row: int = 0) -> Trace:
-    """Return the trace with each row's prompt known as its own, the same whenever the row comes.
-
-    Rows count from `first_row`. A trace that names its prefixes stays as it is.
-    """
-    if trace.prefixes is not None:
-        return trace
-    prompts = enumerate(trace.prompt_tokens.tolist(), first_row)
-    return replace(trace, prefixes=[Prefix((row,), tokens, tokens) for row, tokens in prompts])
-
-
 @dataclass(frozen=True, slots=True)
 class LengthFilter:
     """Bounds on lengths, all inclusive, in tokens; None means no bound."""

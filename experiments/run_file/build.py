@@ -28,7 +28,7 @@ from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import Workload
 from experiments.run_file.yaml_file import find
 from sim import PooledWorld
-from traces import Closed, make_predictor, with_predictions
+from traces import Closed, make_predictor, with_own_prefixes, with_predictions
 
 __all__ = ["Built", "Workload", "build", "load_workload", "reads_text"]
 
@@ -165,8 +165,9 @@ def _build_world(
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
+    known = with_own_prefixes if config.kv.prefix_cache else list
     world = World(
-        requests=predicted(requests, texts),
+        requests=known(predicted(requests, texts)),
         make_scheduler=make,
         costs=config.kv.swapped(costs, hardware),
         depth=config.num_stages,
@@ -186,7 +187,7 @@ def _build_world(
         router="round_robin" if config.replicas is None else config.replicas.router,
         prefix_cache=config.kv.prefix_cache,
         swap=config.kv.swap,
-        before=tuple(predicted(part, None) for part in before),
+        before=tuple(known(predicted(part, None)) for part in before),
     )
     return Built(world, _formula(config), _deployment_facts(world, hardware.placed), made)
 

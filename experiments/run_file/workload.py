@@ -20,7 +20,6 @@ from traces import (
     load_trace,
     make_requests,
     with_conversations,
-    with_own_prompts,
 )
 
 MOST_REQUESTS = 10**8
@@ -78,15 +77,9 @@ class PartConfig(Keys):
 
     def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
         """Load the trace, its prompts too if `keep_text`, and give its requests their times."""
-        return self._loaded(beside, keep_text=keep_text)
-
-    def _loaded(self, beside: Path, *, keep_text: bool = False, own: bool = False) -> Workload:
-        """Load the trace; `own`: where nothing is known of prefixes, a row's prompt is its own."""
         trace = self.rows(beside, self.requests, keep_text=keep_text)
         if self.conversations:
             trace = with_conversations(trace)
-        elif own:
-            trace = with_own_prompts(trace, self.skip)
         requests = make_requests(trace, self.arrivals, self.requests, self.seed)
         facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
         origin = {name: getattr(trace, name) for name in facts}
@@ -99,18 +92,18 @@ class WorkloadConfig(PartConfig):
     """The workload whose results are reported, on a server that may have served others before.
 
     `after`: those workloads, each when the one before is done. What they leave is in the prefix
-    caches. A prompt is the same again where the rows of the traces have the same number, unless
-    the traces themselves say which prefixes are alike.
+    caches. The requests of the same number have the same prompt, unless the traces themselves say
+    which prefixes are alike.
     """
 
     after: Annotated[list[PartConfig], Field(default_factory=list)]
 
     def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
         """Load the trace, its prompts too if `keep_text`, and give its requests their times."""
+        loaded = super().load(beside, keep_text=keep_text)
         if not self.after:
-            return super().load(beside, keep_text=keep_text)
-        parts = [part._loaded(beside, own=True) for part in self.after]
-        loaded = self._loaded(beside, keep_text=keep_text, own=True)
+            return loaded
+        parts = [part.load(beside) for part in self.after]
         return replace(
             loaded,
             trace=loaded.trace | {"after": [part.trace for part in parts]},

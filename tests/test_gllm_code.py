@@ -14,6 +14,7 @@ from evenflow.scheduling import Plan, Prefill, View
 from evenflow.types import Request
 from experiments.engines.gllm import FIELDS, Replayer
 from experiments.engines.journal import read, replayed
+from tests.worlds import send
 
 JOURNALS = sorted((Path(__file__).parent / "journals").glob("gllm-*.jsonl.gz"))
 
@@ -64,3 +65,14 @@ def test_a_prefill_does_not_end_within_the_prompt() -> None:
     batcher.add(Request(0, 0.0, 10, 5))
     with pytest.raises(PolicyError, match="request 0: ends its prefill within the prompt"):
         batcher.next(0.0)
+
+
+def test_a_micro_batch_has_at_most_2048_decodes() -> None:
+    policy = create("token_throttling", {"variant": "code", "max_prefill": 10**4})
+    batcher = Batcher(policy, PagePool(5000), depth=1, max_in_flight=1, max_model_len=64)
+    for number in range(2100):
+        batcher.add(Request(number, 0.0, 1, 3))
+    for expected in (0, 2048):
+        batch = send(batcher, 0.0)
+        assert batch.decode_tokens == expected
+        batcher.complete(batch, 1.0)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
 from evenflow.errors import UsageError
+from evenflow.kv import PagePool
+from evenflow.replay import decision_of
 from evenflow.schedulers import POLICIES, catalogue, create, policy
 from evenflow.scheduling import View
-from evenflow.types import Plan
+from evenflow.types import MicroBatch, Plan, Request
 
 FACTS = {"max_model_len": 4096, **estimates(AffineCost(0.005, 0.0001, 4))}
 RESERVING = {"max_num_seqs": 128, "max_model_len": None, "max_batch_rows": None}
@@ -158,3 +164,66 @@ def test_a_policy_without_a_constructor_takes_no_parameter(monkeypatch: pytest.M
     assert isinstance(create("mine:Plain", {}, **FACTS), plain)
     with pytest.raises(UsageError, match="mine:Plain has no parameter 'rows'; it has none"):
         create("mine:Plain", {"rows": 3})
+
+
+def micro_batches(serving: Batcher, requests: list[Request]) -> Iterator[tuple[int, int]]:
+    """Serve all, one more before each question; return the prompts and decodes of micro-batches."""
+    sent: deque[MicroBatch] = deque()
+    while requests or serving.queues.live:
+        if requests:
+            serving.add(requests.pop(0))
+        batch = serving.next(0.0)
+        if batch is None:
+            serving.complete(sent.popleft(), 0.0)
+        else:
+            sent.append(batch)
+            chunks, decodes = decision_of(batch)
+            yield len(chunks), len(decodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "mixes"),
+    [
+        ("static", {}, False),
+        ("orca", {}, True),
+        ("vllm", {}, False),
+        ("sarathi", {}, True),
+        ("sarathi", {"mode": "hybrid_only"}, True),
+        ("sarathi", {"mode": "chunked_only"}, False),
+        ("token_throttling", {}, True),
+        ("token_throttling", {"variant": "paper"}, True),
+        ("token_throttling", {"coupled": True}, True),
+        ("td_pipe", {}, False),
+    ],
+)
+def test_a_micro_batch_has_at_most_max_batch_rows_prompts_and_decodes(
+    name: str, params: dict[str, object], mixes: bool
+) -> None:
+    """Those that mix fill micro-batches up with both, the others never do."""
+    policy = create(name, {"max_batch_rows": 3, **params}, **FACTS)
+    serving = Batcher(policy, PagePool(4000), depth=2, max_in_flight=4, max_model_len=4096)
+    requests = [Request(number, 0.0, 20, 4 + number % 3, 5) for number in range(12)]
+    sent = list(micro_batches(serving, requests))
+    assert max(prompts + decodes for prompts, decodes in sent) == 3
+    mixed = {prompts + decodes for prompts, decodes in sent if prompts and decodes}
+    assert (max(mixed) == 3) if mixes else not mixed
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "lengths", "pages", "served"),
+    [
+        ("static", {"max_model_len": 64}, (40, 24), 4, True),
+        ("static", {"max_model_len": 64}, (40, 25), 9, False),
+        ("orca", {"max_model_len": 64}, (1, 1), 4, True),
+        ("orca", {"max_model_len": 65}, (1, 1), 4, False),
+        ("vllm", {"max_num_batched_tokens": 40}, (40, 99), 99, True),
+        ("vllm", {"max_num_batched_tokens": 40}, (41, 1), 99, False),
+        ("sglang", {}, (20, 12), 4, True),
+        ("sglang", {}, (20, 13), 4, False),
+    ],
+)
+def test_what_a_policy_can_just_serve_and_what_it_refuses(
+    name: str, params: dict[str, object], lengths: tuple[int, int], pages: int, served: bool
+) -> None:
+    made: Any = create(name, params, **{} if "max_model_len" in params else FACTS)
+    assert (made.refuse(*lengths, PagePool(pages)) is None) == served

@@ -145,5 +145,5 @@ def _imported(name: str) -> type[Scheduler]:
 
 
 def _hint(word: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known)
     return f" (did you mean {close[0]!r}?)" if close else ""

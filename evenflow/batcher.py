@@ -206,26 +206,25 @@ class Batcher:
     def abort(self, request_id: int) -> Sequence:
         """End a request before its time, wherever it is; return it, `generated` up to date.
 
-        Its pages are free at once or, while micro-batches compute with them, when the last of these
-        has returned; so long it counts as running. Raises ValueError for a request that is not
-        being served.
+        Its pages are free at once or, while micro-batches compute with them and decodes do not run
+        ahead, when the last of these has returned; so long it counts as running. Raises ValueError
+        for a request that is not being served.
         """
         queues = self.queues
         seq = queues.live.get(request_id)
         if seq is None or seq.aborted:
             raise ValueError(f"request {request_id} is not being served")
-        if queues.ahead:
-            raise ValueError("a request cannot be aborted where decodes run ahead")
         return self._end_early(seq)
 
     def _end_early(self, seq: Sequence) -> Sequence:
         queues, request_id = self.queues, seq.request.request_id
         seq.aborted = True
-        if queues.ahead:
-            queues.take_back(seq)
-            queues.give_up(seq)
-            return seq
         queues.leave_queues(seq)
+        if queues.ahead:
+            late_tokens = queues.recall(seq)
+            queues.give_up(seq)
+            seq.generated -= late_tokens
+            return seq
         sent = (batch.decodes for batch in queues.in_flight.values())
         group = next((group for group in sent if group is not None and seq in group), None)
         if group is not None:

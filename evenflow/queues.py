@@ -374,7 +374,7 @@ class Queues:
         seq.owed = seq.chunks_in_flight + (computing > 0) if self.delivers else 0
         held_tokens = seq.held_tokens + computing
         if self.ahead:
-            late_tokens = self._recall(seq, delivers=self.delivers)
+            late_tokens = self.recall(seq, delivers=self.delivers)
             held_tokens = seq.held_tokens
             seq.generated -= late_tokens
         self.kv.suspend(seq, held_tokens)
@@ -437,16 +437,10 @@ class Queues:
             self._record_token(seq, now_s)
         ended = [seq for seq, last in batch.ahead.values() if last]
         for seq in ended:
-            self._recall(seq)
+            self.recall(seq)
         return ended
 
-    def take_back(self, seq: Sequence) -> None:
-        """Take a sequence from where it goes on; what is in flight of it is lost."""
-        lost_tokens = self._recall(seq)
-        self.kv.tokens -= lost_tokens
-        seq.generated -= lost_tokens
-
-    def _recall(self, seq: Sequence, *, delivers: bool = False) -> int:
+    def recall(self, seq: Sequence, *, delivers: bool = False) -> int:
         """Take a sequence from where it goes on; return how many of its tokens are in flight.
 
         They are lost, or `delivers` later what is in them of output.

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import PagePool, PrefixCache
 from evenflow.replay import RecordingBatcher, decision_of, replay
@@ -21,9 +17,7 @@ from evenflow.types import Plan, Prefill, Request
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
 from sim import World
-from sim.driver import Driver
-from sim.tandem import Tandem
-from tests.worlds import requests, require_idle
+from tests.worlds import require_idle
 
 
 def serving(pages: int, *, budget: int = 64, seqs: int = 8, page_tokens: int = 16) -> Batcher:
@@ -134,42 +128,6 @@ def test_a_prompt_under_way_preempts_itself_and_nothing_is_sent() -> None:
 def test_a_budget_below_the_number_of_requests_is_refused() -> None:
     with pytest.raises(UsageError, match="max_num_batched_tokens 8 is less than max_num_seqs 9"):
         create("vllm_v1", {"max_num_batched_tokens": 8, "max_num_seqs": 9})
-
-
-@st.composite
-def loads(draw: st.DrawFn) -> World:
-    """Small pools under vLLM's loop, asynchronous or not."""
-    mode = draw(st.sampled_from([False, "v1", "v2"]))
-    depth = 1 if mode == "v1" else draw(st.integers(1, 4))
-    params = {"max_num_batched_tokens": draw(st.sampled_from([24, 64])), "max_num_seqs": 12}
-    return World(
-        draw(requests()),
-        lambda: create("vllm_v1", {**params, "async_scheduling": mode}),
-        AffineCost(0.005, 0.0001, depth),
-        depth=depth,
-        total_pages=draw(st.sampled_from([14, 20, 60])),
-        max_model_len=224,
-        max_in_flight=depth + bool(mode),
-        dispatch="engine_loop",
-        concurrency=draw(st.sampled_from([None, None, 4])),
-    )
-
-
-@settings(max_examples=150, deadline=None)
-@given(loads())
-def test_nothing_is_lost_when_decodes_run_ahead(world: World) -> None:
-    driver = Driver(world, Tandem, batcher=RecordingBatcher)
-    result = driver.run()
-    done = np.array([status == "completed" for status in result.status], dtype=bool)
-    assert result.sampled_rows.sum() == result.output_tokens[done].sum()
-    assert result.gap_count.sum() == (result.output_tokens[done] - 1).sum()
-    assert (result.gap_s > 0).all()
-    assert (result.completion_s[done] >= result.first_token_s[done]).all()
-    (engine,) = driver.engines
-    assert isinstance(engine, RecordingBatcher)
-    require_idle(engine)
-    assert (engine.queues.owed, len(engine.queues.resting)) == (0, 0)
-    assert replay(engine.journal, world.batcher()) is None
 
 
 def test_a_decode_goes_again_while_its_last_token_is_computed() -> None:

@@ -174,8 +174,29 @@ def drawn_world(
 
 
 @st.composite
+def running_ahead(draw: st.DrawFn) -> World:
+    """Worlds without requests in which decodes go again before their last token is there."""
+    depth = draw(st.integers(1, 4))
+    mode = draw(st.sampled_from(["v2", "v1" if depth == 1 else "v2"]))
+    params = {"max_num_batched_tokens": draw(st.sampled_from([24, 64])), "max_num_seqs": 12}
+    return World(
+        requests=(),
+        make_scheduler=lambda: create("vllm_v1", {**params, "async_scheduling": mode}),
+        costs=AffineCost(0.005, 0.0001, depth),
+        depth=depth,
+        total_pages=draw(st.sampled_from([16, 20, 60])),
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=depth + 1,
+        dispatch="engine_loop",
+        concurrency=draw(st.sampled_from([None, None, 4])),
+    )
+
+
+@st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Worlds of every policy, with pools from scarcely enough to plenty."""
+    if draw(st.integers(0, 7)) == 0:
+        return replace(draw(running_ahead()), requests=draw(requests()))
     world = drawn_world(
         draw,
         [16, 17, 20, 32, 400],

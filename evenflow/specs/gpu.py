@@ -71,12 +71,16 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """Describe a link between two GPUs, one direction: 1e9 bytes a second, microseconds."""
+    """Describe a link between two GPUs, one direction: 1e9 bytes a second, microseconds.
+
+    `direct`: each GPU of a machine reads the memory of every other one (NVLink with a switch).
+    """
 
     bandwidth_gb_s: Positive
     latency_us: NonNegative
     name: str = "link"
     source: str = "given"
+    direct: bool = False
 
     def __post_init__(self) -> None:
         require_declared(self.name, self)
@@ -113,7 +117,8 @@ LINKS: tuple[LinkSpec, ...] = (
     LinkSpec(14.82, 10, "allreduce-a100-pcie", "all-reduce peak (TD-Pipe); latency assumed"),
     LinkSpec(9.16, 30, "socket-73g", "73.28 Gbit/s over sockets (gLLM); latency assumed"),
     LinkSpec(12.5, 30, "ethernet-100g", "100 Gbit/s nominal (Sarathi-Serve); latency assumed"),
-    LinkSpec(300, 5, "nvlink-a100", "NVLink 3, one direction, nominal; latency assumed"),
+    LinkSpec(300, 5, "nvlink-a100", "NVLink 3, one direction, nominal; latency assumed", True),
+    LinkSpec(450, 5, "nvlink-h100", "NVLink 4, one direction, nominal; latency assumed", True),
     LinkSpec(56.25, 5, "nvlink-a40", "NVLink bridge, one direction, nominal; latency assumed"),
 )
 """The links of the papers."""

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 import runtime.torch.settings
-from evenflow.costs.profile.file import write_profile
+from evenflow.costs.profile.file import TIME_COLUMNS, Point, write_profile
+from evenflow.world import World
 from experiments.cli.terminal import print_left_out
 from experiments.real import notes_of, workers_of
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import RunConfig, load_config
 from experiments.runs import Job, run_job
 from tests.command_line import mistake
-from tests.profiles import points, profile
+from tests.profiles import point, points, profile
 
 TINY_CONFIG = {
     "model_type": "llama",
@@ -78,6 +79,42 @@ def test_workers_take_the_dtype_of_the_model_and_compare_it_with_the_profile(
     workers = workers_of(config, build(config, [], tmp_path), tmp_path)
     assert workers.settings[0].dtype == workers.facts["dtype"] == dtype  # type: ignore[attr-defined]
     assert notes_of({"workers": workers.facts}) == notes
+
+
+def measured_hops() -> list[Point]:
+    """A byte takes a nanosecond, after 2 ms."""
+    return [point("transfer", size_bytes=size, seconds=2e-3 + 1e-9 * size) for size in (128, 65536)]
+
+
+def mean_e2el_ms(folder: Path, found: list[Point], *keys: str) -> float:
+    write_profile(folder / "p.csv", profile(found, dtype="float16"))
+    own = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
+    config = measured_config(folder, *own, *keys)
+    summary = run_job(Job(config, load_workload(config, folder), folder)).summary
+    return float(summary["mean_e2el_ms"])
+
+
+@pytest.mark.parametrize("operator", sorted({each.operator for each in points()} | {"transfer"}))
+def test_every_operator_of_a_profile_moves_the_result(operator: str, tmp_path: Path) -> None:
+    found = points() + measured_hops()
+    slower = [
+        each._replace(**{name: 3 * getattr(each, name) for name in TIME_COLUMNS})
+        if each.operator == operator
+        else each
+        for each in found
+    ]
+    assert mean_e2el_ms(tmp_path, slower) > 1.0001 * mean_e2el_ms(tmp_path, found)
+
+
+def test_measured_transfers_are_the_hops_unless_there_is_a_link(tmp_path: Path) -> None:
+    mean_e2el_ms(tmp_path, points() + measured_hops())
+    own = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
+    for keys, latency_s in (([], 2e-3), (["link={bandwidth_gb_s: 1, latency_us: 5}"], 5e-6)):
+        world = build(measured_config(tmp_path, *own, *keys), [], tmp_path).world
+        assert isinstance(world, World)
+        assert world.link is not None
+        assert world.link.latency_s == pytest.approx(latency_s)
+        assert world.link.per_token_s == pytest.approx(64 * 2 * 1e-9)
 
 
 def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec, model
 from evenflow.types import Request, Scheduler
-from evenflow.world import World
+from evenflow.world import Link, World
 from experiments.run_file.costs import Hardware, MadeCosts
 from experiments.run_file.links import hops_of
 from experiments.run_file.policy_folders import make_importable
@@ -162,6 +162,9 @@ def _build_world(
     link, hop_links = hops_of(
         config.link, config.nodes, config.num_stages, config.tensor_parallel, token_bytes
     )
+    if link is None and config.nodes is None and made.hop is not None:
+        latency_s, per_byte_s = made.hop
+        link = Link(token_bytes * per_byte_s, latency_s)
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)

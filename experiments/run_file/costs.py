@@ -80,11 +80,15 @@ class Hardware:
 
 
 class MadeCosts(NamedTuple):
-    """A cost model; of tables also themselves without what wraps them, and where they are from."""
+    """A cost model; of tables also themselves without what wraps them, and where they are from.
+
+    `hop`: seconds, and seconds a byte, from stage to stage, where they were measured too.
+    """
 
     cost: StageCost
     tables: TableCost | None = None
     origin: Mapping[str, Any] = MappingProxyType({})
+    hop: tuple[float, float] | None = None
 
     def source(self) -> dict[str, Any]:
         """Return the origin of tables, with the share of seconds that rests on no measurement.
@@ -182,6 +186,7 @@ MEASURED_WITH = (
 class ProfileCosts(Keys):
     """Operators measured on a device, from a file that `evenflow profile` wrote.
 
+    Without a `link` in the run its `transfer` points, if it has any, are the hops between stages.
     `fill: roofline` estimates the operators that the file lacks with the GPU's efficiencies (and
     `all_reduce`, as in roofline); without it such a file is refused.
     """
@@ -195,7 +200,12 @@ class ProfileCosts(Keys):
     cuda_graph_sizes: list[Count] | None = None
 
     def make(self, hardware: Hardware) -> MadeCosts:
-        from evenflow.costs.profile.cost import check_device, missing_operators, profile_cost
+        from evenflow.costs.profile.cost import (
+            check_device,
+            hop_of,
+            missing_operators,
+            profile_cost,
+        )
         from evenflow.costs.profile.file import read_profile
 
         path, ranks, deployment = Path(hardware.find(self.path)), hardware.ranks, hardware.placed
@@ -214,7 +224,8 @@ class ProfileCosts(Keys):
             "filled_in": missing_operators(profile, ranks) if fill is not None else [],
         }
         origin |= {key: header[key] for key in MEASURED_WITH}
-        return _with_graphs(MadeCosts(cost, cost, origin), self.cuda_graph_sizes)
+        made = MadeCosts(cost, cost, origin, hop_of(profile))
+        return _with_graphs(made, self.cuda_graph_sizes)
 
 
 class SiliconCosts(Keys):

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
+
 from evenflow.costs.profile.file import LayerShapes, Point, Profile
 from evenflow.costs.roofline import (
     AttentionRates,
@@ -82,6 +84,23 @@ def profile_cost(
         parts.head(),
     )
     return TableCost(tables, layers_per_stage, model.hidden_size * model.dtype_bytes)
+
+
+def hop_of(profile: Profile) -> tuple[float, float] | None:
+    """Return the seconds, and the seconds a byte, from one stage to the next; None if not measured.
+
+    The straight line with the least relative errors through the points of `transfer`, at least two
+    sizes. Known error: links are not straight where protocols change with the size.
+    """
+    points = profile.of("transfer")
+    if len(points) < 2:
+        return None
+    sizes = np.array([point.size_bytes or 0 for point in points], dtype=float)
+    seconds = np.array([point.median_s for point in points])
+    per_byte_s = max(float(np.polyfit(sizes, seconds, 1, w=1 / seconds)[0]), 0.0)
+    rest_s = seconds - per_byte_s * sizes
+    latency_s = float(np.average(rest_s, weights=seconds**-2.0))
+    return max(latency_s, 0.0), per_byte_s
 
 
 def missing_operators(profile: Profile, tensor_parallel: int = 1) -> list[str]:

@@ -22,6 +22,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,8 +59,8 @@ def _refused(reason: str) -> int:
 def config_of(rng: random.Random) -> Event:
     """Draw the settings of a run; `tokens` is a small pool as often as a large one."""
     pp, tight = rng.choice([1, 1, 1, 2, 3, 4, 8]), rng.random() < 0.5
-    page, running = rng.choice([1, 8, 16, 32]), rng.choice([8, 16, 32, 48])
-    conservativeness = rng.choice([0.3, 0.1, 0.05] if tight else [1.0, 0.3])
+    page, running = rng.choice([1, 8, 16, 32]), rng.choice([4, 8, 16, 32, 48])
+    conservativeness = rng.choice([0.3, 0.1, 0.05] if tight else [1.4, 1.0, 0.3])
     start = min(0.7 * conservativeness, 1.0)
     radix = rng.random() < 0.4
     return {
@@ -67,12 +68,12 @@ def config_of(rng: random.Random) -> Event:
         "tokens": (rng.randint(600, 1500) if tight else LARGE) // page * page,
         "page_size": page,
         "max_running_requests": running,
-        "chunked_prefill_size": rng.choice([64, 128, 256, 512]),
+        "chunked_prefill_size": rng.choice([64, 128, 256, 512, 2048]),
         "max_prefill_tokens": rng.choice([16384, 16384, 320]),
         "mixed_chunk": rng.random() < 0.35,
         "pp": pp,
         "pp_async_batch_depth": rng.choice([0, 0, 1, 2]) if pp > 1 else 0,
-        "pp_max_micro_batch_size": running // pp,
+        "pp_max_micro_batch_size": rng.choice([max(running // pp, 1), max(running // pp, 1), 3]),
         "overlap": pp == 1 and rng.random() < 0.6,
         "radix": radix,
         "schedule_policy": "lpm" if radix and rng.random() < 0.5 else "fcfs",
@@ -92,7 +93,7 @@ def config_of(rng: random.Random) -> Event:
 
 def load_of(rng: random.Random, config: Event) -> tuple[list[Event], Prompts]:
     """Draw requests in the order of their arrival, and their tokens where prompts share some."""
-    longest = min(rng.choice([40, 300, 1500]), config["tokens"] // 3)
+    longest = min(rng.choice([40, 300, 1500]), config["tokens"] // rng.choice([2, 3]))
     outputs, most = rng.choice([20, 120]), rng.choice([128, 200, None])
     exact = rng.choice([0.0, 0.0, 0.3, 1.0])  # of clients ask for their length and no end token
     if config["tokens"] < LARGE and rng.random() < 0.6:
@@ -101,7 +102,7 @@ def load_of(rng: random.Random, config: Event) -> tuple[list[Event], Prompts]:
     opening = [_tokens(rng, longest // 4) for _ in range(2)]
     histories: list[list[int]] = []
     requests, prompts, at = [], {}, 0.0
-    for number in range(rng.randint(15, 40)):
+    for number in range(rng.choice([15, 25, 40, 160 if longest <= 60 else 40])):
         at += rng.expovariate(1 / gap_s) if gap_s else 0.0
         if rng.random() < 0.02:
             at += 30.0  # long enough to run empty
@@ -109,7 +110,7 @@ def load_of(rng: random.Random, config: Event) -> tuple[list[Event], Prompts]:
         turn = rng.randrange(len(histories)) if histories and rng.random() < 0.6 else None
         before = rng.choice(opening) if turn is None else histories[turn]
         prompt = before + _tokens(rng, rng.randint(1, longest // (1 if turn is None else 8) + 1))
-        prompt = prompt[: config["tokens"] // 2]
+        prompt = prompt[: config["tokens"] * 3 // 4]
         histories.append([*prompt, *[7] * (output - 1), 2])
         ignore = rng.random() < exact
         max_new = output if ignore or most is None else max(output, most)
@@ -161,22 +162,19 @@ def prompts_of(path: Path) -> Prompts:
     return {} if found is None else {event["id"]: event["prompt"] for event in read(found)}
 
 
-def again(recorder: ModuleType, folder: Path) -> bool:
-    """Record the loads of the journals in `folder` anew; return whether every line is the same."""
-    same = True
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+def again(recorder: ModuleType, paths: Iterable[Path]) -> bool:
+    """Record the loads of journals anew; return whether every line is the same."""
+    differing = 0
+    for path in paths:
         journal = read(path)
-        if "chunked_prefill_size" not in journal[0]:
-            continue
         requests = [event for event in journal if event["kind"] == "add"]
         anew = record(recorder, journal[0], requests, prompts_of(path))
-        differs = [pair for pair in zip(journal, anew, strict=False) if pair[0] != pair[1]]
-        is_same = not differs and len(journal) == len(anew)
-        print(f"{path.name}: {len(anew)} lines, {'the same' if is_same else 'different'}")
-        if differs:
-            print(f"  {differs[0][1]}\n  was {differs[0][0]}")
-        same &= is_same
-    return same
+        pairs = zip_longest(journal, anew)
+        differs = next((number for number, (was, now) in enumerate(pairs, 1) if was != now), None)
+        differing += differs is not None
+        what = "the same" if differs is None else f"line {differs} is another"
+        print(f"{path.name}: {len(anew)} lines, {what}", flush=True)
+    return not differing
 
 
 def main() -> None:
@@ -190,7 +188,12 @@ def main() -> None:
     recorder = engine()
     logging.disable(logging.CRITICAL)
     if options.again is not None:
-        sys.exit(not again(recorder, options.again))
+        files = sorted(options.again.glob(f"*{SUFFIX}"))
+        journals = [path for path in files if "chunked_prefill_size" in read(path)[0]]
+        if not journals:
+            sys.exit(_refused(f"{options.again}: no journals of SGLang (*{SUFFIX})"))
+        sys.exit(not again(recorder, journals))
+    options.out.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", flush=True)
     for run in range(options.runs):
         rng = random.Random(f"{options.seed} {run}")

@@ -108,10 +108,10 @@ class SGLang:
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
         """Say why such a request would never be admitted, or return None."""
-        tokens = prompt_tokens + output_tokens + 2 * pool.page_tokens
-        if tokens <= pool.total_pages * pool.page_tokens:
+        tokens = (pool.pages_for(prompt_tokens) + 1) * pool.page_tokens + output_tokens
+        if tokens < pool.total_pages * pool.page_tokens:
             return None
-        return f"{tokens} tokens, two pages of them spare, exceed the pool"
+        return f"{tokens} tokens, a page of them spare, do not leave one of the pool"
 
     def schedule(self, view: View) -> Iterator[Plan]:
         slot = self._slots.setdefault(view.slot, Slot())

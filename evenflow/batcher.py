@@ -474,7 +474,9 @@ class Batcher:
 
     def _preemptible(self, request_id: int) -> Sequence:
         seq = self.queues.live.get(request_id)
-        if seq is None or not seq.pages or (seq.chunks_in_flight and not self._in_flight_too):
+        ahead = seq is not None and self.queues.ahead and seq.decoding
+        sent_too = self._in_flight_too or ahead
+        if seq is None or not seq.pages or (seq.chunks_in_flight and not sent_too):
             raise PolicyError(
                 f"policy {self.policy_name} preempts request {request_id}, which holds no pages "
                 "or is in flight"

@@ -74,7 +74,7 @@ def test_what_is_set_holds_in_every_system_that_has_it(tmp_path: Path) -> None:
         ).scheduler.params.get("token_budget")
         for label in study.plan.keys.systems
     }
-    assert budgets == {"gLLM": None, "vLLM": 512, "SGLang": 512}
+    assert budgets == {"gLLM": None, "vLLM": 512, "SGLang": None}
     assert {study.system(label)["runtime"] for label in study.plan.keys.systems} == {"ideal"}
 
 

@@ -45,6 +45,13 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("td_pipe", {"variant": "code", "max_batch_rows": 2}),
 ]
 
+SGLANG: list[dict[str, object]] = [
+    {"chunked_prefill_size": 48, "max_running_requests": 5},
+    {"chunked_prefill_size": 200, "schedule_conservativeness": 0.1, "schedule_policy": "lpm"},
+    {"chunked_prefill_size": 64, "max_running_requests": 12, "mixed_chunk": True},
+    {"chunked_prefill_size": 64, "dynamic_chunking": True, "prefill_decode_interval": 2},
+]
+
 
 def send(engine: Batcher, now_s: float) -> MicroBatch:
     """Return the micro-batch that an engine sends now, which it must."""
@@ -193,10 +200,41 @@ def running_ahead(draw: st.DrawFn) -> World:
 
 
 @st.composite
+def sglang_worlds(draw: st.DrawFn, depths: st.SearchStrategy[int], *, overlap: bool) -> World:
+    """Worlds as SGLang serves them, with clients that allow more than they get."""
+    depth = draw(depths)
+    params = draw(st.sampled_from(SGLANG)) | {"overlap": overlap}
+    costs = AffineCost(0.005, 0.0001, depth)
+    facts = {"max_model_len": MAX_MODEL_LEN, "depth": depth, **estimates(costs)}
+    more = st.sampled_from([None, 0, 10, 80])
+    asked = [(request, draw(more)) for request in draw(requests())]
+    return World(
+        [
+            request
+            if spare is None
+            else replace(request, max_new_tokens=request.output_tokens + spare)
+            for request, spare in asked
+        ],
+        make_scheduler=lambda: create("sglang", params, **facts),
+        costs=costs,
+        depth=depth,
+        total_pages=draw(st.sampled_from([17, 20, 32, 400])),
+        max_model_len=MAX_MODEL_LEN,
+        max_in_flight=depth + (overlap or draw(st.integers(0, int(depth > 1)))),
+        dispatch="engine_loop",
+        link=draw(st.sampled_from(LINKS)),
+        prefix_cache=draw(st.booleans()),
+        concurrency=draw(st.sampled_from([None, None, 1, 4])),
+    )
+
+
+@st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Worlds of every policy, with pools from scarcely enough to plenty."""
     if draw(st.integers(0, 7)) == 0:
         return replace(draw(running_ahead()), requests=draw(requests()))
+    if draw(st.integers(0, 7)) == 0:
+        return draw(sglang_worlds(st.integers(1, 4), overlap=False))
     world = drawn_world(
         draw,
         [16, 17, 20, 32, 400],

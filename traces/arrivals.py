@@ -149,10 +149,11 @@ def make_requests(
     columns = (times_s, trace.prompt_tokens, trace.output_tokens)
     rows = zip(*(column[:n].tolist() for column in columns), strict=True)
     prefixes = repeat(None) if trace.prefixes is None else trace.prefixes
+    limits = repeat(None) if trace.max_new is None else trace.max_new
     return [
-        Request(number, arrival_s, prompt, output, prefix=prefix)
-        for number, ((arrival_s, prompt, output), prefix) in enumerate(
-            zip(rows, prefixes, strict=False)
+        Request(number, arrival_s, prompt, output, prefix=prefix, max_new_tokens=limit)
+        for number, ((arrival_s, prompt, output), prefix, limit) in enumerate(
+            zip(rows, prefixes, limits, strict=False)
         )
     ]
 

@@ -21,6 +21,7 @@ from evenflow.errors import UsageError, instead_of, once
 from traces.sharegpt import ShareGpt
 from traces.source import Row, Source, block_ids, number, shown, token_count
 
+MAX_NEW = "max_new"
 HEAD_CHARACTERS = 65536
 NANOSECONDS_PER_S = 10**9
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,7 +83,8 @@ class Table:
 
     `time` is the column of arrival times (None: the format has none) and `ticks_per_s` its unit.
     `no_output` says why a row without output tokens is dropped. `blocks` is the column, if there is
-    one, that names the content of each `block_tokens` tokens of the prompt.
+    one, that names the content of each `block_tokens` tokens of the prompt. A file of any such
+    format may have the column `max_new`, the output that the client allows.
     """
 
     layout: Literal["csv", "jsonl"]
@@ -109,16 +111,22 @@ class Table:
 
     def rows(self, source: Source) -> Iterator[Row]:
         """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
-        wanted = (self.time, self.prompt, self.output, self.blocks)
+        wanted = (self.time, self.prompt, self.output, self.blocks, MAX_NEW)
         lines = csv_lines if self.layout == "csv" else jsonl_lines
-        for line, (time, prompt, output, blocks) in lines(source, wanted, self.columns):
+        for line, (time, prompt, output, blocks, max_new) in lines(source, wanted, self.columns):
             try:
                 row = Row(
                     self.read_time(time),
                     token_count(self.prompt, prompt),
                     token_count(self.output, output),
                     blocks=() if blocks is None else block_ids(str(self.blocks), blocks),
+                    max_new=None if max_new in (None, "") else token_count(MAX_NEW, max_new),
                 )
+                if row.max_new is not None and row.max_new < row.output_tokens:
+                    raise ValueError(
+                        f"{MAX_NEW} is {row.max_new}; expected at least the {row.output_tokens} "
+                        f"tokens of {self.output}"
+                    )
             except ValueError as error:
                 raise source.error(str(error), line=line) from None
             yield row if row.output_tokens else row._replace(dropped=self.no_output)

@@ -104,7 +104,7 @@ class Row(NamedTuple):
 
     `dropped` says why the format itself does not count the row as a request; "" keeps it. `text` is
     the prompt, where the file holds it; `blocks` name the content of its blocks of tokens, () where
-    the file does not.
+    the file does not. `max_new` is the output that the client allows, where the file says so.
     """
 
     time: int | float | None
@@ -113,6 +113,7 @@ class Row(NamedTuple):
     dropped: str = ""
     text: str | None = None
     blocks: tuple[int, ...] = ()
+    max_new: int | None = None
 
 
 def shown(value: object) -> str:

@@ -31,7 +31,8 @@ class Trace:
     `rows_read`; `reordered`: rows that the file has earlier than the row before them. `sha256`: see
     `traces.source.fingerprint`. `seed`: what a sample was drawn with; None for a file. `texts`: the
     prompts, [n], where they were asked for and the file holds them. `prefixes`: what the requests
-    have in common, [n]; None where nothing is known of it.
+    have in common, [n]; None where nothing is known of it. `max_new`: output tokens that clients
+    allow, [n], None for one of which that is not known; None where it is known of nobody.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Trace:
     seed: int | None = None
     texts: Sequence[str] | None = None
     prefixes: Sequence[Prefix] | None = None
+    max_new: Sequence[int | None] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -12,30 +11,12 @@ from pydantic import Field
 from evenflow.keys import Count, NonNegative
 from evenflow.kv import PagePool
 from evenflow.schedulers.limits import checked
-from evenflow.schedulers.sglang_rules import (
-    Room,
-    dynamic_chunks,
-    longest_prefix_first,
-    needed_tokens,
-)
-from evenflow.scheduling import Order, Plan, Prompt, SearchSpace, View
+from evenflow.schedulers.sglang_prompts import Prompts, Slot
+from evenflow.schedulers.sglang_rules import dynamic_chunk
+from evenflow.scheduling import Order, Plan, SearchSpace, View
 
-LOOKED_UP = 128  # prompts that are looked up in a pass, at most
-REFRESH = 32  # passes
 RETRACT_STEPS = 20  # tokens a decode is expected to generate before pages run short again
 ORDER: Order = "first_returned"
-
-
-@dataclass(slots=True)
-class Slot:
-    """The running decodes of one slot as its last answer left them.
-
-    `full`: a prompt did not fit, and nobody has left since. `cut`: its last prompt goes on.
-    """
-
-    running: int = 0
-    full: bool = False
-    cut: bool = False
 
 
 class SGLang:
@@ -50,9 +31,7 @@ class SGLang:
     pipeline each micro-batch that may be in flight has decodes of its own.
     """
 
-    pipelined_chunks = True
-    preempted_last = True
-    radix_cache = True
+    pipelined_chunks = preempted_last = radix_cache = True
 
     search_space: ClassVar[SearchSpace] = {
         "chunked_prefill_size": {"low": 512, "high": 16384, "log": True, "integer": True},
@@ -78,32 +57,28 @@ class SGLang:
         depth: int = 1,
         prefill_s: Callable[[int], float] | None = None,
     ) -> None:
-        self.chunked_prefill_size = chunked_prefill_size
-        self.max_prefill_tokens = max_prefill_tokens
-        self.max_running_requests = max_running_requests
-        self.schedule_policy = schedule_policy
-        self.mixed_chunk = mixed_chunk
-        self.prefill_decode_interval = prefill_decode_interval
         self.overlap = depth == 1 if overlap is None else overlap
         if self.overlap and depth > 1:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
-        self.decodes_ahead = "question" if self.overlap else None
-        self.slotted = not self.overlap
-        self.newest_first = mixed_chunk
-        self._profiled: tuple[Callable[[int], float], int] | None = None
+        limits = chunked_prefill_size, max_prefill_tokens
+        chunk_after = None
         if dynamic_chunking:
             if prefill_s is None or max_model_len is None:
                 raise ValueError("dynamic_chunking needs max_model_len and a cost model")
-            self._profiled = prefill_s, max_model_len
-        self._chunk_after: Callable[[int], int] | None = None
+            chunk_after = partial(dynamic_chunk, prefill_s, max_model_len, limits)
+        rows = pp_max_micro_batch_size or max(max_running_requests // depth, 1)
+        lpm = schedule_policy == "lpm"
+        self._prompts = Prompts(*limits, max_running_requests, rows, mixed_chunk, lpm, chunk_after)
+        self.newest_first = self.mixed_chunk = mixed_chunk
+        self.prefill_decode_interval = prefill_decode_interval
+        self.decodes_ahead = "question" if self.overlap else None
+        self.slotted = not self.overlap
         self._most_ratio = min(0.7 * schedule_conservativeness, 1.0)
         self._least_ratio = self._most_ratio * 0.14
         self._decay = (self._most_ratio - self._least_ratio) / 600
         self.new_token_ratio = self._most_ratio
-        self._rows = pp_max_micro_batch_size or max(max_running_requests // depth, 1)
         self._slots: dict[int, Slot] = {}
         self._idles = 0
-        self._passes = 0
         self._decodes_until = 0  # no prompts in answer to the questions up to this one
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
@@ -121,7 +96,7 @@ class SGLang:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
         room = None
         if view.asked > self._decodes_until:
-            room = yield from self._pass(view, slot, running)
+            room = yield from self._prompts.take(view, slot, running, self.new_token_ratio)
         slot.cut = room is not None and room.cut
         if room is None or not room.prefills:
             yield from self._decode(view, slot, running)
@@ -144,7 +119,7 @@ class SGLang:
         elif short:
             yield from self._retract(view)
             slot.running = view.ready_decodes
-        elif ready and not short:
+        elif ready:
             self.new_token_ratio = max(self.new_token_ratio - self._decay, self._least_ratio)
         slot.full &= slot.running == running
         if slot.running and (not short or ready == running):
@@ -160,72 +135,7 @@ class SGLang:
             last = min(reversed(decodes), key=lambda one: (one.generated, -one.prompt_tokens))
             decodes.remove(last)
             yield Plan(preempt=[last.request_id]) if decodes else Plan(give_up=last.request_id)
-            steps = len(decodes) * RETRACT_STEPS
-            yield Plan(empty_pages=view.pages_for(steps))
+            yield Plan(empty_pages=view.pages_for(len(decodes) * RETRACT_STEPS))
         generated = sum(one.generated for one in decodes) + RETRACT_STEPS * len(decodes)
         allowed = sum(one.output_limit for one in decodes)
         self.new_token_ratio = min(generated / (allowed + 1), 1.0)
-
-    def _pass(self, view: View, slot: Slot, running: int) -> Generator[Plan, None, Room | None]:
-        """Take the next chunk of the prompt under way, then prompts that wait, in order."""
-        partial = next(iter(view.partials), None)
-        if partial is None and (slot.full or not view.num_waiting):
-            return None
-        places = self.max_running_requests - view.running + (partial is not None)
-        places = min(self._rows - running, places)
-        if partial is None and places <= 0:
-            slot.full = True
-            return None
-        if view.prefix_cache and view.num_waiting:
-            yield from self._look_up(view)
-        decodes = view.decodes
-        riding = running if self.mixed_chunk else 0
-        room = Room(
-            view.page_tokens,
-            self._chunk(view, partial) - riding,
-            self.max_prefill_tokens,
-            view.free_pages * view.page_tokens,
-            riding,
-            riding + needed_tokens(decodes, self.new_token_ratio),
-            walks=not view.prefix_cache,
-        )
-        if partial is not None:
-            room.go_on(partial)
-        waiting = view.waiting
-        for _ in range(view.num_waiting):
-            slot.full |= len(room.prefills) >= places and not (room.has_pages and room.is_spent)
-            if slot.full or (room.has_pages and room.is_spent):
-                break
-            prompt = next(waiting)
-            if not room.fits(prompt, decodes, self.new_token_ratio):
-                slot.full = bool(room.prefills or running)
-                break
-            if room.chunk_of(prompt) <= 0:
-                break
-            if prompt.computed:
-                yield Plan(hold=[prompt.request_id])
-                room.free = view.free_pages * view.page_tokens
-            room.take(prompt, room.chunk_of(prompt))
-            if not room.has_pages:
-                slot.full = True
-                break
-        return room
-
-    def _look_up(self, view: View) -> Iterator[Plan]:
-        """Look up those that wait: to order them, or lest what they begin with is evicted."""
-        if self.schedule_policy == "lpm" and view.num_waiting <= LOOKED_UP:
-            yield Plan(waiting=longest_prefix_first(view))
-            return
-        if self._passes % REFRESH == 0:
-            for prompt in reversed([*islice(view.queue, LOOKED_UP)]):
-                view.cached_tokens(prompt)
-        self._passes += 1
-
-    def _chunk(self, view: View, partial: Prompt | None) -> int:
-        """Return the tokens of the next chunk."""
-        if partial is None or self._profiled is None:
-            return self.chunked_prefill_size
-        if self._chunk_after is None:
-            most = self.chunked_prefill_size, self.max_prefill_tokens
-            self._chunk_after = dynamic_chunks(*self._profiled, *most, view.page_tokens)
-        return self._chunk_after(partial.computed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf, sqrt
 
 import numpy as np
@@ -49,6 +50,8 @@ class Room:
     planned: int
     reserved: float
     walks: bool
+    decodes: Sequence[Decode]
+    ratio: float
     prompts: list[Prompt] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
     cut: bool = False  # the last prompt goes on
@@ -70,10 +73,10 @@ class Room:
         """Return the tokens of as many whole pages as `tokens` fill."""
         return -(-tokens // self.page_tokens) * self.page_tokens
 
-    def go_on(self, prompt: Prompt) -> None:
-        """Take the next chunk of the prompt under way, however little room there is."""
+    def next_chunk_of(self, prompt: Prompt) -> int:
+        """Return the next chunk of the prompt under way, which goes on in however little room."""
         tokens = min(self.chunk, int(self.total))
-        self.take(prompt, min(tokens if tokens > 0 else self.chunk, prompt.remaining))
+        return min(tokens if tokens > 0 else self.chunk, prompt.remaining)
 
     def chunk_of(self, prompt: Prompt) -> int:
         """Return how much of a prompt that fits is taken: all of it, or whole pages."""
@@ -95,10 +98,10 @@ class Room:
         self.reserved += tokens + self.page_tokens
         self.reserved += 0 if self.cut else min(prompt.output_limit, CLIP)
 
-    def fits(self, prompt: Prompt, decodes: Sequence[Decode], ratio: float) -> bool:
+    def fits(self, prompt: Prompt) -> bool:
         """Say whether a prompt and its output fit beside all that is reserved."""
         if prompt.exact and self.walks:
-            return self._fits_until_the_end(prompt, decodes, ratio)
+            return self._fits_until_the_end(prompt)
         output = min(max(prompt.output_limit - prompt.generated, 0), CLIP)
         pinned = max(prompt.computed - prompt.pages * self.page_tokens, 0)
         return prompt.remaining + output + self.page_tokens < self.total - pinned
@@ -111,18 +114,18 @@ class Room:
             tokens += len(self.prefills) * self.page_tokens
         return -(-tokens // self.page_tokens)
 
-    def _fits_until_the_end(self, prompt: Prompt, decodes: Sequence[Decode], ratio: float) -> bool:
+    def _fits_until_the_end(self, prompt: Prompt) -> bool:
         """Walk through the ends to come: does the pool run short before one of them?"""
 
         def end(request: Decode | Prompt) -> tuple[float, int]:
-            steps = request.output_limit * share(request, ratio) - request.generated
+            steps = request.output_limit * share(request, self.ratio) - request.generated
             return steps, request.tokens
 
         tokens = self.paged(prompt.remaining) + self.page_tokens
         if tokens > min(self.free - self.planned, self.total):
             return False
         if not self.ends:
-            others = [*map(end, decodes), *map(end, self.prompts)]
+            others = [*map(end, self.decodes), *map(end, self.prompts)]
             self.ends = sorted([end(prompt), *others], key=_first)
         else:  # before the last at the latest, as there
             found = (at for at, other in enumerate(self.ends) if end(prompt)[0] <= other[0])
@@ -141,33 +144,42 @@ def _first(pair: tuple[float, int]) -> float:
     return pair[0]
 
 
-def dynamic_chunks(
-    prefill_s: Callable[[int], float], context: int, chunk: int, most: int, page_tokens: int
-) -> Callable[[int], int]:
-    """Return the size of the next chunk by the tokens computed before it.
+def dynamic_chunk(
+    prefill_s: Callable[[int], float],
+    context: int,
+    limits: tuple[int, int],
+    computed: int,
+    page_tokens: int,
+) -> int:
+    """Return the size of the next chunk after `computed` tokens of a prompt.
 
+    `limits` are the first chunk and the most that any may have.
     f(l) = a l^2 + b l + c is fitted to the time of prompts. A chunk x after l tokens takes as long
     as the first, f(l + x) - f(l) = f(chunk) - f(0), smoothed. Without a square, all are alike.
     """
-    longest = min(int(1.25 * chunk), context)
+    chunk, most = limits
+    a, b = _fitted(prefill_s, min(int(1.25 * chunk), context))
+    if a * chunk <= 1e-9 * b:
+        return chunk
+    target = a * chunk * chunk + b * chunk
+    unit = max(page_tokens, 64)
+    slope = 2 * a * computed + b
+    even = (sqrt(slope * slope + 4 * a * target) - slope) / (2 * a)
+    tokens = max(int(chunk + SMOOTH * (even - chunk)), chunk // 4) // unit * unit
+    tokens = min(max(tokens, unit), context - computed - MARGIN, most) // unit * unit
+    return tokens if tokens >= unit else chunk
+
+
+@lru_cache(maxsize=8)
+def _fitted(prefill_s: Callable[[int], float], longest: int) -> tuple[float, float]:
+    """Return the square and the linear coefficient of the time of prompts up to a length."""
     step = max(longest // PROFILED, 1)
     lengths = [longest - index * step for index in range(PROFILED) if longest > index * step][1:]
     sizes = np.array(lengths, dtype=np.float64)
     design = np.column_stack([sizes * sizes, sizes, np.ones_like(sizes)])
     times = np.array([prefill_s(length) for length in lengths])
-    a, b = map(float, np.linalg.lstsq(design, times, rcond=None)[0][:2])
-    b = max(b, 0.0)
-    target = a * chunk * chunk + b * chunk
-    unit = max(page_tokens, 64)
-
-    def size(computed: int) -> int:
-        slope = 2 * a * computed + b
-        even = (sqrt(slope * slope + 4 * a * target) - slope) / (2 * a)
-        tokens = max(int(chunk + SMOOTH * (even - chunk)), chunk // 4) // unit * unit
-        tokens = min(max(tokens, unit), context - computed - MARGIN, most) // unit * unit
-        return tokens if tokens >= unit else chunk
-
-    return size if a * chunk > 1e-9 * b else lambda _: chunk
+    square, linear = map(float, np.linalg.lstsq(design, times, rcond=None)[0][:2])
+    return square, max(linear, 0.0)
 
 
 def longest_prefix_first(view: View) -> list[int]:

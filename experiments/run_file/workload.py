@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from evenflow.keys import Keys
+from evenflow.keys import Count, Keys
 from evenflow.types import Request
 from experiments.run_file.yaml_file import find
 from traces import (
@@ -44,7 +44,8 @@ class PartConfig(Keys):
     """Which requests come, and when.
 
     `skip`: requests of the trace to leave out before the first. `conversations`: the trace has a
-    row for each turn, whose prompt holds the history.
+    row for each turn, whose prompt holds the history. `max_new`: output tokens that clients allow
+    where the trace does not say; what is longer is allowed as it is.
     """
 
     trace: Annotated[str, Field(min_length=1)]
@@ -56,6 +57,7 @@ class PartConfig(Keys):
     tokenizer: str | None = None
     filter: str | None = None
     conversations: bool = False
+    max_new: Count | None = None
 
     @property
     def is_drawn(self) -> bool:
@@ -81,11 +83,19 @@ class PartConfig(Keys):
         if self.conversations:
             trace = with_conversations(trace)
         requests = make_requests(trace, self.arrivals, self.requests, self.seed)
+        if self.max_new is not None:
+            requests = [_allowing(request, self.max_new) for request in requests]
         facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
         origin = {name: getattr(trace, name) for name in facts}
         if trace.path is not None:
             origin["path"] = self.trace  # as written: the same from whichever folder it was found
         return Workload(requests, origin, trace.texts)
+
+
+def _allowing(request: Request, max_new: int) -> Request:
+    if request.max_new_tokens is not None:
+        return request
+    return replace(request, max_new_tokens=max(max_new, request.output_tokens))
 
 
 class WorkloadConfig(PartConfig):

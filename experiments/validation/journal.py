@@ -165,7 +165,8 @@ def _line(entry: Entry) -> list[Any]:
         request = entry.request
         numbers = (request.request_id, request.arrival_s, request.prompt_tokens)
         outputs = (request.output_tokens, request.predicted_output_tokens)
-        return ["add", *numbers, *outputs, entry.refusal]
+        limit = () if request.max_new_tokens is None else (None, request.max_new_tokens)
+        return ["add", *numbers, *outputs, *limit, entry.refusal]
     if isinstance(entry, Asked):
         return ["next", *entry]
     if isinstance(entry, Completed):

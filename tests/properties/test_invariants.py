@@ -30,8 +30,9 @@ def check_requests_and_tokens(result: RunResult, requests: Sequence[Request]) ->
     assert result.request_id.tolist() == [request.request_id for request in requests]
     done = np.array([status == "completed" for status in result.status])
     assert [bool(reason) for reason in result.reason] == (~done).tolist()
-    assert result.sampled_rows.sum() == result.output_tokens[done].sum()
-    assert result.gap_count.sum() == (result.output_tokens[done] - 1).sum()
+    served = np.array([status != "rejected" for status in result.status])
+    assert result.sampled_rows.sum() == result.output_tokens[served].sum()
+    assert result.gap_count.sum() == (result.output_tokens[served] - 1).sum()
 
 
 def check_times(result: RunResult) -> None:

@@ -233,8 +233,8 @@ class EngineLoop(Loop):
             elif self._engine.wake_at_s is not None and not (queues.in_flight or queues.resting):
                 return False  # until the time at which the policy asks to be woken
             self._answers.append(batch)
-        if not self._answers:
-            queues.idles += 1
+        elif not self._answers:
+            self._next(now_s)  # in vain: the engine is idle, and its journal says so
             return False
         self._waits = len(self._answers) >= self._num_places or not queues.live
         if not (self._waits and self._sends_late):

@@ -140,7 +140,10 @@ def recover(scratch: Path) -> tuple[Path, Outcome, dict[str, Any], list[str]]:
         head, blocks = read_blocks(scratch / RECORDS)
         if head is None:
             raise UsageError(f"{scratch}: the run was killed before it served anything")
-        outcome, facts = _outcome(head, list(blocks))
+        try:
+            outcome, facts = _outcome(head, list(blocks))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{scratch / RECORDS}: no records of a run: {error}") from None
         write_served(scratch, outcome, facts, head["title"], lost)
     return folder, outcome, facts, lost
 

@@ -435,6 +435,7 @@ CONFIG = json.dumps({"config": {"stages": 2}, "folder": "."}).encode()
         (gzip.compress(b"", mtime=0), "no first line"),
         (gzip.compress(b"[]\n", mtime=0), "no first line with a configuration"),
         (gzip.compress(b"{\n", mtime=0), "1: not a line of JSON"),
+        (gzip.compress(b"[" * 100_000, mtime=0), "1: not a line of JSON"),
         (gzip.compress(CONFIG, mtime=0), "a configuration of evenflow None"),
         (gzip.compress(CONFIG, mtime=0)[:-12], "Compressed file ended"),
     ],
@@ -443,6 +444,11 @@ def test_a_folder_that_holds_no_record(content: bytes | None, told: str) -> None
     if content is not None:
         Path("decisions.jsonl.gz").write_bytes(content)
     assert told in refusal("replay", ".")
+
+
+def test_a_pipe_is_no_journal() -> None:
+    os.mkfifo("decisions.jsonl.gz")
+    assert "no such file" in refusal("replay", ".")
 
 
 @pytest.mark.parametrize(

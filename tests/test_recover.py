@@ -208,14 +208,20 @@ def test_what_cannot_be_recovered_is_one_line(tmp_path: Path) -> None:
         "": "holds no records of a run that was killed",
         "nowhere": "holds no records of a run that was killed",
         ".partial-0": "the run was killed before it served anything",
-        ".partial-1": "no records of a run: Expecting value",
+        ".partial-1": "no records of a run: maximum recursion",
         ".partial-2": "damaged before byte",
+        ".partial-3": "no records of a run: 'flushed_s'",
     }.items():
         folder = tmp_path / words
         if "partial" in words:
             folder.mkdir()
-            text = {"0": b"", "1": b"\n", "2": b'{"depth": 1}\n{}\n'}[words[-1]]
-            (folder / RECORDS).write_bytes(text)
+            odd = (
+                b"",
+                b"[" * 100_000 + b"\n",
+                b'{"depth": 1}\n{}\n',
+                b'{"depth": 1}\n[{}, {"a": ["<f8", 0]}]\n',
+            )
+            (folder / RECORDS).write_bytes(odd[int(words[-1])])
         status, output, errors = evenflow("recover", str(folder))
         assert (status, output, errors.count("\n")) == (2, "", 1)
         assert told in errors

@@ -70,7 +70,7 @@ def read_blocks(path: Path) -> tuple[Any, Iterator[Block]]:
         with open(path, "rb") as file:
             head = _line(file)
             return head, _blocks(path, file.tell())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: no records of a run: {error}") from None
 
 
@@ -88,7 +88,7 @@ def _blocks(path: Path, start: int) -> Iterator[Block]:
                         return
                     block[name] = np.frombuffer(data, dtype)
                 yield block
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{path}: damaged before byte {file.tell()}: {error}") from None
 
 

@@ -51,7 +51,11 @@ def of_engines(path: Path) -> list[Path]:
         return [] if path.name == NAME else [path]
     if (path / NAME).is_file():
         return []
-    return [file for file in sorted(path.glob("*.jsonl.gz")) if "prompts." not in file.name]
+    return [file for file in sorted(path.glob("*.jsonl.gz")) if _is_journal(file)]
+
+
+def _is_journal(file: Path) -> bool:
+    return file.is_file() and "prompts." not in file.name
 
 
 def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | None]:

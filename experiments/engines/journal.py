@@ -124,7 +124,7 @@ def lines(path: Path) -> Iterator[Event]:
                 if not isinstance(event, dict):
                     raise UsageError(f"{path}, line {number}: no event: {line.strip()[:40]}")
                 yield event
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UsageError(f"{path}, line {number}: no JSON: {error}") from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise UsageError(f"{path}: cannot be read to its end: {error}") from None

@@ -168,7 +168,7 @@ def written_files(folder: Path) -> dict[str, str | None]:
         return {}
     try:
         files = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(f"{path}: is no manifest that evenflow wrote") from None
     same = {name: known for name, known in files.items() if _is_same(folder / name, known)}
     return {MANIFEST: None, **same}

@@ -271,7 +271,7 @@ def _require_writable(folder: Path) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error}); remove it") from None
     if not isinstance(data, dict):
         raise UsageError(f"{path}: should hold a JSON object; remove it")

@@ -149,7 +149,7 @@ def _lines(path: Path) -> Iterator[Any]:
             for number, text in enumerate(file, start=1):
                 try:
                     yield json.loads(text, parse_constant=_no_number)
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise UsageError(f"{path}:{number}: not a line of JSON") from None
     except (OSError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error

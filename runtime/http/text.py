@@ -190,7 +190,7 @@ def _end_ids(folder: Path) -> frozenset[int]:
         try:
             values: Any = json.loads(path.read_text(encoding="utf-8"))
             end = values.get("eos_token_id")
-        except (AttributeError, OSError, ValueError) as error:
+        except (AttributeError, OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path}: cannot read it: {error}") from None
         if end is not None:
             return frozenset(end if isinstance(end, list) else [end])

@@ -99,7 +99,7 @@ class Checkpoint:
         try:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             files = {name: self.folder / file for name, file in names.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f'{index}: no "weight_map" of names to files') from error
         absent = sorted(path.name for path in set(files.values()) if not path.is_file())
         if absent:

@@ -1,0 +1,507 @@
+"""Attack Evenflow with what nobody sane gives it: `python -m tools.fuzz [--cases N] [--seed S]`.
+
+Four classes, N cases each: odd values at keys of the examples' files (`keys`), odd files where a
+file is read (`files`), odd HTTP clients (`http`), and random worlds whose tables are judged by
+themselves (`worlds`). Right is status 0, or one line of error, status 2 and nothing left behind;
+wrong is a traceback, a warning, a hang, or a table that cannot be. Each failure is a line; exit
+status 1 if there is one. Commands run in this process, with 6 GB of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from typer.testing import CliRunner
+
+from evenflow.schedulers import POLICIES
+from experiments.cli import app
+from experiments.run_file.run import RunConfig
+from experiments.study.sweep_file import SweepConfig
+
+ROOT = Path(__file__).parent.parent
+MEMORY_BYTES = 6 * 2**30
+LIMIT_CPU_S, LIMIT_S = 40.0, 120.0
+LONGEST_LINE = 2100
+FEW = ("--set", "workload.requests=3")
+
+VALUES = (
+    *("null", "true", "0", "-1", "1", "3", "1.5", "1e308", "-1e308", "5e-324", ".nan", ".inf"),
+    *("''", "' '", "x", "[]", "{}", "[1]", "[[]]", "{a: 1}", "[null]", "{1: 2}", "{? [a] : 1}"),
+    *("9223372036854775807", "9223372036854775808", "-9223372036854775809", "1e12", "0200", "1:30"),
+    *("2001-01-01", "2001-01-01T00:00:00Z", "!!python/object:os.system x", "&a [*a]", "*nowhere"),
+    *("[1, 2", "{a: 1, a: 2}", "'\\0'", '"\\ud800"', "é", "=", "<<: 1", "json:loads", "os:nothing"),
+    *("/dev/zero", "/", "..", "/proc/self/mem", "nowhere.csv", "a" * 5000, "9" * 5000, "[" * 900),
+    *("{kind: affine}", "{kind: roofline}", "{name: sarathi}", "{name: vllm, x: 1}", "[4096]"),
+)
+
+
+class HangError(BaseException):
+    """A command that takes longer than any should."""
+
+
+def _hangs(*_: object) -> None:
+    raise HangError
+
+
+# -- one command, judged --------------------------------------------------------------------------
+
+
+def judged(arguments: list[str], folder: Path) -> str | None:
+    """Run a command in a folder; return what is wrong with how it ends, or None."""
+    before = set(folder.rglob("*"))
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_CPU_S)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        done = CliRunner().invoke(app, arguments)
+    except HangError:
+        return "hangs"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if not isinstance(done.exception, SystemExit | None):
+        where = done.exc_info[2] if done.exc_info else None
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        place = "" if where is None else f" in {where.tb_frame.f_code.co_qualname}"
+        return f"{type(done.exception).__name__}: {str(done.exception)[:100]}{place}"
+    errors, left = done.stderr, {path.name for path in set(folder.rglob("*")) - before}
+    if "Warning" in errors or "Traceback" in errors:
+        return f"says {errors[:200]!r}"
+    if done.exit_code == 0:
+        return None
+    if done.exit_code != 2:
+        return f"status {done.exit_code}: {errors[:100]!r}"
+    if errors.count("\n") != 1 or not errors.startswith("error: ") or len(errors) > LONGEST_LINE:
+        return f"{errors.count(chr(10))} lines, {len(errors)} letters: {errors[:100]!r}"
+    return f"leaves {sorted(left)[:3]}" if left - {"__pycache__"} else None
+
+
+# -- odd values at keys ---------------------------------------------------------------------------
+
+
+def keys(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield cases of a value at a key of an example, both drawn."""
+    files = sorted((ROOT / "examples").rglob("*.yaml"))
+    places = {file: sorted({*_schema_keys(file), *_own_keys(_read(file))}) for file in files}
+    for number in range(count):
+        file, value = rng.choice(files), rng.choice(VALUES)
+        key = rng.choice(places[file])
+        is_sweep = _is_sweep(file)
+        few = ["--set", "run.workload.requests=3"] if is_sweep else [*FEW]
+        command = ["sweep" if is_sweep else "simulate", str(file), *few, "--set", f"{key}={value}"]
+        out = folder / f"out-{number}"
+        how = ["--executor", "serial"] if is_sweep else ["--save", "summary"]
+        if is_sweep:
+            command += ["--set", "parameters={scheduler.token_budget: [64]}"][: 2 * (number % 2)]
+        told = judged([*command, *how, "--out", str(out)], folder)
+        shutil.rmtree(out, ignore_errors=True)
+        yield f"{file.relative_to(ROOT)} --set {key}={value[:60]!r}", told
+
+
+def _read(file: Path) -> Any:
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def _is_sweep(file: Path) -> bool:
+    return "parameters" in _read(file)
+
+
+def _own_keys(document: Any, above: str = "") -> Iterator[str]:
+    if isinstance(document, Mapping):
+        for key, inner in document.items():
+            yield f"{above}{key}"
+            yield from _own_keys(inner, f"{above}{key}.")
+
+
+def _schema_keys(file: Path) -> Iterator[str]:
+    kind = SweepConfig if _is_sweep(file) else RunConfig
+    schema = kind.model_json_schema()
+    yield from _properties(schema, schema.get("$defs", {}), "", 3)
+
+
+def _properties(part: Any, known: Mapping[str, Any], above: str, depth: int) -> Iterator[str]:
+    """Yield the dotted keys that a part of a schema has, as deep as that."""
+    if "$ref" in part:
+        part = known[part["$ref"].rsplit("/", 1)[1]]
+    for name, inner in part.get("properties", {}).items():
+        yield f"{above}{name}"
+        if depth:
+            yield from _properties(inner, known, f"{above}{name}.", depth - 1)
+    for choice in (*part.get("anyOf", ()), *part.get("oneOf", ())):
+        yield from _properties(choice, known, above, depth)
+
+
+# -- odd files ------------------------------------------------------------------------------------
+
+RUN = """\
+stages: 2
+costs: {kind: affine, base_s: 0.005, per_token_s: 2.0e-5}
+kv: {pages: 200}
+scheduler: sarathi
+workload: {trace: t.csv, arrivals: replay}
+"""
+TRACE = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,5\n1,20,3\n"
+TALKS = '[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]'
+MOONCAKE = '{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n'
+ROLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "RUN.yaml": (RUN, ("simulate", "RUN.yaml")),
+    "t.csv": (TRACE, ("simulate", "RUN.yaml")),
+    "talks.json": (TALKS, ("simulate", "RUN.yaml", "--set", "workload.trace=talks.json")),
+    "m.jsonl": (MOONCAKE, ("traces", "info", "m.jsonl")),
+    "model/config.json": (
+        '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}',
+        ("simulate", "RUN.yaml", "--set", "model=model"),
+    ),
+    "profile.json": (
+        '{"version": 1}',
+        ("simulate", "RUN.yaml", "--set", "costs={kind: profile, path: profile.json}"),
+    ),
+    "SWEEP.yaml": ("run: RUN.yaml\nparameters: {kv.pages: [9]}\n", ("sweep", "SWEEP.yaml")),
+    "prices.yaml": (
+        "L20: 1.0\n",
+        ("capacity", "RUN.yaml", "--slo", "p99_ttft_ms=9", "--per-dollar", "prices.yaml"),
+    ),
+    "run/decisions.jsonl.gz": ("", ("replay", "run")),
+    "engine.jsonl.gz": ('{"engine": "vllm"}\n', ("replay", "engine.jsonl.gz")),
+    ".partial-x/records.blocks": ('{"depth": 1}\n[{}, {}]\n', ("recover", ".")),
+    "out/manifest.json": ('{"files": {}}', ("simulate", "RUN.yaml", "--out", "out")),
+    "policy.py": (
+        "class P:\n    def schedule(self, view):\n        return None\n",
+        ("simulate", "RUN.yaml", "--set", "scheduler=policy:P"),
+    ),
+}
+
+
+def _is_folder(path: Path, _: bytes, __: random.Random) -> None:
+    path.mkdir()
+
+
+def _is_pipe(path: Path, _: bytes, __: random.Random) -> None:
+    os.mkfifo(path)
+
+
+def _is_link(to: str) -> Callable[[Path, bytes, random.Random], None]:
+    def make(path: Path, _: bytes, __: random.Random) -> None:
+        path.symlink_to(path.name if to == "itself" else to)
+
+    return make
+
+
+def _is(change: Callable[[bytes, random.Random], bytes]) -> Callable[..., None]:
+    def make(path: Path, whole: bytes, rng: random.Random) -> None:
+        path.write_bytes(change(whole, rng))
+
+    return make
+
+
+def _flipped(whole: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(whole)
+    for _ in range(rng.randint(1, 8)):
+        changed[rng.randrange(len(whole))] = rng.randrange(256)
+    return bytes(changed)
+
+
+def _shuffled(whole: bytes, rng: random.Random) -> bytes:
+    parts = re.split(rb"([,:\s{}\[\]])", whole)
+    rng.shuffle(parts)
+    return b"".join(parts)
+
+
+NUMBERS = (
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b"Infinity",
+    b"null",
+    b"true",
+    b'"1"',
+    b"9" * 400,
+    b"0.5",
+    b"[]",
+)
+
+ODDITIES: tuple[Callable[..., None], ...] = (
+    _is_folder,
+    _is_pipe,
+    *map(_is_link, ("itself", "nowhere", "/dev/zero", "/dev/null", "/", "/proc/self/mem")),
+    _is(lambda whole, rng: b""),
+    _is(lambda whole, rng: whole[: rng.randrange(len(whole) + 1)]),
+    _is(lambda whole, rng: rng.randbytes(rng.randint(1, 5000))),
+    _is(lambda whole, rng: bytes(rng.randint(1, 5000))),
+    _is(lambda whole, rng: whole.decode().encode("utf-16")),
+    _is(lambda whole, rng: b"\xef\xbb\xbf" + whole.replace(b"\n", b"\r\n")),
+    _is(lambda whole, rng: whole.replace(b"\n", b"\r")),
+    _is(lambda whole, rng: whole * 50),
+    _is(lambda whole, rng: whole + b"9" * 10**6),
+    _is(lambda whole, rng: b"[" * 10**5 + whole),
+    _is(lambda whole, rng: b'{"a":' * 10**4 + whole),
+    _is(lambda whole, rng: b"\n" * 10**6 + whole),
+    _is(lambda whole, rng: gzip.compress(whole)[: rng.randint(1, 60)]),
+    _is(lambda whole, rng: gzip.compress(_flipped(whole, rng))),
+    _is(lambda whole, rng: gzip.compress(gzip.compress(whole))),
+    _is(lambda whole, rng: gzip.compress(whole + b"\n" + b"[" * 10**5 + b"\n")),
+    _is(lambda whole, rng: re.sub(rb"\d+", lambda _: rng.choice(NUMBERS), whole)),
+    _is(_flipped),
+    _is(_shuffled),
+)
+
+
+def files(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield cases of an odd file in a role, all pairs first and then drawn ones."""
+    pairs = list(itertools.product(ROLES, range(len(ODDITIES))))
+    rng.shuffle(pairs)
+    for number in range(count):
+        role, oddity = pairs[number] if number < len(pairs) else rng.choice(pairs)
+        place = folder / f"f{number}"
+        for name in {"RUN.yaml", "t.csv", role}:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(ROLES[name][0])
+        (place / role).unlink()
+        ODDITIES[oddity](place / role, ROLES[role][0].encode() or b"{}\n", rng)
+        os.chdir(place)
+        told = judged([*ROLES[role][1]], place)
+        os.chdir(folder)
+        shutil.rmtree(place)
+        sys.path[:] = [entry for entry in sys.path if entry != str(place)]
+        sys.modules.pop("policy", None)
+        yield f"{role}: oddity {oddity}", told
+
+
+# -- random worlds, judged by their tables --------------------------------------------------------
+
+
+def worlds(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield random worlds; wrong is a table that no pipeline could have written."""
+    for number in range(count):
+        place = folder / f"w{number}"
+        place.mkdir()
+        world = _world(rng)
+        rows = [(round(rng.expovariate(1), 3), rng.randint(1, 300), rng.randint(1, 40))]
+        for _ in range(rng.randint(0, 25)):
+            gap_s = rng.choice((0.0, rng.expovariate(5)))
+            rows.append((rows[-1][0] + gap_s, rng.randint(1, 300), rng.randint(1, 40)))
+        text = "".join(f"{at_s:.3f},{prompt},{output}\n" for at_s, prompt, output in rows)
+        (place / "t.csv").write_text(TRACE.splitlines()[0] + "\n" + text)
+        (place / "RUN.yaml").write_text(json.dumps(world))
+        out = place / "out"
+        told = judged(["simulate", str(place / "RUN.yaml"), "--out", str(out)], place)
+        if told is None and out.exists():
+            told = wrong_tables(out, world, rows)
+        yield f"{json.dumps(world)} on {rows}"[:2000], told
+        shutil.rmtree(place)
+
+
+def _world(rng: random.Random) -> dict[str, Any]:
+    name = rng.choice(sorted(POLICIES))
+    world: dict[str, Any] = {
+        "stages": rng.randint(1, 8),
+        "costs": {"kind": "affine", "base_s": rng.choice((0.001, 0.02)), "per_token_s": 1e-5},
+        "kv": {"pages": rng.randint(22, 200)},
+        "scheduler": {"name": name},
+        "workload": {"trace": "t.csv", "arrivals": rng.choice(("replay", "offline"))},
+    }
+    if rng.random() < 0.3:
+        world["max_in_flight"] = rng.randint(1, 9)
+    if rng.random() < 0.3:
+        world["dispatch"] = rng.choice(("stage0", "eager"))
+    if rng.random() < 0.2:
+        world["link"] = {"bandwidth_gb_s": 1.0, "latency_us": rng.randint(0, 5000)}
+    return world
+
+
+def wrong_tables(out: Path, world: Mapping[str, Any], asked: list[Any]) -> str | None:
+    """Return what of a run's tables cannot be, by the rules of a pipeline and nothing else."""
+    requests, batches, stages = (_rows(out / f"{n}.csv") for n in ("requests", "batches", "stages"))
+    done = [row for row in requests if row["status"] == "completed"]
+    if len(requests) != len(asked) or len(done) + _count(requests, "rejected") != len(asked):
+        return f"{len(requests)} of {len(asked)} requests, {len(done)} completed"
+    for row in done:
+        _, prompt, output = asked[int(row["request_id"])]
+        if (row["prompt_tokens"], row["output_tokens"]) != (prompt, output):
+            return f"request {row['request_id']}: {row['output_tokens']} of {output} tokens"
+        if not row["arrival_s"] < row["first_token_s"] <= row["completion_s"]:
+            return f"request {row['request_id']}: times in disorder"
+    prefills, decodes = (sum(row[f"{n}_tokens"] for row in batches) for n in ("prefill", "decode"))
+    least = sum(row["prompt_tokens"] for row in done), sum(row["output_tokens"] - 1 for row in done)
+    calm = not any(row["preemptions"] for row in done)
+    if prefills < least[0] or decodes > least[1] or (calm and (prefills, decodes) != least):
+        return f"{(prefills, decodes)} tokens computed, {least} asked for"
+    if not all(0 <= row["free_pages"] <= world["kv"]["pages"] for row in batches):
+        return "pages that are not there"
+    return _wrong_times(stages, batches, world)
+
+
+def _wrong_times(stages: Any, batches: Any, world: Mapping[str, Any]) -> str | None:
+    costs, depth = world["costs"], world["stages"]
+    tokens = [row["prefill_tokens"] + row["decode_tokens"] for row in batches]
+    by_stage = [[row for row in stages if row["stage"] == stage] for stage in range(depth)]
+    for stage, rows in enumerate(by_stage):
+        for before, row in itertools.pairwise(rows):
+            if row["start_s"] < before["end_s"] - 1e-9:
+                return f"stage {stage}: micro-batches {before['batch_id']} and the next overlap"
+        for index, row in enumerate(rows):
+            takes_s = costs["base_s"] + costs["per_token_s"] * tokens[index]
+            if abs(row["end_s"] - row["start_s"] - takes_s) > 1e-9:
+                return f"stage {stage}, micro-batch {index}: {row['end_s'] - row['start_s']} s"
+            above_s = (
+                by_stage[stage - 1][index]["end_s"] if stage else batches[index]["scheduled_s"]
+            )
+            if row["start_s"] < above_s - 1e-9:
+                return f"stage {stage}, micro-batch {index}: before it was there"
+    return None
+
+
+def _count(rows: list[dict[str, Any]], status: str) -> int:
+    return sum(row["status"] == status for row in rows)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return [{key: _number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(cell: str) -> Any:
+    try:
+        return float(cell) if cell else float("nan")
+    except ValueError:
+        return cell
+
+
+# -- odd clients ----------------------------------------------------------------------------------
+
+BODY = b'{"prompt": [1, 2], "max_tokens": 3}'
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+def _asks(rng: random.Random) -> bytes:
+    """Return a well-formed request of something odd."""
+    odd: tuple[Any, ...] = (None, -1, 0, 1e308, "x" * 1000, [], [[]], [[1], "a"], {}, True, 2**70)
+    body: dict[str, Any] = {"prompt": [1], "max_tokens": 2, "stream": rng.random() < 0.5}
+    names = ("prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "n")
+    body[rng.choice(names)] = rng.choice(odd)
+    text = json.dumps(body).encode()
+    return HEAD + b"content-length: %d\r\n\r\n" % len(text) + text
+
+
+SENT: tuple[Callable[[random.Random], bytes], ...] = (
+    lambda rng: WHOLE,
+    lambda rng: WHOLE[: rng.randrange(len(WHOLE))],
+    lambda rng: _flipped(WHOLE, rng),
+    lambda rng: rng.randbytes(rng.randint(1, 3000)),
+    lambda rng: HEAD + b"content-length: %d\r\n\r\n" % rng.choice((0, -1, 10**30, 5)) + BODY,
+    lambda rng: HEAD + b"transfer-encoding: chunked\r\n\r\n" + rng.choice((b"zz\r\n", b"5\r\nab")),
+    lambda rng: HEAD + b"x: " + b"a" * rng.choice((10, 10**5, 10**6)) + b"\r\n\r\n",
+    lambda rng: (
+        b"GET /" + rng.choice((b"metrics", b"..//..", b"%00", b"v1/models")) + b" HTTP/1.1\r\n\r\n"
+    ),
+    _asks,
+)
+
+
+def http(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield clients of one server; at the end, it must answer, be whole and have lost nobody."""
+    (folder / "serve.yaml").write_text(RUN.replace("0.005", "0.001"))
+    command = [sys.executable, "-m", "experiments.cli", "serve", str(folder / "serve.yaml")]
+    with open(folder / "log", "w") as log:
+        server = subprocess.Popen(
+            [*command, "--port", "0", "--out", str(folder / "served")],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert server.stdout is not None
+    url = server.stdout.readline().split(" on ")[1].strip().removesuffix("/v1")
+    port = int(url.rsplit(":", 1)[1])
+    for number in range(count):
+        sent = rng.choice(SENT)(rng)
+        answer = _answer(port, sent, rng)
+        crashed = answer.split(b" ")[1:2] == [b"500"]
+        yield f"client {number}: {sent[:100]!r}", answer[:200].decode("latin1") if crashed else None
+    yield "the server afterwards", _wrong_server(server, url, folder)
+
+
+def _answer(port: int, sent: bytes, rng: random.Random) -> bytes:
+    """Send something, in pieces or at once; read, or leave."""
+    answer = b""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.3) as client:
+        middle = rng.randrange(len(sent) + 1)
+        for part in (sent[:middle], sent[middle:]):
+            client.sendall(part)
+        while rng.random() < 0.8 and (more := client.recv(4096)):
+            answer += more
+    return answer
+
+
+def _wrong_server(server: subprocess.Popen[str], url: str, folder: Path) -> str | None:
+    try:
+        limit_s = time.monotonic() + 60
+        while not re.search(
+            r"num_requests_running\S* 0\n(.*\n)*.*pages_free\S* 200\n",
+            urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode(),
+        ):
+            if time.monotonic() > limit_s:
+                return "requests or pages are still held after a minute"
+            time.sleep(0.2)
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=60)
+    log = (folder / "log").read_text()
+    if server.returncode or "Traceback" in log:
+        return f"status {server.returncode}: {log[-300:]!r}"
+    return None if (folder / "served" / "requests.csv").exists() else "no results"
+
+
+CLASSES = {"keys": keys, "files": files, "worlds": worlds, "http": http}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the classes that are asked for; print what fails, and how many of how many did."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default=",".join(CLASSES))
+    asked = parser.parse_args(arguments)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, _hangs)
+    warnings.simplefilter("always")
+    failed = 0
+    for name in asked.only.split(","):
+        with tempfile.TemporaryDirectory() as scratch:
+            os.chdir(scratch)
+            wrong = 0
+            for case, told in CLASSES[name](random.Random(asked.seed), asked.cases, Path(scratch)):
+                if told is not None:
+                    wrong += 1
+                    print(f"{name}: {case}: {told}", flush=True)
+            os.chdir(ROOT)
+        print(f"{name}: {wrong} of {asked.cases} cases are wrong", flush=True)
+        failed += wrong
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -134,7 +134,7 @@ class Journal:
                 self.plan.update(line.get("plan", {}))
                 if "shot" in line:
                     self.runs.append(TimedRun(*line["shot"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{self.path}: not a profile's journal; delete it") from None
 
 

@@ -340,9 +340,9 @@ def wrong_tables(out: Path, world: Mapping[str, Any], asked: list[Any]) -> str |
     for row in done:
         _, prompt, output = asked[int(row["request_id"])]
         if (row["prompt_tokens"], row["output_tokens"]) != (prompt, output):
-            return f"request {row['request_id']}: {row['output_tokens']} of {output} tokens"
+            return f"request {row['request_id']:.0f}: {row['output_tokens']:.0f} of {output} tokens"
         if not row["arrival_s"] < row["first_token_s"] <= row["completion_s"]:
-            return f"request {row['request_id']}: times in disorder"
+            return f"request {row['request_id']:.0f}: times in disorder"
     prefills, decodes = (sum(row[f"{n}_tokens"] for row in batches) for n in ("prefill", "decode"))
     least = sum(row["prompt_tokens"] for row in done), sum(row["output_tokens"] - 1 for row in done)
     calm = not any(row["preemptions"] for row in done)

@@ -41,7 +41,7 @@ class MicroBatch:
     others, its own tokens included. `charged` is the work that costs time where it is not just that
     of the sequences: padding, or pages copied to and from the host. Of decodes that were preempted
     on the way, `preempted` says which, and how many tokens each is still to get. Where decodes run
-    ahead, `ahead` has those that get a token, by request id, and whether it is their last. Its
+    ahead, `ahead` has those that get a token, by request id, and how many they then have. Its
     decodes go on in the slot that sent it.
     """
 
@@ -58,7 +58,7 @@ class MicroBatch:
     kv_tokens: int = 0
     charged: Work | None = None
     preempted: abc.Sequence[tuple[Sequence, int]] = ()
-    ahead: dict[int, tuple[Sequence, bool]] | None = None
+    ahead: dict[int, tuple[Sequence, int]] | None = None
     slot: int = 0
 
     @property

@@ -16,7 +16,7 @@ from evenflow.batch import Chunk, MicroBatch, padded_work, rectangle
 from evenflow.costs.base import work_of
 from evenflow.decodes import DecodeGroup, Sequence, Speculation
 from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.kv import KvCache, PagePool, PrefixCache
+from evenflow.kv import KvCache, PagePool
 from evenflow.queues import Queues
 from evenflow.request import Handover, Request
 from evenflow.scheduling import Order, Plan, Prefill, Scheduler, View
@@ -69,11 +69,11 @@ class Batcher:
             preempted_last=getattr(scheduler, "preempted_last", False),
             newest_first=getattr(scheduler, "newest_first", False),
         )
-        known_early = self.kv.keeps and not self.kv.late
+        known_early = self.kv.keeps and not (self.kv.late or self.kv.append_only)
         if ahead and (asks_again or known_early or speculation is not None or keeps_pages):
             raise UsageError(
                 f"policy {self.policy_name} lets decodes run ahead, which goes with dispatch: "
-                "engine_loop, without prefix_cache, swap, speculative and pools"
+                "engine_loop, without swap, speculative and pools, and with its own prefix_cache"
             )
         if slotted and asks_again:
             raise UsageError(
@@ -90,7 +90,6 @@ class Batcher:
         self._in_turns = bool(ahead) or slotted
         self._padded = getattr(scheduler, "padded", False)
         self._in_flight_too = getattr(scheduler, "preempts_in_flight", False)
-        self._append_only = isinstance(self.pool, PrefixCache) and self.pool.append_only
         self._asks_again = asks_again
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
         if self._verified_tokens > self.pool.page_tokens:
@@ -362,7 +361,7 @@ class Batcher:
         if not plan.decodes:
             return chunks, None
         group = self._take_decodes(plan)
-        if group is not None and self._append_only:
+        if group is not None and self.kv.append_only:
             queues.publish_decodes(group)
         return chunks, group
 

@@ -318,6 +318,7 @@ class KvCache:
         "_cache",
         "_swapped_pages",
         "_swapped_rows",
+        "append_only",
         "keeps",
         "late",
         "pool",
@@ -332,6 +333,7 @@ class KvCache:
         self._cache = pool if isinstance(pool, PrefixCache) else None
         self.keeps = self._cache is not None or swap
         self.late = self._cache is not None and self._cache.late
+        self.append_only = self._cache is not None and self._cache.append_only
         self._swapped_rows = self._swapped_pages = 0
 
     def release(self, holder: Holder, tokens: int) -> None:
@@ -372,7 +374,7 @@ class KvCache:
 
     def suspend(self, holder: Holder, tokens: int) -> None:
         """Free the pages of a holder that will wait; keep what it can of the `tokens` in them."""
-        if not self.late:
+        if not (self.late or self.append_only):
             self.publish(holder, tokens)
         holder.chain = []
         holder.kept_tokens = 0

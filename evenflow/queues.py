@@ -240,11 +240,20 @@ class Queues:
         return sorted(dict.fromkeys([*begun, *finished]), key=self.row_key)
 
     def publish_decodes(self, group: DecodeGroup) -> None:
-        """Make the pages findable that the next step of a group fills, in order of admission."""
-        page_tokens = self.kv.pool.page_tokens
-        for seq in self.admitted.values():
-            if seq in group and (tokens := group.context_of(seq) + 1) % page_tokens == 0:
-                self.kv.publish(seq, tokens)
+        """Make the pages findable that the next step of a group fills, in order of admission.
+
+        Where decodes run ahead, a page is full once its last token is known.
+        """
+        ahead = [batch.ahead for batch in self.in_flight.values() if batch.ahead]
+        for number, seq in self.admitted.items():
+            if seq in group:
+                unknown = sum(number in sent for sent in ahead)
+                self._publish_full(seq, group.context_of(seq) + 1 - unknown)
+
+    def _publish_full(self, seq: Sequence, tokens: int) -> None:
+        """Make the pages of so many tokens findable if the last of them is full with these."""
+        if tokens % self.kv.pool.page_tokens == 0:
+            self.kv.publish(seq, tokens)
 
     def retire(self, seq: Sequence, now_s: float, *, keeps_pages: bool) -> None:
         """End a sequence; its pages are free unless another engine is to fetch them."""
@@ -415,13 +424,12 @@ class Queues:
         batch.ahead = {}
         for number, seq in batch.decodes.members.items() if batch.decodes is not None else ():
             generated = group.generated_by(seq) if number in group.members else seq.generated
-            batch.ahead[number] = (seq, generated == seq.request.output_tokens)
+            batch.ahead[number] = (seq, generated)
         for chunk in batch.chunks:
             seq = chunk.sequence
             if chunk.last:
                 seq.generated += 1
-                last = seq.generated == seq.request.output_tokens
-                batch.ahead[seq.request.request_id] = (seq, last)
+                batch.ahead[seq.request.request_id] = (seq, seq.generated)
                 if seq.generated < seq.request.output_limit:
                     self.start_decoding(seq, group)
         if group.members:
@@ -433,9 +441,11 @@ class Queues:
         for chunk in batch.chunks:
             if self.return_chunk(chunk) and self.kv.late:
                 self.kv.publish(chunk.sequence, chunk.stop)
-        for seq, _ in batch.ahead.values():
+        for seq, generated in batch.ahead.values():
             self._record_token(seq, now_s)
-        ended = [seq for seq, last in batch.ahead.values() if last]
+            if self.kv.append_only:
+                self._publish_full(seq, seq.request.prompt_tokens + generated - 1)
+        ended = [seq for seq, count in batch.ahead.values() if count == seq.request.output_tokens]
         for seq in ended:
             self.recall(seq)
         return ended

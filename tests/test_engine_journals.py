@@ -145,14 +145,11 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
     ("events", "message"),
     [
         (
-            [CONFIG | {"async_scheduling": True, "prefix_caching": True}, *SMALL[1:]],
-            "async_scheduling with prefix_caching is not modelled",
-        ),
-        (
             [CONFIG | {"async_scheduling": True, "pp": 2}, *SMALL[1:]],
             "async_scheduling with runner V1 and stages",
         ),
         ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
+        ([CONFIG | {"engine": "vllm 0.33.0"}, *SMALL[1:]], "a journal of vllm 0.33.0; 0.32.0 is"),
         ([CONFIG | {"policy": "priority"}, *SMALL[1:]], 'policy: "priority" is not modelled'),
         (
             [CONFIG | {"long_prefill_token_threshold": 64}, *SMALL[1:]],

@@ -9,7 +9,7 @@ import pytest
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, UsageError
-from evenflow.kv import PagePool, PrefixCache
+from evenflow.kv import KvCache, PagePool
 from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.schedulers import create
 from evenflow.scheduling import View
@@ -163,12 +163,11 @@ def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -
     assert world.max_in_flight == places
 
 
-def test_decodes_do_not_run_ahead_with_a_prefix_cache() -> None:
+def test_what_decodes_that_run_ahead_do_not_go_with() -> None:
     policy = create("vllm_v1", {"async_scheduling": "v2"})
-    with pytest.raises(
-        UsageError, match="run ahead, which goes with dispatch: engine_loop, without"
-    ):
-        Batcher(policy, PrefixCache(8), depth=1, max_in_flight=2, max_model_len=500)
+    for kv, asks_again in ((KvCache(PagePool(8)), True), (KvCache(PagePool(8), swap=True), False)):
+        with pytest.raises(UsageError, match="run ahead, which goes with dispatch: engine_loop"):
+            Batcher(policy, kv, depth=1, max_in_flight=2, max_model_len=500, asks_again=asks_again)
 
 
 def test_runner_v1_runs_ahead_on_one_stage_only() -> None:

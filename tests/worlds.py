@@ -196,6 +196,7 @@ def running_ahead(draw: st.DrawFn) -> World:
         max_in_flight=depth + 1,
         dispatch="engine_loop",
         concurrency=draw(st.sampled_from([None, None, 4])),
+        prefix_cache=draw(st.booleans()),
     )
 
 

@@ -30,7 +30,7 @@ def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
     for path, outcome in journals:
         config = first_line(path)
         engine = engine_of(path)
-        key = engine.name, version_of(path, config), engine.mode(config)
+        key = engine.name, engine.version, engine.mode(config)
         found[key].append((config, outcome))
     head = "| engine | version | recorded | stages | journals | steps equal | requests to 1 ns |\n"
     lines = [head + "|---|---|---|---|---|---|---|\n"]
@@ -45,11 +45,6 @@ def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
             f"| {equal:,} of {steps:,} | {timed or 'no times'} |\n"
         )
     return "".join(lines)
-
-
-def version_of(path: Path, config: Event) -> str:
-    """Return an engine's version, which a journal or the name of its folder ends with."""
-    return str(config.get("engine", path.parent.name.replace("-", " "))).rpartition(" ")[2]
 
 
 def rules() -> str:

@@ -69,7 +69,7 @@ def setting_of(rng: random.Random) -> Setting:
         max_num_seqs=max_num_seqs,
         watermark=rng.choice([0.0, 0.0, 0.0, 0.02, 0.1]),
         prefix_caching=caching,
-        asynchronous="off" if caching else rng.choice(["off", runner]),
+        asynchronous=rng.choice(["off", runner]),
         base_s=rng.choice([0.002, 0.02]) * rng.uniform(0.5, 2),
         per_token_s=rng.choice([0.0, 1e-5, 1e-4]) * rng.uniform(0.5, 2),
         max_model_len=min(1024, (blocks - 1) * block_size),

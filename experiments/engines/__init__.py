@@ -19,10 +19,11 @@ from experiments.validation.journal import NAME
 class Engine(NamedTuple):
     """An engine: its policy here, how to replay a journal, and how the run is told from others.
 
-    `rules` say what decides each part of an answer, all of which are compared.
+    `version` is the one whose rules are the policy's. `rules` say what decides each part of an answer, all of which are compared.
     """
 
     name: str
+    version: str
     policy: str
     replay: Callable[[Path, str | None], Outcome]
     mode: Callable[[Event], str]
@@ -30,14 +31,15 @@ class Engine(NamedTuple):
     not_covered: str
 
 
-def _engine(name: str, policy: str, module: Any) -> Engine:
-    return Engine(name, policy, module.replay, module.mode, module.RULES, module.NOT_COVERED)
+def _engine(name: str, version: str, policy: str, module: Any) -> Engine:
+    parts = module.replay, module.mode, module.RULES, module.NOT_COVERED
+    return Engine(name, version, policy, *parts)
 
 
 ENGINES = {
-    vllm.MARK: _engine("vLLM V1", "vllm_v1", vllm),
-    sglang.MARK: _engine("SGLang", "sglang", sglang),
-    gllm.MARK: _engine("gLLM", "token_throttling, variant: code", gllm),
+    vllm.MARK: _engine("vLLM V1", "0.32.0", "vllm_v1", vllm),
+    sglang.MARK: _engine("SGLang", "0.5.23", "sglang", sglang),
+    gllm.MARK: _engine("gLLM", "0.0.6.post1", "token_throttling, variant: code", gllm),
 }
 """By a key that the config of their journals has."""
 
@@ -84,9 +86,16 @@ def _replay(path: Path, scheduler: str | None) -> Outcome:
 
 
 def engine_of(path: Path) -> Engine:
-    """Return whose journal a file is; UsageError if it is none of an engine that is known."""
+    """Return whose journal a file is; UsageError if it is none of an engine that is known.
+
+    A journal may say its `engine` and version, which then has to be that of the rules.
+    """
     first = first_line(path)
     for mark, engine in ENGINES.items():
         if first.get("kind") == "config" and mark in first:
+            version = str(first.get("engine", engine.version)).rpartition(" ")[2]
+            if version != engine.version:
+                known = f"{engine.version} is the version whose rules are known"
+                raise UsageError(f"{path}: a journal of {first['engine']}; {known}")
             return engine
     raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")

@@ -63,8 +63,7 @@ GENERATED = 500
 
 NOT_COVERED = (
     "priorities, `long_prefill_token_threshold`, `full_isl: false`, asynchronous scheduling with "
-    "prefix caching, with speculation or in a real run, LoRA, encoders, KV connectors, structured "
-    "output"
+    "speculation or in a real run, LoRA, encoders, KV connectors, structured output"
 )
 
 MARK = "max_concurrent_batches"
@@ -132,12 +131,9 @@ class Replayer:
 
     def __init__(self, path: Path, config: Event, scheduler: str) -> None:
         refuse(path, config, MODELLED)
-        if config.get("async_scheduling"):
-            if config.get("prefix_caching"):
-                raise UsageError(f"{path}: async_scheduling with prefix_caching is not modelled")
-            if config["pp"] > 1 and not config.get("v2_runner"):
-                what = "async_scheduling with runner V1 and stages, which vLLM does not support,"
-                raise UsageError(f"{path}: {what} is not modelled")
+        if config.get("async_scheduling") and config["pp"] > 1 and not config.get("v2_runner"):
+            what = "async_scheduling with runner V1 and stages, which vLLM does not support,"
+            raise UsageError(f"{path}: {what} is not modelled")
         self._batcher = batcher_of(config, scheduler_of(config, scheduler))
         self._contents = None
         if config.get("prefix_caching"):

@@ -19,7 +19,8 @@ from experiments.validation.journal import NAME
 class Engine(NamedTuple):
     """An engine: its policy here, how to replay a journal, and how the run is told from others.
 
-    `version` is the one whose rules are the policy's. `rules` say what decides each part of an answer, all of which are compared.
+    `version` is the one whose rules are the policy's. `rules` say what decides each part of an
+    answer, all of which are compared.
     """
 
     name: str

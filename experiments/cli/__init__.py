@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 import evenflow
 from evenflow.errors import UsageError
+from experiments.cli.calibrate import calibrate_command
 from experiments.cli.figures import figures_command
 from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.profile import check_command, import_command, measure_command
@@ -225,6 +226,7 @@ app.command("recover")(recover_command)
 app.command("replay")(replay_command)
 app.command("validate")(validate_command)
 app.command("figures")(figures_command)
+app.command("calibrate")(calibrate_command)
 app.command("reproduce")(reproduce_command)
 app.command("sweep")(sweep_command)
 profile_app.command("import")(import_command)

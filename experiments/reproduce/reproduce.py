@@ -158,22 +158,32 @@ def _warm(case: Case, traces: Mapping[str, Path]) -> Case:
 
 def _case(entry: Entry, measured: Measured, trace: Path, overrides: Sequence[str]) -> Case:
     """Return what simulates a measured run; its requests are written to the file `trace`."""
+    patch = served(measured, trace, entry.keys.rounds)
+    document = patched(
+        Document(f"{entry.name}.yaml: run", {"stages": 1, **entry.keys.run}, {}), patch
+    )
+    return Case(entry, measured, configured(document, overrides))
+
+
+def served(measured: Measured, trace: Path, rounds: int) -> Patch:
+    """Write the requests of a measured run to the file `trace`; return the keys that serve them.
+
+    A closed loop of which only the lengths are known gets `rounds` requests a client; of a run
+    without requests the workload is not known.
+    """
     requests = measured.requests
+    if not len(requests):
+        return measured.run
     closed = measured.run.get("workload.arrivals")
-    if closed is not None and len(requests) == 1:
-        clients = closed["concurrency"]
-        requests = pd.concat([requests] * (entry.keys.rounds * clients), ignore_index=True)
-    arrivals = requests.get("arrival_s", pd.Series(0.0, index=requests.index))
+    if closed is not None and "arrival_s" not in requests:
+        requests = pd.concat([requests] * (rounds * closed["concurrency"]), ignore_index=True)
     columns = {
-        "arrived_at": arrivals,
+        "arrived_at": requests.get("arrival_s", pd.Series(0.0, index=requests.index)),
         "num_prefill_tokens": requests["input_tokens"],
         "num_decode_tokens": requests["output_tokens"],
     }
     write_table(trace, columns)
-    workload = {"trace": str(trace), "format": "vidur"}
-    run = {"stages": 1, **entry.keys.run, "workload": workload}
-    document = patched(Document(f"{entry.name}.yaml: run", run, {}), measured.run)
-    return Case(entry, measured, configured(document, overrides))
+    return {"workload": {"trace": str(trace), "format": "vidur"}, **measured.run}
 
 
 def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,448 @@
+"""Find the CPU time of an engine from a benchmark's results: the constants of a `runtime`.
+
+A deployment is known (RUN.yaml) and what it was measured to do (the results); the constants are
+those with which the simulation comes nearest to the TTFT and TPOT measured. A Gauss-Newton search
+over log(simulated / measured), none of the constants below 0; large deviations count less (soft
+L1). A simulation is not smooth, as each change makes other micro-batches: slopes are those of a
+plane through all that was tried nearby. Intervals are those of least squares whose deviations
+differ in size (White 1980). A constant that the results cannot tell is left out, and said so. Knows
+no form of results and no command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from evenflow.errors import UsageError
+from evenflow.results.metrics import request_metrics
+from evenflow.results.run import Floats
+from evenflow.runtimes import Holds
+from experiments.outcome import Outcome
+from experiments.reproduce.measured import Measured
+from experiments.reproduce.reproduce import served
+from experiments.run_file.run import RunConfig
+from experiments.run_file.yaml_file import Document, Patch
+from experiments.study.intervals import LEVEL, student_quantile
+from experiments.study.trials import Case, How, Search, Study, Trial
+from experiments.study.trials import run as search
+
+Answer = TypeVar("Answer")
+
+CONSTANTS = {
+    "schedule_s": 1e-3,
+    "per_row_s": 5e-5,
+    "front_end_s": 2e-3,
+    "per_new_request_s": 2e-3,
+    "per_prompt_token_s": 5e-6,
+}
+"""What is looked for, and what makes a difference of each: a constant is known when its interval
+reaches no further than this, or than half of itself. Of those that cannot be told apart the last is
+left out."""
+
+GROUPS = 20
+"""Into so many groups the requests of a run are put."""
+
+SOFT = 0.1
+"""Deviations above this share count less."""
+
+STEPS, LENGTHS, GAIN = 8, (1.0, 0.5), 0.01
+"""At most so many steps, each tried at these lengths, until one gains less than this share."""
+
+SLOPE = 2.0
+"""How far a constant is moved to see what changes, in its unit."""
+
+TINY = 1e-12
+
+ALIKE = 1e-3
+"""Constants whose effects differ by less than this share of the larger cannot be told apart."""
+
+ROUNDS = 5
+"""Requests a client, of a closed loop whose requests are not known."""
+
+FEW, CUT_SHARE, SOONER = 50, 0.2, 0.7
+"""When a comparison is doubted: so few requests; such a share of them; so much less time."""
+
+LATENCIES, MEANS = ("ttft_ms", "tpot_ms"), ("mean_ttft_ms", "mean_tpot_ms")
+
+Asking: TypeAlias = Generator[Sequence[Case], list[Trial], Answer]
+"""A part of a search, which comes to an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant in seconds, and how far it may be off both ways, at 95 %; None: cannot be told."""
+
+    name: str
+    value: float
+    half_width: float | None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, which does not go below 0."""
+        reach = self.half_width
+        return None if reach is None else (max(0.0, self.value - reach), self.value + reach)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """The constants that fit results best.
+
+    `runtime` is what to paste into a RUN.yaml. `off` are the median deviations by latency, without
+    any CPU time and with these constants; `doubts` what makes the comparison unfair, by run.
+    """
+
+    runtime: Mapping[str, Any]
+    constants: Sequence[Constant]
+    off: Mapping[str, tuple[float, float]]
+    doubts: Mapping[str, Sequence[str]]
+
+
+def latencies(outcome: Outcome) -> dict[str, Any]:
+    """Return the TTFT and TPOT of each request in ms, in order of arrival, and their means."""
+    of = request_metrics(outcome.result)
+    order = np.argsort(outcome.result.request_id)
+    means = {name: outcome.summary[name] for name in ("mean_ttft_ms", "mean_tpot_ms")}
+    return means | {
+        "ttft_ms": (1e3 * of.ttft_s[order]).tolist(),
+        "tpot_ms": (1e3 * of.tpot_s[order]).tolist(),
+    }
+
+
+def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: How) -> Calibrated:
+    """Return the constants with which a run of these keys comes nearest to measured `runs`.
+
+    What the host's time holds up is the run's own `runtime.holds`, or whatever fits best. Relative
+    paths start from `beside`. Raises UsageError where nothing can be compared, and without the
+    extra `fit`.
+    """
+    if find_spec("scipy") is None:
+        raise UsageError("calibrate: needs scipy; pip install 'evenflow[fit]'")
+    given = document.data.get("runtime")
+    kept = {k: v for k, v in given.items() if k not in CONSTANTS} if isinstance(given, dict) else {}
+    with TemporaryDirectory() as scratch:
+        targets = [
+            Target(run, served(run, Path(scratch) / f"{index}.csv", ROUNDS))
+            for index, run in enumerate(runs)
+        ]
+        study = Study(document, beside, measure=latencies)
+        configs = [study.config(target.patch) for target in targets]
+        fits = [Fit(targets, {**kept, "holds": holds}) for holds in _holds(kept, configs[0])]
+        with how.simulator("calibrate", None) as simulator:
+            for fit in fits:
+                search(study, simulator, fit.search())
+    best = min(fits, key=lambda fit: fit.best.cost)
+    doubts = {
+        run.label: unfair(run, config, target.by_latency(ideal))
+        for run, config, target, ideal in zip(runs, configs, targets, best.ideal.parts, strict=True)
+    }
+    return Calibrated(best.runtime(best.best.units), best.constants(), best.off(), doubts)
+
+
+def _holds(kept: Mapping[str, Any], config: RunConfig) -> Sequence[str]:
+    """Return what the host's time may hold up: as given, or all that makes a difference."""
+    if "holds" in kept:
+        return [kept["holds"]]
+    return [each for each in get_args(Holds) if each != "stage0" or config.num_stages > 1]
+
+
+def unfair(run: Measured, config: RunConfig, ideal: Mapping[str, Floats]) -> list[str]:
+    """Say what makes it unfair to compare a measured run with a simulation of it.
+
+    `ideal`: log(simulated / measured) by latency, with no CPU time at all.
+    """
+    said, requests = list(run.doubts), run.requests
+    if "ttft_ms" in requests:
+        outputs = requests["output_tokens"]
+        cut = int((outputs == outputs.max()).sum())
+        if len(requests) < FEW:
+            said.append(f"{len(requests)} requests are few")
+        if outputs.nunique() > 1 and cut > CUT_SHARE * len(requests):
+            said.append(f"{cut} outputs have the most tokens of all, {outputs.max()}: cut short?")
+        if config.workload.arrivals.kind != "closed" and _queues(run):
+            said.append("when the last request came, most were not done: TTFT is the queue's")
+    sooner = np.mean(ideal["TTFT"] > np.log(1 / SOONER))
+    if sooner > CUT_SHARE:
+        said.append(
+            "first tokens came much sooner than their prompts can be computed: caches were "
+            "warm, or the costs are too slow"
+        )
+    if len(ideal["TPOT"]) and np.median(ideal["TPOT"]) > 0:
+        said.append("tokens came faster than the costs allow without any CPU time")
+    return said
+
+
+def _queues(run: Measured) -> bool:
+    done_s = run.requests["arrival_s"] + run.requests["e2el_ms"] / 1e3
+    return bool((done_s > run.requests["arrival_s"].max()).mean() > 0.5)
+
+
+class Target:
+    """What a measured run says: TTFT by length of the prompt, TPOT by load, to compare with.
+
+    Requests are put into groups, as the latencies of a single one are a matter of luck: TTFT is the
+    group's geometric mean, TPOT that of all its tokens. Of a run of which only means are known,
+    those are compared.
+    """
+
+    def __init__(self, measured: Measured, patch: Patch) -> None:
+        self.patch = patch
+        table = measured.requests
+        self._one_by_one = "ttft_ms" in table
+        if self._one_by_one:
+            self._gaps = table["output_tokens"].to_numpy() - 1.0
+            self._prompts = _groups(table["input_tokens"].to_numpy())
+            self._loads = _groups(_load(table))
+            logs = self._logs({name: table[name].to_numpy(float) for name in LATENCIES})
+        else:
+            logs = self._logs({name: measured.metrics.get(name, np.nan) for name in MEANS})
+        self.known = np.isfinite(logs)
+        self._measured = logs[self.known]
+        if not self.known.any():
+            raise UsageError(f"{measured.label}: has neither TTFT nor TPOT to compare with")
+
+    def deviations(self, values: Mapping[str, Any]) -> Floats:
+        """Return log(simulated / measured) of each group: of TTFT, then of TPOT."""
+        return np.nan_to_num(self._logs(values)[self.known] - self._measured)
+
+    def _logs(self, values: Mapping[str, Any]) -> Floats:
+        """Return the logs of both latencies by group; NaN where there is none."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if not self._one_by_one:
+                return np.log([float(values[name]) for name in MEANS])
+            ttft, tpot = (np.asarray(values[name], dtype=float) for name in LATENCIES)
+            firsts = _sum(self._prompts, np.log(ttft)) / _sum(self._prompts, ttft / ttft)
+            gaps = np.where(np.isfinite(tpot), self._gaps, 0.0)
+            tokens = _sum(self._loads, tpot * gaps) / _sum(self._loads, gaps)
+            return np.concatenate([firsts, np.log(tokens)])
+
+    def by_latency(self, deviations: Floats) -> dict[str, Floats]:
+        """Return the deviations of each latency."""
+        kinds = np.repeat([0, 1], len(self.known) // 2)[self.known]
+        return {name: deviations[kinds == kind] for kind, name in enumerate(("TTFT", "TPOT"))}
+
+
+def _groups(values: Floats | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the group of each request, so that equally many, with like values, are together."""
+    ranks: NDArray[np.int64] = np.argsort(np.argsort(values, kind="stable"))
+    return ranks * min(GROUPS, len(ranks)) // len(ranks)
+
+
+def _sum(groups: NDArray[np.int64], values: Floats) -> Floats:
+    """Return the sum of each group, without what is not finite."""
+    kept = np.where(np.isfinite(values), values, 0.0)
+    found: Floats = np.bincount(groups, kept).astype(float)
+    return found
+
+
+def _load(requests: pd.DataFrame) -> Floats:
+    """Return how many requests decode beside each while it does, in the mean."""
+    start_s = (requests["arrival_s"] + requests["ttft_ms"] / 1e3).to_numpy()
+    stop_s = (requests["arrival_s"] + requests["e2el_ms"] / 1e3).to_numpy()
+    together_s = [
+        np.maximum(0.0, np.minimum(stop_s, stop) - np.maximum(start_s, start)).sum()
+        for start, stop in zip(start_s, stop_s, strict=True)
+    ]
+    found: Floats = np.array(together_s) / np.maximum(stop_s - start_s, 1e-9)
+    return found
+
+
+class Found(NamedTuple):
+    """Constants by their position in CONSTANTS, in units, and what they come to, a run each."""
+
+    units: Floats
+    parts: list[Floats]
+
+    @property
+    def deviations(self) -> Floats:
+        """The deviations of all runs, one after the other."""
+        return np.concatenate(self.parts)
+
+    @property
+    def cost(self) -> float:
+        """The sum of soft squares, in which what is far off counts less."""
+        return float(np.sum(2 * SOFT**2 * (np.sqrt(1 + (self.deviations / SOFT) ** 2) - 1)))
+
+
+class Plane(NamedTuple):
+    """Deviations around some constants: slopes by a unit of each, [deviations, free]; `level`, what
+    they are there; `scatter`, how far simulations are from the plane."""
+
+    slopes: Floats
+    level: Floats
+    scatter: Floats
+
+
+@dataclass(slots=True)
+class Fit:
+    """A search for the constants; `kept` are keys of the runtime that stay as they are."""
+
+    targets: Sequence[Target]
+    kept: Mapping[str, Any]
+    left_out: list[int] = field(default_factory=list)
+    tried: list[Found] = field(default_factory=list)
+    ideal: Found = field(init=False)
+    best: Found = field(init=False)
+    half_widths: Floats = field(init=False)
+
+    def search(self) -> Search:
+        """Ask for simulations until no step is worth it and no constant is beyond telling."""
+        (self.ideal,) = yield from self._at([np.zeros(len(CONSTANTS))])
+        self.best = self.ideal
+        while True:
+            yield from self._descend()
+            reach = self.half_widths / np.maximum(1.0, self.best.units / 2)
+            worst = max(range(len(reach)), key=lambda index: (reach[index], index))
+            if reach[worst] <= 1:
+                return
+            self.left_out.append(worst)
+            self.tried.clear()
+            units = self.best.units.copy()
+            units[worst] = 0.0
+            (self.best,) = yield from self._at([units])
+
+    def _descend(self) -> Asking[None]:
+        """Go from the best point as far as steps gain anything."""
+        for _ in range(STEPS):
+            plane = yield from self._plane()
+            step = self._step(plane)
+            points = yield from self._at([self.best.units + share * step for share in LENGTHS])
+            nearest = min(points, key=lambda point: point.cost)
+            gain = 1 - nearest.cost / self.best.cost if self.best.cost else 0.0
+            if gain > 0:
+                self.best = nearest
+            if gain < GAIN:
+                break
+        plane = yield from self._plane()
+        self.half_widths = self._reach(plane) + np.abs(self._step(plane))
+
+    def _plane(self) -> Asking[Plane]:
+        """Return how deviations change around the best.
+
+        Each constant is moved from the best; the plane lies nearest to all that was tried, of which
+        what is far away counts less.
+        """
+        moved = [self.best.units + SLOPE * np.eye(len(CONSTANTS))[index] for index in self._free]
+        yield from self._at(moved)
+        apart = np.array([point.units for point in self.tried])[:, self._free]
+        apart = apart - self.best.units[self._free]
+        nearness = 1 / (1 + (apart**2).sum(axis=1) / SLOPE**2)
+        sides = np.column_stack([np.ones(len(apart)), apart]) * nearness[:, None]
+        values = np.array([point.deviations for point in self.tried]) * nearness[:, None]
+        plane = np.linalg.lstsq(sides, values, rcond=None)[0]
+        left = max(1.0, float(np.sum(nearness**2)) - sides.shape[1])
+        scatter = np.sqrt(((values - sides @ plane) ** 2).sum(axis=0) / left)
+        return Plane(plane[1:].T, plane[0], scatter)
+
+    @property
+    def _free(self) -> list[int]:
+        return [index for index in range(len(CONSTANTS)) if index not in self.left_out]
+
+    def _step(self, plane: Plane) -> Floats:
+        """Return the best step on a plane, to no constant below 0."""
+        from scipy.optimize import lsq_linear
+
+        slopes, level = plane.slopes, plane.level
+        root = np.sqrt(_weights(level))
+        bounds = -self.best.units[self._free] - TINY, np.inf
+        found = lsq_linear(slopes * root[:, None], -level * root, bounds=bounds)
+        step = np.zeros(len(CONSTANTS))
+        step[self._free] = np.maximum(found.x, -self.best.units[self._free])
+        return step
+
+    def _reach(self, plane: Plane) -> Floats:
+        """Return how far each constant may be off, infinite where nothing tells it.
+
+        From the slopes, what is left of each deviation and the scatter of simulations, which what
+        was measured has too; and at least as far as those constants tried that fit as well.
+        """
+        slopes, level, scatter = plane
+        count, free = len(level), len(self._free)
+        reach = np.zeros(len(CONSTANTS))
+        reach[self._free] = np.inf
+        felt = np.sqrt(np.mean(slopes**2, axis=0))
+        if count - free < 2 or not felt.all():
+            reach[self._free] = np.where((felt > 0) & (count - free >= 2), 0.0, np.inf)
+            return reach
+        _, sizes, mixes = np.linalg.svd(slopes / felt, full_matrices=False)
+        mixed = np.abs(mixes[sizes < ALIKE * sizes[0]]).max(axis=0, initial=0.0)
+        weights = _weights(level)
+        bread = np.linalg.pinv(slopes.T @ (slopes * weights[:, None]))
+        scores = slopes * (weights * np.hypot(self.best.deviations, scatter))[:, None]
+        covariance = bread @ (scores.T @ scores) @ bread * count / (count - free)
+        sure = student_quantile((1 + LEVEL) / 2, count - free)
+        width = sure * np.sqrt(np.diag(covariance))
+        reach[self._free] = np.where(mixed > 0.1, np.inf, width)
+        alike = (1 + sure**2 / (count - free)) * self.best.cost
+        tried = [point.units for point in self.tried if point.cost <= alike]
+        apart = np.abs(np.array([self.best.units, *tried]) - self.best.units).max(axis=0)
+        found: Floats = np.maximum(reach, apart)
+        return found
+
+    def _at(self, points: Sequence[Floats]) -> Asking[list[Found]]:
+        """Ask for the simulation of all runs with each of these constants."""
+        trials = yield [
+            Case({}, {**target.patch, "runtime": self.runtime(units)})
+            for units in points
+            for target in self.targets
+        ]
+        for trial in trials:
+            if trial.errors:
+                raise UsageError(f"calibrate: a run cannot be simulated: {trial.errors[0]}")
+        values = [trial.records[0].values for trial in trials]
+        each = len(self.targets)
+        found = [
+            Found(units, self._compared(values[index * each : (index + 1) * each]))
+            for index, units in enumerate(points)
+        ]
+        self.tried += found
+        return found
+
+    def _compared(self, values: Sequence[Mapping[str, Any]]) -> list[Floats]:
+        return [target.deviations(v) for target, v in zip(self.targets, values, strict=True)]
+
+    def runtime(self, units: Floats) -> dict[str, Any]:
+        """Return the keys of `runtime` that these constants make."""
+        pairs = zip(CONSTANTS.items(), units.tolist(), strict=True)
+        return {**self.kept, **{name: value * unit for (name, unit), value in pairs}}
+
+    def constants(self) -> list[Constant]:
+        """Return the constants that were found, and those that cannot be."""
+        units = list(CONSTANTS.values())
+        return [
+            Constant(
+                name,
+                float(self.best.units[index] * units[index]),
+                None if index in self.left_out else float(self.half_widths[index] * units[index]),
+            )
+            for index, name in enumerate(CONSTANTS)
+        ]
+
+    def off(self) -> dict[str, tuple[float, float]]:
+        """Return the median deviation by latency, as shares: without CPU time, and with it."""
+        before, after = self._by_latency(self.ideal), self._by_latency(self.best)
+        return {name: (_median(before[name]), _median(after[name])) for name in before}
+
+    def _by_latency(self, found: Found) -> dict[str, list[Floats]]:
+        parts: dict[str, list[Floats]] = {}
+        for target, deviations in zip(self.targets, found.parts, strict=True):
+            for name, own in target.by_latency(deviations).items():
+                parts.setdefault(name, []).append(own)
+        return parts
+
+
+def _weights(deviations: Floats) -> Floats:
+    weights: Floats = 1 / np.sqrt(1 + (deviations / SOFT) ** 2)
+    return weights
+
+
+def _median(deviations: Sequence[Floats]) -> float:
+    return float(np.median(np.abs(np.expm1(np.concatenate(deviations)))))

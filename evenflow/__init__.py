@@ -1,9 +1,9 @@
 """Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world.
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
-`ef.compare`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.figures` and `ef.reproduce`, which are
-loaded when they are first asked for. They live upstairs, in `experiments`; no other module looks up
-there.
+`ef.compare`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.figures`, `ef.reproduce` and
+`ef.calibrate`, which are loaded when they are first asked for. They live upstairs, in
+`experiments`; no other module looks up there.
 """
 
 from importlib import import_module
@@ -15,7 +15,16 @@ from evenflow.scheduling import Plan, Prefill, Scheduler, View
 
 __version__ = "0.1.0"
 
-FRONT_DOOR = ("capacity", "compare", "figures", "reproduce", "simulate", "sweep", "tune")
+FRONT_DOOR = (
+    "calibrate",
+    "capacity",
+    "compare",
+    "figures",
+    "reproduce",
+    "simulate",
+    "sweep",
+    "tune",
+)
 
 __all__ = [
     "Plan",

@@ -19,8 +19,11 @@ from experiments.figures.study import Drawing
 from experiments.given_policy import GivenPolicy
 from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
+from experiments.reproduce.calibrate import Calibrated
+from experiments.reproduce.calibrate import calibrate as calibrate_run
 from experiments.reproduce.catalogue import chosen as chosen_entries
 from experiments.reproduce.catalogue import data_folder
+from experiments.reproduce.measured import read_results
 from experiments.reproduce.reproduce import Reproduced
 from experiments.reproduce.reproduce import reproduce as reproduce_entries
 from experiments.reproduce.write import write as write_reproduced
@@ -251,6 +254,24 @@ def reproduce(
         with staged(Path(out), force=force) as scratch:
             write_reproduced(scratch, found)
     return found
+
+
+def calibrate(
+    run: RunFile,
+    results: Sequence[str | Path],
+    *,
+    set: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+) -> Calibrated:
+    """Find the CPU time of an engine from results of a benchmark: `.runtime`, `.constants`.
+
+    `run` is what was measured, `results` are files of `bench serve`, GuideLLM or those that
+    `reproduce` reads. `set` gives keys of the run new values. Raises UsageError for what cannot be.
+    """
+    document, file = _document(run)
+    document = patched(document, dict(set or {}))
+    runs = [each for path in results for each in read_results(Path(path))]
+    return calibrate_run(document, file.parent, runs, How(workers=workers))
 
 
 def _folder(out: str | Path | None) -> Path | None:

@@ -55,8 +55,7 @@ def _tell(found: Calibrated) -> None:
         for name, off in found.off.items()
     ]
     print_numbers(("median off", "no CPU time", "with these"), offs)
-    for label, doubts in found.doubts.items():
-        for doubt in doubts:
-            typer.echo(f"{label}: {doubt}", err=True)
+    for label, doubt in found.doubts:
+        typer.echo(f"{label}: {doubt}", err=True)
     keys = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in found.runtime.items()}
     typer.echo(f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}")

@@ -40,13 +40,15 @@ Answer = TypeVar("Answer")
 CONSTANTS = {
     "schedule_s": 1e-3,
     "per_row_s": 5e-5,
+    "front_end_latency_s": 2e-3,
     "front_end_s": 2e-3,
+    "per_prefill_s": 2e-3,
     "per_new_request_s": 2e-3,
     "per_prompt_token_s": 5e-6,
 }
 """What is looked for, and what makes a difference of each: a constant is known when its interval
-reaches no further than this, or than half of itself. Of those that cannot be told apart the last is
-left out."""
+reaches no further than this, or than half of itself. Of those that are not known the last is left
+out, then the last of those that still are not."""
 
 GROUPS = 20
 """Into so many groups the requests of a run are put."""
@@ -97,13 +99,13 @@ class Calibrated:
     """The constants that fit results best.
 
     `runtime` is what to paste into a RUN.yaml. `off` are the median deviations by latency, without
-    any CPU time and with these constants; `doubts` what makes the comparison unfair, by run.
+    any CPU time and with these constants; `doubts` what makes the comparison of a run unfair.
     """
 
     runtime: Mapping[str, Any]
     constants: Sequence[Constant]
     off: Mapping[str, tuple[float, float]]
-    doubts: Mapping[str, Sequence[str]]
+    doubts: Sequence[tuple[str, str]]
 
 
 def latencies(outcome: Outcome) -> dict[str, Any]:
@@ -140,10 +142,12 @@ def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: H
             for fit in fits:
                 search(study, simulator, fit.search())
     best = min(fits, key=lambda fit: fit.best.cost)
-    doubts = {
-        run.label: unfair(run, config, target.by_latency(ideal))
-        for run, config, target, ideal in zip(runs, configs, targets, best.ideal.parts, strict=True)
-    }
+    compared = zip(runs, configs, targets, best.ideal.parts, strict=True)
+    doubts = [
+        (run.label, doubt)
+        for run, config, target, ideal in compared
+        for doubt in unfair(run, config, target.by_latency(ideal))
+    ]
     return Calibrated(best.runtime(best.best.units), best.constants(), best.off(), doubts)
 
 
@@ -297,16 +301,16 @@ class Fit:
         """Ask for simulations until no step is worth it and no constant is beyond telling."""
         (self.ideal,) = yield from self._at([np.zeros(len(CONSTANTS))])
         self.best = self.ideal
-        while True:
+        while self._free:
             yield from self._descend()
             reach = self.half_widths / np.maximum(1.0, self.best.units / 2)
-            worst = max(range(len(reach)), key=lambda index: (reach[index], index))
-            if reach[worst] <= 1:
+            unknown = np.flatnonzero(reach > 1).tolist()
+            if not unknown:
                 return
-            self.left_out.append(worst)
+            self.left_out.append(unknown[-1])
             self.tried.clear()
             units = self.best.units.copy()
-            units[worst] = 0.0
+            units[unknown[-1]] = 0.0
             (self.best,) = yield from self._at([units])
 
     def _descend(self) -> Asking[None]:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from evenflow.runtimes import RUNTIMES
 from experiments.report.plots import MARKS, finish, panels, plain_decades, save
 from experiments.report.style import colour
 from experiments.report.tables import markdown_table, number, percent, print_numbers, write_table
@@ -54,7 +55,8 @@ its output. An error is simulated / measured - 1; "off" is an error without its 
 "no CPU" are the same simulation with `runtime: ideal`, which leaves out what the engine's CPU
 spends. "Spread" is how far two measurements of the same run are apart, where that is known. A goal
 was set before; what misses it is listed as what hits. Nothing here was measured by us, and no GPU
-was used: the kernels' times are tables measured by others, or a roofline.
+was used: the kernels' times are tables measured by others, or a roofline. Constants of the CPU were
+fitted to some of these runs: which, is said for each below; the other runs are predicted.
 
     evenflow reproduce --data DIR --out out/reality
 """
@@ -180,6 +182,9 @@ def markdown(found: Reproduced, picture: str) -> str:
 def _section(entry: Entry) -> str:
     keys = entry.keys
     lines = [f"Source: {keys.source.words()}.", *(f"Assumed: {each}." for each in keys.assumed)]
+    name = keys.run.get("runtime")
+    if isinstance(name, str) and name in RUNTIMES:
+        lines.append(f"CPU time `{name}`: {RUNTIMES[name].source}.")
     lines += [] if keys.misses is None else [f"What misses: {keys.misses}."]
     items = "".join(f"- {line}\n" for line in lines)
     return f"### {entry.name}\n\n{keys.title}.\n\n{items}"

@@ -325,7 +325,7 @@ POLICY = """\
 from evenflow.types import Plan, Prefill
 
 class Policy:
-    def __init__(self, depth: int = 1):
+    def __init__(self, width: int = 1):
         {constructor}
 
     def schedule(self, view):
@@ -377,7 +377,7 @@ def test_a_policy_that_stalls_in_a_pool() -> None:
     ("scheduler", "told"),
     [
         ("policy_made:Policy", "KeyError: 'key'"),
-        ("{name: 'policy_made:Policy', depht: 3}", "did you mean 'depth'?"),
+        ("{name: 'policy_made:Policy', widht: 3}", "did you mean 'width'?"),
         ("policy_syntax:Policy", "cannot import 'policy_syntax'"),
         ("policy_exits:Policy", "cannot import 'policy_exits' (SystemExit: 0)"),
         ("policy_exits_late:Policy", "its constructor raised SystemExit: 0"),

@@ -24,7 +24,7 @@ from tests.serving import Server, serving
 from tests.test_full_disk import files_of_at_most
 from tests.test_runtime_cli import FILES, gone, start
 
-LOST_S = 1.5
+LOST_S = 2.0
 """A flush each second, and what a busy machine makes of that."""
 
 TABLES = ("requests.csv", "batches.csv", "stages.csv", "bubbles.csv", "timeline.json.gz")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from evenflow.errors import UsageError
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
@@ -284,3 +285,22 @@ def test_a_run_takes_the_part_that_it_is_told(file: Path) -> None:
     loaded = load_workload(config, Path())
     assert [request.prompt_tokens for request in loaded.requests] == [14, 15, 16]
     assert loaded.trace["dropped"] == {SKIPPED: 4}
+
+
+def test_what_clients_allow_is_read_and_kept_in_order(tmp_path: Path) -> None:
+    rows = (
+        "arrived_at,num_prefill_tokens,num_decode_tokens,max_new\n2.0,7,3,9\n1.0,5,4,\n3.0,6,2,2\n"
+    )
+    requests = make_requests(loaded(tmp_path, rows), Offline())
+    assert [request.max_new_tokens for request in requests] == [None, 9, 2]
+    assert [request.output_limit for request in requests] == [4, 9, 2]
+    path = str(tmp_path / "t.csv")
+    keys = {"workload": {"trace": path, "max_new": 3}}
+    config = configured(Document("a.yaml", RUN | keys, {}))
+    allowed = load_workload(config, tmp_path).requests
+    assert [request.max_new_tokens for request in allowed] == [4, 9, 2]
+
+
+def test_a_client_allows_what_it_got(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line 2: max_new is 2; expected at least the 3 tokens"):
+        loaded(tmp_path, LENGTHS.strip() + ",max_new\n7,3,2\n")

@@ -218,8 +218,8 @@ def test_a_micro_batch_has_at_most_max_batch_rows_prompts_and_decodes(
         ("orca", {"max_model_len": 65}, (1, 1), 4, False),
         ("vllm", {"max_num_batched_tokens": 40}, (40, 99), 99, True),
         ("vllm", {"max_num_batched_tokens": 40}, (41, 1), 99, False),
-        ("sglang", {}, (20, 12), 4, True),
-        ("sglang", {}, (20, 13), 4, False),
+        ("sglang", {}, (32, 15), 4, True),
+        ("sglang", {}, (32, 16), 4, False),
     ],
 )
 def test_what_a_policy_can_just_serve_and_what_it_refuses(

@@ -42,8 +42,8 @@ test-gllm: .venv-test/installed
 # The committed recordings are made again, then random ones are made and replayed.
 test-sglang: .venv-test/installed .venv-sglang/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-	.venv-sglang/bin/python -m tools.sglang_loads --again tests/journals && \
-	.venv-sglang/bin/python -m tools.sglang_loads --out "$$folder" && \
+	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --again tests/journals && \
+	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --out "$$folder" && \
 	.venv-test/bin/evenflow replay "$$folder"
 
 test-fuzz: CASES ?= 2000
@@ -145,9 +145,10 @@ comma := ,
 	@command -v python3.11 >/dev/null || { echo "error: SGLang needs python3.11; none found" >&2; exit 2; }
 	@python3.11 -m venv --clear $(@D)
 	@echo "installing sglang into $(@D), 2.3 GB"
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 triton numpy \
-		transformers==5.19.0 msgspec orjson pybase64 psutil setproctitle pyzmq fastapi uvicorn aiohttp \
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--no-deps sglang==0.5.23
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		torch==2.13.0 triton numpy transformers==5.19.0 msgspec orjson pybase64 psutil setproctitle pyzmq fastapi uvicorn aiohttp \
 		requests pydantic pillow einops partial_json_parser regex sentencepiece openai \
 		compressed-tensors dill grpcio xgrammar pyyaml tqdm filelock packaging safetensors \
 		opentelemetry-api apache-tvm-ffi

@@ -65,6 +65,7 @@ def config_of(rng: random.Random) -> Event:
     radix = rng.random() < 0.4
     return {
         "kind": "config",
+        "engine": f"sglang {VERSION}",
         "tokens": (rng.randint(600, 1500) if tight else LARGE) // page * page,
         "page_size": page,
         "max_running_requests": running,

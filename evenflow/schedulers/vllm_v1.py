@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from evenflow.keys import Count
 from evenflow.schedulers.limits import Fraction, checked
+from evenflow.schedulers.vllm import VLLM
 from evenflow.scheduling import Plan, Prefill, SearchSpace, View
 
 
@@ -25,11 +26,7 @@ class VLLMV1:
     preempts_in_flight = True
     append_only_pages = True
 
-    search_space: ClassVar[SearchSpace] = {
-        "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True},
-        "max_num_seqs": {"low": 16, "high": 1024, "log": True, "integer": True},
-        "watermark": {"low": 0.0, "high": 0.1},
-    }
+    search_space: ClassVar[SearchSpace] = VLLM.search_space
 
     @checked
     def __init__(

@@ -34,7 +34,7 @@ class Sequence(Holder):
 
     prompt_tokens: int
     computed: int = 0
-    order: int = field(init=False)
+    order: int = field(init=False, repr=False)
     chunks_in_flight: int = 0
     generated: int = 0
     epoch: int = 0
@@ -49,10 +49,10 @@ class Sequence(Holder):
     last_token_s: float = float("nan")
     completion_s: float = float("nan")
     # While in a group: context = base + group.tick, and the ticks of its next page and its end.
-    base: int = field(init=False)
-    joined_tick: int = field(init=False)
-    page_tick: int = field(init=False)
-    finish_tick: int = field(init=False)
+    base: int = field(init=False, repr=False)
+    joined_tick: int = field(init=False, repr=False)
+    page_tick: int = field(init=False, repr=False)
+    finish_tick: int = field(init=False, repr=False)
 
     @property
     def remaining(self) -> int:

@@ -165,11 +165,6 @@ def check_servable(config: RunConfig) -> None:
         (config.speculative is not None, "speculative", "null"),
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
-        (
-            bool(config.scheduler.params.get("async_scheduling")),
-            "scheduler.async_scheduling",
-            "off",
-        ),
         (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
         (_is_split(config), "tensor_parallel", "1"),
     )
@@ -198,6 +193,11 @@ def servable(built: Built) -> World:
     assert isinstance(world, World)  # pools are refused by name
     if world.shares_link:
         raise UsageError("link.shared: can only be simulated; for a real run, false is right")
+    if getattr(world.make_scheduler(), "decodes_ahead", None):
+        raise UsageError(
+            "scheduler: decodes ahead of their last token can only be simulated; for a real run, "
+            "async_scheduling: off (vllm_v1) or overlap: false (sglang) is right"
+        )
     return world
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing import active_children
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -52,9 +53,10 @@ def _nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> World:
     def make() -> Scheduler:
-        return create(name, {}, max_model_len=PAGES * 16, **estimates(COSTS))
+        return create(name, {}, max_model_len=PAGES * 16, depth=DEPTH, **estimates(COSTS))
 
-    return World(requests, make, COSTS, DEPTH, PAGES, PAGES * 16, max_in_flight=DEPTH)
+    world = World(requests, make, COSTS, DEPTH, PAGES, PAGES * 16, max_in_flight=DEPTH)
+    return replace(world, dispatch="engine_loop") if getattr(make(), "slotted", False) else world
 
 
 def driver_of(

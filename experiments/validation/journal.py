@@ -21,6 +21,7 @@ from experiments.run_file.run import RunConfig
 NAME = "decisions.jsonl.gz"
 
 END = ["end"]
+FIRST_BYTE = b"\x1f"  # of a member of gzip
 """The last line of a journal that was closed."""
 
 
@@ -152,6 +153,8 @@ def _lines(path: Path) -> Iterator[Any]:
                 except (ValueError, RecursionError):
                     raise UsageError(f"{path}:{number}: not a line of JSON") from None
     except (OSError, UnicodeDecodeError, zlib.error) as error:
+        if str(error).endswith(f"({FIRST_BYTE!r})"):  # and no second one
+            raise EOFError from None
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: cannot read it: {reason}") from None
 

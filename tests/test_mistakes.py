@@ -186,7 +186,7 @@ virtual_engines=true | virtual_engines: can only be simulated; for a real run, f
 kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
 'replicas={count: 2}' | replicas: can only be simulated
 'speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}' | speculative: can only be
-dispatch=engine_loop 'scheduler={name: vllm_v1, async_scheduling: v2}' | async_scheduling: off (vllm_v1)
+'scheduler={name: vllm_v1, async_scheduling: v2}' dispatch=engine_loop | off (vllm_v1)
 dispatch=engine_loop stages=1 'scheduler={name: sglang}' | or overlap: false (sglang) is right
 scheduler=distserve | scheduler distserve: can only be simulated; for a real run, one
 ##

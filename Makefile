@@ -28,7 +28,7 @@ test: .venv-test/installed
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -n 2 --dist loadfile
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile $(if $(CI),-p no:randomly)
 	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
 
 # The package is pure Python; only its scheduler runs, with stand-ins for what needs a GPU.

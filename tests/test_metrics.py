@@ -17,8 +17,8 @@ from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
+from tests.oracle.cases import poisson_requests, world_of
 from tests.oracle.plain import Plain, Row, Setting
-from tests.oracle.test_plain_oracle import poisson_requests, world_of
 from tests.worlds import small_world
 
 SETTING = Setting("sarathi", depth=4, total_pages=120, max_model_len=2_048, per_context_s=1e-7)

@@ -1,6 +1,6 @@
 """Several pipelines on one clock: what comes out together.
 
-Who gets which request, also in a closed loop, is checked by tests/oracle/test_plain_replicas.py.
+Who gets which request, also in a closed loop, is checked by tests/oracle/test_plain.py.
 """
 
 from __future__ import annotations

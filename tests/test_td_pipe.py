@@ -1,7 +1,7 @@
 """TD-Pipe: the paper's worked example and equations, and its single decisions.
 
 That it prefills, splits, steals, switches and evicts as the paper says, with each ablation, is what
-tests/oracle/test_plain_policies.py finds out; here is what random worlds do not meet or show.
+tests/oracle/test_plain.py finds out; here is what random worlds do not meet or show.
 """
 
 from __future__ import annotations

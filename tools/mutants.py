@@ -57,10 +57,9 @@ FIRST = {
 THEN = (
     "batcher kv limits policies metrics slo kv_memory balance td_pipe token_throttling gllm_code "
     "vllm vllm_v1 sglang speculation disaggregated graphs timeline config",
-    "plain_policies plain_swap closed_forms plain_replicas plain_pools runtime_driver prefix_cache "
-    "engine_journals",
+    "plain closed_forms plain_pools runtime_driver prefix_cache engine_journals",
     "abort_properties kv_properties invariants bubbles_properties ends counterfactual replicas "
-    "plain_oracle pools_properties",
+    "pools_properties",
 )
 CPU_S, WALL_S, MEMORY_BYTES = (15, 40, 90, 160), 1800, 6 << 30
 """What a mutant may take, about four times what it takes when nothing is changed, in each stage of

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evenflow.types import Request
-from tests.oracle.plain import Plain, Row, Setting
-from tests.oracle.plain_gllm import GllmSetting, PlainGllm
+from tests.oracle.plain import Plain, Row
 
 
 class PlainReplicas:
-    """One run of `count` pipelines; `pipelines` have what happened on each.
+    """One run of `pipelines`, which have what happened on each.
 
     `router`: `round_robin`; `least_outstanding`, the first of those with the fewest requests that
     are not done; or `prefix_affinity`, the same among those that were sent the longest part of the
@@ -20,17 +19,13 @@ class PlainReplicas:
     def __init__(
         self,
         requests: Sequence[Request],
-        setting: Setting,
-        count: int,
+        pipelines: Sequence[Plain],
         router: str,
         concurrency: int | None,
     ) -> None:
         self.requests, self.router, self.concurrency = requests, router, concurrency
-        self.pipelines: list[Plain] = [
-            PlainGllm([], setting) if isinstance(setting, GllmSetting) else Plain([], setting)
-            for _ in range(count)
-        ]
-        self.sent_to: list[list[tuple[int, ...]]] = [[] for _ in range(count)]
+        self.pipelines = pipelines
+        self.sent_to: list[list[tuple[int, ...]]] = [[] for _ in pipelines]
         self.coming = [
             Row(i, r.prompt_tokens, r.output_tokens, r.arrival_s, todo=r.prompt_tokens)
             for i, r in enumerate(requests)

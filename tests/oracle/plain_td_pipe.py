@@ -13,19 +13,24 @@ from evenflow.types import Request
 from tests.oracle.plain import PAGE_TOKENS, Part, Row
 from tests.oracle.plain_gllm import GllmSetting, PlainGllm
 
-POINTS = range(32, 1025, 32)
-CODE_POINTS = (5, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+POINTS = [*range(32, 1025, 32)]
+CODE_POINTS = [5, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
 @dataclass(frozen=True)
 class TDPipeSetting(GllmSetting):
-    """`max_prefill` limits the tokens of a prefill micro-batch. `code`: as the public code does."""
+    """The `variant` is the `paper`, or as the public `code` does."""
 
-    code: bool = False
+    variant: str = "paper"
+    max_num_batched_tokens: int = 2048
     kv_occupancy_ratio: float | None = None
     request_finish_ratio: float | None = None
     work_stealing: bool = True
-    points: Sequence[int] = POINTS
+    future_points: Sequence[int] = tuple(POINTS)
+
+    @property
+    def code(self) -> bool:
+        return self.variant == "code"
 
 
 class PlainTDPipe(PlainGllm):
@@ -38,7 +43,7 @@ class PlainTDPipe(PlainGllm):
         self.predicted = [request.predicted_output_tokens for request in requests]
         self.prefilling = True
         self.started_with = self.finished = 0
-        self.usage = dict.fromkeys(setting.points, 0)
+        self.usage = dict.fromkeys(setting.future_points, 0)
 
     def ask(self) -> None:
         """As the parent, but without a cap; while there is anything that could be sent."""
@@ -89,7 +94,7 @@ class PlainTDPipe(PlainGllm):
         return max(usage.values()) > total * PAGE_TOKENS
 
     def usage_of_decodes(self) -> dict[int, int]:
-        usage = dict.fromkeys(self.setting.points, 0)
+        usage = dict.fromkeys(self.setting.future_points, 0)
         for row in self.running:
             self.count(usage, row, row.context)
         return usage
@@ -111,7 +116,7 @@ class PlainTDPipe(PlainGllm):
         for row in waiting:
             tokens = sum(other.todo for other in chosen) + row.todo
             free -= math.ceil(row.todo / PAGE_TOKENS)
-            if free < 0 or (chosen and tokens > self.setting.max_prefill):
+            if free < 0 or (chosen and tokens > self.setting.max_num_batched_tokens):
                 break
             chosen.append(row)
         return chosen

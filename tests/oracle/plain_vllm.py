@@ -12,28 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from evenflow.types import Request
+from tests.oracle.plain import Setting
 
 BLOCK_TOKENS = 16
 Key = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class VllmSetting:
-    """A deployment: `runner` is None where no decode goes ahead of its answer, else 1 or 2."""
+class VllmSetting(Setting):
+    """`async_scheduling`: False where no decode goes ahead of its answer, else v1 or v2."""
 
-    depth: int
-    total_pages: int
-    budget: int = 64
-    max_num_seqs: int = 8
-    watermark: float = 0.0
-    runner: int | None = None
+    max_num_batched_tokens: int = 64
+    async_scheduling: str | bool = False
     caching: bool = False
-    base_s: float = 0.02
-    per_token_s: float = 0.0001
 
     @property
     def places(self) -> int:
-        return self.depth + (self.runner is not None)
+        return self.depth + bool(self.async_scheduling)
 
 
 @dataclass(eq=False)
@@ -138,7 +133,7 @@ class PlainVllm:
 
     def schedule(self) -> Sent:
         self.steps += 1
-        left, preempted, batch = self.setting.budget, False, Sent()
+        left, preempted, batch = self.setting.max_num_batched_tokens, False, Sent()
         for row in list(self.running):
             tokens = min(row.known + row.promised - row.computed, left)
             if row not in self.running or not tokens or not self.may_go(row):
@@ -184,9 +179,9 @@ class PlainVllm:
         row.in_flight += 1
         answers = row.computed == row.known + row.promised
         self.publish(row, min(row.computed, row.known))
-        if answers and self.setting.runner is not None:
+        if answers and self.setting.async_scheduling:
             row.promised += 1
-            if self.setting.runner == 2:
+            if self.setting.async_scheduling == "v2":
                 row.rests_until = self.steps + self.setting.depth
         return row, tokens, answers, False
 
@@ -206,7 +201,7 @@ class PlainVllm:
             return
         row.known += 1
         row.token_s.append(self.now_s)
-        if not stale and self.setting.runner is not None:
+        if not stale and self.setting.async_scheduling:
             row.promised -= 1
             self.publish(row, row.computed - row.promised)
         if row.ended:

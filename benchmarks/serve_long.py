@@ -1,8 +1,9 @@
 """Serve two clients for long, kill the driver with -9, and recover: memory and descriptors while it
 serves, and whether all that was answered up to the last second comes out.
 
-Run it from the repository: `python -m benchmarks.serve_long --requests 50000` (minutes). One client
-keeps its connection, the other makes a new one for each request and leaves every tenth early.
+Run it from the repository: `python -m benchmarks.serve_long --requests 50000`, as fast as the
+answers come (nine minutes), or spread over `--seconds 3600`. One client keeps its connection, the
+other makes a new one for each request and leaves every tenth early.
 Exit status 1 where something grows or is lost.
 """
 
@@ -18,6 +19,8 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+import numpy as np
 
 RUN = """\
 stages: 2
@@ -36,17 +39,20 @@ LOST_S = 1.5
 
 
 class Client(threading.Thread):
-    """Asks for one short answer after the other; `done_s` says when each was there."""
+    """Asks for one short answer after the other, none before its turn in `seconds`; `done_s` says
+    when each was there."""
 
-    def __init__(self, port: int, count: int, *, keeps: bool) -> None:
+    def __init__(self, port: int, count: int, seconds: float, *, keeps: bool) -> None:
         super().__init__(daemon=True)
         self.done_s: dict[int, float] = {}
         self.sent = 0
         self._port, self._count, self._keeps = port, count, keeps
+        self._turns_s = time.monotonic() + seconds / count * np.arange(count)
 
     def run(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-        for number in range(self._count):
+        for number, turn_s in enumerate(self._turns_s):
+            time.sleep(max(turn_s - time.monotonic(), 0.0))
             leaves = not self._keeps and number % 10 == 9
             body = json.dumps({"prompt": [1] * 8, "max_tokens": 500 if leaves else 4})
             connection.request(
@@ -90,7 +96,9 @@ def main() -> int:
     """Serve, kill, recover; print what is seen."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=50_000)
-    total = parser.parse_args().requests
+    parser.add_argument("--seconds", type=float, default=0.0, help="spread them over this long")
+    options = parser.parse_args()
+    total = options.requests
     evenflow = [sys.executable, "-m", "experiments.cli"]
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "out"
@@ -99,7 +107,9 @@ def main() -> int:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None
         port = int(server.stdout.readline().strip().removesuffix("/v1").rsplit(":", 1)[1])
-        clients = [Client(port, total // 2, keeps=keeps) for keeps in (True, False)]
+        clients = [
+            Client(port, total // 2, options.seconds, keeps=keeps) for keeps in (True, False)
+        ]
         for client in clients:
             client.start()
         seen = watched(server, clients, total)

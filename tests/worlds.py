@@ -115,8 +115,7 @@ def require_idle(engine: Batcher) -> None:
     """Fail unless nothing is left in an engine: no request, no token, no page."""
     queues = engine.queues
     engine.pool.check_integrity([])
-    assert not queues.live
-    assert not queues.moving
+    assert not [*queues.live, *queues.moving, *queues.aborted]
     assert (len(queues.admitted), queues.running_decodes, queues.ready.num_sequences) == (0, 0, 0)
     assert (queues.waiting_tokens, len(queues.in_flight)) == (0, 0)
     assert (engine.kv.tokens, engine.view.expected_output_tokens) == (0, 0)

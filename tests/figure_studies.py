@@ -7,16 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evenflow.costs import AffineCost
 from evenflow.results.metrics import summarize
-from evenflow.schedulers import create
 from evenflow.types import Request
 from experiments.figures.make import FOLDER
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Study
 from experiments.outcome import Outcome
 from experiments.study.points import Store
-from sim import World, simulate
+from sim import simulate
+from tests.worlds import small_world
 
 
 def study_of(name: str, folder: Path, *overrides: str) -> Study:
@@ -29,15 +28,8 @@ def outcome(
     requests: list[Request], depth: int = 2, token_budget: int = 4096, **more: Any
 ) -> Outcome:
     """Return a run with whole prompts of a second a stage, and what was made of it."""
-    world = World(
-        requests=requests,
-        make_scheduler=lambda: create("sarathi", {"token_budget": token_budget}),
-        costs=AffineCost(1.0, 0.0, depth),
-        depth=depth,
-        total_pages=1_000,
-        max_model_len=8192,
-        max_in_flight=depth,
-    )
-    result = simulate(replace(world, **more))
+    sizes = {"depth": depth, "total_pages": 1_000, "max_model_len": 8192}
+    params = {"token_budget": token_budget}
+    result = simulate(small_world(requests, "sarathi", params, **sizes, **more))
     result = replace(result, provenance={"deployment": {"kv_pages": 1_000}})
     return Outcome(result, summarize(result), 0.0, (result,))

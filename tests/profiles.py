@@ -56,7 +56,7 @@ def header(spec: ModelSpec = TINY, **changed: object) -> Header:
         "model": spec.name,
         "shapes": LayerShapes.of(spec),
     }
-    return Header(**(keys | changed))  # type: ignore[arg-type]
+    return Header(**(keys | changed))
 
 
 def points(ranks: int = 1) -> list[Point]:

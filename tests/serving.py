@@ -50,7 +50,6 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout is not None
         limit = threading.Timer(START_S, self.process.kill)
         limit.start()
         line = self.process.stdout.readline()

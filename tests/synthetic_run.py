@@ -6,11 +6,10 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from evenflow.costs import AffineCost
 from evenflow.results.run import RunResult
-from evenflow.schedulers import create
 from evenflow.types import Request
-from sim import World, simulate
+from sim import simulate
+from tests.worlds import small_world
 
 MAX_MODEL_LEN = 2048
 OUTPUT_TOKENS = 12
@@ -25,18 +24,10 @@ def synthetic_run(
     arrivals_s = np.cumsum(rng.exponential(1 / rate, requests)).tolist()
     prompts = [*rng.integers(50, 1500, requests - 1).tolist(), MAX_MODEL_LEN]
     lengths = enumerate(zip(arrivals_s, prompts, strict=True))
-    world = World(
-        requests=[Request(index, at_s, prompt, OUTPUT_TOKENS) for index, (at_s, prompt) in lengths],
-        make_scheduler=lambda: create(
-            "sarathi", {"token_budget": budget}, max_model_len=MAX_MODEL_LEN
-        ),
-        costs=AffineCost(0.01, 2e-5, depth),
-        depth=depth,
-        total_pages=2000,
-        max_model_len=MAX_MODEL_LEN,
-        max_in_flight=depth,
-    )
-    result = simulate(world)
+    asked = [Request(index, at_s, prompt, OUTPUT_TOKENS) for index, (at_s, prompt) in lengths]
+    sizes = {"depth": depth, "total_pages": 2000, "max_model_len": MAX_MODEL_LEN}
+    params = {"token_budget": budget}
+    result = simulate(small_world(asked, "sarathi", params, times_s=(0.01, 2e-5), **sizes))
     return replace(result, reason=[*result.reason[:-1], REASON])
 
 

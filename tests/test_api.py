@@ -146,7 +146,6 @@ def test_a_capacity_is_a_rate_and_its_points() -> None:
     Path("trace.csv").write_text("\n".join([head, *requests, ""]))
     found = ef.capacity(RUN, {"mean_queue_ms": 100}, tolerance=0.3, workers=1, out="out")
     assert found.status == "found"
-    assert found.rate is not None
     assert found.points.rate.min() <= found.rate.mean <= found.points.rate.max()
     assert Path("out/capacity.json").exists()
 

@@ -36,9 +36,7 @@ def world(**changes: Any) -> World:
 
 
 def roofline(**changes: Any) -> RooflineCost:
-    costs = world(**changes).costs
-    assert isinstance(costs, RooflineCost)
-    return costs
+    return world(**changes).costs
 
 
 # ---- tensor parallel and nodes

@@ -61,7 +61,6 @@ def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
     config = queue(tmp_path, requests=1500)
     found = capacity(tmp_path, config, "mean_queue_ms=100", replications=4, tolerance=0.04)
     assert found.status == "found"
-    assert found.rate is not None
     assert found.rate.n == 4
     assert found.rate.half_width < 0.1 * 20 / 3
     assert abs(found.rate.mean - 20 / 3) < found.rate.half_width + 0.04 * 20 / 3
@@ -140,7 +139,6 @@ def test_the_price_of_a_capacity(tmp_path: Path) -> None:
     assert dollars_per_hour(configured(Document("a.yaml", RUN, {}), keys), prices) == 4 + 1.5
     config = queue(tmp_path, requests=300)
     found = capacity(tmp_path, config, "mean_queue_ms=100", per_hour=6.0)
-    assert found.rate is not None
     cost = facts(found)["per_dollar"]
     assert cost["requests_per_dollar"] == pytest.approx(600 * found.rate.mean)
     assert cost["dollars_per_million_tokens"] == pytest.approx(

@@ -189,7 +189,7 @@ def test_the_stages_add_up_to_the_whole_model(batch: Work, stages: int) -> None:
 
 
 def test_a_micro_batch_of_the_simulator_is_accepted() -> None:
-    chunk = Chunk(None, 128, 640, True, 0)  # type: ignore[arg-type]
+    chunk = Chunk(None, 128, 640, True, 0)
     batch = MicroBatch(0, 0.0, [chunk], None, 512, 7, 700, 8, 10, 8)
     assert l20_cost().times(batch) == l20_cost().times(Work((Span(128, 640),), 512, 7, 700, 8))
 

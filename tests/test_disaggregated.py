@@ -34,7 +34,6 @@ def ms(times_s: np.ndarray) -> list[float]:
 def transfers(result: RunResult) -> list[tuple[int, str, str, float, float, float, float]]:
     """(request, from, to, ready, start, end, blocked) of each, in milliseconds."""
     moved, names = result.transfers, list(result.pools)
-    assert moved is not None
     columns = (moved.ready_s, moved.start_s, moved.end_s, moved.blocked_s)
     return [
         (request, names[source], names[to], *times)

@@ -70,7 +70,7 @@ def test_a_given_cap_binds_td_pipe_too() -> None:
     path = ROOT / "examples/systems/td_pipe.yaml"
     config = load_config(path, ["workload.requests=20", "max_in_flight=3"])
     world = build(config, load_workload(config, path.parent).requests, path.parent).world
-    assert world.max_in_flight == 3  # type: ignore[union-attr]
+    assert world.max_in_flight == 3
 
 
 def test_phases_are_runs_of_one_kind() -> None:

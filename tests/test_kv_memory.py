@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from evenflow.costs import AffineCost, SwapCost, Work
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
-from evenflow.schedulers import create
 from evenflow.types import Request
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
@@ -25,9 +23,8 @@ def run(
 ) -> RunResult:
     """Simulate one stage: 10 ms and 1 ms a token."""
     changes.setdefault("costs", AffineCost(0.010, 0.001, 1))
-    make = partial(create, policy, params, max_model_len=64)
-    sizes = {"total_pages": 64, "max_model_len": 64, "make_scheduler": make}
-    return simulate(small_world(requests, **(sizes | changes)))
+    sizes = {"total_pages": 64, "max_model_len": 64, "max_in_flight": 1}
+    return simulate(small_world(requests, policy, params, **(sizes | changes)))
 
 
 def stage_0_s(result: RunResult) -> np.ndarray:
@@ -113,8 +110,7 @@ def test_a_padded_batch_costs_as_much_as_its_longest_members() -> None:
 
 def test_padded_rows_attend_to_the_longest_prompt() -> None:
     """Two rows of context 10, though one had a prompt of 4; then 11."""
-    padded = partial(create, "static", {"padded": True}, max_model_len=64)
-    serving = small_world([], make_scheduler=padded, max_model_len=64).batcher()
+    serving = small_world([], "static", {"padded": True}, max_model_len=64).batcher()
     serving.add(Request(0, 0.0, 10, 2))
     serving.add(Request(1, 0.0, 4, 3))
     charged = []
@@ -123,7 +119,7 @@ def test_padded_rows_attend_to_the_longest_prompt() -> None:
         charged.append(batch.charged)
         serving.complete(batch, float(step))
     assert charged == [
-        Work(((0, 10), (0, 10)), 20, 0, 0, 2),  # type: ignore[arg-type]
+        Work(((0, 10), (0, 10)), 20, 0, 0, 2),
         Work((), 0, 2, 20, 2),
         Work((), 0, 2, 22, 2),
     ]

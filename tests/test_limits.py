@@ -32,7 +32,7 @@ class Mine:
 
 
 class Untyped(Mine):
-    def __init__(self, rows: Unknown = 1):  # type: ignore[name-defined]  # noqa: F821
+    def __init__(self, rows: Unknown = 1):  # noqa: F821
         super().__init__()
         self.rows = rows
 
@@ -41,7 +41,7 @@ def test_a_policy_of_ours_checks_itself() -> None:
     with pytest.raises(ValueError, match=r"^token_budget should be at least 1 or 'auto', not 0"):
         Sarathi(token_budget=0)
     with pytest.raises(ValueError, match=r"^mode should be 'hybrid', 'chunked_only' or"):
-        Sarathi(mode="both")  # type: ignore[arg-type]
+        Sarathi(mode="both")
 
 
 @pytest.mark.parametrize(

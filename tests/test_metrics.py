@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from evenflow.costs import AffineCost
 from evenflow.results.metrics import meets, summarize
 from evenflow.results.run import RunResult
-from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
 from tests.oracle.cases import poisson_requests, world_of
@@ -119,15 +118,9 @@ def test_peaks_are_those_of_whole_seconds_since_the_first_request_that_is_served
 
 
 def test_queueing_ends_when_the_first_micro_batch_with_the_prompt_is_scheduled() -> None:
-    world = World(
-        requests=[Request(0, 0.0, 16, 3), Request(1, 0.25, 16, 1)],
-        make_scheduler=lambda: create("static", {"max_num_seqs": 1}, max_model_len=64),
-        costs=AffineCost(base_s=0.5, per_token_s=0.0, depth=1),
-        depth=1,
-        total_pages=100,
-        max_model_len=64,
-        max_in_flight=1,
-    )
+    requests = [Request(0, 0.0, 16, 3), Request(1, 0.25, 16, 1)]
+    sizes = {"times_s": (0.5, 0.0), "max_model_len": 64}
+    world = small_world(requests, "static", {"max_num_seqs": 1}, **sizes)
     summary = summarize(simulate(world))
     assert summary["mean_queue_ms"] == pytest.approx((0.0 + 1250.0) / 2)
     assert summary["p90_queue_ms"] == pytest.approx(0.9 * 1250.0)
@@ -221,13 +214,13 @@ def test_a_run_that_takes_no_time() -> None:
 def test_a_limit_is_met_by_what_takes_exactly_so_long(limit: float, good: int) -> None:
     """The first tokens of three requests come after 1, 1 and 2 s."""
     requests = [Request(0, 0.0, 16, 2), Request(1, 0.0, 16, 1), Request(2, 1.0, 600, 1)]
-    world = small_world(requests, make_scheduler=lambda: create("sarathi", {"token_budget": 512}))
+    world = small_world(requests, "sarathi", {"token_budget": 512})
     assert int(meets(simulate(world), {"ttft": limit}).sum()) == good
 
 
 def test_a_limit_on_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="goodput limits are ttft, tpot, e2el, queue, not 'itl'"):
-        meets(on_the_second([1]), {"itl": 3.0})  # type: ignore[dict-item]
+        meets(on_the_second([1]), {"itl": 3.0})
 
 
 def counted_second_by_second(result: RunResult) -> dict[str, float]:
@@ -261,7 +254,7 @@ def test_peaks_are_those_of_every_second(gaps_s: list[float], base_s: float) -> 
 
 
 def long_world(requests: list[Request], base_s: float = 0.01) -> World:
-    return World(requests, lambda: create("sarathi", {}), AffineCost(base_s, 0, 2), 2, 99, 99)
+    return small_world(requests, depth=2, times_s=(base_s, 0), max_in_flight=None)
 
 
 def test_the_length_of_a_run_costs_no_memory() -> None:

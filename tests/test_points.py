@@ -64,7 +64,6 @@ def test_a_failed_point_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     points = [point("workload.trace=missing.csv"), point()]
     with ThreadPoolExecutor(1) as executor:
         failed, done = Simulator(Store(tmp_path), executor).records(points)
-    assert failed.error is not None
     assert "missing.csv" in failed.error
     assert done.error is None
     assert done.values["completed"] == 5

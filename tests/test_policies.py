@@ -130,7 +130,7 @@ def schedule(view: View) -> Plan:
     return Plan()
 
 
-schedule.schedule = schedule  # type: ignore[attr-defined]
+schedule.schedule = schedule
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_is_no_policy_is_told(
 def test_a_policy_without_a_constructor_takes_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = type("Plain", (), {"schedule": schedule, "__module__": "mine"})
     monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))
-    module.Plain = plain  # type: ignore[attr-defined]
+    module.Plain = plain
     assert isinstance(create("mine:Plain", {}, **FACTS), plain)
     with pytest.raises(UsageError, match="mine:Plain has no parameter 'rows'; it has none"):
         create("mine:Plain", {"rows": 3})

@@ -43,7 +43,6 @@ def serve(serving: Batcher, *requests: Request) -> list[tuple[tuple[int, int, in
     while serving.queues.live:
         batch = send(serving, 0.0)
         decision = decision_of(batch)
-        assert decision is not None
         if decision.chunks:
             log.append(decision.chunks)
         serving.complete(batch, float(batch.batch_id))
@@ -141,7 +140,8 @@ def sequential_hit_rate(requests: list[Request]) -> float:
     """Serve one request after the other with pages for all."""
     world = small_world(
         requests,
-        make_scheduler=lambda: create("vllm", {"max_num_batched_tokens": 1 << 30}),
+        "vllm",
+        {"max_num_batched_tokens": 1 << 30},
         total_pages=1 << 40,
         max_model_len=1 << 30,
         max_in_flight=None,
@@ -149,7 +149,6 @@ def sequential_hit_rate(requests: list[Request]) -> float:
         prefix_cache=True,
     )
     result = simulate(world)
-    assert result.cached_tokens is not None
     rate = float(summarize(result)["prefix_hit_rate"])
     assert rate == result.cached_tokens.sum() / result.prompt_tokens.sum()
     return rate
@@ -172,7 +171,6 @@ def test_mooncake_hits_equal_an_independent_count_over_hash_ids(shared: Path) ->
     lasting: set[tuple[int, int]] = set()  # (block, tokens of it that were there)
     hit_tokens = 0
     for request in requests:
-        assert request.prefix is not None
         blocks, prompt = request.prefix.blocks, request.prompt_tokens
         sizes = [min(512, prompt - 512 * index) for index in range(len(blocks))]
         known = list(takewhile(lasting.__contains__, zip(blocks, sizes, strict=True)))
@@ -188,7 +186,6 @@ def test_conversations_are_told_apart_by_their_lengths(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("num_prefill_tokens,num_decode_tokens\n10,20\n30,5\n34,9\n50,1\n2,2\n")
     trace = with_conversations(load_trace(path))
-    assert trace.prefixes is not None
     assert [prefix.blocks for prefix in trace.prefixes] == [(0,), (0,), (1,), (1,), (2,)]
     requests = make_requests(trace, Offline())
     assert requests[3].prefix == Prefix((1,), 51, 51)
@@ -258,7 +255,6 @@ def test_each_engine_has_a_cache_of_its_own() -> None:
     before = (asking(0, 64, 7),)
     for requests, cached in (([again], 48), ([other, again], 0)):
         result = simulate(replace(world, requests=requests, before=(before,)))
-        assert result.cached_tokens is not None
         assert result.cached_tokens[-1] == cached
 
 

@@ -272,10 +272,7 @@ def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -
     by_shape = check.take(machine, shapes, Stopwatch(machine), repeats=4, rng=rng)
     assert all(len(runs) == 8 for runs in by_shape.values())
     cost, spec = ExactCost(machine, 0.9), replace(model("Qwen2.5-14B"), num_layers=LAYERS)
-    rows = {
-        row.operator: row
-        for row in check.errors(by_shape, profile, spec, cost, ranks=1)  # type: ignore[arg-type]
-    }
+    rows = {row.operator: row for row in check.errors(by_shape, profile, spec, cost, ranks=1)}
     assert list(rows)[-1] == "stage"
     assert rows["stage"].median == pytest.approx(0.1)
     assert rows["stage"].bias == pytest.approx(-0.1)

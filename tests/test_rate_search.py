@@ -39,8 +39,6 @@ def test_a_threshold_is_found_within_the_tolerance(
     threshold = max(threshold, 0.2)  # below it, a request has the system to itself
     end, probes = ended(lambda rate: rate <= threshold, start, tolerance, width)
     assert end.status == "found"
-    assert end.rate is not None
-    assert end.fails_at is not None
     assert end.rate <= threshold < end.fails_at
     # Rates have four digits: no nearer than a thousandth.
     assert end.fails_at <= end.rate * (1 + max(tolerance, 1e-3 + 1e-9))
@@ -65,8 +63,6 @@ def test_a_noisy_threshold_ends_within_its_noise(
         return rate <= low
 
     end, probes = ended(passes, start, tolerance, width)
-    assert end.rate is not None
-    assert end.fails_at is not None
     assert passes(end.rate)
     assert not passes(end.fails_at)
     assert end.rate < high

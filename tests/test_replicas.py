@@ -65,7 +65,7 @@ def test_round_robin_is_as_many_runs_of_a_part_each(drawn: World, count: int) ->
     st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"]),
 )
 def test_no_request_is_lost_between_replicas(drawn: World, count: int, router: str) -> None:
-    results = simulate_replicas(replace(drawn, replicas=count, router=router))  # type: ignore[arg-type]
+    results = simulate_replicas(replace(drawn, replicas=count, router=router))
     whole = merged(results)
     assert whole.request_id.tolist() == [request.request_id for request in drawn.requests]
     served = np.array([status != "rejected" for status in whole.status])

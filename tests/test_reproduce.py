@@ -28,7 +28,7 @@ ROWS: Rows = [
     {"arrival_s": 0.0, "input": 10, "ttft_s": 0.5, "gaps_s": [0.25, 0.75]},
     {"arrival_s": 1.0, "input": 20, "ttft_s": 0.25, "gaps_s": [0.5]},
     {"arrival_s": 1.5, "input": 30, "ttft_s": 1.0, "gaps_s": []},
-]  # type: ignore[list-item]
+]
 METRICS = {
     "mean_ttft_ms": 1750 / 3,
     "mean_tpot_ms": 500.0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime.driver
-from evenflow.costs import AffineCost
 from evenflow.errors import PolicyError, StallError, WorkerError
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
@@ -22,7 +20,7 @@ from runtime.wire import Free, Message, Step
 from sim import World, driver
 from sim.tandem import Tandem
 from tests.virtual_run import VirtualPipeline, drive
-from tests.worlds import MAX_MODEL_LEN, served_worlds
+from tests.worlds import MAX_MODEL_LEN, served_worlds, small_world
 
 TICK_S = 2.0**-9
 """All times are multiples of it or of a power of two below, so that sums are exact."""
@@ -49,7 +47,7 @@ def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
         np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
     for name in ("wait_s", "wait_reason"):
         np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
-    journal = simulated.engines[0].journal  # type: ignore[attr-defined]
+    journal = simulated.engines[0].journal
     assert sent(batcher.journal) == sent(journal)
 
 
@@ -59,36 +57,21 @@ def sent(journal: list[Any]) -> list[Any]:
 
 def test_an_eager_policy_is_asked_as_often_as_in_the_simulation() -> None:
     """An adaptive reserve changes with every question: stage 0 that is free again is none."""
-    costs = AffineCost(4 * TICK_S, TICK_S / 16, 3)
     lengths = [(15, 4), (79, 19), (86, 12), (93, 13), (81, 2), (32, 1)]
     params = {"max_prefill": 64, "use_ut": False, "reserve": "adaptive"}
-    world = World(
-        [Request(i, 0.0, *pair) for i, pair in enumerate(lengths)],
-        lambda: create("token_throttling", params, max_model_len=MAX_MODEL_LEN),
-        costs,
-        depth=3,
-        total_pages=16,
-        max_model_len=MAX_MODEL_LEN,
-        max_in_flight=3,
-        dispatch="eager",
-    )
+    sizes = {"depth": 3, "total_pages": 16, "max_model_len": MAX_MODEL_LEN}
+    times_s = 4 * TICK_S, TICK_S / 16
+    requests = [Request(i, 0.0, *pair) for i, pair in enumerate(lengths)]
+    kind = "token_throttling"
+    world = small_world(requests, kind, params, times_s=times_s, dispatch="eager", **sizes)
     real, _ = drive(world)
     expected = driver.Driver(world, Tandem).run()
     np.testing.assert_array_equal(real.result().completion_s, expected.completion_s)
 
 
 def small(**more: Any) -> World:
-    costs = AffineCost(0.01, 0.0, 2)
-    plain = World(
-        [Request(i, 0.0, 10, 3) for i in range(4)],
-        lambda: create("sarathi", {}),
-        costs,
-        depth=2,
-        total_pages=50,
-        max_model_len=200,
-        max_in_flight=2,
-    )
-    return replace(plain, **more)
+    requests = more.pop("requests", [Request(i, 0.0, 10, 3) for i in range(4)])
+    return small_world(requests, depth=2, times_s=(0.01, 0.0), **more)
 
 
 def test_a_pipeline_that_falls_silent_is_an_error() -> None:
@@ -171,13 +154,11 @@ def test_a_closed_loop_lets_in_one_for_each_that_leaves() -> None:
     assert front.next_s is None
     front.left(1)
     after = front.due(2.5)
-    assert after is not None
     assert (after.request_id, after.arrival_s, len(front)) == (2, 2.5, 1)
 
 
 def test_who_comes_late_keeps_its_time() -> None:
     front = TraceReplay([Request(0, 0.5, 1, 1), Request(1, 3.0, 1, 1)])
     late = front.due(2.0)
-    assert late is not None
     assert late.arrival_s == 0.5
     assert (front.due(2.0), front.next_s) == (None, 3.0)

@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 
 import runtime.driver
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost, estimates
 from evenflow.replay import Aborted, RecordingBatcher, replay
-from evenflow.schedulers import create
-from evenflow.types import Request, Scheduler
+from evenflow.types import Request
 from runtime.driver import Driver
 from runtime.page_tables import PageTable
 from runtime.wire import Step
 from sim import World
 from tests.test_runtime_driver import TICK_S
 from tests.virtual_run import VirtualPipeline
-from tests.worlds import MAX_MODEL_LEN, POLICIES
+from tests.worlds import MAX_MODEL_LEN, POLICIES, small_world
 
 PAGES = 20
 
@@ -87,13 +85,8 @@ def scripts(draw: st.DrawFn) -> list[tuple[float, Request | int]]:
 
 
 def world_of(policy: tuple[str, dict[str, object]], depth: int) -> World:
-    costs = AffineCost(4 * TICK_S, TICK_S / 16, depth)
-    name, params = policy
-
-    def make() -> Scheduler:
-        return create(name, params, max_model_len=MAX_MODEL_LEN, **estimates(costs))
-
-    return World([], make, costs, depth, PAGES, MAX_MODEL_LEN, max_in_flight=depth)
+    sizes = {"depth": depth, "total_pages": PAGES, "max_model_len": MAX_MODEL_LEN}
+    return small_world([], *policy, times_s=(4 * TICK_S, TICK_S / 16), **sizes)
 
 
 def live_driver(

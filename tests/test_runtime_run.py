@@ -19,12 +19,12 @@ import pytest
 import zmq
 
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost, estimates
+from evenflow.costs import AffineCost
 from evenflow.errors import UsageError, WorkerError
 from evenflow.replay import Entry, RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
-from evenflow.schedulers import POLICIES, create
-from evenflow.types import Request, Scheduler
+from evenflow.schedulers import POLICIES
+from evenflow.types import Request
 from runtime import Workers, serve
 from runtime.driver import Driver
 from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
@@ -33,6 +33,7 @@ from runtime.wire import Failed, driver_address, encode, open_socket
 from runtime.worker import Settings
 from sim import World
 from tests.failing_workers import Failing, Leaving, NeverMade, Stuck
+from tests.worlds import small_world
 
 PAGES, DEPTH = 24, 4
 COSTS = AffineCost(0.002, 1e-6, DEPTH)
@@ -52,11 +53,10 @@ def _nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> World:
-    def make() -> Scheduler:
-        return create(name, {}, max_model_len=PAGES * 16, depth=DEPTH, **estimates(COSTS))
-
-    world = World(requests, make, COSTS, DEPTH, PAGES, PAGES * 16, max_in_flight=DEPTH)
-    return replace(world, dispatch="engine_loop") if getattr(make(), "slotted", False) else world
+    sizes = {"depth": DEPTH, "total_pages": PAGES, "max_model_len": PAGES * 16}
+    world = small_world(requests, name, costs=COSTS, **sizes)
+    slotted = getattr(world.make_scheduler(), "slotted", False)
+    return replace(world, dispatch="engine_loop") if slotted else world
 
 
 def driver_of(
@@ -81,7 +81,6 @@ def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
     tokens: dict[int, list[int]] = defaultdict(list)
     world = world_of(name)
     owner = world.batcher(RecordingBatcher)
-    assert isinstance(owner, RecordingBatcher)
     with pipeline() as workers:
         driver = driver_of(workers, world, owner, on_token=lambda i, token: tokens[i].append(token))
         driver.run()

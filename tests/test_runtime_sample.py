@@ -113,4 +113,4 @@ def test_all_rows_are_drawn_at_once_and_none_is_waited_for() -> None:
 )
 def test_values_out_of_range_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(UsageError):
-        Sampling(**values)  # type: ignore[arg-type]
+        Sampling(**values)

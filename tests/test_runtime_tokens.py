@@ -30,7 +30,6 @@ def test_each_request_draws_with_a_seed_of_its_own() -> None:
     seeds = {draw.seed for i in range(50) if (draw := texts(Request(i, 0.0, 1, 1)).draw)}
     assert len(seeds) == 50
     draw = texts(REQUEST).draw
-    assert draw is not None
     assert draw == Draw(7, 0.7, 40, 0.9, draw.seed)
     assert draw == texts(REQUEST).draw
     assert draw != RandomTexts(97, 3, (0.7, 40, 0.9), sampling_seed=2)(REQUEST).draw

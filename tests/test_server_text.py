@@ -45,7 +45,6 @@ def test_without_a_tokenizer_a_token_is_its_number() -> None:
 def test_a_character_comes_with_its_last_token(tokenizer: Path) -> None:
     codec = Tokenized(tokenizer)
     ids = codec.encode("é🙂!")
-    assert ids is not None
     assert text_of(codec, ids) == ["", "é", "", "", "", "🙂", "!", ""]
     assert text_of(codec, ids[:3]) == ["", "é", "", "\ufffd"], "what never gets complete is shown"
     assert text_of(codec, [*ids[-1:], 256]) == ["!", "", ""], "special tokens are no text"
@@ -55,7 +54,6 @@ def test_a_character_comes_with_its_last_token(tokenizer: Path) -> None:
 def test_the_pieces_are_the_text(tokenizer: Path, text: str) -> None:
     codec = Tokenized(tokenizer)
     ids = codec.encode(text)
-    assert ids is not None
     assert "".join(text_of(codec, ids)) == text
 
 

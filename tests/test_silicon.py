@@ -62,7 +62,7 @@ def made_tables() -> SiliconTables:
     return SiliconTables("made", "NVIDIA Made", "vllm", {}, gemm, context, steps, reduces)
 
 
-def made_cost(spec: ModelSpec = TINY, ranks: int = 1, name: str = "A100-80G"):  # type: ignore[no-untyped-def]
+def made_cost(spec: ModelSpec = TINY, ranks: int = 1, name: str = "A100-80G"):
     deployment = Deployment(spec, gpu(name), (spec.num_layers,), ranks)
     return silicon_cost(deployment, SiliconSource(GPUS[name], made_tables()))
 

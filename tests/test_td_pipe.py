@@ -221,7 +221,7 @@ def test_a_finish_ratio_is_reached_at_exactly_its_share_of_the_requests(ratio: f
 def test_from_192_rows_a_batch_the_public_code_counts_as_saturated(live: int, answer: str) -> None:
     """Its peak is that of 256 rows: 190 / 256 < 1 by the intensities, and 192 are enough."""
     many = {"variant": "code", "max_num_batched_tokens": 10**4}
-    policy = TDPipe(**many, decode_s=flat, prefill_s=lambda tokens: 1.0)  # type: ignore[arg-type]
+    policy = TDPipe(**many, decode_s=flat, prefill_s=lambda tokens: 1.0)
     assert after_an_arrival(deciding(policy, [90] * live, pages=10**6)) == answer
 
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost
 from evenflow.kv import PagePool
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
@@ -25,7 +24,7 @@ from evenflow.schedulers.token_throttling_rules import (
 )
 from evenflow.types import Request
 from sim import World, simulate
-from tests.worlds import send
+from tests.worlds import send, small_world
 
 THROTTLES: dict[str, Any] = {"max_prefill": 2048, "min_prefill": 32, "use_wt": True, "use_ut": True}
 
@@ -92,15 +91,8 @@ def test_decodes_are_equation_4_with_the_remainder_spread(
 
 
 def world(requests: list[Request], depth: int, **params: object) -> World:
-    return World(
-        requests=requests,
-        make_scheduler=lambda: create("token_throttling", params, max_model_len=8192),
-        costs=AffineCost(0.01, 0.0, depth),
-        depth=depth,
-        total_pages=100_000,
-        max_model_len=8192,
-        max_in_flight=depth,
-    )
+    sizes = {"depth": depth, "total_pages": 100_000, "max_model_len": 8192}
+    return small_world(requests, "token_throttling", params, times_s=(0.01, 0.0), **sizes)
 
 
 def test_figure_7_arriving_prompts_are_spread_over_the_next_micro_batches() -> None:
@@ -202,5 +194,4 @@ def test_the_adaptive_reserve_decays_at_every_call() -> None:
     """Also while nothing waits: of 64 tokens, one call prefills and 63 decode."""
     policy = TokenThrottling(reserve="adaptive")
     simulate(replace(world([Request(0, 0.0, 16, 64)], depth=1), make_scheduler=lambda: policy))
-    assert policy.adaptive is not None
     assert policy.adaptive.ratio == pytest.approx(0.7 - 0.002 * 63)

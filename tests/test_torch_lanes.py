@@ -96,8 +96,8 @@ def test_what_a_stage_was_given_is_held_until_its_lane_is_done() -> None:
     lane = LaggingLane()
     hop = Hop(lane)
     place = Place(1, 3, 16, 4, "")
-    worker = TorchWorker(place, Doubling(lane, hop.memory), None, hop)  # type: ignore[arg-type]
-    worker._computing = lane  # type: ignore[assignment]
+    worker = TorchWorker(place, Doubling(lane, hop.memory), None, hop)
+    worker._computing = lane
     batch = batch_inputs([Piece(0, 0, 4, True, [0])], 16, torch.device("cpu"))
     worker.execute(batch, Activation(0, [], 16, ""), 0.0)
     assert hop.gave.tolist() == [2.0] * 4  # not NaN
@@ -232,7 +232,7 @@ def test_transfers_are_timed_as_workers_send(dtype: str, monkeypatch: pytest.Mon
             said.append("wait")
 
     def notes(name: str) -> Callable[..., Done]:
-        return lambda buffer, *_: said.append((name, buffer.dtype)) or Done()  # type: ignore[func-returns-value]
+        return lambda buffer, *_: said.append((name, buffer.dtype)) or Done()
 
     for name in ("isend", "irecv", "send", "recv"):
         monkeypatch.setattr(torch.distributed, name, notes(name))

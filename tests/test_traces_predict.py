@@ -121,7 +121,7 @@ def test_requests_are_filled_in_and_otherwise_unchanged() -> None:
 )
 def test_a_bad_predictor_is_one_clear_line(spec: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        make_predictor(spec)  # type: ignore[arg-type]
+        make_predictor(spec)
 
 
 # -- the classifier -------------------------------------------------------------------------------
@@ -138,7 +138,6 @@ def test_a_classifier_learns_from_words(tmp_path: Path, monkeypatch: pytest.Monk
     assert report["classifier"]["accumulated_error"][64] < 0.2
     save_classifier(classifier, tmp_path / "model.json")
     loaded = load_classifier(tmp_path / "model.json")
-    assert trace.texts is not None
     predicted = classifier.predict(trace.prompt_tokens, trace.texts)
     assert (loaded.predict(trace.prompt_tokens, trace.texts) == predicted).all()
     with pytest.raises(UsageError, match="trained on prompt texts, and this trace holds none"):

@@ -15,7 +15,6 @@ from evenflow.costs import AffineCost
 from evenflow.errors import PolicyError
 from evenflow.replay import Asked
 from evenflow.results.run import RunResult
-from evenflow.schedulers import create
 from evenflow.types import MicroBatch, Request
 from experiments.report.plots import save
 from experiments.validation.layers import (
@@ -36,7 +35,7 @@ from experiments.validation.validate import Validation
 from experiments.validation.write import draw_validation
 from sim import Link, World, simulate, simulate_timed
 from tests.virtual_run import WORLD, serve_noisily
-from tests.worlds import MAX_MODEL_LEN, served_worlds
+from tests.worlds import MAX_MODEL_LEN, served_worlds, small_world
 
 
 def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResult, Times]:
@@ -68,16 +67,10 @@ def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -
 
 def test_padding_keeps_links_busy() -> None:
     params = {"max_num_seqs": 4, "padded": True}
-    world = World(
-        [Request(0, 0.0, 1, 1), Request(1, 0.0, 1, 2)],
-        lambda: create("static", params, max_model_len=MAX_MODEL_LEN),
-        AffineCost(0.01, 1e-5, 2),
-        depth=2,
-        total_pages=400,
-        max_model_len=MAX_MODEL_LEN,
-        max_in_flight=2,
-        link=Link(1e-3, 0.0),
-    )
+    requests = [Request(0, 0.0, 1, 1), Request(1, 0.0, 1, 2)]
+    sizes = {"depth": 2, "total_pages": 400, "max_model_len": MAX_MODEL_LEN}
+    slow = {"times_s": (0.01, 1e-5), "link": Link(1e-3, 0.0)}
+    world = small_world(requests, "static", params, **sizes, **slow)
     result, times = measured(world)
     assert result.decode_tokens.tolist() == [0, 1]  # of two rows, one is padding
     again = structure_of(world, result, times).again

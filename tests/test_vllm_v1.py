@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import KvCache, PagePool
@@ -16,8 +15,7 @@ from evenflow.scheduling import View
 from evenflow.types import Plan, Prefill, Request
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
-from sim import World
-from tests.worlds import require_idle
+from tests.worlds import require_idle, send
 
 
 def serving(pages: int, *, budget: int = 64, seqs: int = 8, page_tokens: int = 16) -> Batcher:
@@ -26,17 +24,11 @@ def serving(pages: int, *, budget: int = 64, seqs: int = 8, page_tokens: int = 1
     return Batcher(policy, pool, depth=2, max_in_flight=2, max_model_len=500, asks_again=False)
 
 
-def sent(batcher: Batcher, now_s: float) -> MicroBatch:
-    batch = batcher.next(now_s)
-    assert batch is not None
-    return batch
-
-
 def test_chunks_of_a_prompt_follow_one_another_and_pages_come_with_them() -> None:
     batcher = serving(8)
     batcher.add(Request(0, 0.0, 100, 2))
     batcher.add(Request(1, 0.0, 20, 2))
-    log = [(decision_of(batch), batch.free_pages) for batch in map(sent, [batcher] * 2, (1.0, 2.0))]
+    log = [(decision_of(batch), batch.free_pages) for batch in map(send, [batcher] * 2, (1.0, 2.0))]
     assert log == [((((0, 0, 64),), ()), 4), ((((0, 64, 100),), ()), 1)]
     assert batcher.next(3.0) is None, "request 1 needs two pages"
 
@@ -44,20 +36,20 @@ def test_chunks_of_a_prompt_follow_one_another_and_pages_come_with_them() -> Non
 def test_decodes_and_chunks_share_the_budget() -> None:
     batcher = serving(40, budget=32)
     batcher.add(Request(0, 0.0, 16, 5))
-    batcher.complete(sent(batcher, 0.0), 0.5)
+    batcher.complete(send(batcher, 0.0), 0.5)
     batcher.add(Request(1, 0.0, 50, 5))
-    assert decision_of(sent(batcher, 1.0)) == (((1, 0, 31),), (0,))
+    assert decision_of(send(batcher, 1.0)) == (((1, 0, 31),), (0,))
 
 
 def test_what_is_in_flight_is_preempted_and_its_output_still_counts() -> None:
     """Request 1 is on its way when request 0 needs its page; both of its tokens arrive."""
     batcher = serving(2)
     batcher.add(Request(0, 0.0, 16, 3))
-    first = sent(batcher, 0.0)
+    first = send(batcher, 0.0)
     batcher.add(Request(1, 0.1, 16, 3))
-    second = sent(batcher, 0.1)
+    second = send(batcher, 0.1)
     batcher.complete(first, 1.0)
-    third = sent(batcher, 1.0)
+    third = send(batcher, 1.0)
     assert decision_of(third) == ((), (0,))
     (waiting,) = batcher.queues.waiting
     assert (waiting.request.request_id, waiting.owed, batcher.pool.free_pages) == (1, 1, 0)
@@ -70,11 +62,11 @@ def test_what_is_in_flight_is_preempted_and_its_output_still_counts() -> None:
 def test_a_request_may_end_while_it_waits() -> None:
     batcher = serving(2)
     batcher.add(Request(0, 0.0, 16, 3))
-    first = sent(batcher, 0.0)
+    first = send(batcher, 0.0)
     batcher.add(Request(1, 0.1, 16, 1))
-    second = sent(batcher, 0.1)
+    second = send(batcher, 0.1)
     batcher.complete(first, 1.0)
-    sent(batcher, 1.0)
+    send(batcher, 1.0)
     (ended,) = batcher.complete(second, 2.0)
     assert (ended.request.request_id, ended.completion_s, ended.generated) == (1, 2.0, 1)
     assert list(batcher.queues.live) == [0]
@@ -85,14 +77,14 @@ def test_others_overtake_what_is_not_back_yet() -> None:
     """Request 1 is on its way when 0 takes its page; 2 is admitted before it, and runs before."""
     batcher = serving(3)
     batcher.add(Request(0, 0.0, 16, 10))
-    first = sent(batcher, 0.0)
+    first = send(batcher, 0.0)
     batcher.add(Request(1, 0.1, 32, 4))
-    sent(batcher, 0.1)
+    send(batcher, 0.1)
     batcher.complete(first, 1.0)
-    batcher.complete(sent_decode := sent(batcher, 1.0), 2.0)
+    batcher.complete(sent_decode := send(batcher, 1.0), 2.0)
     assert sent_decode.sequences()[0].request.request_id == 0
     batcher.add(Request(2, 2.0, 8, 4))
-    assert decision_of(sent(batcher, 2.0)) == (((2, 0, 8),), (0,))
+    assert decision_of(send(batcher, 2.0)) == (((2, 0, 8),), (0,))
     assert [seq.request.request_id for seq in batcher.queues.waiting] == [1]
 
 
@@ -100,9 +92,9 @@ def test_a_step_that_preempts_admits_nobody() -> None:
     batcher = serving(3)
     batcher.add(Request(0, 0.0, 16, 20))
     batcher.add(Request(1, 0.0, 30, 10))
-    batcher.complete(sent(batcher, 0.0), 1.0)
+    batcher.complete(send(batcher, 0.0), 1.0)
     batcher.add(Request(2, 1.0, 4, 2))
-    assert decision_of(sent(batcher, 1.0)) == ((), (0,))
+    assert decision_of(send(batcher, 1.0)) == ((), (0,))
     assert (batcher.view.preemptions, batcher.pool.free_pages) == (1, 1)
 
 
@@ -110,13 +102,13 @@ def test_a_prompt_under_way_preempts_itself_and_nothing_is_sent() -> None:
     """A step that is empty for want of pages is an answer: the next one admits again."""
     batcher = serving(3, budget=16)
     batcher.add(Request(0, 0.0, 16, 2))
-    batcher.complete(sent(batcher, 0.0), 1.0)
-    decode = sent(batcher, 1.0)
+    batcher.complete(send(batcher, 0.0), 1.0)
+    decode = send(batcher, 1.0)
     batcher.add(Request(1, 1.0, 20, 2))
     batcher.pool.allocate(1)
     assert batcher.next(1.5) is None, "not all of it fits"
     batcher.complete(decode, 2.0)
-    chunk = sent(batcher, 2.0)
+    chunk = send(batcher, 2.0)
     assert decision_of(chunk) == (((1, 0, 16),), ())
     batcher.pool.allocate(1)
     assert batcher.next(3.0) is None
@@ -136,13 +128,13 @@ def test_a_decode_goes_again_while_its_last_token_is_computed() -> None:
         policy, PagePool(8), depth=1, max_in_flight=2, max_model_len=500, asks_again=False
     )
     batcher.add(Request(0, 0.0, 16, 3))
-    first, second = sent(batcher, 0.0), sent(batcher, 0.1)
+    first, second = send(batcher, 0.0), send(batcher, 0.1)
     assert [decision_of(batch) for batch in (first, second)] == [
         ((((0, 0, 16)),), ()),
         ((), (0,)),
     ]
     batcher.complete(first, 1.0)
-    third = sent(batcher, 1.0)
+    third = send(batcher, 1.0)
     assert batcher.next(1.1) is None, "the third token is its last"
     assert batcher.complete(second, 2.0) == []
     (ended,) = batcher.complete(third, 3.0)
@@ -159,7 +151,6 @@ def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -
     system = Path(__file__).parent.parent / "examples" / "systems" / "vllm_v1.yaml"
     changes = [f"stages={stages}", f"scheduler.async_scheduling={mode}", "gpu=H100"]
     world = build(load_config(system, changes), [], system.parent).world
-    assert isinstance(world, World)
     assert world.max_in_flight == places
 
 
@@ -189,7 +180,7 @@ class InParts:
 
 def in_parts(*answers: list[Plan], pages: int = 4) -> RecordingBatcher:
     return RecordingBatcher(
-        InParts(*answers),  # type: ignore[arg-type]
+        InParts(*answers),
         PagePool(pages),
         depth=2,
         max_in_flight=4,
@@ -202,10 +193,10 @@ def test_parts_of_an_answer_are_one_micro_batch() -> None:
     batcher = in_parts(*answers)
     for number in (0, 1):
         batcher.add(Request(number, 0.0, 16, 3))
-    batch = sent(batcher, 0.0)
+    batch = send(batcher, 0.0)
     assert decision_of(batch) == (((0, 0, 16), (1, 0, 16)), ())
     batcher.complete(batch, 1.0)
-    assert decision_of(sent(batcher, 1.0)) == ((), (0,))
+    assert decision_of(send(batcher, 1.0)) == ((), (0,))
     assert replay(batcher.journal, in_parts(*answers)) is None
 
 
@@ -222,7 +213,7 @@ def test_parts_that_cannot_be_carried_out(parts: list[Plan], message: str) -> No
     batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], parts)
     for number in (0, 1, 2):
         batcher.add(Request(number, 0.0, 16, 3))
-    batcher.complete(sent(batcher, 0.0), 1.0)
+    batcher.complete(send(batcher, 0.0), 1.0)
     with pytest.raises(PolicyError, match=message):
         batcher.next(1.0)
 
@@ -231,7 +222,7 @@ def test_who_waits_for_an_output_cannot_be_planned() -> None:
     batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(preempt=[0]), Plan([Prefill(0, 16)])])
     for number in (0, 1):
         batcher.add(Request(number, 0.0, 16, 3))
-    sent(batcher, 0.0)
+    send(batcher, 0.0)
     with pytest.raises(PolicyError, match="while an output of it is in flight"):
         batcher.next(1.0)
 
@@ -240,7 +231,7 @@ def test_a_client_leaves_while_its_preempted_request_is_in_flight() -> None:
     batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(preempt=[0])], [Plan()])
     for number in (0, 1):
         batcher.add(Request(number, 0.0, 16, 3))
-    batch = sent(batcher, 0.0)
+    batch = send(batcher, 0.0)
     assert batcher.next(0.5) is None
     assert batcher.abort(0).aborted
     batcher.abort(1)
@@ -255,14 +246,14 @@ def test_only_policies_that_say_so_preempt_in_flight() -> None:
 
     policy = Quiet([Plan([Prefill(0, 16)])], [Plan(decodes=1, victims="latest_admitted")])
     batcher = Batcher(
-        policy,  # type: ignore[arg-type]
+        policy,
         PagePool(2),
         depth=2,
         max_in_flight=4,
         max_model_len=500,
     )
     batcher.add(Request(0, 0.0, 16, 3))
-    batcher.complete(sent(batcher, 0.0), 1.0)
+    batcher.complete(send(batcher, 0.0), 1.0)
     batcher.pool.allocate(1)
     with pytest.raises(PolicyError, match="does not say preempts_in_flight"):
         batcher.next(1.0)

@@ -108,7 +108,7 @@ def generate(
     return [row[len(prompt) :] for row, prompt in zip(tokens, prompts, strict=True)]
 
 
-class Operations(TorchDispatchMode):  # type: ignore[misc]
+class Operations(TorchDispatchMode):
     """Notes the names of all operations."""
 
     def __init__(self) -> None:

@@ -13,10 +13,8 @@ import pytest
 
 import runtime.pipeline
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost, estimates
-from evenflow.schedulers import create
 from evenflow.specs.deployment import split_layers
-from evenflow.types import Request, Scheduler
+from evenflow.types import Request
 from runtime.driver import Driver
 from runtime.pipeline import Pipeline
 from runtime.tokens import RandomTexts, TextOf
@@ -24,6 +22,7 @@ from runtime.torch.settings import TorchSettings, cut, torch_settings
 from runtime.worker import run_stages
 from sim import World
 from tests.tiny_models import PAGE_TOKENS, SHAPE, continued
+from tests.worlds import small_world
 
 LAYERS, VOCABULARY = SHAPE["num_hidden_layers"], SHAPE["vocab_size"]
 PAGES = 18
@@ -91,13 +90,9 @@ def pipeline_of(settings: Sequence[TorchSettings], **more: Any) -> Pipeline:
 
 def world_of(name: str, stages: int, params: dict[str, Any] | None = None, **more: Any) -> World:
     """Return REQUESTS, or others, over PAGES pages, with a policy made as a simulation makes it."""
-    costs = AffineCost(0.001, 1e-5, stages)
-
-    def make() -> Scheduler:
-        return create(name, params or {}, max_model_len=MAX_MODEL_LEN, **estimates(costs))
-
-    sizes = stages, PAGES, MAX_MODEL_LEN, PAGE_TOKENS
-    return World(more.pop("requests", REQUESTS), make, costs, *sizes, max_in_flight=stages, **more)
+    requests = more.pop("requests", REQUESTS)
+    sizes = {"total_pages": PAGES, "max_model_len": MAX_MODEL_LEN, "page_tokens": PAGE_TOKENS}
+    return small_world(requests, name, params, depth=stages, times_s=(0.001, 1e-5), **sizes, **more)
 
 
 def serve(

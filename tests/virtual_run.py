@@ -7,22 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.costs import AffineCost
 from evenflow.replay import RecordingBatcher
-from evenflow.schedulers import create
 from evenflow.types import Request
 from runtime.driver import Driver
 from runtime.wire import Free, Message, Returned, Step
 from sim import World
+from tests.worlds import small_world
 
-WORLD = World(
+WORLD = small_world(
     [Request(i, 0.013 * i, 30 + 11 * i % 80, 1 + 7 * i % 40) for i in range(60)],
-    lambda: create("sarathi", {"token_budget": 64}),
-    AffineCost(0.01, 1e-5, 3),
+    "sarathi",
+    {"token_budget": 64},
     depth=3,
+    times_s=(0.01, 1e-5),
     total_pages=400,
-    max_model_len=500,
-    max_in_flight=3,
 )
 JITTER_S = 0.0004
 
@@ -110,7 +108,6 @@ def drive(world: World, pipeline: Any = None, **limits: Any) -> tuple[Driver, Re
     """Run the real driver; return it and its Batcher."""
     pipeline = pipeline or VirtualPipeline(world.depth)
     batcher = world.batcher(RecordingBatcher)
-    assert isinstance(batcher, RecordingBatcher)
     real = Driver(world, batcher, pipeline, clock=pipeline.clock, **limits)
     real.run()
     return real, batcher

@@ -3,6 +3,7 @@ and systems of them that move KV."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,18 +61,32 @@ def send(engine: Batcher, now_s: float) -> MicroBatch:
     return batch
 
 
-def small_world(requests: list[Request], **changes: object) -> World:
-    """Return a world of one stage, a second a micro-batch and pages for all, with some changes."""
+def small_world(
+    requests: Sequence[Request],
+    policy: str = "sarathi",
+    params: Mapping[str, object] | None = None,
+    *,
+    depth: int = 1,
+    times_s: tuple[float, float] = (1.0, 0.0),
+    max_model_len: int = 1000,
+    **changes: Any,
+) -> World:
+    """Return a world with pages for all and a micro-batch in flight for each stage.
+
+    `times_s`: what one takes on each stage, and what each of its tokens adds.
+    """
+    costs = changes.pop("costs", AffineCost(*times_s, depth))
+    facts: dict[str, Any] = {"max_model_len": max_model_len, "depth": depth, **estimates(costs)}
     plain = World(
         requests,
-        make_scheduler=lambda: create("sarathi", {}),
-        costs=AffineCost(1.0, 0.0, 1),
-        depth=1,
+        make_scheduler=lambda: create(policy, params or {}, **facts),
+        costs=costs,
+        depth=depth,
         total_pages=100,
-        max_model_len=1000,
-        max_in_flight=1,
+        max_model_len=max_model_len,
+        max_in_flight=depth,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 class AuditedBatcher(RecordingBatcher):
@@ -160,23 +175,14 @@ def drawn_world(
     **fields: object,
 ) -> World:
     """Draw a policy and its deployment without requests; `fields` of a world are as they are."""
-    name, params = draw(st.sampled_from(POLICIES))
     depth = draw(st.integers(1, most_stages))
-    costs = AffineCost(*costs_s, depth)
-    facts = {"max_model_len": MAX_MODEL_LEN, **estimates(costs)}
     plain: dict[str, Any] = {
         "max_in_flight": draw(st.sampled_from([depth, depth, 1, None])),
         "dispatch": draw(st.sampled_from(["stage0", "eager"])),
+        "total_pages": draw(st.sampled_from(pages)),
     }
-    return World(
-        requests=(),
-        make_scheduler=lambda: create(name, params, **facts),
-        costs=costs,
-        depth=depth,
-        total_pages=draw(st.sampled_from(pages)),
-        max_model_len=MAX_MODEL_LEN,
-        **(plain | fields),
-    )
+    sizes = {"depth": depth, "times_s": costs_s, "max_model_len": MAX_MODEL_LEN}
+    return small_world([], *draw(st.sampled_from(POLICIES)), **sizes, **(plain | fields))
 
 
 @st.composite
@@ -185,11 +191,12 @@ def running_ahead(draw: st.DrawFn) -> World:
     depth = draw(st.integers(1, 4))
     mode = draw(st.sampled_from(["v2", "v1" if depth == 1 else "v2"]))
     params = {"max_num_batched_tokens": draw(st.sampled_from([24, 64])), "max_num_seqs": 12}
-    return World(
-        requests=(),
-        make_scheduler=lambda: create("vllm_v1", {**params, "async_scheduling": mode}),
-        costs=AffineCost(0.005, 0.0001, depth),
+    return small_world(
+        [],
+        "vllm_v1",
+        {**params, "async_scheduling": mode},
         depth=depth,
+        times_s=(0.005, 0.0001),
         total_pages=draw(st.sampled_from([16, 20, 60])),
         max_model_len=MAX_MODEL_LEN,
         max_in_flight=depth + 1,
@@ -204,20 +211,19 @@ def sglang_worlds(draw: st.DrawFn, depths: st.SearchStrategy[int], *, overlap: b
     """Worlds as SGLang serves them, with clients that allow more than they get."""
     depth = draw(depths)
     params = draw(st.sampled_from(SGLANG)) | {"overlap": overlap}
-    costs = AffineCost(0.005, 0.0001, depth)
-    facts = {"max_model_len": MAX_MODEL_LEN, "depth": depth, **estimates(costs)}
     more = st.sampled_from([None, 0, 10, 80])
     asked = [(request, draw(more)) for request in draw(requests())]
-    return World(
+    return small_world(
         [
             request
             if spare is None
             else replace(request, max_new_tokens=request.output_tokens + spare)
             for request, spare in asked
         ],
-        make_scheduler=lambda: create("sglang", params, **facts),
-        costs=costs,
+        "sglang",
+        params,
         depth=depth,
+        times_s=(0.005, 0.0001),
         total_pages=draw(st.sampled_from([17, 20, 32, 400])),
         max_model_len=MAX_MODEL_LEN,
         max_in_flight=depth + (overlap or draw(st.integers(0, int(depth > 1)))),

@@ -16,11 +16,10 @@ from evenflow.costs import AffineCost
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
 from evenflow.runtimes import Holds
-from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import RUNTIMES, Link, RuntimeOverheads, World, simulate
 from tests.oracle.plain import ContextCost
-from tests.worlds import assert_same
+from tests.worlds import assert_same, small_world
 
 BASE_S, PER_TOKEN_S = 0.005, 0.00002
 TOLERANCE_S = 1e-9
@@ -31,18 +30,9 @@ def world_of(
     policy: str, params: dict[str, Any], requests: Sequence[Request], depth: int, **changes: Any
 ) -> World:
     """A world with affine costs, ample pages and one micro-batch in flight for each stage."""
-    facts: dict[str, Any] = {
-        "costs": AffineCost(BASE_S, PER_TOKEN_S, depth),
-        "total_pages": 10_000,
-        "max_model_len": 4_096,
-        "max_in_flight": depth,
-    } | changes
-    return World(
-        requests=requests,
-        make_scheduler=lambda: create(policy, params, max_model_len=facts["max_model_len"]),
-        depth=depth,
-        **facts,
-    )
+    sizes = {"depth": depth, "total_pages": 10_000, "max_model_len": 4_096}
+    times_s = BASE_S, PER_TOKEN_S
+    return small_world(requests, policy, params, times_s=times_s, **(sizes | changes))
 
 
 def one_by_one(tokens: int, count: int, depth: int, **changes: Any) -> RunResult:
@@ -349,7 +339,6 @@ def test_tandem_recurrence(world: World) -> None:
     input_s = np.column_stack([result.scheduled_s, result.end_s[:, :-1]])
     assert np.array_equal(result.available_s, input_s)
     assert np.array_equal(result.start_s, np.maximum(predecessor_s, input_s))
-    assert isinstance(world.costs, ContextCost)
     tokens = result.prefill_tokens + result.decode_tokens
     takes_s = world.costs.per_token_s * tokens[:, None] + np.array(world.costs.bases_s)
     close(result.end_s - result.start_s, takes_s)

@@ -104,7 +104,6 @@ def simulated(case: Case) -> RunResult:
 def assert_same_pools(result: RunResult, plain: PlainPools) -> None:
     """Compare all that happened: KV, the micro-batches of each pool, each request."""
     moved, names = result.transfers, list(result.pools)
-    assert moved is not None
     parcels = plain.parcels
     assert moved.request_id.tolist() == [parcel.request for parcel in parcels]
     assert [names[index] for index in moved.source] == [parcel.source for parcel in parcels]

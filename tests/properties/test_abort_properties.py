@@ -124,7 +124,6 @@ def test_clients_may_leave_at_any_moment(
     world: World, actions: list[tuple[str, int, int]], data: st.DataObject
 ) -> None:
     owner = world.batcher(RecordingBatcher)
-    assert isinstance(owner, RecordingBatcher)
     play = Play(owner)
     for action in actions:
         play.play(*action, data)

@@ -60,7 +60,6 @@ def test_requests_tokens_and_pages_are_conserved(world: World) -> None:
     done = np.isfinite(result.completion_s)
     cached_tokens = 0 if result.cached_tokens is None else result.cached_tokens[done].sum()
     assert result.prefill_tokens.sum() >= result.prompt_tokens[done].sum() - cached_tokens
-    assert result.kv_tokens is not None
     slots = (result.total_pages // result.engines - result.free_pages) * result.page_tokens
     assert (result.kv_tokens > 0).all()
     assert (result.kv_tokens <= slots).all()

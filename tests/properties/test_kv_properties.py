@@ -60,7 +60,6 @@ class CacheMachine(RuleBasedStateMachine):
     def look_up(self) -> None:
         """A hit is exactly the full pages that the tokens have in common with what is cached."""
         holder = self.waiting
-        assert holder is not None
         self.pool.find(holder.chain, holder.prefix, len(holder.tokens) - 1)
         expected = 0
         while (expected + 1) * PAGE < len(holder.tokens):
@@ -77,7 +76,6 @@ class CacheMachine(RuleBasedStateMachine):
     def admit(self) -> None:
         self.look_up()
         holder = self.waiting
-        assert holder is not None
         in_use = {page for other in self.running for page in other.pages}
         hit = {node.page for node in holder.chain}
         need = self.pool.pages_for(len(holder.tokens)) - len(hit & in_use)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
-from evenflow.replay import RecordingBatcher, replay
+from evenflow.replay import replay
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
@@ -51,10 +51,8 @@ def test_nothing_happens_before_its_cause(world: PooledWorld) -> None:
         check_stages(part)
     for pool in system.pools.values():
         if pool is system.pools["prefill"]:
-            assert isinstance(pool.engine, RecordingBatcher)
             check_journal(pool.engine)
     moved = result.transfers
-    assert moved is not None
     row = np.searchsorted(result.request_id, moved.request_id)
     assert (moved.ready_s == result.first_token_s[row]).all()
     assert (moved.start_s >= moved.ready_s).all()
@@ -77,7 +75,6 @@ def test_replaying_each_pool_gives_the_same_decisions(world: PooledWorld) -> Non
     _, system = run(world)
     for name, pool in system.pools.items():
         engine = pool.engine
-        assert isinstance(engine, RecordingBatcher)
         again = partial(Batcher, keeps_pages=engine.keeps_pages)
         assert replay(engine.journal, getattr(world, name).batcher(again)) is None
 

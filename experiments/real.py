@@ -19,7 +19,7 @@ from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.huggingface import read_dtype
-from evenflow.specs.model import model, models
+from evenflow.specs.model import listed, model
 from evenflow.world import World
 from experiments.outcome import Outcome
 from experiments.records import Records, write_served
@@ -245,14 +245,14 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
     transport = transport_of(workers.transport, workers.device, world.depth)
     _check_weights(workers, path)
     spec = model(path)
-    dtype = workers.dtype or ("bfloat16" if path in models() else read_dtype(path))
+    dtype = workers.dtype or ("bfloat16" if listed(path) else read_dtype(path))
     layers = built.deployment.get("layers_per_stage") or split_layers(
         spec.num_layers, config.stages
     )
     spans, kv_tokens = cut(layers), world.total_pages * world.page_tokens
     require_memory(spec, spans, kv_tokens, dtype, _free_bytes(config, workers.device))
     settings = torch_settings(
-        path if path in models() else str(Path(path).resolve()),
+        listed(path) or str(Path(path).resolve()),
         spans,
         threads=workers.threads,
         weights=workers.weights,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evenflow.specs.gpu import GIB, GPUS, LINKS, gpu, link
-from evenflow.specs.model import ModelSpec, model, models
+from evenflow.specs.model import ModelSpec, listed, model, models
 from tests.command_line import refused
 
 QWEN = {
@@ -113,13 +113,73 @@ PUBLISHED_BILLIONS = {
     "Mixtral-8x7B": 46.70,
     "Qwen3-30B-A3B": 30.53,
     "Qwen3-32B": 32.762,
+    "Qwen2.5-1.5B": 1.544,
+    "Qwen2.5-3B": 3.086,
+    "Qwen2.5-72B": 72.706,
+    "Qwen3-0.6B": 0.596,
+    "Qwen3-1.7B": 1.721,
+    "Qwen3-4B": 4.022,
+    "Qwen3-8B": 8.191,
+    "Qwen3-14B": 14.768,
+    "Qwen3-235B-A22B": 235.09,
+    "Qwen3-Coder-480B-A35B": 480.15,
+    "Llama-3-8B": 8.030,
+    "Llama-3-70B": 70.554,
+    "Llama-3.1-405B": 405.85,
+    "Llama-3.2-1B": 1.236,
+    "Llama-3.2-3B": 3.213,
+    "Llama-3.3-70B": 70.554,
+    "Mistral-7B-v0.3": 7.248,
+    "Mistral-Nemo-12B": 12.248,
+    "Mistral-Small-24B": 23.572,
+    "Mixtral-8x22B": 140.62,
 }
+"""Of the weights' index in each repository on huggingface.co; tied ones count once."""
 
 
 @pytest.mark.parametrize("name", models())
 def test_parameter_counts_are_those_published(name: str) -> None:
     billions = PUBLISHED_BILLIONS[name]
     assert model(name).num_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("Qwen/Qwen3-32B", "Qwen3-32B"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "Llama-3.1-70B"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("meta-llama/Llama-2-70b-chat-hf", "Llama2-70B"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen3-235B-A22B"),
+        ("qwen3-8b", "Qwen3-8B"),
+    ],
+)
+def test_models_go_by_the_names_that_people_write(written: str, name: str) -> None:
+    assert model(written) == models()[name]
+
+
+def test_a_folder_goes_before_the_table_unless_it_has_the_very_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("Qwen/Qwen3-32B", "Qwen3-32B"):
+        Path(name).mkdir(parents=True)
+        written(Path(name), QWEN)
+    assert model("Qwen/Qwen3-32B").attention_bias
+    assert not model("Qwen3-32B").attention_bias
+
+
+def test_the_table_has_the_shapes_of_the_config_files_that_aiconfigurator_keeps() -> None:
+    package = pytest.importorskip("aiconfigurator_core")
+    folder = Path(package.__file__).parent / "model_configs"
+    names = {
+        path: path.stem.removesuffix("_config").replace("--", "/") for path in folder.iterdir()
+    }
+    known = {path: name for path, name in names.items() if listed(name)}
+    assert len(known) > 10
+    for path, name in known.items():
+        assert replace(ModelSpec.from_config_json(path), name=model(name).name) == model(name)
 
 
 def test_kv_of_llama_30b_is_what_td_pipe_states() -> None:
@@ -202,6 +262,8 @@ def test_a_shared_expert_is_counted_as_published_for_qwen2_moe(tmp_path: Path) -
 def test_active_parameters_are_those_published() -> None:
     assert model("Mixtral-8x7B").active_parameters / 1e9 == pytest.approx(12.9, rel=2e-3)
     assert model("Qwen3-30B-A3B").active_parameters / 1e9 == pytest.approx(3.3, rel=0.02)
+    assert model("Qwen3-235B-A22B").active_parameters / 1e9 == pytest.approx(22, rel=0.01)
+    assert model("Mixtral-8x22B").active_parameters / 1e9 == pytest.approx(39, rel=5e-3)
     dense = model("Qwen2.5-32B")
     assert dense.active_parameters == dense.num_parameters
 
@@ -220,6 +282,10 @@ def test_the_mlp_of_a_mixture_is_its_shared_one_and_the_router_is_whole() -> Non
         ({"model_type": "mixtrl"}, "\"model_type\" is 'mixtrl', not supported; did you mean"),
         ({"model_type": None}, '"model_type" is None, not supported; '),
         ({"hidden_size": None}, 'the key "hidden_size" is missing'),
+        (
+            {"hidden_size": None, "vocab_size": None, "num_hidden_layers": None},
+            'the keys "num_hidden_layers", "hidden_size", "vocab_size" are missing',
+        ),
         ({"hidden_size": 5121}, '"hidden_size" 5121 is no multiple of 40 heads; add "head_dim"'),
         ({"num_hidden_layers": -1}, '"num_hidden_layers" is -1; it must be a whole number'),
         ({"num_hidden_layers": "64"}, "\"num_hidden_layers\" is '64'; it must be a whole number"),

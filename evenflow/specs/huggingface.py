@@ -47,6 +47,7 @@ class _Config:
         if not isinstance(values, dict):
             raise UsageError(f"{self.path}: holds no JSON object; a config.json of a model is one")
         self.values: dict[str, Any] = values
+        self._missing: list[str] = []
 
     def get(self, *keys: str, default: Any = None) -> Any:
         """Return the value of the first key that is there and not null."""
@@ -56,15 +57,27 @@ class _Config:
         return default
 
     def count(self, *keys: str, default: int | None = None) -> int:
-        """Return a whole number above 0 under the first of `keys` that is there."""
+        """Return a whole number above 0 under the first of `keys` that is there.
+
+        What is missing is kept for `require_all`, so that one line names all of it.
+        """
         value = self.get(*keys, default=default)
         if value is None:
-            raise UsageError(f'{self.path}: the key "{keys[0]}" is missing')
+            self._missing.append(f'"{keys[0]}"')
+            return 1
         if not isinstance(value, int) or not is_count(value):
             raise UsageError(
                 f'{self.path}: "{keys[0]}" is {value!r}; it must be a whole number, 1 or above'
             )
         return value
+
+    def require_all(self) -> None:
+        """Raise UsageError that names every count that was asked for and is not there."""
+        keys = ", ".join(dict.fromkeys(self._missing))
+        if len(set(self._missing)) == 1:
+            raise UsageError(f"{self.path}: the key {keys} is missing")
+        if keys:
+            raise UsageError(f"{self.path}: the keys {keys} are missing")
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key, default=default)
@@ -92,6 +105,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
     shape |= _experts(config, family)
     heads, hidden = shape["num_heads"], config.count("hidden_size")
+    vocabulary = config.count("vocab_size")
+    config.require_all()
     if config.get("head_dim") is None and hidden % heads:
         raise UsageError(
             f'{config.path}: "hidden_size" {hidden} is no multiple of {heads} heads; add "head_dim"'
@@ -101,10 +116,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
         "family": family,
         "hidden_size": hidden,
         "head_dim": config.count("head_dim", default=max(hidden // heads, 1)),
-        "vocab_size": config.count("vocab_size"),
+        "vocab_size": vocabulary,
         "dtype_bytes": DTYPE_BYTES[_dtype(config)],
         "max_position_embeddings": config.count("max_position_embeddings", default=2048),
         "rope_theta": _rope_theta(config),
+        "source": str(config.path),
     }
 
 

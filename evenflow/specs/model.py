@@ -7,8 +7,9 @@ experts in which every layer is alike; no sliding window, no quantisation.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -24,6 +25,9 @@ from evenflow.errors import (
 )
 from evenflow.specs.huggingface import read_config
 
+VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGNORECASE)
+"""What names a training, not a shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -38,6 +42,9 @@ class ModelSpec:
     of `expert_intermediate_size` columns each; beside them every token passes one shared MLP of
     `shared_intermediate_size` columns with a gate of its own, if that is above 0.
     `intermediate_size` is then without meaning.
+
+    `source`: where the shape is from; of the table, the repository on huggingface.co whose
+    config.json it is.
     """
 
     name: str
@@ -62,6 +69,7 @@ class ModelSpec:
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
     shared_intermediate_size: Whole = 0
+    source: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
         require_declared(self.name, self)
@@ -178,7 +186,7 @@ def parameters(shapes: tuple[tuple[int, int], ...]) -> int:
 
 
 def models() -> dict[str, ModelSpec]:
-    """Return the table of models (`models.csv`): those of the papers and a few common ones.
+    """Return the table of models (`models.csv`): those of the papers and common ones since.
 
     All are 2 bytes a parameter. Llama-3.1-100B is the 405B cut to 30 of its 126 layers, which gives
     the size that the gLLM paper names.
@@ -196,16 +204,36 @@ def _from_row(row: dict[str, str]) -> ModelSpec:
     return ModelSpec(**{key: read.get(kinds[key], kinds[key])(cells[key]) for key in cells})
 
 
+def listed(name_or_path: str | Path) -> str | None:
+    """Return the name under which the table has a model, None for a path and for what it lacks.
+
+    People write names with the organisation and the variant, `Qwen/Qwen3-32B`,
+    `meta-llama/Llama-3.1-70B-Instruct`; a file or folder of that name goes first.
+    """
+    wanted, table = str(name_or_path), models()
+    if wanted in table:
+        return wanted
+    if Path(wanted).exists():
+        return None
+    by_shape = {_shape_name(name): name for name in table}
+    by_shape |= {_shape_name(spec.source): spec.name for spec in table.values()}
+    return by_shape.get(_shape_name(wanted))
+
+
+def _shape_name(name: str) -> str:
+    return VARIANTS.sub("", name.rpartition("/")[2]).lower()
+
+
 def model(name_or_path: str | Path) -> ModelSpec:
     """Return the model of that name in the table, or read the config.json at that path.
 
     UsageError lists the names, nearest first.
     """
-    table = models()
-    if str(name_or_path) in table:
-        return table[str(name_or_path)]
+    name = listed(name_or_path)
+    if name is not None:
+        return models()[name]
     path = Path(name_or_path)
     if path.exists() or path.suffix == ".json":
         return ModelSpec.from_config_json(path)
-    known = instead_of(name_or_path, table)
+    known = instead_of(str(name_or_path).rpartition("/")[2], models())
     raise UsageError(f'unknown model "{name_or_path}", and no such file; {known}')

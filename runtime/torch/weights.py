@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.huggingface import DTYPE_BYTES
-from evenflow.specs.model import ModelSpec, model, models
+from evenflow.specs.model import ModelSpec, listed, model
 from runtime.torch.model import Rope, Source, Stage, shard
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
@@ -131,7 +131,7 @@ def read_model(name_or_path: str | Path) -> tuple[ModelSpec, Rope]:
     """
     spec = model(name_or_path)
     require_runnable(spec)
-    if str(name_or_path) in models():
+    if listed(name_or_path):
         return spec, Rope(spec.rope_theta)
     path = Path(name_or_path)
     file = path / "config.json" if path.is_dir() else path

@@ -90,6 +90,7 @@ class Batcher:
         self._in_turns = bool(ahead) or slotted
         self._padded = getattr(scheduler, "padded", False)
         self._in_flight_too = getattr(scheduler, "preempts_in_flight", False)
+        self._leaves_out = getattr(scheduler, "leaves_out", False)
         self._asks_again = asks_again
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
         if self._verified_tokens > self.pool.page_tokens:
@@ -422,8 +423,8 @@ class Batcher:
         seq = self._prefillable(prefill)
         stop = seq.computed + prefill.tokens
         if prefill.ends and stop < seq.prompt_tokens:
-            if stop < seq.request.prompt_tokens:
-                raise self._broken(seq, "ends its prefill within the prompt")
+            if not self._leaves_out:
+                raise self._broken(seq, "ends its prefill early, and does not say leaves_out")
             self.queues.cut(seq, stop)
         pool = self.pool
         need = pool.pages_for(max(stop, prefill.hold_tokens)) - len(seq.pages)

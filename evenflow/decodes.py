@@ -28,7 +28,7 @@ class Sequence(Holder):
     arrivals. `epoch` counts preemptions, so that a result from before one is recognised; `owed`
     micro-batches have such results of it, and until they return it waits. An `aborted` sequence is
     still there only while micro-batches compute with its pages. Of its prompt `cached_tokens` were
-    never computed; `left_out` counts tokens of its output whose prefill was cut short. The last
+    never computed; `left_out` counts those that a prefill which was cut short left out. The last
     chunk of the prompt was sent at `prefilled_s`.
     """
 

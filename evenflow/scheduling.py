@@ -321,8 +321,8 @@ class Prefill(NamedTuple):
 
     `hold_tokens`: the request holds pages for at least this many tokens from now on (the whole
     prompt, or the model's length where memory is reserved); 0 means as many as are computed.
-    `ends`: a request that was preempted decodes after these tokens, whatever they leave out of its
-    output.
+    `ends`: the request decodes after these tokens, whatever they leave out (policies that say
+    `leaves_out`).
     """
 
     request_id: int
@@ -388,8 +388,8 @@ class Scheduler(Protocol):
       of them, ended ones included, until all have ended;
     - `uncapped` (bool, default False): it limits the micro-batches in flight itself, so a
       deployment that sets no cap has none, where else it is the number of stages;
-    - `leaves_out` (bool, default False): it may end the prefill of a preempted request before all
-      of its output is computed again, with which no model would write the same;
+    - `leaves_out` (bool, default False): it may end a prefill before all of the prompt, or after a
+      preemption of the output, is computed, with which no model would write the same;
     - `predictor`: which predictor fills in `predicted_output_tokens` before the run;
     - `search_space` (class attribute): which values are worth trying of its parameters, by name: a
       list of them, or a mapping of `low`, `high` and, if so, `log` and `integer`, as in SWEEP.yaml;

@@ -236,8 +236,8 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
     assert config.model is not None  # the schema asks for it
     if getattr(world.make_scheduler(), "leaves_out", False):
         raise UsageError(
-            "scheduler: its recomputes may leave out output, so a model would write something "
-            "else; for workers of torch, another variant is right"
+            "scheduler: it may leave out part of a prompt or of its output, so a model would write "
+            "something else; for workers of torch, another policy or variant is right"
         )
     path = find(config.model, beside)
     if find_spec("torch") is None or find_spec("safetensors") is None:

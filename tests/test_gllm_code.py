@@ -60,10 +60,10 @@ class Short:
         return Plan([Prefill(prompts[0].request_id, self.tokens, ends=True)])
 
 
-def test_a_prefill_does_not_end_within_the_prompt() -> None:
+def test_a_prefill_does_not_end_early_unless_the_policy_says_so() -> None:
     batcher = Batcher(Short(9), PagePool(8, 16), depth=1, max_in_flight=1, max_model_len=64)
     batcher.add(Request(0, 0.0, 10, 5))
-    with pytest.raises(PolicyError, match="request 0: ends its prefill within the prompt"):
+    with pytest.raises(PolicyError, match="request 0: ends its prefill early"):
         batcher.next(0.0)
 
 

@@ -91,6 +91,8 @@ model=Qwen2.5-32B gpu=L20 kv.pages=auto scheduler=distserve |
 'replicas={count: 0}' | replicas.count: should be at least 1, not 0
 'replicas={count: 2, router: random}' | replicas.router: should be 'round_robin', 'least_out
 replicas=3 | replicas: should be a mapping of keys to values, not 3
+dispatch=engine_loop 'scheduler={name: sglang, chunked_prefill_size: 1000}' |
+    chunked_prefill_size 1000 is no multiple of kv.page_tokens, 16
 ## simulate RUN.yaml model=Qwen2.5-32B gpu=L20 stages=4 link=pcie-l20 costs=roofline
 split=balnced | split: should be 'even' or 'balanced', not "balnced"
 split=balanced 'stages=[16, 16, 16, 16]' | split: balanced: stages lists the layers alr

@@ -48,7 +48,7 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
 
 SGLANG: list[dict[str, object]] = [
     {"chunked_prefill_size": 48, "max_running_requests": 5},
-    {"chunked_prefill_size": 200, "schedule_conservativeness": 0.1, "schedule_policy": "lpm"},
+    {"chunked_prefill_size": 208, "schedule_conservativeness": 0.1, "schedule_policy": "lpm"},
     {"chunked_prefill_size": 64, "max_running_requests": 12, "mixed_chunk": True},
     {"chunked_prefill_size": 64, "dynamic_chunking": True, "prefill_decode_interval": 2},
 ]
@@ -76,7 +76,12 @@ def small_world(
     `times_s`: what one takes on each stage, and what each of its tokens adds.
     """
     costs = changes.pop("costs", AffineCost(*times_s, depth))
-    facts: dict[str, Any] = {"max_model_len": max_model_len, "depth": depth, **estimates(costs)}
+    facts: dict[str, Any] = {
+        "max_model_len": max_model_len,
+        "depth": depth,
+        "page_tokens": changes.get("page_tokens", 16),
+        **estimates(costs),
+    }
     plain = World(
         requests,
         make_scheduler=lambda: create(policy, params or {}, **facts),

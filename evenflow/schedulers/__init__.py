@@ -38,7 +38,7 @@ POOLED = ("distserve", "splitwise")
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
 """Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`)."""
 
-GIVEN = ("depth", *ESTIMATES)
+GIVEN = ("depth", "page_tokens", *ESTIMATES)
 """Constructor parameters that a user cannot set; `depth` is the number of stages."""
 
 FACTS = ("max_model_len", *GIVEN)

@@ -34,7 +34,7 @@ class SGLang:
     pipelined_chunks = preempted_last = radix_cache = True
 
     search_space: ClassVar[SearchSpace] = {
-        "chunked_prefill_size": {"low": 512, "high": 16384, "log": True, "integer": True},
+        "chunked_prefill_size": [512, 1024, 2048, 4096, 8192, 16384],
         "max_running_requests": {"low": 16, "high": 4096, "log": True, "integer": True},
         "schedule_conservativeness": {"low": 0.1, "high": 1.4},
     }
@@ -55,11 +55,15 @@ class SGLang:
         overlap: bool | None = None,
         max_model_len: Count | None = None,
         depth: int = 1,
+        page_tokens: int = 1,
         prefill_s: Callable[[int], float] | None = None,
     ) -> None:
         self.overlap = depth == 1 if overlap is None else overlap
         if self.overlap and depth > 1:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
+        if chunked_prefill_size % page_tokens:
+            what = f"chunked_prefill_size {chunked_prefill_size} is no multiple of"
+            raise ValueError(f"{what} kv.page_tokens, {page_tokens}")
         limits = chunked_prefill_size, max_prefill_tokens
         chunk_after = None
         if dynamic_chunking:
@@ -70,6 +74,7 @@ class SGLang:
         lpm = schedule_policy == "lpm"
         self._prompts = Prompts(*limits, max_running_requests, rows, mixed_chunk, lpm, chunk_after)
         self.newest_first = self.mixed_chunk = mixed_chunk
+        self.leaves_out = page_tokens > 1 and (mixed_chunk or dynamic_chunking)
         self.prefill_decode_interval = prefill_decode_interval
         self.decodes_ahead = "question" if self.overlap else None
         self.slotted = not self.overlap
@@ -97,7 +102,7 @@ class SGLang:
         room = None
         if view.asked > self._decodes_until:
             room = yield from self._prompts.take(view, slot, running, self.new_token_ratio)
-        slot.cut = room is not None and room.cut
+        slot.cut = room is not None and room.cut is not None
         if room is None or not room.prefills:
             yield from self._decode(view, slot, running)
             return
@@ -108,7 +113,7 @@ class SGLang:
         if ready and self.mixed_chunk and view.decode_pages(ready, ORDER) <= view.free_pages:
             slot.full = False
             yield Plan(decodes=ready, order=ORDER, empty_pages=ready)
-        slot.running = ready + len(room.prefills) - room.cut
+        slot.running = ready + len(room.prefills) - slot.cut
 
     def _decode(self, view: View, slot: Slot, running: int) -> Iterator[Plan]:
         """Plan the decodes of a slot, without those whose last allowed token is in flight."""

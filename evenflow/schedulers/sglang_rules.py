@@ -54,7 +54,7 @@ class Room:
     ratio: float
     prompts: list[Prompt] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
-    cut: bool = False  # the last prompt goes on
+    cut: int | None = None  # which of `prefills` goes on
     ends: list[tuple[float, int]] = field(default_factory=list)
 
     @property
@@ -87,8 +87,15 @@ class Room:
         return tokens if self.paged(tokens) <= self.chunk else cut
 
     def take(self, prompt: Prompt, tokens: int) -> None:
-        """Take the next `tokens` of a prompt; with the last of them, all the output it may need."""
-        self.cut = tokens < prompt.remaining
+        """Take the next `tokens` of a prompt; with the last of them, all the output it may need.
+
+        One prompt goes on: if a second one is cut, the first decodes from what there is of it.
+        """
+        cut = tokens < prompt.remaining
+        if cut and self.cut is not None:
+            self.prefills[self.cut] = self.prefills[self.cut]._replace(ends=True)
+        if cut:
+            self.cut = len(self.prefills)
         self.prompts.append(prompt)
         self.prefills.append(Prefill(prompt.request_id, tokens))
         tokens = self.paged(tokens)
@@ -96,7 +103,7 @@ class Room:
         self.inputs -= tokens
         self.planned += tokens + self.page_tokens
         self.reserved += tokens + self.page_tokens
-        self.reserved += 0 if self.cut else min(prompt.output_limit, CLIP)
+        self.reserved += 0 if cut else min(prompt.output_limit, CLIP)
 
     def fits(self, prompt: Prompt) -> bool:
         """Say whether a prompt and its output fit beside all that is reserved."""

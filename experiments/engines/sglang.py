@@ -98,7 +98,11 @@ def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     params = {key: settings[key] for key in known if key in settings}
     if "token_budget" in known:
         params["token_budget"] = config["chunked_prefill_size"]
-    facts: dict[str, Any] = {"max_model_len": config.get("context"), "depth": config["pp"]}
+    facts: dict[str, Any] = {
+        "max_model_len": config.get("context"),
+        "depth": config["pp"],
+        "page_tokens": config["page_size"],
+    }
     if settings["dynamic_chunking"]:
         facts["prefill_s"] = partial(np.polyval, config["dynamic_chunking"])
     return create(name, params, **facts)

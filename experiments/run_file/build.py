@@ -249,7 +249,12 @@ def _scheduler_maker(
 ) -> Callable[[], Scheduler]:
     name, params = config.scheduler.name, config.scheduler.params
     make_scheduler = make_scheduler or partial(create, name, params)
-    facts = {"max_model_len": max_model_len, "depth": config.num_stages, **estimates(costs)}
+    facts = {
+        "max_model_len": max_model_len,
+        "depth": config.num_stages,
+        "page_tokens": config.kv.page_tokens,
+        **estimates(costs),
+    }
 
     def make() -> Scheduler:
         try:

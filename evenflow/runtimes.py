@@ -27,8 +27,9 @@ RuntimeName = Literal[
     "vllm-0.19",
     "trtllm-1.0",
     "sglang-0.5",
+    "profile",
 ]
-"""A set of RUNTIMES."""
+"""A set of RUNTIMES; or `profile`, what the profile of the costs measured."""
 
 
 @dataclass(frozen=True, slots=True)

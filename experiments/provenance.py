@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import evenflow
+from evenflow.runtimes import RuntimeOverheads
 from experiments.run_file.run import RunConfig
 
 SCHEMA_VERSION = 2
@@ -29,16 +30,22 @@ def code_version() -> dict[str, Any]:
 
 
 def provenance(
-    config: RunConfig, trace: Mapping[str, Any], cost_source: Mapping[str, Any]
+    config: RunConfig,
+    trace: Mapping[str, Any],
+    cost_source: Mapping[str, Any],
+    host: RuntimeOverheads,
 ) -> dict[str, Any]:
-    """Return what a run was made from; two runs of one configuration on a host have the same."""
+    """Return what a run was made from; two runs of one configuration on a host have the same.
+
+    `host`: the CPU time that the costs' profile measured.
+    """
     return {
         **code_version(),
         "config": config.resolved(),
         "config_sha256": config.digest(),
         "trace": dict(trace),
         "cost_source": dict(cost_source),
-        "runtime": config.runtime_facts(),
+        "runtime": config.runtime_facts(host),
         "seed": config.workload.seed,
         "host": platform.node(),
     }

@@ -176,10 +176,11 @@ def check_servable(config: RunConfig) -> None:
 def _prepares(runtime: RuntimeConfig | str) -> bool:
     """Say whether a simulation charges for CPU time that a real run neither spends nor waits for.
 
-    `schedule_s` stands for the messages and the driver, which a real run has of its own.
+    `schedule_s`, and what a profile measured, stand for the messages and the driver, which a real
+    run has of its own.
     """
     if isinstance(runtime, str):
-        return runtime != "ideal"
+        return runtime not in ("ideal", "profile")
     return runtime.make() != RuntimeOverheads(schedule_s=runtime.schedule_s)
 
 

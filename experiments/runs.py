@@ -64,7 +64,7 @@ class Job:
         """Return where the results of a run come from, and those `facts` that there are."""
         facts |= {} if self.policy is None else {"policy": self.policy.source()}
         return {
-            **provenance(self.config, self.workload.trace, built.cost_source),
+            **provenance(self.config, self.workload.trace, built.cost_source, built.host),
             "deployment": built.deployment,
             **{name: fact for name, fact in facts.items() if fact},
         }

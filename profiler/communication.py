@@ -1,8 +1,7 @@
-"""Seconds against bytes: from one stage to the next, and all-reduce inside a stage.
+"""Seconds against bytes of all-reduces inside a stage, and of copies within a GPU.
 
-On CPU both run over gloo between processes. On CUDA a transfer needs two GPUs, and an all-reduce a
-GPU a rank: both are NCCL's. Where there is one GPU a copy within it is timed, which is no transfer
-and is not called one. Knows bytes and their dtype; not what they hold.
+An all-reduce runs over gloo between processes on a CPU, and over NCCL on CUDA, a GPU a rank. Knows
+bytes and their dtype; not what they hold.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -22,25 +21,19 @@ from profiler.timed_runs import Key, point
 
 WARM_UP = 3
 TIMEOUT_S = 60.0
+SAMPLES = "samples.json"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def transfer_points(
-    device: str, sizes_bytes: Sequence[int], repeats: int, dtype: str = "float32"
-) -> list[Point]:
-    """Measure the way from one stage to the next; seconds are one way.
+def copy_points(sizes_bytes: Sequence[int], repeats: int) -> list[Point]:
+    """Measure copies within the one GPU there is, as `device_copy`; nothing where there are more,
+    between which a pipeline that serves measures transfers."""
+    import torch
 
-    As a worker goes it: a receive that is posted before, and a send that nobody waits for, until
-    what was sent can be read. With one GPU the points are of `device_copy`.
-    """
-    if device == "cuda":
-        import torch
-
-        if torch.cuda.device_count() == 1:
-            samples = [_copies_s(size, repeats) for size in sizes_bytes]
-            return _points("device_copy", sizes_bytes, samples)
-    job = Job("transfer", BACKENDS[device], 2, tuple(sizes_bytes), repeats, dtype)
-    return _between_processes(job)
+    if torch.cuda.device_count() > 1:
+        return []
+    samples = [_copies_s(size, repeats) for size in sizes_bytes]
+    return _points("device_copy", sizes_bytes, samples)
 
 
 def all_reduce_points(
@@ -56,8 +49,9 @@ def all_reduce_points(
                 f"all-reduce over {ranks} ranks needs {ranks} GPUs, {gpus} found (NCCL refuses "
                 "two ranks on one); profile without --tensor-parallel, or where there are more"
             )
-    job = Job("all_reduce", BACKENDS[device], ranks, tuple(sizes_bytes), repeats, dtype)
-    return _between_processes(job)
+    job = Job(BACKENDS[device], ranks, tuple(sizes_bytes), repeats, dtype)
+    samples = _between_processes(job)
+    return _points("all_reduce", sizes_bytes, samples, ranks)
 
 
 def _copies_s(size_bytes: int, repeats: int) -> list[float]:
@@ -84,7 +78,6 @@ def _copies_s(size_bytes: int, repeats: int) -> list[float]:
 class Job(NamedTuple):
     """What the processes of a measurement are told."""
 
-    operator: str
     backend: str
     ranks: int
     sizes_bytes: tuple[int, ...]
@@ -92,7 +85,7 @@ class Job(NamedTuple):
     dtype: str
 
 
-def _between_processes(job: Job) -> list[Point]:
+def _between_processes(job: Job) -> list[list[float]]:
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -101,10 +94,9 @@ def _between_processes(job: Job) -> list[Point]:
         ]
         for process in processes:
             process.start()
-        _wait(processes, job.operator, TIMEOUT_S + job.repeats * len(job.sizes_bytes))
-        samples = json.loads((Path(folder) / "samples.json").read_text(encoding="utf-8"))
-    ranks = job.ranks if job.operator == "all_reduce" else 1
-    return _points(job.operator, job.sizes_bytes, samples, ranks)
+        _wait(processes, TIMEOUT_S + job.repeats * len(job.sizes_bytes))
+        samples: list[list[float]] = json.loads((Path(folder) / SAMPLES).read_text("utf-8"))
+    return samples
 
 
 def _points(
@@ -114,7 +106,7 @@ def _points(
     return [point(key, seconds, ranks) for key, seconds in zip(keys, samples, strict=True)]
 
 
-def _wait(processes: Sequence[Any], operator: str, limit_s: float) -> None:
+def _wait(processes: Sequence[Any], limit_s: float) -> None:
     """Wait for all; when one fails or time is up, end the others and say so."""
     deadline_s = monotonic() + limit_s
     while any(process.is_alive() for process in processes):
@@ -128,7 +120,7 @@ def _wait(processes: Sequence[Any], operator: str, limit_s: float) -> None:
             process.kill()
         process.join()
     if any(code != 0 for code in codes):
-        raise UsageError(f"{operator}: the processes that measure it ended with {codes}")
+        raise UsageError(f"all_reduce: the processes that measure it ended with {codes}")
 
 
 def _rank(rank: int, job: Job, folder: str) -> None:
@@ -146,56 +138,23 @@ def _rank(rank: int, job: Job, folder: str) -> None:
         world_size=job.ranks,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
-    step = _round_trip if job.operator == "transfer" else _all_reduce
-    trips = 2 if job.operator == "transfer" else 1
     device = "cuda" if job.backend == "nccl" else "cpu"
     samples, dtype = [], getattr(torch, job.dtype)
     for size in job.sizes_bytes:
         buffer = torch.ones(-(-size // dtype.itemsize), dtype=dtype, device=device)
-        seconds = [_timed(step, rank, buffer) for _ in range(WARM_UP + job.repeats)]
-        samples.append([value / trips for value in seconds[WARM_UP:]])
+        seconds = [_timed_s(buffer) for _ in range(WARM_UP + job.repeats)]
+        samples.append(seconds[WARM_UP:])
     if rank == 0:
-        (Path(folder) / "samples.json").write_text(json.dumps(samples), encoding="utf-8")
+        (Path(folder) / SAMPLES).write_text(json.dumps(samples), encoding="utf-8")
     distributed.destroy_process_group()
 
 
-def _timed(step: Callable[[int, Any], None], rank: int, buffer: Any) -> float:
+def _timed_s(buffer: Any) -> float:
+    """Return the seconds of an all-reduce of a buffer."""
     import torch
 
     start_s = perf_counter()
-    step(rank, buffer)
+    torch.distributed.all_reduce(buffer)
     if buffer.is_cuda:
         torch.cuda.synchronize()
     return perf_counter() - start_s
-
-
-def _round_trip(rank: int, buffer: Any) -> None:
-    """Send from rank 0 and back, each receive posted before its data are sent.
-
-    NOTE: rank 0 posts its own after it has sent, because NCCL takes what a pair says in turn.
-    """
-    from torch import distributed
-
-    there = buffer.new_empty(buffer.shape)
-    if rank == 0:
-        sending = distributed.isend(buffer, 1)
-        _await(distributed.irecv(there, 1), there)
-    else:
-        _await(distributed.irecv(there, 0), there)
-        sending = distributed.isend(there, 0)
-    _await(sending, there)
-
-
-def _await(work: Any, buffer: Any) -> None:
-    """Return when a message is there, as a worker's lane does: NCCL's own wait returns before."""
-    import torch
-
-    work.wait()
-    if buffer.is_cuda:
-        torch.cuda.current_stream().synchronize()
-
-
-def _all_reduce(rank: int, buffer: Any) -> None:
-    from torch import distributed
-
-    distributed.all_reduce(buffer)

@@ -28,8 +28,8 @@ from evenflow.errors import Count, Positive, UsageError, require_declared
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.model import ModelSpec
 from profiler import check, machine
-from profiler.communication import all_reduce_points, transfer_points
-from profiler.driver_cpu import detokenise_points, driver_points
+from profiler.communication import all_reduce_points, copy_points
+from profiler.host import Service, detokenise_points, host_points
 from profiler.shapes import Limits, Shape, ladder, random_shapes
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from profiler.tiles import TILES, tile_of
@@ -48,7 +48,7 @@ LIMITS = {"cpu": Limits(1024, 64, 4096, 32768), "cuda": Limits(4096, 256, 32768,
 TILES_OF = {"cpu": (), "cuda": TILES}
 DTYPES = {2: "bfloat16", 4: "float32"}
 LINK_REPEATS = 20
-DRIVER_REPEATS = 50
+HOST_REPEATS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,9 @@ StageOf = Callable[[ModelSpec, Limits, Settings], Subject]
 """Returns what runs the micro-batches within the limits through a stage of all the model's layers,
 with random weights, as one tensor-parallel rank holds them."""
 
+ServiceOf = Callable[[ModelSpec, Settings], Service | None]
+"""Returns what serves a model for real on this machine; None where it cannot be."""
+
 
 def profile(
     spec: ModelSpec,
@@ -94,17 +97,20 @@ def profile(
     settings: Settings,
     stage_of: StageOf,
     *,
+    service_of: ServiceOf | None = None,
     tokenizer: Path | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Measure a model and write its profile to `out`.
 
-    With a tokenizer.json, the time to turn tokens into text is in it. An interrupted measurement
-    goes on from the journal beside `out`. UsageError on anything that cannot be measured here.
+    Without a service the host's time and the hops are left out. With a tokenizer.json, the time to
+    turn tokens into text is in it. An interrupted measurement goes on from the journal beside
+    `out`. UsageError on anything that cannot be measured here.
     """
     machine.require_device(settings.device)
     machine.require_threads(settings.threads)
     require_shareable(spec, settings.tensor_parallel)
+    service = None if service_of is None else service_of(spec, settings)
     spec = replace(spec, num_layers=min(settings.layers, spec.num_layers))
     limits = settings.limits(spec.max_position_embeddings)
     header = _header(spec, settings)
@@ -117,7 +123,7 @@ def profile(
     }
     began_s = perf_counter()
     with Journal(out.with_name(f"{out.name}.journal"), facts) as journal:
-        points = _other_points(spec, limits, settings, tokenizer)
+        points = _other_points(spec, limits, settings, service, tokenizer)
         with machine.pinned(settings.device, settings.threads):
             subject = stage_of(spec, limits, settings)
             shapes = measure(
@@ -133,6 +139,7 @@ def profile(
         by_shape = runs_by_shape(shapes, journal.runs)
         points += operator_points(by_shape, spec.num_layers, settings.tensor_parallel)
         grid = _grid_words(by_shape, spec.num_layers, settings.minutes)
+        grid += "" if service else "; nothing served, so no host's time and no hops"
         products = [each for each in points if each.operator in LINEARS]
         tile = tile_of(products, TILES_OF[settings.device])
         measured = Profile(replace(header, grid=grid, tile_tokens=tile), tuple(points))
@@ -223,20 +230,27 @@ def _stopwatch(settings: Settings) -> Stopwatch:
 
 
 def _other_points(
-    spec: ModelSpec, limits: Limits, settings: Settings, tokenizer: Path | None
+    spec: ModelSpec,
+    limits: Limits,
+    settings: Settings,
+    service: Service | None,
+    tokenizer: Path | None,
 ) -> list[Point]:
-    """Measure what is not part of a stage: links and the driver's CPU time."""
+    """Measure what is not part of a stage: the host's time, and links."""
+    points: list[Point] = []
+    rows, prompts = ladder(1, limits.max_rows, 1), ladder(1, limits.max_tokens, 1)
     token_bytes = spec.hidden_size * spec.dtype_bytes
-    sizes = [tokens * token_bytes for tokens in ladder(1, limits.max_tokens, 1)]
-    dtype = DTYPES[spec.dtype_bytes]
-    points = transfer_points(settings.device, sizes, LINK_REPEATS, dtype)
+    if service is not None:
+        sizes_of = {"token_bytes": token_bytes, "repeats": HOST_REPEATS}
+        points += host_points(service, rows, prompts, **sizes_of)
+    sizes, dtype = [tokens * token_bytes for tokens in prompts], DTYPES[spec.dtype_bytes]
+    if settings.device == "cuda":
+        points += copy_points(sizes, LINK_REPEATS)
     if settings.tensor_parallel > 1:
         ranks = settings.tensor_parallel
         points += all_reduce_points(settings.device, ranks, sizes, LINK_REPEATS, dtype)
-    rows = ladder(1, limits.max_rows, 1)
-    points += driver_points(rows, DRIVER_REPEATS)
     if tokenizer is not None:
-        points += detokenise_points(tokenizer, rows, DRIVER_REPEATS)
+        points += detokenise_points(tokenizer, rows, HOST_REPEATS)
     return points
 
 

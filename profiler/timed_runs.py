@@ -34,10 +34,10 @@ PER_LAYER = {
     "attention_decode": 1,
 }
 """Operator -> how often a layer runs it. Others run once a stage."""
-PER_ROW = ("head", "sample", "cpu_prepare")
+PER_ROW = ("head", "sample")
 ATTENTION = ("attention_prefill", "attention_decode")
 OUTSIDE = ("cpu_prepare",)
-"""Work that a worker does for a micro-batch while the one before computes."""
+"""What is no time of a stage: `profiler.host` measures it where a pipeline serves."""
 STAGE = "stage"
 """All that is not outside, of a run whose operators were not marked."""
 
@@ -289,7 +289,7 @@ def operator_times(shape: Shape, run: TimedRun, layers: int) -> Iterator[tuple[K
 
 
 def _key(name: str, shape: Shape) -> Key | None:
-    if name == STAGE:
+    if name == STAGE or name in OUTSIDE:
         return None
     if name == "attention_prefill":
         return (name, *shape.chunks[0], None) if len(shape.chunks) == 1 else None

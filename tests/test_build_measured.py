@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import runtime.torch.settings
 from evenflow.costs.profile.file import TIME_COLUMNS, Point, write_profile
+from evenflow.results.metrics import summarize
+from evenflow.runtimes import RuntimeOverheads
 from experiments.cli.terminal import print_left_out
 from experiments.real import notes_of, workers_of
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import RunConfig, load_config
 from experiments.runs import Job, run_job
+from profiler.host import Service, host_points
+from sim import simulate
 from tests.command_line import mistake
 from tests.profiles import point, points, profile
+from tests.virtual_run import serve_with_known_host
 
 TINY_CONFIG = {
     "model_type": "llama",
@@ -93,9 +99,23 @@ def mean_e2el_ms(folder: Path, found: list[Point], *keys: str) -> float:
     return float(summary["mean_e2el_ms"])
 
 
-@pytest.mark.parametrize("operator", sorted({each.operator for each in points()} | {"transfer"}))
+HOST = ("cpu_message", "cpu_schedule", "cpu_prepare", "cpu_sample", "cpu_detokenise")
+
+
+def measured_host() -> list[Point]:
+    """A millisecond each and 10 us a row; of a prompt alone 9 ms, and 10 us a token."""
+    lines = [(name, 1e-3) for name in HOST] + [("cpu_prompt", 9e-3)]
+    return [
+        point(name, size, seconds=base_s + 1e-5 * size) for name, base_s in lines for size in (1, 8)
+    ]
+
+
+OF_A_RUN = {each.operator for each in points() + measured_hops() + measured_host()}
+
+
+@pytest.mark.parametrize("operator", sorted(OF_A_RUN))
 def test_every_operator_of_a_profile_moves_the_result(operator: str, tmp_path: Path) -> None:
-    found = points() + measured_hops()
+    found = points() + measured_hops() + measured_host()
     slower = [
         each._replace(**{name: 3 * getattr(each, name) for name in TIME_COLUMNS})
         if each.operator == operator
@@ -112,6 +132,35 @@ def test_measured_transfers_are_the_hops_unless_there_is_a_link(tmp_path: Path) 
         world = build(measured_config(tmp_path, *own, *keys), [], tmp_path).world
         assert world.link.latency_s == pytest.approx(latency_s)
         assert world.link.per_token_s == pytest.approx(64 * 2 * 1e-9)
+
+
+def test_measured_cpu_time_is_the_hosts_unless_there_is_a_runtime(tmp_path: Path) -> None:
+    with_host = points() + measured_host()
+    keys = "runtime={schedule_s: 5.e-3, per_row_s: 5.e-5, per_new_request_s: 3.95e-3, "
+    keys += "per_prompt_token_s: 1.e-5}"
+    measured_ms = mean_e2el_ms(tmp_path, with_host)
+    assert measured_ms == pytest.approx(mean_e2el_ms(tmp_path, points(), keys), rel=1e-9)
+    ideal_ms = mean_e2el_ms(tmp_path, with_host, "runtime=ideal")
+    assert measured_ms > 1.1 * ideal_ms
+    assert ideal_ms == mean_e2el_ms(tmp_path, points())
+
+
+def test_a_real_run_is_predicted_from_what_its_service_measured(tmp_path: Path) -> None:
+    """The driver's clock is virtual, and what its host takes is known."""
+    service = Service(2, serve_with_known_host, crosses=True)
+    sizes = {"rows": [1, 4, 16], "prompts": [16, 64, 512], "token_bytes": 128, "repeats": 9}
+    found = points() + host_points(service, **sizes)
+    write_profile(tmp_path / "p.csv", profile(found, dtype="float16"))
+    own = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
+    load = ["workload.requests=60", "workload.arrivals={kind: poisson, rate: 6}"]
+    config = measured_config(tmp_path, *own, *load)
+    world = build(config, load_workload(config, tmp_path).requests, tmp_path).world
+    runs = serve_with_known_host(world)[0], simulate(world)
+    served, predicted = map(summarize, runs)
+    ideal = summarize(simulate(replace(world, overheads=RuntimeOverheads())))
+    for name in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_tpot_ms"):
+        assert predicted[name] == pytest.approx(served[name], rel=1e-6), name
+    assert ideal["mean_tpot_ms"] < 0.85 * served["mean_tpot_ms"]
 
 
 def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

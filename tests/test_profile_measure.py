@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from evenflow.costs.profile.cost import profile_cost  # noqa: E402
-from evenflow.costs.profile.file import OPERATORS, Point, read_profile  # noqa: E402
+from evenflow.costs.profile.cost import HOST, profile_cost  # noqa: E402
+from evenflow.costs.profile.file import OPERATORS, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import ModelSpec  # noqa: E402
 from profiler import Settings, check_profile  # noqa: E402
 from profiler.check import errors_table  # noqa: E402
-from profiler.driver_cpu import detokenise_points  # noqa: E402
-from profiler.timed_runs import MIN_ROUNDS, point  # noqa: E402
+from profiler.host import Service, detokenise_points  # noqa: E402
+from profiler.timed_runs import MIN_ROUNDS  # noqa: E402
 from runtime.torch import timed  # noqa: E402
 from runtime.torch.timed import profile_model, timed_stage  # noqa: E402
 from tests.command_line import evenflow  # noqa: E402
+from tests.virtual_run import serve_with_known_host  # noqa: E402
 
 CONFIG = {
     "model_type": "qwen2",
@@ -35,7 +34,8 @@ CONFIG = {
     "max_position_embeddings": 64,
     "torch_dtype": "float32",
 }
-NOT_IN_A_STAGE = {"device_copy", "layer", "model_prefill", "all_reduce", "cpu_detokenise"}
+NOT_MEASURED = {"device_copy", "layer", "model_prefill", "all_reduce"}
+NOT_MEASURED |= {"cpu_detokenise", "cpu_sample"}
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +55,14 @@ def profile_path(config: Path) -> Path:
 
 
 def spare_processes(patch: pytest.MonkeyPatch) -> None:
-    """Let transfers take a microsecond, so that no processes measure them."""
-
-    def transfers(_device: str, sizes: Sequence[int], *_: Any) -> list[Point]:
-        return [point(("transfer", None, None, size), [1e-6]) for size in sizes]
-
-    patch.setattr(import_module("profiler.profile"), "transfer_points", transfers)
+    """Let a host serve whose times are known, on a virtual clock, so that no processes do."""
+    patch.setattr(timed, "service_of", lambda *_: Service(2, serve_with_known_host, True))
 
 
 def test_a_profile_has_every_operator_and_where_it_is_from(profile_path: Path) -> None:
     profile = read_profile(profile_path)
     header = profile.header
-    assert {point.operator for point in profile.points} == set(OPERATORS) - NOT_IN_A_STAGE
+    assert {point.operator for point in profile.points} == set(OPERATORS) - NOT_MEASURED
     assert (header.device_kind, header.dtype, header.threads) == ("cpu", "float32", 1)
     assert header.libraries.startswith("torch ")
     assert "through 2 layers" in header.grid
@@ -128,6 +124,7 @@ def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -
     sizes = [16 * 64 * 4, 64 * 4]
     assert {point.size_bytes for point in profile.of("all_reduce", 2)} >= set(sizes)
     assert {point.size_bytes for point in profile.of("transfer")} >= set(sizes)
+    assert all(1e-5 < point.median_s < 1 for point in profile.points if point.operator in HOST)
     assert not profile.of("linear_up", 1)
     work = timed.Shape(((8, 0),)).work()
     whole_s = profile_cost(profile, spec, [2], 2).times(work)[0]

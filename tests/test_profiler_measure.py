@@ -15,7 +15,6 @@ from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
 from profiler import check, timed_runs
-from profiler.driver_cpu import driver_points
 from profiler.shapes import Limits, Shape, grid, random_shapes
 from profiler.stopwatch import CpuStopwatch, summed
 from profiler.timed_runs import (
@@ -281,17 +280,6 @@ def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -
     assert rows["attention_decode"].p95 < 0.02
     assert rows["attention_prefill"].median < 0.1
     assert sum(row.share for row in rows.values()) == pytest.approx(2)
-
-
-def test_the_driver_is_timed_at_each_number_of_rows() -> None:
-    points = driver_points([1, 8], repeats=5)
-    assert [(point.operator, point.tokens) for point in points] == [
-        ("cpu_schedule", 1),
-        ("cpu_sample", 1),
-        ("cpu_schedule", 8),
-        ("cpu_sample", 8),
-    ]
-    assert all(point.repeats == 5 and 0 < point.median_s < 0.1 for point in points)
 
 
 def test_a_run_that_waits_is_disturbed() -> None:

@@ -215,33 +215,11 @@ def workers_on_a_gpu(folder: Path, *keys: str) -> Workers:
 
 def test_a_copy_within_a_gpu_is_no_transfer(one_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communication, "_copies_s", lambda size, repeats: [1e-6] * repeats)
-    made = communication.transfer_points("cuda", [1024, 4096], 3)
+    made = communication.copy_points([1024, 4096], 3)
     assert [(each.operator, each.size_bytes) for each in made] == [
         ("device_copy", 1024),
         ("device_copy", 4096),
     ]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_transfers_are_timed_as_workers_send(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the calls that hold a worker, and in the dtype of its hidden states."""
-    said: list[Any] = []
-
-    class Done:
-        def wait(self) -> None:
-            said.append("wait")
-
-    def notes(name: str) -> Callable[..., Done]:
-        return lambda buffer, *_: said.append((name, buffer.dtype)) or Done()
-
-    for name in ("isend", "irecv", "send", "recv"):
-        monkeypatch.setattr(torch.distributed, name, notes(name))
-    kind = getattr(torch, dtype)
-    for rank, first, second in ((0, "isend", "irecv"), (1, "irecv", "isend")):
-        said.clear()
-        communication._round_trip(rank, torch.ones(4, dtype=kind))
-        assert [each for each in said if each != "wait"] == [(first, kind), (second, kind)]
-        assert said[-1] == "wait"
 
 
 def test_a_validation_refuses_stages_that_take_turns_on_a_gpu(

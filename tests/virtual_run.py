@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from evenflow.replay import RecordingBatcher
+from evenflow.results.around import Around, around_stages
+from evenflow.results.run import RunResult
 from evenflow.types import Request
 from runtime.driver import Driver
 from runtime.wire import Free, Message, Returned, Step
@@ -117,3 +119,36 @@ def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any
     """Return a run of the real driver, as `runtime.serve` does, and its journal."""
     driver, batcher = drive(world, NoisyPipeline(world, seed, late_s))
     return SimpleNamespace(result=driver.result(), heard=driver.heard), batcher.journal
+
+
+class KnownHost(VirtualPipeline):
+    """Stages whose messages, driver and inputs take times that are known."""
+
+    DRIVER_S, PER_ROW_S, PER_PROMPT_TOKEN_S = 1e-3, 4e-5, 2e-6
+    MESSAGE_S, PREPARE_S, HOP_S, PER_BYTE_S = 3e-4, 2e-4, 5e-4, 1e-8
+
+    def send(self, step: Step) -> None:
+        rows = len(step.pieces) + len(step.decodes)
+        prompt = sum(piece.stop - piece.start for piece in step.pieces)
+        self.now_s += self.DRIVER_S + self.PER_ROW_S * rows + self.PER_PROMPT_TOKEN_S * prompt
+        hop_s = self.HOP_S + self.PER_BYTE_S * step.activation_bytes
+        at_s, late_s, times = self.now_s + self.MESSAGE_S, self.PREPARE_S, list[float]()
+        for stage, work_s in enumerate(step.work_s):
+            start_s = max(at_s, self.free_s[stage]) + late_s
+            self.free_s[stage] = start_s + work_s
+            times += [at_s, start_s, self.free_s[stage]]
+            at_s, late_s = self.free_s[stage] + hop_s, 0.0
+        self.tell(times[2] + self.MESSAGE_S, Free(step.batch_id))
+        self.tell(times[-1] + self.MESSAGE_S, Returned(step.batch_id, times, tokens_of(step)))
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        next_s = min([self.now_s + timeout_s, *(at_s for at_s, _ in self.coming)])
+        self.now_s = max(self.now_s, next_s)
+        return self.come()
+
+
+def serve_with_known_host(world: World) -> tuple[RunResult, Around]:
+    """Serve a world on stages whose host takes known times, as a profiler has it."""
+    driver, _ = drive(world, KnownHost(world.depth))
+    heard = driver.heard
+    return driver.result(), around_stages(driver.result(), heard.freed_s, heard.returned_s)

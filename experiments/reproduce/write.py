@@ -34,6 +34,7 @@ WORDS = {
 
 RUN_HEADS = ("run", "metric", "measured", "spread", "simulated", "error", "no CPU", "its error", "")
 SUMMARY_HEADS = (
+    "entry",
     "engine",
     "GPUs",
     "layout",
@@ -98,7 +99,7 @@ def off_rows(summary: pd.DataFrame, metrics: Sequence[str]) -> Iterator[list[str
         }
         first = rows.iloc[0]
         cells = [pairs.get(metric, "") for metric in metrics]
-        yield [", ".join(str(first[name]) for name in GROUP[1:]), str(first["runs"]), *cells]
+        yield [", ".join(str(first[name]) for name in GROUP), str(first["runs"]), *cells]
 
 
 def run_rows(table: pd.DataFrame) -> Iterator[list[str]]:
@@ -128,7 +129,7 @@ def summary_rows(summary: pd.DataFrame) -> Iterator[list[str]]:
     for row in summary.to_dict("records"):
         within = "" if np.isnan(row["goal"]) else f"{row['within_goal']:.0f} of {row['runs']}"
         yield [
-            *(str(row[name]) for name in GROUP[1:]),
+            *(str(row[name]) for name in GROUP),
             word(str(row["metric"])),
             str(row["runs"]),
             *(_share(row[name], sign=name == "mean_error") for name in SUMMED),

@@ -14,6 +14,7 @@ from typing import Any
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
 from evenflow.errors import PolicyError, UsageError
 from evenflow.keys import MOST_MODEL_LEN
+from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
@@ -60,6 +61,13 @@ class Built:
     deployment: dict[str, Any]
     costs: MadeCosts | None = None
     pools: Mapping[str, Built] = field(default_factory=dict)
+
+    @property
+    def host(self) -> RuntimeOverheads:
+        """The CPU time that the costs come with; nothing where none was measured."""
+        if self.costs is None:
+            return next(iter(self.pools.values())).host
+        return self.costs.host
 
     @property
     def cost_source(self) -> dict[str, Any]:
@@ -181,7 +189,7 @@ def _build_world(
         virtual_engines=_engines(config),
         dispatch=config.dispatch,
         pipelined_chunks=config.pipelined_chunks,
-        overheads=config.overheads,
+        overheads=config.overheads(made.host),
         link=link,
         hop_links=hop_links,
         concurrency=_concurrency(config),

@@ -27,6 +27,7 @@ from evenflow.costs.tables import TableCost
 from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, NonNegative, needed, short_form
+from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GPUS
 from evenflow.specs.model import ModelSpec
@@ -82,13 +83,15 @@ class Hardware:
 class MadeCosts(NamedTuple):
     """A cost model; of tables also themselves without what wraps them, and where they are from.
 
-    `hop`: seconds, and seconds a byte, from stage to stage, where they were measured too.
+    `hop`: seconds, and seconds a byte, from stage to stage, and `host`: the CPU time around a
+    micro-batch, where they were measured too.
     """
 
     cost: StageCost
     tables: TableCost | None = None
     origin: Mapping[str, Any] = MappingProxyType({})
     hop: tuple[float, float] | None = None
+    host: RuntimeOverheads = RuntimeOverheads()
 
     def source(self) -> dict[str, Any]:
         """Return the origin of tables, with the share of seconds that rests on no measurement.
@@ -186,7 +189,8 @@ MEASURED_WITH = (
 class ProfileCosts(Keys):
     """Operators measured on a device, from a file that `evenflow profile` wrote.
 
-    Without a `link` in the run its `transfer` points, if it has any, are the hops between stages.
+    Without a `link` in the run its `transfer` points, if it has any, are the hops between stages,
+    and without a `runtime` its `cpu_*` points are the host's time.
     `fill: roofline` estimates the operators that the file lacks with the GPU's efficiencies (and
     `all_reduce`, as in roofline); without it such a file is refused.
     """
@@ -203,6 +207,7 @@ class ProfileCosts(Keys):
         from evenflow.costs.profile.cost import (
             check_device,
             hop_of,
+            host_of,
             missing_operators,
             profile_cost,
         )
@@ -224,7 +229,7 @@ class ProfileCosts(Keys):
             "filled_in": missing_operators(profile, ranks) if fill is not None else [],
         }
         origin |= {key: header[key] for key in MEASURED_WITH}
-        made = MadeCosts(cost, cost, origin, hop_of(profile))
+        made = MadeCosts(cost, cost, origin, hop_of(profile), host_of(profile))
         return _with_graphs(made, self.cuda_graph_sizes)
 
 

@@ -143,7 +143,9 @@ class SchedulerConfig(BaseModel):
 class RunConfig(Keys):
     """One run: a deployment, a scheduler, a workload.
 
-    `goodput`: limits in ms that a request must meet to count in `request_goodput`.
+    `goodput`: limits in ms that a request must meet to count in `request_goodput`. `runtime`: the
+    CPU time around a micro-batch; `profile`, which costs of a profile mean unless they are given
+    another, is what the file's `cpu_*` points say.
     """
 
     model: Annotated[str, Field(min_length=1)] | None = None
@@ -188,6 +190,14 @@ class RunConfig(Keys):
     scheduler: Annotated[SchedulerConfig, short_form("name")]
     workload: WorkloadConfig
 
+    @model_validator(mode="before")
+    @classmethod
+    def _cpu_time_as_measured(cls, data: Any) -> Any:
+        costs = data.get("costs") if isinstance(data, dict) else None
+        if isinstance(costs, dict) and costs.get("kind") == "profile":
+            return {"runtime": "profile", **data}
+        return data
+
     @model_validator(mode="after")
     def _model_and_gpu_where_needed(self) -> Self:
         draft = None if self.speculative is None else self.speculative.draft_model
@@ -210,6 +220,12 @@ class RunConfig(Keys):
         return self
 
     @model_validator(mode="after")
+    def _cpu_time_of_a_profile(self) -> Self:
+        if self.runtime == "profile" and self.costs.kind != "profile":
+            raise needed("runtime: profile", '"costs.kind: profile"')
+        return self
+
+    @model_validator(mode="after")
     def _caches_that_stay_warm(self) -> Self:
         if self.workload.after and not self.kv.prefix_cache:
             raise needed("workload.after", '"kv.prefix_cache: true"')
@@ -219,21 +235,22 @@ class RunConfig(Keys):
     def num_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
 
-    @property
-    def overheads(self) -> RuntimeOverheads:
-        """The CPU work beside the kernels, of a named runtime or as given."""
-        return (
-            RUNTIMES[self.runtime].on(self.num_stages)
-            if isinstance(self.runtime, str)
-            else self.runtime.make()
-        )
+    def overheads(self, measured: RuntimeOverheads) -> RuntimeOverheads:
+        """Return the CPU work beside the kernels: `measured`, of a named runtime, or as given."""
+        if self.runtime == "profile":
+            return measured
+        if isinstance(self.runtime, str):
+            return RUNTIMES[self.runtime].on(self.num_stages)
+        return self.runtime.make()
 
-    def runtime_facts(self) -> dict[str, Any]:
+    def runtime_facts(self, measured: RuntimeOverheads) -> dict[str, Any]:
         """Return the CPU time that a simulation charges and, of a named set, its source."""
+        charged = self.overheads(measured)
         if not isinstance(self.runtime, str):
-            return asdict(self.overheads)
-        named = {"name": self.runtime, "source": RUNTIMES[self.runtime].source}
-        return named | asdict(self.overheads)
+            return asdict(charged)
+        known = self.runtime != "profile"
+        source = RUNTIMES[self.runtime].source if known else "the cpu_* points of the profile"
+        return {"name": self.runtime, "source": source, **asdict(charged)}
 
     def fabric(self) -> Fabric | None:
         """Return what connects the GPUs of a stage; None if no link is known."""

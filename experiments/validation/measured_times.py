@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from evenflow.costs import StageCost
+from evenflow.results.around import around_stages
 from evenflow.results.run import Floats, Ints, RunResult
 from evenflow.types import MicroBatch
 from runtime import Served
@@ -51,21 +53,15 @@ def measured_times(served: Served, world: World, num_tokens: Ints) -> Times:
     `num_tokens` of each micro-batch, padding included, keep the world's links busy.
     """
     result = served.result
-    available_s, start_s = _on_grid(result.available_s), _on_grid(result.start_s)
-    end_s, scheduled_s = _on_grid(result.end_s), _on_grid(result.scheduled_s)
-    decided_s = scheduled_s.copy()
-    decided_s[1:] = np.maximum(scheduled_s[1:], available_s[:-1, 0])
-    free_s = np.zeros_like(end_s)
-    free_s[1:] = end_s[:-1]
-    back_s = _on_grid(served.heard.returned_s)
-    freed_s = _on_grid(served.heard.freed_s) if result.depth > 1 else back_s
+    columns = "available_s", "start_s", "end_s", "scheduled_s"
+    gridded: dict[str, Any] = {name: _on_grid(getattr(result, name)) for name in columns}
+    result = replace(result, **gridded)
+    heard = _on_grid(served.heard.freed_s), _on_grid(served.heard.returned_s)
+    around = around_stages(result, *heard)
+    sent_s = _departed_s(result.end_s, world, num_tokens) - result.end_s[:, :-1]
     return Times(
-        schedule_s=available_s[:, 0] - decided_s,
-        prepare_s=start_s - np.maximum(available_s, free_s),
-        stages_s=end_s - start_s,
-        hops_s=available_s[:, 1:] - _departed_s(end_s, world, num_tokens),
-        freed_s=freed_s[: len(back_s)] - end_s[:, 0],
-        returned_s=back_s - end_s[:, -1],
+        **around._asdict() | {"hops_s": around.hops_s - sent_s},
+        stages_s=result.end_s - result.start_s,
         arrivals_s=_on_grid(served.heard.admitted_s),
     )
 

@@ -1,20 +1,31 @@
-"""A stage as a profiler's subject: random micro-batches through `Stage.forward`, marked."""
+"""What a profiler measures of the runtime: a stage whose operators are marked, and a pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from evenflow.costs.profile.file import Profile
+from evenflow.errors import UsageError
+from evenflow.results.around import Around, around_stages
+from evenflow.results.run import RunResult
 from evenflow.specs.model import ModelSpec
+from evenflow.world import World
+from profiler.host import Service
 from profiler.profile import DTYPES, Settings, profile, tokenizer_beside
 from profiler.shapes import Limits, Shape
 from profiler.timed_runs import Progress
+from runtime.serve import Workers, serve
+from runtime.tokens import RandomTexts
 from runtime.torch.inputs import batch_inputs
 from runtime.torch.model import Mark, Rope, Stage
 from runtime.torch.sample import sample
+from runtime.torch.settings import torch_settings, transport_of
 from runtime.torch.weights import random_stage, read_model
 from runtime.wire import Piece
 
@@ -81,5 +92,47 @@ def profile_model(
 ) -> Profile:
     """Measure and write a profile of a model: a name in the table, or the path of a config.json."""
     spec, _ = read_model(name_or_path)
-    tokenizer = tokenizer_beside(name_or_path)
-    return profile(spec, out, settings, timed_stage, tokenizer=tokenizer, progress=progress)
+    return profile(
+        spec,
+        out,
+        settings,
+        timed_stage,
+        service_of=partial(service_of, name_or_path),
+        tokenizer=tokenizer_beside(name_or_path),
+        progress=progress,
+    )
+
+
+def service_of(model: str | Path, spec: ModelSpec, settings: Settings) -> Service | None:
+    """Return two stages of a layer each: on a CPU, on two GPUs or, crossing none, on one.
+
+    None without ZeroMQ, over which stages are told of micro-batches.
+    """
+    if find_spec("zmq") is None:
+        return None
+    layers, device = spec.num_layers, settings.device
+    one_gpu = device == "cuda" and torch.cuda.device_count() == 1
+    spans = [(0, 1), (layers - 1, layers)] if layers > 1 else [(0, 1)]
+    stages = torch_settings(
+        str(model),
+        spans,
+        threads=settings.threads,
+        weights="random",
+        device=device,
+        dtype=DTYPES[spec.dtype_bytes],
+        transport="one_process" if one_gpu else transport_of(None, device, len(spans)),
+    )
+    workers = Workers(stages, one_gpu, RandomTexts(spec.vocab_size, seed=0))
+    return Service(len(spans), partial(served, workers), layers > 1 and not one_gpu)
+
+
+def served(workers: Workers, world: World) -> tuple[RunResult, Around]:
+    """Serve a world; return what happened, and the times around the stages.
+
+    UsageError when it ends early.
+    """
+    done = serve(world, workers)
+    if done.failure is not None:
+        raise UsageError(f"profile: a pipeline to measure the host's time: {done.failure}")
+    heard = done.heard
+    return done.result, around_stages(done.result, heard.freed_s, heard.returned_s)

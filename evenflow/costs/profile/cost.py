@@ -37,6 +37,7 @@ from evenflow.costs.tables import (
     unmeasured,
 )
 from evenflow.errors import UsageError
+from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 
@@ -46,6 +47,8 @@ LINEARS = ("linear_qkv", "linear_o", "linear_up", "linear_down")
 LAYER = (*LINEARS, "norm", "norm", "rope", "activation", "kv_write")
 ATTENTIONS = ("attention_prefill", "attention_decode")
 ENDS = ("embedding", "head", "sample")
+HOST = ("cpu_message", "cpu_schedule", "cpu_prepare", "cpu_sample", "cpu_detokenise")
+"""What the host does for a micro-batch, one after the other, against its rows."""
 
 MEMORY_BYTES_PER_S = 2e13
 """No memory is faster, caches of CPUs included."""
@@ -93,14 +96,46 @@ def hop_of(profile: Profile) -> tuple[float, float] | None:
     sizes. Known error: links are not straight where protocols change with the size.
     """
     points = profile.of("transfer")
-    if len(points) < 2:
-        return None
-    sizes = np.array([point.size_bytes or 0 for point in points], dtype=float)
-    seconds = np.array([point.median_s for point in points])
-    per_byte_s = max(float(np.polyfit(sizes, seconds, 1, w=1 / seconds)[0]), 0.0)
-    rest_s = seconds - per_byte_s * sizes
-    latency_s = float(np.average(rest_s, weights=seconds**-2.0))
-    return max(latency_s, 0.0), per_byte_s
+    return None if len(points) < 2 else _line(points)
+
+
+def host_of(profile: Profile) -> RuntimeOverheads:
+    """Return the CPU time around a micro-batch; nothing of what was not measured.
+
+    Lines as in `hop_of` through the points of each of HOST, added up; by those of `cpu_prompt`, the
+    same of a micro-batch of one prompt alone, the time for a prompt is told apart.
+    """
+    lines = [_line(points) for name in HOST if (points := profile.of(name))]
+    schedule_s, per_row_s = (sum(each) for each in zip((0.0, 0.0), *lines, strict=True))
+    prompts = profile.of("cpu_prompt")
+    if not prompts:
+        return RuntimeOverheads(schedule_s, per_row_s=per_row_s)
+    alone_s, per_token_s = _line(prompts)
+    return RuntimeOverheads(
+        schedule_s,
+        per_row_s=per_row_s,
+        per_new_request_s=max(alone_s - schedule_s - per_row_s, 0.0),
+        per_prompt_token_s=per_token_s,
+    )
+
+
+def _line(points: Sequence[Point]) -> tuple[float, float]:
+    """Return the seconds, and the seconds a unit of size, of the line nearest to points.
+
+    It goes through their means, which a median is not where some repeats take much longer.
+    """
+    sizes = np.array([point.size_bytes or point.tokens or 0 for point in points], dtype=float)
+    seconds = np.array([_mean_s(point) for point in points])
+    per_unit_s = 0.0
+    if len(points) > 1:
+        per_unit_s = max(float(np.polyfit(sizes, seconds, 1, w=1 / seconds)[0]), 0.0)
+    latency_s = float(np.average(seconds - per_unit_s * sizes, weights=seconds**-2.0))
+    return max(latency_s, 0.0), per_unit_s
+
+
+def _mean_s(point: Point) -> float:
+    """Return about what repeats take on average: Swanson's mean, of P10, median and P90."""
+    return 0.3 * point.p10_s + 0.4 * point.median_s + 0.3 * point.p90_s
 
 
 def missing_operators(profile: Profile, tensor_parallel: int = 1) -> list[str]:

@@ -58,10 +58,12 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("bytes",),
     "transfer": ("bytes",),
     "device_copy": ("bytes",),
+    "cpu_message": ("tokens",),
     "cpu_schedule": ("tokens",),
     "cpu_prepare": ("tokens",),
     "cpu_sample": ("tokens",),
     "cpu_detokenise": ("tokens",),
+    "cpu_prompt": ("tokens",),
     "model_prefill": ("tokens",),
 }
 """Operator -> the sizes it is measured against."""

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,21 +52,27 @@ def done(*arguments: str) -> str:
     return output
 
 
+def complaint(*arguments: object, prints: str = "") -> str:
+    """Return the error line of a command that must be refused."""
+    status, output, errors = evenflow(*map(str, arguments))
+    assert (status, output) == (2, prints), errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    return errors.removeprefix("error: ").rstrip()
+
+
 def refusal(*arguments: str, leaves: Iterable[str] = ()) -> str:
     """Return the error line of a command that must be refused, having written nothing.
 
     It may leave what lies in folders of these names.
     """
     before = set(Path().rglob("*"))
-    status, output, errors = evenflow(*arguments)
-    assert (status, output) == (2, ""), errors
-    assert errors.startswith("error: ")
-    assert errors.count("\n") == 1
+    line = complaint(*arguments)
     kept = set(map(Path, leaves))
     above = {folder for path in kept for folder in path.parents}
     for path in set(Path().rglob("*")) - before - kept - above:
         assert "__pycache__" in str(path) or kept & set(path.parents), path
-    return errors.removeprefix("error: ").rstrip()
+    return line
 
 
 def refused(message: str) -> Any:
@@ -117,14 +123,37 @@ def summary_of(folder: str | Path) -> dict[str, Any]:
     return dict(json.loads(Path(folder, "summary.json").read_text(encoding="utf-8")))
 
 
-def _running(folder: Path) -> Iterator[int]:
-    """Yield the processes that work in a folder."""
-    for entry in Path("/proc").iterdir():
+def spawn(*arguments: object, folder: Path | None = None) -> subprocess.Popen[str]:
+    """Start a command as a terminal does, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.cli", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        cwd=folder,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def group(process: subprocess.Popen[str]) -> list[int]:
+    """Return the processes of a command that are alive."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if entry.name.isdecimal() and (entry / "cwd").resolve(strict=True) == folder:
-                yield int(entry.name)
+            fields = entry.read_text().rsplit(")", 1)[1].split()
         except OSError:
             continue
+        if int(fields[2]) == process.pid and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def gone(process: subprocess.Popen[str], patience_s: float = 20) -> bool:
+    limit_s = time.monotonic() + patience_s
+    while group(process) and time.monotonic() < limit_s:
+        time.sleep(0.05)
+    return not group(process)
 
 
 def killed(
@@ -133,25 +162,14 @@ def killed(
     when: Callable[[set[int]], bool],
     by: signal.Signals = signal.SIGKILL,
 ) -> int:
-    """Start a command in a folder, kill it `when` its processes allow, and see them all end.
+    """Start a command in a folder, kill it `when` its other processes allow; see them all end.
 
     Return its exit status.
     """
-    started = subprocess.Popen(
-        [sys.executable, "-m", "experiments.cli", *arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    mine = {os.getpid()}
-    while not when(set(_running(folder)) - mine - {started.pid}) and started.poll() is None:
-        time.sleep(0.01)
-    started.send_signal(by)
-    status = started.wait()
-    others = set(_running(folder)) - mine
-    deadline = time.monotonic() + 20
-    while others & set(_running(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not others & set(_running(folder))
-    return status
+    with spawn(*arguments, folder=folder) as started:
+        while not when(set(group(started)) - {started.pid}) and started.poll() is None:
+            time.sleep(0.01)
+        started.send_signal(by)
+        started.wait()
+        assert gone(started)
+    return started.returncode

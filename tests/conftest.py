@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,15 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(tempfile, "tempdir", name)
         monkeypatch.setenv("TMPDIR", name)
         yield Path(name)
+        assert not active_children()
+        left = {path.name for path in Path(name).iterdir()}
+        assert not {each for each in left if not each.startswith("torchinductor")}
+
+
+@pytest.fixture
+def run(tmp_path: Path, sockets: Path) -> Path:
+    """Return a RUN.yaml that works, beside its trace, for commands that start workers."""
+    from tests.command_line import write_inputs
+
+    write_inputs(tmp_path)
+    return tmp_path / "RUN.yaml"

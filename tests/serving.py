@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,7 +18,7 @@ openai = pytest.importorskip("openai", reason="needs openai: pip install 'evenfl
 httpx = pytest.importorskip("httpx")
 
 from runtime.emulated import emulated_token  # noqa: E402
-from tests.test_runtime_cli import COMMAND, gone  # noqa: E402
+from tests.command_line import gone, rows_of, spawn, summary_of  # noqa: E402
 
 RUN = """\
 stages: 2
@@ -40,16 +36,8 @@ class Server:
     def __init__(self, folder: Path, run: str, arguments: Sequence[str]) -> None:
         self.out = folder / "out"
         (folder / "RUN.yaml").write_text(run)
-        (folder / "command.py").write_text(COMMAND)
-        command = [sys.executable, folder / "command.py", "serve", folder / "RUN.yaml"]
-        self.process = subprocess.Popen(
-            [*command, "--port", "0", "--out", self.out, *arguments],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        more = ("--port", 0, "--out", self.out, *arguments)
+        self.process = spawn("serve", folder / "RUN.yaml", *more)
         limit = threading.Timer(START_S, self.process.kill)
         limit.start()
         line = self.process.stdout.readline()
@@ -83,12 +71,10 @@ class Server:
         return self.ends()
 
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.out / "summary.json").read_text())
-        return found
+        return summary_of(self.out)
 
     def statuses(self) -> list[str]:
-        rows = csv.DictReader((self.out / "requests.csv").read_text().splitlines())
-        return [row["status"] for row in rows]
+        return [row["status"] for row in rows_of(self.out / "requests.csv")]
 
 
 @contextmanager

@@ -12,14 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.validation import journal as journal_file
-from tests.command_line import evenflow, write_inputs
-
-
-@pytest.fixture
-def run(tmp_path: Path, sockets: Path) -> Iterator[Path]:
-    write_inputs(tmp_path)
-    yield tmp_path / "RUN.yaml"
-    assert not list(sockets.iterdir())
+from tests.command_line import evenflow
 
 
 @contextmanager

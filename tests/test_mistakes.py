@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 from experiments.cli import MOST_LETTERS
 from experiments.run_file.run import load_config
-from tests.command_line import RUN, evenflow, refusal, table
+from tests.command_line import RUN, evenflow, refusal, spawn, table
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -415,16 +413,11 @@ def test_a_failed_run_leaves_an_earlier_one_as_it_was() -> None:
 @pytest.mark.parametrize("name", ["missing.yaml", "RUN.yaml"])
 def test_as_a_process_of_its_own(name: str) -> None:
     policy = write_policy("process", "raise RuntimeError('two\\nlines')")
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.cli", "simulate", name, "--set", f"scheduler={policy}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    process = spawn("simulate", name, "--set", f"scheduler={policy}")
+    output, errors = process.communicate()
+    assert (process.returncode, output) == (2, "")
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
     assert not Path("out").exists()
 
 

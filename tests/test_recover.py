@@ -19,10 +19,10 @@ from experiments.real import job_of, replay_folder, serve_into
 from experiments.records import recover
 from experiments.report.folder import RECORDS, check_folder
 from experiments.validation.journal import NAME, Entries
-from tests.command_line import evenflow, rows_of, summary_of, write_inputs
+from tests.command_line import complaint, evenflow, gone, rows_of, summary_of
 from tests.serving import Server, serving
 from tests.test_full_disk import files_of_at_most
-from tests.test_runtime_cli import FILES, gone, start
+from tests.test_runtime_cli import FILES, start
 
 LOST_S = 2.0
 """A flush each second, and what a busy machine makes of that."""
@@ -31,12 +31,6 @@ TABLES = ("requests.csv", "batches.csv", "stages.csv", "bubbles.csv", "timeline.
 
 
 SLOWLY = ("--set", "workload.arrivals={kind: poisson, rate: 2}")
-
-
-@pytest.fixture
-def run(tmp_path: Path, sockets: Path) -> Path:
-    write_inputs(tmp_path)
-    return tmp_path / "RUN.yaml"
 
 
 @pytest.fixture
@@ -100,19 +94,17 @@ def test_what_a_killed_server_had_answered_is_recovered(
     assert evenflow("recover", str(out))[0] == 2
 
 
-def test_a_killed_run_stays_until_it_is_recovered(run: Path, sockets: Path) -> None:
+def test_a_killed_run_stays_until_it_is_recovered(run: Path) -> None:
     out = run.parent / "out"
     begun = start(run, *SLOWLY)
     (killed,) = out.glob(".partial-*")
     while not any(len(block["request_id"]) for block in read_blocks(killed / RECORDS)[1]):
         assert begun.poll() is None
         time.sleep(0.02)
-    status, _, errors = evenflow("recover", str(out))
-    assert (status, "its run is alive" in errors) == (2, True)
+    assert "its run is alive" in complaint("recover", out)
     begun.kill()
     begun.communicate(timeout=60)
     assert gone(begun, patience_s=5)
-    assert not list(sockets.iterdir())
     _, _, errors = evenflow("replay", str(out))
     assert errors.endswith(f"has one; {killed} is of a run that was killed\n")
     status, _, errors = evenflow("run", str(run), "--out", str(out))
@@ -226,6 +218,4 @@ def test_what_cannot_be_recovered_is_one_line(tmp_path: Path) -> None:
                 b'{"depth": 1}\n[{}, {"a": ["<f8", 0]}]\n',
             )
             (folder / RECORDS).write_bytes(odd[int(words[-1])])
-        status, output, errors = evenflow("recover", str(folder))
-        assert (status, output, errors.count("\n")) == (2, "", 1)
-        assert told in errors
+        assert told in complaint("recover", folder)

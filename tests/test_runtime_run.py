@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import active_children
 from multiprocessing.connection import wait
@@ -42,14 +42,7 @@ REQUESTS = [Request(i, 0.01 * (i // 2), 20 + 23 * i % 90, 1 + 5 * i % 17) for i 
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with tempfile.TemporaryDirectory(
-        prefix="t", dir="/tmp"
-    ) as folder:  # names of sockets are short
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield
-        assert not active_children()
-        assert not list(Path(folder).iterdir())
+def _nothing_stays_behind(sockets: Path) -> None: ...
 
 
 def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> World:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import active_children
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'"
 from evenflow.errors import WorkerError
 from runtime.driver import Driver
 from runtime.pipeline import Pipeline
-from tests.command_line import evenflow, write_inputs
-from tests.test_runtime_cli import gone, group, spawn
+from tests.command_line import complaint, gone, group, spawn
 from tests.tiny_models import save_checkpoint
 from tests.torch_pipeline import TEXTS, pipeline_of, settings_of, world_of
 
@@ -36,21 +33,10 @@ workload: {trace: trace.csv, arrivals: replay}
 
 
 @pytest.fixture
-def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
-        assert not active_children()
-        assert not list(Path(folder).glob("evenflow-*"))
-
-
-@pytest.fixture
-def run(tmp_path: Path, sockets: Path) -> Path:
-    write_inputs(tmp_path)
-    (tmp_path / "RUN.yaml").write_text(TORCH)
-    save_checkpoint(tmp_path / "model", "llama")
-    return tmp_path / "RUN.yaml"
+def torch_run(run: Path) -> Path:
+    run.write_text(TORCH)
+    save_checkpoint(run.parent / "model", "llama")
+    return run
 
 
 def kill(workers: Pipeline) -> None:
@@ -98,8 +84,9 @@ def broken_run(
 
 
 @pytest.mark.parametrize("when", ["torch is loaded", "it serves"])
-def test_workers_outlive_no_driver(when: str, run: Path, sockets: Path) -> None:
-    process = spawn(run, "--out", str(run.parent / "out"), "--set", "workload.arrivals.scale=0.1")
+def test_workers_outlive_no_driver(when: str, torch_run: Path, sockets: Path) -> None:
+    faster = ("--set", "workload.arrivals.scale=0.1")
+    process = spawn("run", torch_run, "--out", torch_run.parent / "out", *faster)
     limit_s = time.monotonic() + 60
     pattern = "evenflow-*" if when == "torch is loaded" else "evenflow-*/meeting"
     while not (list(sockets.glob(pattern)) and len(group(process)) == 4):
@@ -110,16 +97,14 @@ def test_workers_outlive_no_driver(when: str, run: Path, sockets: Path) -> None:
     assert gone(process, LIMIT_S)
 
 
-def test_a_damaged_file_is_one_line_of_the_command(run: Path) -> None:
-    weights = run.parent / "model" / "model.safetensors"
+def test_a_damaged_file_is_one_line_of_the_command(torch_run: Path) -> None:
+    weights = torch_run.parent / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    out = run.parent / "out"
+    out = torch_run.parent / "out"
     setting = "workers={kind: torch, transport: one_process}"
-    status, _, errors = evenflow("run", str(run), "--out", str(out), "--set", setting)
-    assert status == 2
-    assert errors.startswith("error: the workers do not start: stage ")
-    assert "model.safetensors: truncated or not a safetensors file" in errors
-    assert len(errors.splitlines()) == 1
+    line = complaint("run", torch_run, "--out", out, "--set", setting)
+    assert line.startswith("the workers do not start: stage ")
+    assert "model.safetensors: truncated or not a safetensors file" in line
     assert not out.exists()
 
 
@@ -142,14 +127,11 @@ def test_a_damaged_file_is_one_line_of_the_command(run: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served_is_one_line(setting: str, message: str, run: Path) -> None:
+def test_what_cannot_be_served_is_one_line(setting: str, message: str, torch_run: Path) -> None:
     import torch
 
     if "cuda" in setting and torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     began_s = time.monotonic()
-    status, _, errors = evenflow("run", str(run), "--set", setting)
-    assert status == 2
-    assert message in errors
-    assert len(errors.splitlines()) == 1
+    assert message in complaint("run", torch_run, "--set", setting)
     assert time.monotonic() - began_s < LIMIT_S

@@ -11,11 +11,8 @@ exit code is 1 unless all of it is equal.
 from __future__ import annotations
 
 import argparse
-import gzip
 import importlib
-import json
 import random
-import secrets
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -28,6 +25,7 @@ from unittest.mock import patch
 from evenflow.schedulers.token_throttling import Variant
 from experiments.engines.gllm import Replayer
 from experiments.engines.journal import Event, replayed
+from tools.recordings import SUFFIX, arguments, drawn, write
 
 PAGE_TOKENS = 16
 DEPTHS = (1, 2, 4)
@@ -222,25 +220,18 @@ def record(
     return driver.journal
 
 
-def write(path: Path, journal: Sequence[Event]) -> None:
-    """Write a journal, compressed, with the same bytes for the same events."""
-    text = "".join(json.dumps(event) + "\n" for event in journal)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
 def compare(modules: SimpleNamespace, options: argparse.Namespace, depth: int, pool: str) -> bool:
     """Record and replay runs of one depth and pool; print the shares, return if all is equal."""
     equal, batches = Counter[str](), 0
     differences: list[str] = []
     preemptions = failed = 0
-    for run in range(options.runs):
-        rng = random.Random(f"{options.seed} {depth} {pool} {run}")
+    for run, rng in drawn(options, depth, pool):
         config = config_of(rng, depth, tight=pool == "tight")
         journal = record(modules, config, rng, options.requests)
         preemptions += sum(len(event.get("preempted", ())) for event in journal)
         failed += journal[-1]["kind"] == "fails"
         if options.write is not None and not run:
-            write(options.write / f"gllm-pp{depth}-{pool}.jsonl.gz", journal)
+            write(options.write / f"gllm-pp{depth}-{pool}{SUFFIX}", journal)
         batches += sum(bool(rows(event)) for event in journal)
         equal.update({variant: equal_batches(journal, variant) for variant in VARIANTS})
         difference = replayed(journal, Replayer(config)).difference
@@ -278,11 +269,9 @@ def rows(event: Event) -> list[list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Record gLLM's own decisions and replay them.")
+    parser = arguments("Record gLLM's own decisions and replay them.", runs=20)
     parser.add_argument("--package", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--runs", type=int, default=20, help="of each depth and pool")
     parser.add_argument("--requests", type=int, default=60, help="of each run")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the first journals here")
     options = parser.parse_args()
     print(f"seed {options.seed}")

@@ -11,49 +11,42 @@ an environment with SGLang 0.5.23 (`make test-sglang` makes one), but no GPU.
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import importlib
-import importlib.metadata
-import json
 import logging
 import random
-import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from tools import sglang_stand_ins
+from tools.recordings import (
+    SUFFIX,
+    Event,
+    Prompts,
+    arguments,
+    drawn,
+    read,
+    refuse,
+    require,
+    write,
+    write_prompts,
+)
 
 VERSION = "0.5.23"
 LARGE = 20_000  # tokens of a pool that is never short
-SUFFIX = ".jsonl.gz"
-Event = dict[str, Any]
-Prompts = Mapping[int, Sequence[int]]
 
 
 def engine() -> ModuleType:
     """Import the recorder over the engine that is installed, or exit with 2."""
+    require("sglang", VERSION, "test-sglang")
     try:
-        version = importlib.metadata.version("sglang")
-        if version != VERSION:
-            sys.exit(_refused(f"sglang is {version} here, and its recorder is for {VERSION}"))
         sglang_stand_ins.install()
         return importlib.import_module("tools.sglang_scheduler")
     except ImportError as error:
-        name = "sglang" if error.name is None else error.name
-        sys.exit(
-            _refused(f"{name} is not installed here: `make test-sglang` makes its environment")
-        )
-
-
-def _refused(reason: str) -> int:
-    print(reason, file=sys.stderr)
-    return 2
+        refuse(f"{error.name} is not installed here: make test-sglang makes its environment")
 
 
 def config_of(rng: random.Random) -> Event:
@@ -143,18 +136,6 @@ def record(
     return [config, *journal]
 
 
-def write(path: Path, events: Iterable[Event]) -> None:
-    """Write a journal, compressed, with the same bytes for the same events."""
-    text = "".join(json.dumps(event) + "\n" for event in events)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
-def read(path: Path) -> list[Event]:
-    """Read a journal."""
-    with gzip.open(path, "rt") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def prompts_of(path: Path) -> Prompts:
     """Return the tokens of a journal's prompts, of its own file or of its family's."""
     names = (path.name.removesuffix(SUFFIX), path.name.partition("-")[0])
@@ -179,12 +160,10 @@ def again(recorder: ModuleType, paths: Iterable[Path]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Record SGLang's own decisions.")
+    parser = arguments("Record SGLang's own decisions.")
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--out", type=Path, metavar="FOLDER", help="write random recordings here")
     task.add_argument("--again", type=Path, metavar="FOLDER", help="record these journals anew")
-    parser.add_argument("--runs", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     options = parser.parse_args()
     recorder = engine()
     logging.disable(logging.CRITICAL)
@@ -192,19 +171,16 @@ def main() -> None:
         files = sorted(options.again.glob(f"*{SUFFIX}"))
         journals = [path for path in files if "chunked_prefill_size" in read(path)[0]]
         if not journals:
-            sys.exit(_refused(f"{options.again}: no journals of SGLang (*{SUFFIX})"))
+            refuse(f"{options.again}: no journals of SGLang (*{SUFFIX})")
         sys.exit(not again(recorder, journals))
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", flush=True)
-    for run in range(options.runs):
-        rng = random.Random(f"{options.seed} {run}")
+    for run, rng in drawn(options):
         config = config_of(rng)
         requests, prompts = load_of(rng, config)
         path = options.out / f"sglang-{run:03}{SUFFIX}"
         write(path, record(recorder, config, requests, prompts))
-        if prompts:
-            lines = ({"id": number, "prompt": tokens} for number, tokens in prompts.items())
-            write(options.out / f"sglang-{run:03}-prompts{SUFFIX}", lines)
+        write_prompts(path, prompts)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,14 @@ in the version that is named here, and nothing of Evenflow: `make test-vllm` mak
 
 from __future__ import annotations
 
-import argparse
-import gzip
-import json
 import os
 import random
-import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tools.recordings import SUFFIX, arguments, drawn, require, write, write_prompts
 
 if TYPE_CHECKING:
     from tools.vllm_engine import Arrival, Setting
@@ -34,21 +30,6 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
-
-
-def require_vllm() -> None:
-    """Exit with status 2 unless vLLM is installed in this version."""
-    try:
-        found = version(PACKAGE)
-    except PackageNotFoundError:
-        found = "none"
-    if found != VERSION:
-        print(
-            f"error: {PACKAGE} {VERSION} is needed, {found} is installed for {sys.executable}; "
-            "make test-vllm makes an environment with it",
-            file=sys.stderr,
-        )
-        raise SystemExit(2)
 
 
 def setting_of(rng: random.Random) -> Setting:
@@ -99,35 +80,25 @@ def tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, 503) for _ in range(count)]
 
 
-def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write lines of JSON, compressed, with the same bytes for the same lines."""
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Record vLLM's own decisions.")
+    parser = arguments("Record vLLM's own decisions.")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--requests", type=int, default=30, help="of each run")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     options = parser.parse_args()
-    require_vllm()
+    require(PACKAGE, VERSION, "test-vllm")
     os.environ |= ENVIRONMENT
     from tools.vllm_engine import record
 
     print(f"seed {options.seed}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    for run in range(options.runs):
-        rng = random.Random(f"{options.seed} {run}")
-        setting = setting_of(rng)
+    for run, rng in drawn(options):
+        setting, path = setting_of(rng), options.out / f"vllm-{run}{SUFFIX}"
         arrivals = arrivals_of(rng, options.requests, setting.max_model_len)
         with tempfile.TemporaryDirectory() as model:
             journal = record(setting, arrivals, Path(model))
-        write(options.out / f"vllm-{run}.jsonl.gz", journal)
+        write(path, journal)
         if setting.prefix_caching:
-            prompts = [{"id": i, "prompt": each.prompt} for i, each in enumerate(arrivals)]
-            write(options.out / f"vllm-{run}-prompts.jsonl.gz", prompts)
+            write_prompts(path, {i: each.prompt for i, each in enumerate(arrivals)})
         preemptions = sum(len(event.get("preempted", ())) for event in journal)
         print(f"vllm-{run}: {preemptions} preemptions; {setting}", flush=True)
     sys.stdout.flush()

@@ -74,7 +74,7 @@ class FigureKeys(Keys):
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
     `differs` says what is not as in the paper. `like`: the figure whose keys hold where this one
-    has none of its own; of `plot`, key by key.
+    has none of its own; of `plot`, key by key, and of `study`, number by number.
 
     `vary`: the axes of its cases, the last fastest (`axes.AXES`, or its own in `axes`); `columns`:
     which of them stand first in a row, in which order. `measure`: what is kept of each run, a
@@ -190,6 +190,8 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> yaml_file.Document:
     data = under.data | document.data
     if isinstance(own := document.data.get("plot"), dict):
         data["plot"] = layered(under.data.get("plot", {}), own)
+    if isinstance(own := document.data.get("study"), dict):
+        data["study"] = {**under.data.get("study", {}), **own}
     return yaml_file.Document(document.name, data, {**under.places, **document.places})
 
 

@@ -32,6 +32,7 @@ from evenflow.keys import (
 )
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import RUNTIMES, Holds, RuntimeName, RuntimeOverheads
+from evenflow.world import Dispatch, Router
 from experiments.run_file import yaml_file
 from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
 from experiments.run_file.links import NameOrLink, NodesConfig, fabric_of
@@ -118,7 +119,7 @@ class ReplicasConfig(Keys):
     """`count` pipelines of one kind side by side; `router` divides the requests among them."""
 
     count: Pipes
-    router: Literal["round_robin", "least_outstanding", "prefix_affinity"] = "round_robin"
+    router: Router = "round_robin"
 
 
 class SchedulerConfig(BaseModel):
@@ -166,7 +167,7 @@ class RunConfig(Keys):
     kv: KvConfig = KvConfig()
     runtime: NameOr[RuntimeName, RuntimeConfig] = "ideal"
     workers: Workers = EmulatedWorkers(kind="emulated")
-    dispatch: Literal["stage0", "eager", "engine_loop"] = "stage0"
+    dispatch: Dispatch = "stage0"
     max_in_flight: Annotated[
         int | Literal["unlimited"] | None,
         expect(

@@ -230,7 +230,8 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
 )
 def test_mistakes_in_ones_own_are_one_line(old: str, new: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(OWN.replace(old, new))
-    status, _, errors = evenflow("figures", str(tmp_path / "mine.yaml"), "--out", str(tmp_path))
+    where = str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "out")
+    status, _, errors = evenflow("figures", *where)
     assert (status, errors.count("\n")) == (2, 1)
     assert words in errors
 

@@ -10,9 +10,10 @@ import pytest
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, StallError
 from evenflow.kv import PagePool
+from evenflow.radix import RadixCache
 from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.scheduling import View
-from evenflow.types import Plan, Prefill, Request
+from evenflow.types import Plan, Prefill, Prefix, Request
 from tests.worlds import send
 
 
@@ -31,13 +32,13 @@ class Scripted:
 def batcher(
     *plans: Plan,
     asked: Iterable[tuple[int, int, int]] = (),
-    pages: int = 10,
+    pages: int | PagePool = 10,
     cap: int = 4,
     kind: Callable[..., Batcher] = Batcher,
     **options: Any,
 ) -> Any:
     """Return a Batcher that is asked (request, prompt tokens, output tokens)."""
-    pool = PagePool(pages)
+    pool = PagePool(pages) if isinstance(pages, int) else pages
     made = kind(Scripted(*plans), pool, depth=4, max_in_flight=cap, max_model_len=1_000, **options)
     for request_id, prompt, output in asked:
         made.add(Request(request_id, 0.0, prompt, output))
@@ -167,6 +168,30 @@ def test_a_second_chunk_waits_for_the_first_unless_chunks_are_pipelined() -> Non
     pipelined = batcher(*plans, asked=[(0, 40, 2)], pipelined_chunks=True)
     chunks = [decision_of(send(pipelined, 0.0)).chunks for _ in plans]
     assert chunks == [((0, 0, 10),), ((0, 10, 20),)]
+
+
+def test_a_decode_in_flight_is_not_preempted_by_a_policy_that_does_not_say_so() -> None:
+    two = (0, 4, 3), (1, 4, 3)
+    serving = batcher(prefill(0, 4), Plan(decodes=1), Plan(preempt=[0]), asked=two)
+    serving.complete(send(serving, 0.0), 0.5)
+    send(serving, 1.0)
+    with pytest.raises(PolicyError, match="request 0: preempts it while it is in flight"):
+        serving.next(2.0)
+
+
+def test_of_who_is_preempted_all_waits_until_it_is_looked_up() -> None:
+    """Request 1 found 32 of its 40 tokens; with what it generated, 42 wait beside the other 40."""
+    plans = prefill(0, 40), prefill(1, 8), Plan(decodes=1), Plan(preempt=[1]), Plan()
+    serving = batcher(*plans, pages=RadixCache(10))
+    for number, blocks in enumerate([(1, 2, 3), (1, 2, 4), (1, 2, 4)]):
+        prefix = Prefix(blocks, 16, 40)
+        serving.add(Request(number, 0.0, 40, 4 if number else 1, prefix=prefix))
+        if number < 2:
+            assert [prompt.remaining for prompt in serving.view.waiting] == [8 if number else 40]
+            serving.complete(send(serving, 1.0), 1.5)
+    serving.complete(send(serving, 2.0), 2.5)
+    assert serving.next(3.0) is None
+    assert serving.queues.waiting_tokens == 42 + 40
 
 
 def test_a_policy_that_raises_is_named() -> None:

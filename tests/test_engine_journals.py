@@ -12,7 +12,7 @@ import pytest
 
 from evenflow.errors import UsageError
 from experiments.engines import of_engines, replay_engines, vllm
-from experiments.engines.journal import Event, Outcome, read, replayed
+from experiments.engines.journal import Event, Outcome, read, replay, simulated
 from tests.command_line import evenflow
 from tools import engines_table
 
@@ -33,7 +33,7 @@ def stem(path: Path) -> str:
 @needs_shared
 @pytest.mark.parametrize("path", JOURNALS, ids=stem)
 def test_vllm_decides_as_recorded(path: Path) -> None:
-    outcome = vllm.replay(path)
+    outcome = replay(path, vllm)
     assert outcome.difference is None
     assert outcome.equal == outcome.steps > 100
 
@@ -48,7 +48,7 @@ def test_engines_decide_as_in_our_own_recordings(own: list[tuple[Path, Any]]) ->
         assert isinstance(outcome, Outcome), path
         assert outcome.difference is None, path
         assert outcome.equal == outcome.steps > 20
-        assert outcome.timed or not path.name.startswith("vllm")
+        assert outcome.timed or path.name.startswith("gllm")
 
 
 def test_the_document_has_our_own_recordings(own: list[tuple[Path, Any]]) -> None:
@@ -64,9 +64,7 @@ def test_the_document_has_our_own_recordings(own: list[tuple[Path, Any]]) -> Non
 def test_vllm_times_are_as_recorded(path: Path) -> None:
     """A simulation with the engine's loop gives [arrival, first token, last token] to 1 ns."""
     events = read(path, vllm.FIELDS)
-    replayer = vllm.Replayer(path, events[0], "vllm_v1")
-    replayed(events, replayer)
-    ours = vllm.simulated(events[0], replayer.requests, "vllm_v1")
+    ours = simulated(vllm.world_of(path, events))
     times = json.loads(path.with_name(f"{stem(path)}.times.json").read_text())
     assert {str(number) for number in ours} == set(times)
     for number, (_, *expected) in times.items():

@@ -12,8 +12,8 @@ from evenflow.kv import PagePool
 from evenflow.schedulers import create
 from evenflow.scheduling import Plan, Prefill, View
 from evenflow.types import Request
-from experiments.engines.gllm import FIELDS, Replayer
-from experiments.engines.journal import read, replayed
+from experiments.engines import gllm
+from experiments.engines.journal import Replayer, read, replayed
 from tests.worlds import send
 
 JOURNALS = sorted((Path(__file__).parent / "journals").glob("gllm-*.jsonl.gz"))
@@ -21,13 +21,14 @@ JOURNALS = sorted((Path(__file__).parent / "journals").glob("gllm-*.jsonl.gz"))
 
 def test_the_journals_preempt_where_pages_are_few() -> None:
     for path in JOURNALS:
-        preempted = any(event.get("preempted") for event in read(path, FIELDS))
+        preempted = any(event.get("preempted") for event in read(path, gllm.FIELDS))
         assert preempted == ("tight" in path.name)
 
 
 def test_the_default_reading_is_not_the_packages() -> None:
-    events = read(JOURNALS[-1], FIELDS)
-    assert replayed(events, Replayer(events[0], variant="reading")).difference is not None
+    events = read(JOURNALS[-1], gllm.FIELDS)
+    world = gllm.world_of(JOURNALS[-1], events, variant="reading")
+    assert replayed(events, Replayer(gllm, world)).difference is not None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
     for path, outcome in journals:
         config = first_line(path)
         engine = engine_of(path)
-        key = engine.name, engine.version, engine.mode(config)
+        key = engine.name, engine.version, engine.form.mode(config)
         found[key].append((config, outcome))
     head = "| engine | version | recorded | stages | journals | steps equal | requests to 1 ns |\n"
     lines = [head + "|---|---|---|---|---|---|---|\n"]
@@ -42,7 +42,7 @@ def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
         refused = f", {len(group) - len(done)} not modelled" * (len(done) < len(group))
         lines.append(
             f"| {' | '.join(key)} | {', '.join(map(str, stages))} | {len(group)}{refused} "
-            f"| {equal:,} of {steps:,} | {timed or 'no times'} |\n"
+            f"| {equal:,} of {steps:,} | {f'{timed:,}' if timed else 'no times'} |\n"
         )
     return "".join(lines)
 
@@ -54,8 +54,8 @@ def rules() -> str:
 
 
 def _rules_of(engine: Engine) -> str:
-    compared = "; ".join(f"*{name}*: {rule}" for name, rule in engine.rules.items())
-    return f"| {engine.name} | `{engine.policy}` | {compared} | {engine.not_covered} |\n"
+    compared = "; ".join(f"*{name}*: {rule}" for name, rule in engine.form.RULES.items())
+    return f"| {engine.name} | `{engine.policy}` | {compared} | {engine.form.NOT_COVERED} |\n"
 
 
 def blocks() -> Iterator[tuple[str, str]]:

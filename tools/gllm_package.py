@@ -23,8 +23,8 @@ from typing import Any
 from unittest.mock import patch
 
 from evenflow.schedulers.token_throttling import Variant
-from experiments.engines.gllm import Replayer
-from experiments.engines.journal import Event, replayed
+from experiments.engines import gllm
+from experiments.engines.journal import Event, Replayer, replayed
 from tools.recordings import SUFFIX, arguments, drawn, write
 
 PAGE_TOKENS = 16
@@ -234,7 +234,7 @@ def compare(modules: SimpleNamespace, options: argparse.Namespace, depth: int, p
             write(options.write / f"gllm-pp{depth}-{pool}{SUFFIX}", journal)
         batches += sum(bool(rows(event)) for event in journal)
         equal.update({variant: equal_batches(journal, variant) for variant in VARIANTS})
-        difference = replayed(journal, Replayer(config)).difference
+        difference = replayed(journal, replayer(journal)).difference
         differences += [difference] if difference else []
     shares = ", ".join(f"{variant} {100 * equal[variant] / batches:.1f} %" for variant in VARIANTS)
     print(
@@ -247,17 +247,22 @@ def compare(modules: SimpleNamespace, options: argparse.Namespace, depth: int, p
     return not differences
 
 
+def replayer(journal: Sequence[Event], variant: Variant = "code") -> Replayer:
+    """Return a Batcher of ours with the settings of a journal, in a variant."""
+    return Replayer(gllm, gllm.world_of(Path(), journal, variant=variant))
+
+
 def equal_batches(journal: Sequence[Event], variant: Variant) -> int:
     """Count the micro-batches with the same rows and tokens in a variant, in any order.
 
     It goes on from its own state after one that differs.
     """
-    ours, equal = Replayer(journal[0], variant=variant), 0
+    ours, equal = replayer(journal, variant), 0
     for number, event in enumerate(journal[1:]):
         if event["kind"] != "ask":
             ours.feed(event, float(number))
             continue
-        answer = ours.answer(float(number))
+        answer = gllm.rows_of(ours.ask(float(number)))
         equal += bool(rows(event)) and rows(event) == rows(answer)
     return equal
 

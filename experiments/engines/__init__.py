@@ -5,42 +5,30 @@ Here: which journal is whose, and what `evenflow replay` replays at a path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evenflow.errors import UsageError
 from experiments.engines import gllm, sglang, vllm
-from experiments.engines.journal import Event, Outcome, first_line
+from experiments.engines.journal import Form, Outcome, first_line, replay
 from experiments.real import replay_folder
 from experiments.validation.journal import NAME
 
 
 class Engine(NamedTuple):
-    """An engine: its policy here, how to replay a journal, and how the run is told from others.
-
-    `version` is the one whose rules are the policy's. `rules` say what decides each part of an
-    answer, all of which are compared.
-    """
+    """An engine: its policy here, whose rules are those of this version, and its journals' form."""
 
     name: str
     version: str
     policy: str
-    replay: Callable[[Path, str | None], Outcome]
-    mode: Callable[[Event], str]
-    rules: Mapping[str, str]
-    not_covered: str
-
-
-def _engine(name: str, version: str, policy: str, module: Any) -> Engine:
-    parts = module.replay, module.mode, module.RULES, module.NOT_COVERED
-    return Engine(name, version, policy, *parts)
+    form: Form
 
 
 ENGINES = {
-    vllm.MARK: _engine("vLLM V1", "0.32.0", "vllm_v1", vllm),
-    sglang.MARK: _engine("SGLang", "0.5.23", "sglang", sglang),
-    gllm.MARK: _engine("gLLM", "0.0.6.post1", "token_throttling, variant: code", gllm),
+    vllm.MARK: Engine("vLLM V1", "0.32.0", "vllm_v1", vllm),
+    sglang.MARK: Engine("SGLang", "0.5.23", "sglang", sglang),
+    gllm.MARK: Engine("gLLM", "0.0.6.post1", "token_throttling, variant: code", gllm),
 }
 """By a key that the config of their journals has."""
 
@@ -83,7 +71,7 @@ def replay_engines(
 
 
 def _replay(path: Path, scheduler: str | None) -> Outcome:
-    return engine_of(path).replay(path, scheduler)
+    return replay(path, engine_of(path).form, scheduler)
 
 
 def engine_of(path: Path) -> Engine:

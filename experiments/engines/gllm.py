@@ -7,17 +7,17 @@ page for a prefill, or would wait for ever.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
-from evenflow.errors import StallError
-from evenflow.kv import PagePool
+from evenflow.costs import AffineCost
 from evenflow.request import Request
 from evenflow.schedulers import create, parameters, policy
-from experiments.engines.journal import Event, Outcome, differ, read, replayed
+from experiments.engines.journal import Answers, Ask, Event, requests_of
+from sim import World
 
 MARK = "iterations"
 
@@ -48,79 +48,50 @@ def mode(config: Event) -> str:
     return "pages enough" if config["pages"] >= 4000 else "pages too few"
 
 
-class Replayer:
-    """Feeds the events of a journal to a Batcher and compares what it answers."""
-
-    def __init__(self, config: Event, scheduler: str | None = None, variant: str = "code") -> None:
-        name = scheduler or "token_throttling"
-        settings = {**config, "variant": variant}
-        params = {key: settings[key] for key in parameters(policy(name)) if key in settings}
-        depth, pages = config["depth"], PagePool(config["pages"], config["page_tokens"])
-        limit = pages.total_pages * pages.page_tokens
-        self._batcher = Batcher(
-            create(name, params, max_model_len=limit),
-            pages,
-            depth=depth,
-            max_in_flight=depth,
-            max_model_len=limit,
-        )
-        self._travelling: deque[MicroBatch] = deque()
-
-    def feed(self, event: Event, now_s: float) -> str | None:
-        """Hand on an event; return what is not as recorded, or None."""
-        if event["kind"] == "add":
-            request = Request(event["id"], now_s, event["prompt"], event["output"])
-            return self._batcher.add(request)
-        if event["kind"] == "done" and self._travelling:
-            self._batcher.complete(self._travelling.popleft(), now_s)
-        if event["kind"] != "ask":
-            return None
-        ours, theirs = _named(self.answer(now_s)), _named(event)
-        return next(
-            (
-                f"{differ(name, ours[name], theirs[name])} ({RULES[name]})"
-                for name in RULES
-                if ours[name] != theirs[name]
-            ),
-            None,
-        )
-
-    def answer(self, now_s: float) -> Event:
-        """Ask for a micro-batch; return it as a journal has it."""
-        queues = self._batcher.queues
-        before = {seq: seq.epoch for seq in queues.live.values()}
-        try:
-            batch = self._batcher.next(now_s)
-        except StallError:
-            batch = None
-        if batch is not None:
-            self._travelling.append(batch)
-        preempted = [seq.request.request_id for seq in before if seq.epoch > before[seq]]
-        group = batch.decodes if batch is not None else None
-        chunks = batch.chunks if batch is not None else ()
-        return {
-            "preempted": sorted(preempted),
-            "decodes": list(group.members) if group is not None else [],
-            "prefills": [[c.sequence.request.request_id, c.stop - c.start] for c in chunks],
-            "free": self._batcher.pool.free_pages,
-        }
+def world_of(
+    path: Path, events: Sequence[Event], scheduler: str | None = None, variant: str = "code"
+) -> World:
+    """Return a journal's requests and deployment."""
+    config, name = events[0], scheduler or "token_throttling"
+    settings = {**config, "variant": variant}
+    params = {key: settings[key] for key in parameters(policy(name)) if key in settings}
+    limit = config["pages"] * config["page_tokens"]
+    make_scheduler = partial(create, name, params, max_model_len=limit)
+    make_scheduler()  # a name that is none
+    return World(
+        requests_of(events, _request),
+        make_scheduler,
+        AffineCost(1.0, 0.0, config["depth"]),
+        depth=config["depth"],
+        total_pages=config["pages"],
+        max_model_len=limit,
+        page_tokens=config["page_tokens"],
+        max_in_flight=config["depth"],
+    )
 
 
-def _named(answer: Event) -> dict[str, Any]:
-    """Return the parts of an answer by what decides them."""
+def _request(event: Event, now_s: float) -> Request:
+    return Request(event["id"], now_s, event["prompt"], event["output"])
+
+
+def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
+    """Compare an answer of gLLM's with ours."""
+    before = {seq: seq.epoch for seq in batcher.queues.live.values()}
+    batch = ask()
+    preempted = [seq.request.request_id for seq in before if seq.epoch > before[seq]]
+    yield "preempted", sorted(preempted), event["preempted"]
+    ours = rows_of(batch)
+    yield "decodes", ours["decodes"], event["decodes"]
+    for name, kind in (("prefills", list), ("tokens", dict)):
+        yield name, kind(dict(ours["prefills"])), kind(dict(event["prefills"]))
+    yield "free pages", batcher.pool.free_pages, event["free"]
+
+
+def rows_of(batch: MicroBatch | None) -> Event:
+    """Return who decodes in a micro-batch and the tokens of its prompts, as a journal has them."""
+    group = batch.decodes if batch is not None else None
+    chunks = batch.chunks if batch is not None else ()
     return {
-        "preempted": answer["preempted"],
-        "decodes": answer["decodes"],
-        "prefills": [request for request, _ in answer["prefills"]],
-        "tokens": dict(answer["prefills"]),
-        "free pages": answer["free"],
+        "decodes": list(group.members) if group is not None else [],
+        "prefills": [[c.sequence.request.request_id, c.stop - c.start] for c in chunks],
     }
-
-
-def replay(path: Path, scheduler: str | None = None) -> Outcome:
-    """Replay a journal of gLLM through the policy `scheduler`, or that which its settings mean.
-
-    UsageError for a file that cannot be read.
-    """
-    events = read(path, FIELDS)
-    return replayed(events, Replayer(events[0], scheduler))

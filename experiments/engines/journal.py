@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from evenflow.batch import MicroBatch
-from evenflow.errors import PolicyError, UsageError
-from evenflow.request import Prefix
+from evenflow.batcher import Batcher
+from evenflow.errors import PolicyError, StallError, UsageError
+from evenflow.request import Prefix, Request
+from sim import World, simulate
 
 Event = Mapping[str, Any]
 
@@ -28,11 +31,101 @@ class Outcome(NamedTuple):
     timed: int = 0
 
 
-class Replayer(Protocol):
-    """A Batcher of ours under a journal's load."""
+Ask = Callable[[], MicroBatch | None]
+Answers = Iterator[tuple[str, Any, Any]]
+
+
+class Form(Protocol):
+    """How the journals of an engine are to be read: a module of this package.
+
+    `FIELDS`: what each kind of event has to hold. `RULES` say what decides each part of an answer.
+    `world_of` gives a journal's requests and deployment; UsageError for what is not modelled.
+    `answers`: the parts of an answer, ours and as recorded, in the order in which they are
+    compared; `ask` asks our Batcher.
+    """
+
+    @property
+    def FIELDS(self) -> Mapping[str, Collection[str]]: ...  # noqa: N802
+    @property
+    def RULES(self) -> Mapping[str, str]: ...  # noqa: N802
+    @property
+    def NOT_COVERED(self) -> str: ...  # noqa: N802
+    def mode(self, config: Event) -> str: ...
+    def world_of(self, path: Path, events: Sequence[Event], scheduler: str | None) -> World: ...
+    def answers(self, batcher: Batcher, event: Event, ask: Ask) -> Answers: ...
+
+
+class Times(NamedTuple):
+    """When a request got its first token and its last, in seconds."""
+
+    first_token_s: float
+    completion_s: float
+
+
+class Replayer:
+    """Feeds the events of a journal to the Batcher of a world, and compares what it answers.
+
+    The micro-batches travel first in, first out. `times` are those that the journal's clock gives.
+    """
+
+    def __init__(self, form: Form, world: World) -> None:
+        self._form = form
+        self._requests = {request.request_id: request for request in world.requests}
+        self.batcher = world.batcher()
+        self._travelling: deque[MicroBatch] = deque()
+        self.times: dict[int, Times] = {}
 
     def feed(self, event: Event, now_s: float) -> str | None:
         """Hand on an event; return what is not as recorded, or None."""
+        if event["kind"] == "add":
+            return self.batcher.add(self._requests[event["id"]])
+        if event["kind"] == "ask":
+            answers = self._form.answers(self.batcher, event, lambda: self.ask(now_s))
+            return next((self._differ(*each) for each in answers if each[1] != each[2]), None)
+        if event["kind"] == "done" and self._travelling and event.get("ids", True):
+            ended = self.batcher.complete(self._travelling.popleft(), now_s)
+            numbers = sorted(seq.request.request_id for seq in ended)
+            self.times |= {
+                seq.request.request_id: Times(seq.first_token_s, seq.completion_s) for seq in ended
+            }
+            recorded = sorted(event.get("finished", numbers))
+            if numbers != recorded:
+                return self._differ("finished", numbers, recorded)
+        return None
+
+    def ask(self, now_s: float) -> MicroBatch | None:
+        """Ask the Batcher; what it sends travels until it is done."""
+        try:
+            batch = self.batcher.next(now_s)
+        except StallError:  # the engine may wait for ever too
+            return None
+        if batch is not None:
+            self._travelling.append(batch)
+        return batch
+
+    def _differ(self, name: str, ours: object, theirs: object) -> str:
+        return f"{differ(name, ours, theirs)} ({self._form.RULES[name]})"
+
+
+def replay(path: Path, form: Form, scheduler: str | None = None) -> Outcome:
+    """Replay a journal through the policy `scheduler`, or that which its settings mean.
+
+    What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
+    UsageError for a file that cannot be read, or settings that are not modelled.
+    """
+    events = read(path, form.FIELDS)
+    world = form.world_of(path, events, scheduler)
+    replayer = Replayer(form, world)
+    outcome = replayed(events, replayer)
+    if outcome.difference is not None or "base_s" not in events[0]:
+        return outcome
+    ours = simulated(world)
+    for number, theirs in replayer.times.items():
+        for name, one, other in zip(Times._fields, ours[number], theirs, strict=True):
+            if not abs(one - other) <= 1e-9:
+                what = f"request {number}, {name}: {one!r}, recorded {other!r}"
+                return outcome._replace(difference=f"{what} ({form.RULES[name]})")
+    return outcome._replace(timed=len(replayer.times))
 
 
 def replayed(events: Sequence[Event], replayer: Replayer) -> Outcome:
@@ -41,13 +134,38 @@ def replayed(events: Sequence[Event], replayer: Replayer) -> Outcome:
     step = 0
     for number, event in enumerate(events[1:]):
         try:
-            what = replayer.feed(event, event.get("now_s", event.get("t", float(number))))
+            what = replayer.feed(event, time_of(event, number))
         except (PolicyError, ValueError, LookupError) as error:
             what = str(error)
         if what is not None:
             return Outcome(steps, step, f"step {step}: {what}")
         step += event["kind"] == "ask"
     return Outcome(steps, step)
+
+
+def simulated(world: World) -> dict[int, Times]:
+    """Return the times of the requests in a simulation of a world."""
+    result = simulate(world)
+    columns = result.request_id, result.first_token_s, result.completion_s
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {number: Times(first_s, last_s) for number, first_s, last_s in rows}
+
+
+def time_of(event: Event, number: int) -> float:
+    """Return when an event happened: by the journal's clock, or as many events after the first."""
+    return float(event.get("now_s", event.get("t", number)))
+
+
+def requests_of(
+    events: Sequence[Event], request_of: Callable[[Event, float], Request]
+) -> list[Request]:
+    """Return the requests that a journal's `add` events stand for, by arrival."""
+    found = [
+        request_of(event, time_of(event, number))
+        for number, event in enumerate(events[1:])
+        if event["kind"] == "add"
+    ]
+    return sorted(found, key=lambda request: request.arrival_s)
 
 
 def read(path: Path, fields: Mapping[str, Collection[str]]) -> list[Event]:

@@ -7,30 +7,28 @@ the rules are the policy's.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
-from evenflow.kv import PagePool
-from evenflow.radix import RadixCache
+from evenflow.costs import AffineCost
 from evenflow.request import Request
 from evenflow.schedulers import create, parameters, policy
 from evenflow.scheduling import Scheduler
 from experiments.engines.journal import (
+    Answers,
+    Ask,
     Contents,
     Event,
-    Outcome,
-    differ,
-    read,
     refuse,
-    replayed,
+    requests_of,
     tokens_of,
 )
+from sim import World
 
 MARK = "chunked_prefill_size"
 
@@ -70,6 +68,8 @@ RULES = {
     "free tokens": "pages come with the chunk and with the decode step",
     "new_token_ratio": "it falls with each decode step, and is estimated anew after a retraction",
     "finished": "the result of who was retracted is dropped",
+    "first_token_s": "arrivals are seen when the loop asks; overlapped, it asks before it waits",
+    "completion_s": "more slots than stages: what is chosen last is sent after the oldest result",
 }
 """What decides each part of an answer."""
 
@@ -108,90 +108,25 @@ def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     return create(name, params, **facts)
 
 
-def batcher_of(config: Event, scheduler: Scheduler) -> Batcher:
-    """Return a Batcher with a journal's settings."""
-    kind = RadixCache if config["radix"] else PagePool
-    return Batcher(
-        scheduler,
-        kind(config["tokens"] // config["page_size"], config["page_size"]),
+def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
+    """Return a journal's requests and deployment."""
+    config = events[0]
+    refuse(path, config, MODELLED)
+    contents = Contents(path, config["page_size"], generated) if config["radix"] else None
+    make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
+    make_scheduler()  # a name that is none
+    return World(
+        requests_of(events, partial(_request, contents)),
+        make_scheduler,
+        AffineCost(config.get("base_s", 1.0), config.get("per_token_s", 0.0), config["pp"]),
         depth=config["pp"],
-        max_in_flight=places(config),
+        total_pages=config["tokens"] // config["page_size"],
         max_model_len=config.get("context", 1 << 30),
-        asks_again=False,
+        page_tokens=config["page_size"],
+        max_in_flight=config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"],
+        dispatch="engine_loop",
+        prefix_cache=config["radix"],
     )
-
-
-def places(config: Event) -> int:
-    """Return how many answers SGLang waits for at most before it takes the oldest."""
-    return int(config["pp"]) + int(config.get("pp_async_batch_depth", 0)) + bool(config["overlap"])
-
-
-class Replayer:
-    """Feeds the events of a journal to a Batcher and compares what it answers."""
-
-    def __init__(self, path: Path, config: Event, scheduler: str | None) -> None:
-        refuse(path, config, MODELLED)
-        self._batcher = batcher_of(config, scheduler_of(config, scheduler or "sglang"))
-        self._page_tokens: int = config["page_size"]
-        self._travelling: deque[MicroBatch] = deque()
-        self._contents = contents_of(path, config)
-
-    def feed(self, event: Event, now_s: float) -> str | None:
-        """Hand on an event; return what is not as recorded, or None."""
-        if event["kind"] == "add":
-            return self._batcher.add(request_of(event, now_s, self._contents))
-        if event["kind"] == "ask":
-            return self._ask(event, now_s)
-        if event["kind"] == "done":
-            return self._complete(event, now_s)
-        return None
-
-    def _ask(self, event: Event, now_s: float) -> str | None:
-        queues = self._batcher.queues
-        waiting = [seq.request.request_id for seq in queues.waiting]
-        before = self._pages()
-        admitted = dict(queues.admitted)
-        batch = self._batcher.next(now_s)
-        if batch is not None:
-            self._travelling.append(batch)
-        gone = [number for number in admitted if number not in queues.admitted]
-        aborted = [number for number in gone if number not in queues.live]
-        order = [seq.request.request_id for seq in queues.waiting]
-        retracted = [number for number in order if number in gone]
-        started = sorted(number for number in queues.admitted if number not in admitted)
-        ratio = getattr(self._batcher.scheduler, "new_token_ratio", None)
-        cached = {number: queues.live[number].kept_tokens for number in started}
-        recorded = {int(key): n for key, n in event.get("cached", {}).items()}
-        answers = (
-            ("slot", queues.slot, event["mb"]),
-            ("waiting", waiting, event["waiting"]),
-            ("free tokens before", before, [event["free_before"], event["evictable_before"]]),
-            ("aborted", aborted, event["aborted"]),
-            ("retracted", retracted, event["retracted"]),
-            ("admitted", started, sorted([*event["new"], *event["resumed"]])),
-            ("tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}),
-            ("cached tokens", cached, recorded or dict.fromkeys(started, 0)),
-            ("free tokens", self._pages(), [event["free_after"], event["evictable"]]),
-            ("new_token_ratio", ratio, event["ratio_after"] if ratio is not None else None),
-        )
-        return next((_differ(*each) for each in answers if each[1] != each[2]), None)
-
-    def _pages(self) -> list[int]:
-        """Return the free tokens, and those of what nobody pins."""
-        pool = self._batcher.pool
-        idle_pages = pool.free_pages - pool.empty_pages
-        return [pool.empty_pages * self._page_tokens, idle_pages * self._page_tokens]
-
-    def _complete(self, event: Event, now_s: float) -> str | None:
-        ended = self._batcher.complete(self._travelling.popleft(), now_s)
-        finished = sorted(seq.request.request_id for seq in ended)
-        if finished != sorted(event["finished"]):
-            return _differ("finished", finished, sorted(event["finished"]))
-        return None
-
-
-def _differ(name: str, ours: object, theirs: object) -> str:
-    return f"{differ(name, ours, theirs)} ({RULES[name]})"
 
 
 def generated(known: int, stop: int) -> list[int]:
@@ -199,13 +134,7 @@ def generated(known: int, stop: int) -> list[int]:
     return [7] * (stop - known - 1) + [2]
 
 
-def contents_of(path: Path, config: Event) -> Contents | None:
-    """Return what is in the tokens of a journal with radix cache."""
-    return Contents(path, config["page_size"], generated) if config["radix"] else None
-
-
-def request_of(event: Event, now_s: float, contents: Contents | None = None) -> Request:
-    """Return the request that arrives in an event."""
+def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
     return Request(
         event["id"],
         event.get("at", now_s),
@@ -216,10 +145,31 @@ def request_of(event: Event, now_s: float, contents: Contents | None = None) -> 
     )
 
 
-def replay(path: Path, scheduler: str | None = None) -> Outcome:
-    """Replay a journal of SGLang through the policy `scheduler`, or that which its settings mean.
+def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
+    """Compare an answer of SGLang's with ours."""
+    queues = batcher.queues
+    yield "waiting", [seq.request.request_id for seq in queues.waiting], event["waiting"]
+    yield "free tokens before", _room(batcher), [event["free_before"], event["evictable_before"]]
+    admitted = list(queues.admitted)
+    batch = ask()
+    yield "slot", queues.slot, event["mb"]
+    gone = [number for number in admitted if number not in queues.admitted]
+    yield "aborted", [number for number in gone if number not in queues.live], event["aborted"]
+    order = [seq.request.request_id for seq in queues.waiting]
+    yield "retracted", [number for number in order if number in gone], event["retracted"]
+    started = sorted(number for number in queues.admitted if number not in admitted)
+    yield "admitted", started, sorted([*event["new"], *event["resumed"]])
+    yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
+    recorded = {int(key): n for key, n in event.get("cached", {}).items()}
+    cached = {number: queues.live[number].kept_tokens for number in started}
+    yield "cached tokens", cached, recorded or dict.fromkeys(started, 0)
+    yield "free tokens", _room(batcher), [event["free_after"], event["evictable"]]
+    ratio = getattr(batcher.scheduler, "new_token_ratio", event["ratio_after"])
+    yield "new_token_ratio", ratio, event["ratio_after"]
 
-    UsageError for a file that cannot be read, or settings that are not modelled.
-    """
-    events = read(path, FIELDS)
-    return replayed(events, Replayer(path, events[0], scheduler))
+
+def _room(batcher: Batcher) -> list[int]:
+    """Return the free tokens, and those of what nobody pins."""
+    pool = batcher.pool
+    idle_pages = pool.free_pages - pool.empty_pages
+    return [pool.empty_pages * pool.page_tokens, idle_pages * pool.page_tokens]

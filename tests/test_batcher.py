@@ -190,7 +190,8 @@ def test_of_who_is_preempted_all_waits_until_it_is_looked_up() -> None:
             assert [prompt.remaining for prompt in serving.view.waiting] == [8 if number else 40]
             serving.complete(send(serving, 1.0), 1.5)
     serving.complete(send(serving, 2.0), 2.5)
-    assert serving.next(3.0) is None
+    with pytest.raises(StallError):
+        serving.next(3.0)
     assert serving.queues.waiting_tokens == 42 + 40
 
 

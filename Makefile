@@ -147,10 +147,10 @@ comma := ,
 	@python3.11 -m venv --clear $(@D)
 	@echo "installing sglang into $(@D), 2.3 GB"
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--no-deps sglang==0.5.23
-	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
 		torch==2.13.0 triton numpy transformers==5.19.0 msgspec orjson pybase64 psutil setproctitle pyzmq fastapi uvicorn aiohttp \
 		requests pydantic pillow einops partial_json_parser regex sentencepiece openai \
 		compressed-tensors dill grpcio xgrammar pyyaml tqdm filelock packaging safetensors \
 		opentelemetry-api apache-tvm-ffi
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--no-deps sglang==0.5.23
 	@touch $@

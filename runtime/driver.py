@@ -114,7 +114,8 @@ class Driver:
     compute with tokens are given. The run fails when nothing is heard of a micro-batch for
     `patience_s` seconds longer than all those in flight take. `on_added` is called with (request
     id, why it is refused or None), `on_token` with (request id, token) as tokens come, and says
-    with True that the request ends there; `on_done` with the number of requests done. What happens
+    with True that the request ends there; `on_given_up` with the id of a request that the policy
+    ends for want of pages; `on_done` with the number of requests done. What happens
     goes to `blocks` every FLUSH_S. `origin_s` is the clock's time of its start.
     """
 
@@ -128,6 +129,7 @@ class Driver:
         patience_s: float = 30.0,
         front: Front | None = None,
         on_added: Callable[[int, str | None], None] | None = None,
+        on_given_up: Callable[[int], None] = lambda _: None,
         on_done: Callable[[int], None] | None = None,
         on_token: Callable[[int, int], bool | None] | None = None,
         blocks: Blocks | None = None,
@@ -138,6 +140,7 @@ class Driver:
         self._pipeline = pipeline
         self._patience_s = patience_s
         self._on_added = on_added
+        self._on_given_up = on_given_up
         self._on_done = on_done
         self._on_token = on_token
         self._clock = clock
@@ -262,6 +265,9 @@ class Driver:
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
         """Record what has ended; the loop calls it."""
         self._recorder.finish(sequences)
+        for seq in sequences:
+            if seq.aborted:
+                self._on_given_up(seq.request.request_id)
         self._writer.ended(sequences)
         self._left(len(sequences))
 

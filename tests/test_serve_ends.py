@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,27 @@ def _health(server: Any) -> int:
     with suppress(httpx.TransportError):
         return int(httpx.get(f"{server.url}/health", timeout=2).status_code)
     return 0
+
+
+GIVES_UP = """\
+stages: 2
+costs: {kind: affine, base_s: 0.002, per_token_s: 2e-5}
+kv: {pages: 20}
+max_model_len: 300
+scheduler: {name: sglang, chunked_prefill_size: 256}
+dispatch: engine_loop
+"""
+
+
+def test_a_client_whose_request_the_policy_gives_up_hears_of_it() -> None:
+    """Each is alone in its slot, and together they outgrow the pool."""
+    with serving(run=GIVES_UP) as server, ThreadPoolExecutor() as pool:
+        bodies = [{"prompt": [1] * 100, "max_tokens": 150}, {"prompt": [2] * 20, "max_tokens": 150}]
+        asked = [pool.submit(server.complete, **body) for body in bodies]
+        answers = sorted((each.result(20) for each in asked), key=lambda each: each.status_code)
+        assert [each.status_code for each in answers] == [200, 503]
+        assert "gave it up: its pages do not suffice" in answers[1].json()["error"]["message"]
+        assert server.metrics()["vllm:request_success_totalabort"] == 1
+        assert server.complete(prompt=[3], max_tokens=2).status_code == 200
+        server.interrupted()
+        assert sorted(server.statuses()) == ["aborted", "completed", "completed"]

@@ -30,6 +30,9 @@ WAIT_REASONS = ("kv", "policy", "work")
 suffice; work waited, pages sufficed, and the policy sent nothing; there was nothing to run. Of
 several engines that wait, the first of these reasons counts."""
 
+GIVEN_UP = "the policy gave it up: its pages do not suffice"
+"""What is said of a request that a policy ends early."""
+
 WAIT_CODES = {reason: code for code, reason in enumerate(WAIT_REASONS)}
 
 
@@ -277,7 +280,7 @@ class Recorder:
         self._completed += (seq for seq in sequences if not seq.aborted)
         for seq in sequences:
             if seq.aborted:
-                self.abort(seq, "the policy gave it up: its pages do not suffice")
+                self.abort(seq, GIVEN_UP)
 
     def abort(self, seq: Sequence, reason: str) -> None:
         self._others.append(Ended(seq, "aborted", reason))

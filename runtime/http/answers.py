@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from evenflow.results.run import GIVEN_UP
 from evenflow.types import Request
 from runtime.front import LiveFront
 from runtime.http.text import Codec, StopStrings
@@ -142,8 +143,8 @@ class _Answer:
 class Answers:
     """All requests of clients that are being answered.
 
-    The event loop submits and withdraws; `added`, `token` and `text_of` are for the driver's
-    thread. At most `max_queue` requests wait for their first token (None: no limit).
+    The event loop submits and withdraws; `added`, `given_up`, `token` and `text_of` are for the
+    driver's thread. At most `max_queue` requests wait for their first token (None: no limit).
     """
 
     def __init__(self, front: LiveFront, codec: Codec, max_queue: int | None = None) -> None:
@@ -238,6 +239,14 @@ class Answers:
         message = f"prompt and max_tokens: {refusal}"
         error = ServiceError(message, 400, "context_length_exceeded", "max_tokens")
         self._tell(lambda: answer.reply.fail(error))
+
+    def given_up(self, request_id: int) -> None:
+        """Hear that the policy ended a request before its time."""
+        answer = self._answers.pop(request_id, None)
+        if answer is not None:
+            self.finished["abort"] += 1
+            error = ServiceError(GIVEN_UP, 503)
+            self._tell(lambda: answer.reply.fail(error))
 
     def token(self, request_id: int, token: int) -> bool:
         """Hand out a token; say whether the request ends here, though more might be allowed."""

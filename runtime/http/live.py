@@ -112,6 +112,7 @@ class LiveServer:
             text_of=answers.text_of if speaks else None,
             front=self.front,
             on_added=answers.added,
+            on_given_up=answers.given_up,
             on_token=heard,
         )
         self._driver = driver

@@ -1,7 +1,7 @@
 """Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world.
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
-`ef.compare`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.figures`, `ef.reproduce` and
+`ef.compare`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.plan`, `ef.figures`, `ef.reproduce` and
 `ef.calibrate`, which are loaded when they are first asked for. They live upstairs, in
 `experiments`; no other module looks up there.
 """
@@ -20,6 +20,7 @@ FRONT_DOOR = (
     "capacity",
     "compare",
     "figures",
+    "plan",
     "reproduce",
     "simulate",
     "sweep",

@@ -36,6 +36,10 @@ from experiments.study.capacity_search import Capacity, Question
 from experiments.study.compare import Comparison, line_up, run_all
 from experiments.study.executors import executor_of
 from experiments.study.findings import Findings
+from experiments.study.layouts import parse_gpus
+from experiments.study.plan import Planned
+from experiments.study.plan import plan as study_plan
+from experiments.study.plan_search import Ask
 from experiments.study.points import Store, inputs_of
 from experiments.study.slo import parse_slo
 from experiments.study.sweep import sweep as study_sweep
@@ -58,6 +62,10 @@ RunFile = str | Path | Mapping[str, Any] | RunConfig
 
 Policy = str | Mapping[str, Any] | type[Scheduler] | Scheduler
 """A policy's name or `module:Class`; a mapping of `name` and parameters; a class; an object."""
+
+
+Gpus = int | str
+"""A number of GPUs, or several, as the option `--gpus` says them: 8, "4,8", "4..64"."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ def tune(
     *,
     schedulers: Sequence[str] | None = None,
     objective: str | None = None,
-    gpus: int | None = None,
+    gpus: Gpus | None = None,
     trials: int = 64,
     replications: int = 2,
     checks: int = 8,
@@ -204,8 +212,47 @@ def tune(
     document, file = _document(run)
     document = patched(document, dict(set or {}))
     limits = tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()]))
-    wish = Wish(limits, objective, schedulers, gpus, trials, replications, checks, seed)
+    counts = None if gpus is None else parse_gpus(str(gpus))
+    wish = Wish(limits, objective, schedulers, counts, trials, replications, checks, seed)
     return study_tune(document, file.parent, wish, How(_folder(out), force, [file], **how))
+
+
+def plan(
+    run: RunFile,
+    slo: Mapping[str, float],
+    gpus: Gpus,
+    *,
+    rate: float | str | None = None,
+    price: float | None = None,
+    schedulers: Sequence[str] | None = None,
+    budgets: Sequence[int] | None = None,
+    replications: int = 1,
+    exhaustive: bool = False,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    **how: Unpack[Simulators],
+) -> Planned:
+    """Find the cheapest deployment of so many GPUs that keeps limits, or what is nearest to it.
+
+    `.table` has a row for each that does, the best first, `.points` one for all that was simulated.
+    `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour;
+    `budgets`: tokens of a micro-batch. `exhaustive` simulates every point. `slo`, `set`, `out` and
+    `force` are as for `capacity`. Raises UsageError for what cannot be.
+    """
+    document, file = _document(run)
+    document = patched(document, dict(set or {}))
+    ask = Ask(
+        slo=tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()])),
+        gpus=parse_gpus(str(gpus)),
+        rate=None if rate is None else str(rate),
+        price=price,
+        schedulers=schedulers,
+        budgets=budgets,
+        replications=replications,
+        exhaustive=exhaustive,
+    )
+    return study_plan(document, file.parent, ask, How(_folder(out), force, [file], **how))
 
 
 def figures(

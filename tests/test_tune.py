@@ -17,6 +17,7 @@ from evenflow.schedulers.sarathi import Sarathi
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
+from experiments.study.layouts import AS_GIVEN, layouts, pairs_of, parse_gpus, shifted
 from experiments.study.points import Record, Store
 from experiments.study.searches import Range
 from experiments.study.slo import parse_slo
@@ -39,14 +40,11 @@ from experiments.study.tune_search import (
     unseen_parts,
 )
 from experiments.study.tuning import (
-    AS_GIVEN,
     GLLM,
     Candidate,
     Tuning,
     Wish,
-    layouts,
     prepare,
-    shifted,
     space_of,
 )
 from tests.test_points import RUN
@@ -226,15 +224,15 @@ def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
     document = Document("a.yaml", {**MODEL, "model": "Qwen2.5-32B"}, {})
     config = configured(document)
     workload = load_workload(config, Path())
-    found = {each.label: each for each in layouts(document, config, workload, Path(), 8)}
-    assert {each.parallel for each in found.values()} == {"8 x 1", "4 x 2", "2 x 4", "1 x 8"}
+    found = {each.label: each for each in layouts(document, workload, Path(), pairs_of([8]))}
+    assert {each.parallel for each in found.values()} == {"PP8", "PP4 x TP2", "PP2 x TP4", "TP8"}
     for each in found.values():
         assert each.reason or sum(each.layers) == 64
-    one = layouts(document, config, workload, Path(), 1)
-    assert [each.label for each in one] == ["1 x 1, even"]
+    one = layouts(document, workload, Path(), pairs_of([1]))
+    assert [each.label for each in one] == ["PP1, even"]
     assert "does not fit" in one[0].reason
-    own = layouts(document, config, workload, Path(), None)
-    assert own[0].label == "4 x 1, as given"
+    own = layouts(document, workload, Path())
+    assert own[0].label == "PP4, as given"
     assert len({each.layers for each in own}) == len(own) > 3
     moved = {each.layers for each in own}
     assert (17, 17, 16, 14) in moved
@@ -242,9 +240,18 @@ def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
 
 
 def test_on_other_gpus_the_run_as_it_is_gets_the_first_layout_that_fits() -> None:
-    asked = tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=2)
-    assert asked.default == "as given, on 2 x 1, even"
-    assert tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=4).default == "as given"
+    asked = tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=(2,))
+    assert asked.default == "as given, on PP2, even"
+    assert tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=(4,)).default == "as given"
+
+
+def test_numbers_of_gpus_are_said_in_one_way() -> None:
+    assert parse_gpus("4") == (4,)
+    assert parse_gpus("8, 4") == (4, 8)
+    assert parse_gpus("2..4,8") == (2, 3, 4, 8)
+    for wrong in ("", "0", "4..2", "many", "4...8", "-1", "1..9999999999"):
+        with pytest.raises(UsageError, match=r"should be a number of GPUs, several \(4,8\)"):
+            parse_gpus(wrong)
 
 
 def test_shifts_keep_the_layers() -> None:
@@ -256,11 +263,11 @@ def test_a_deployment_without_a_model_keeps_its_layout() -> None:
     asked = tuning(POISSON, ("p99_tpot_ms=1e6",))
     assert [each.label for each in asked.layouts] == ["as given, as given"]
     with pytest.raises(UsageError, match="--gpus 4: the run's costs do not follow"):
-        tuning(POISSON, ("p99_tpot_ms=1e6",), gpus=4)
+        tuning(POISSON, ("p99_tpot_ms=1e6",), gpus=(4,))
     with pytest.raises(UsageError, match=r"--gpus 4: the run's kv\.pages is a number"):
-        tuning({**MODEL, "kv": {"pages": 500}}, ("p99_tpot_ms=1e6",), gpus=4)
-    with pytest.raises(UsageError, match="--gpus 1: no layout fits: 1 x 1"):
-        tuning({**MODEL, "model": "Qwen2.5-32B"}, ("p99_tpot_ms=1e6",), gpus=1)
+        tuning({**MODEL, "kv": {"pages": 500}}, ("p99_tpot_ms=1e6",), gpus=(4,))
+    with pytest.raises(UsageError, match="--gpus 1: no layout fits: PP1"):
+        tuning({**MODEL, "model": "Qwen2.5-32B"}, ("p99_tpot_ms=1e6",), gpus=(1,))
 
 
 def test_a_search_space_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.profile import check_command, import_command, measure_command
 from experiments.cli.real import recover_command, replay_command, run_command, serve_command
 from experiments.cli.reproduce import reproduce_command
-from experiments.cli.studies import capacity_command, sweep_command, tune_command
+from experiments.cli.studies import capacity_command, plan_command, sweep_command, tune_command
 from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
 from experiments.cli.validate import validate_command
 
@@ -219,6 +219,7 @@ traces_app.command("fit")(fit_command)
 traces_app.command("convert")(convert_command)
 traces_app.command("predict")(predict_command)
 app.command("capacity")(capacity_command)
+app.command("plan")(plan_command)
 app.command("tune")(tune_command)
 app.command("run")(run_command)
 app.command("serve")(serve_command)

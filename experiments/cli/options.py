@@ -21,6 +21,10 @@ Slo = Annotated[
     list[str] | None,
     typer.Option("--slo", metavar="METRIC=LIMIT", help="A limit; may be given repeatedly."),
 ]
+Gpus = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="N", help="How many GPUs: 8, several (4,8) or 4..64."),
+]
 MedianQueue = Annotated[
     float | None,
     typer.Option("--max-median-queue-s", help="Limit the median scheduling delay (seconds)."),
@@ -30,4 +34,7 @@ Executor = Annotated[
     typer.Option(
         "--executor", metavar="NAME", help="process, dask, or dask:ADDRESS of a scheduler."
     ),
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Default: the number of cores.")
 ]

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import MOST_RUNS, UsageError
-from experiments.cli.options import Executor, Force, MedianQueue, Out, RunFile, Set, Slo
+from experiments.cli.options import (
+    Executor,
+    Force,
+    Gpus,
+    MedianQueue,
+    Out,
+    RunFile,
+    Set,
+    Slo,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from experiments.study.findings import Findings
@@ -25,9 +35,7 @@ def sweep_command(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Simulate points again that failed before.")
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Default: the number of cores.")
-    ] = None,
+    workers: Workers = None,
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th part of N.")
     ] = None,
@@ -156,10 +164,7 @@ def tune_command(
     schedulers: Annotated[
         str | None, typer.Option("--schedulers", metavar="A,B,...", help="Which to try.")
     ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", max=MOST_RUNS, help="Try all stages x tensor parallel of so many."),
-    ] = None,
+    gpus: Gpus = None,
     replications: Annotated[
         int, typer.Option("--replications", max=MOST_RUNS, help="Seeds of each trial.")
     ] = 2,
@@ -175,6 +180,7 @@ def tune_command(
     """Find the best scheduler, parameters and layout, and check them on unseen data."""
     from experiments.cli.terminal import progress
     from experiments.run_file.yaml_file import override, read
+    from experiments.study.layouts import parse_gpus
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
     from experiments.study.tune import tune
@@ -183,14 +189,19 @@ def tune_command(
     document = read(run)
     for assignment in set_ or ():
         document = override(document, assignment)
-    names = None if schedulers is None else [n.strip() for n in schedulers.split(",") if n.strip()]
+    names = None if schedulers is None else _names(schedulers)
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
-    wish = Wish(conditions, objective, names, gpus, trials, replications, checks, seed)
+    counts = None if gpus is None else parse_gpus(gpus)
+    wish = Wish(conditions, objective, names, counts, trials, replications, checks, seed)
     folder = out or Path("out") / f"{run.stem}-tune"
     how = How(out=folder, force=force, reads=[run], executor=executor, watch=progress)
     tuned = tune(document, run.parent, wish, how)
     _tell_tuned(tuned)
     typer.echo(folder / "tuned.yaml")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _tell_tuned(tuned: Tuned) -> None:
@@ -212,3 +223,71 @@ def _tell_tuned(tuned: Tuned) -> None:
     print_table(("GPU time (s)", tuning.default, TUNED, "difference"), bubble_rows(tuned))
     for line in sentences(tuned):
         typer.echo(line)
+
+
+def plan_command(
+    run: RunFile,
+    *,
+    gpus: Gpus = None,
+    slo: Slo = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="RATE", help="Requests/s, or a multiple of the run's: 2x."),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", metavar="DOLLARS", help="Of one GPU, an hour.")
+    ] = None,
+    schedulers: Annotated[
+        str | None, typer.Option("--schedulers", metavar="A,B,...", help="Which to try.")
+    ] = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option("--budgets", metavar="N,M,...", help="Tokens of a micro-batch to try."),
+    ] = None,
+    replications: Annotated[
+        int, typer.Option("--replications", max=MOST_RUNS, help="Seeds of each point.")
+    ] = 1,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Simulate every point, on all requests.")
+    ] = False,
+    max_median_queue_s: MedianQueue = None,
+    set_: Set = None,
+    executor: Executor = "process",
+    workers: Workers = None,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Find the cheapest deployment that keeps limits on latency, and say how to start it."""
+    from experiments.cli.terminal import progress
+    from experiments.report.tables import print_numbers
+    from experiments.run_file.yaml_file import override, read
+    from experiments.study.layouts import parse_gpus
+    from experiments.study.plan import launch, plan, rows, sentences
+    from experiments.study.plan_search import Ask, parse_budgets
+    from experiments.study.slo import parse_slo
+    from experiments.study.trials import How
+
+    if gpus is None:
+        raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
+    document = read(run)
+    for assignment in set_ or ():
+        document = override(document, assignment)
+    ask = Ask(
+        slo=tuple(parse_slo(slo or (), max_median_queue_s)),
+        gpus=parse_gpus(gpus),
+        rate=rate,
+        price=price,
+        schedulers=None if schedulers is None else _names(schedulers),
+        budgets=None if budgets is None else parse_budgets(budgets),
+        replications=replications,
+        exhaustive=exhaustive,
+    )
+    folder = out or Path("out") / f"{run.stem}-plan"
+    how = How(folder, force, [run], executor, workers, watch=progress)
+    planned = plan(document, run.parent, ask, how)
+    for line in sentences(planned):
+        typer.echo(line)
+    print_numbers(*rows(planned))
+    for line in launch(planned):
+        typer.echo(line)
+    typer.echo(folder / "plan.yaml")

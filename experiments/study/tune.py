@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,8 +16,9 @@ from experiments.report import plots
 from experiments.report.style import colour
 from experiments.report.tables import write_json, write_table
 from experiments.report.words import cause_label
-from experiments.run_file.yaml_file import Document, find, patched
+from experiments.run_file.yaml_file import Document, patched
 from experiments.study.intervals import Interval
+from experiments.study.launch import run_yaml
 from experiments.study.slo import Condition
 from experiments.study.trials import How, Trial
 from experiments.study.tune_search import (
@@ -73,19 +72,8 @@ def _write(folder: Path, tuned: Tuned, final: Path) -> None:
 def _winner(search: Search, final: Path) -> str:
     tuning = search.tuning
     document = patched(tuning.document, search.winner.candidate.patch)
-    data = _moved(document.data, tuning.beside, final)
     head = f"# The best settings that evenflow tune found for {tuning.document.name}.\n"
-    return head + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
-
-
-def _moved(value: Any, beside: Path, final: Path) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _moved(inner, beside, final) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_moved(inner, beside, final) for inner in value]
-    if isinstance(value, str) and value and (path := Path(find(value, beside))).exists():
-        return os.path.relpath(path, final)
-    return value
+    return head + run_yaml(document, tuning.beside, final)
 
 
 def facts(tuned: Tuned) -> dict[str, Any]:

@@ -5,8 +5,8 @@ Knows what may be tried and what fits, not how well it serves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED, policy
-from evenflow.specs.deployment import split_layers
-from evenflow.specs.model import model
-from experiments.run_file.build import Workload, build, load_workload
+from experiments.run_file.build import load_workload
 from experiments.run_file.policy_folders import make_importable
 from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document, Patch, find, mistakes, patched
+from experiments.run_file.yaml_file import Document, Patch, mistakes, patched
+from experiments.study.layouts import Layout, layouts, pairs_of, why_fixed
 from experiments.study.searches import Parameter
 from experiments.study.slo import Condition, check_metrics, request_limits, service_levels
 from experiments.study.trials import Case, Part, Study, dry_run, seed_matters
@@ -30,11 +29,6 @@ ONLINE = ("token_throttling", "sarathi", "vllm")
 """The schedulers tried when none is named, beside the run's own."""
 
 
-SHIFTS = (-2, -1, 1, 2, 3)
-"""Layers that the last stage gives to the others (below 0: takes from them), beside even and
-balanced splits."""
-
-
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What the user says: all of it beside the run itself. None: chosen here."""
@@ -42,7 +36,7 @@ class Wish:
     slo: tuple[Condition, ...]
     objective: str | None = None
     schedulers: Sequence[str] | None = None
-    gpus: int | None = None
+    gpus: Sequence[int] | None = None
     trials: int = 64
     replications: int = 2
     checks: int = 8
@@ -53,27 +47,6 @@ class Wish:
             value = getattr(self, name)
             if value < least:
                 raise UsageError(f"--{name} {value}: should be at least {least}")
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One way: its name in two parts, the keys of RUN.yaml that make it, and the layers per stage.
-
-    `reason`: why it cannot be; "" where it can.
-    """
-
-    parallel: str
-    division: str
-    keys: Mapping[str, Any]
-    layers: tuple[int, ...] = field(default=(), compare=False)
-    reason: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"{self.parallel}, {self.division}"
-
-
-AS_GIVEN = Layout("as given", "as given", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +127,12 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
     values = service_levels(outcome, metrics=[*metrics, objective], limits=limits)
     check_metrics(metrics, values, "--slo")
     check_metrics([objective], values, "--objective")
-    found = layouts(document, config, workload, beside, wish.gpus)
+    found = layouts(document, workload, beside, _pairs(config, wish))
     base = next((layout for layout in found if not layout.reason), None)
     if base is None:
-        raise UsageError(f"--gpus {wish.gpus}: no layout fits: {found[0].label}: {found[0].reason}")
+        raise UsageError(
+            f"--gpus {_words(wish.gpus)}: no layout fits: {found[0].label}: {found[0].reason}"
+        )
     spaces = {name: space_of(name) for name in _schedulers(config, wish)}
     count = wish.replications if seed_matters(config) else 1
     seeds = range(config.workload.seed, config.workload.seed + count)
@@ -174,6 +149,20 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
         trials=wish.trials,
         seed=wish.seed,
     )
+
+
+def _pairs(config: RunConfig, wish: Wish) -> list[tuple[int, int]] | None:
+    if wish.gpus is None:
+        return None
+    if fixed := why_fixed(config):
+        raise UsageError(
+            f"--gpus {_words(wish.gpus)}: {fixed}, so that the layout is what the run says"
+        )
+    return pairs_of(wish.gpus)
+
+
+def _words(gpus: Sequence[int] | None) -> str:
+    return ",".join(map(str, gpus or ()))
 
 
 def _of_requests(limits: Sequence[tuple[str, float]]) -> bool:
@@ -232,92 +221,3 @@ def _baselines(
         if candidate not in found.values():
             found[label] = candidate
     return found
-
-
-def layouts(
-    document: Document, config: RunConfig, workload: Workload, beside: Path, gpus: int | None
-) -> list[Layout]:
-    """Return the layouts to try, those that cannot be with the reason; the one given comes first.
-
-    All factorizations of `gpus` into stages x tensor parallel; None: the run's own. Layouts with
-    the same layers on the same GPUs are listed once. Where the layers do not follow from a model
-    and its memory there is only the one given, and `gpus` is a UsageError.
-    """
-    fixed = _why_fixed(config)
-    if fixed:
-        if gpus is not None:
-            raise UsageError(f"--gpus {gpus}: {fixed}, so that the layout is what the run says")
-        return [AS_GIVEN]
-    if gpus is not None and gpus < 1:
-        raise UsageError(f"--gpus {gpus}: should be at least 1")
-    assert config.model is not None  # it would be fixed
-    num_layers = model(find(config.model, beside)).num_layers
-    own = (config.num_stages, config.tensor_parallel)
-    pairs = [own] if gpus is None else _factors(gpus)
-    wanted = [AS_GIVEN] if gpus in (None, own[0] * own[1]) else []
-    wanted += [each for pair in pairs for each in _divisions(num_layers, *pair)]
-    tried = (_tried(each, document, workload, beside) for each in wanted)
-    return list(_distinct(tried))
-
-
-def _why_fixed(config: RunConfig) -> str:
-    if config.model is None or config.gpu is None or config.costs.kind == "affine":
-        return "the run's costs do not follow from a model on a gpu"
-    if config.kv.pages != "auto":
-        return "the run's kv.pages is a number, not auto"
-    return ""
-
-
-def _factors(gpus: int) -> list[tuple[int, int]]:
-    return [(gpus // ranks, ranks) for ranks in range(1, gpus + 1) if gpus % ranks == 0]
-
-
-def _divisions(num_layers: int, stages: int, ranks: int) -> Iterator[Layout]:
-    parallel = f"{stages} x {ranks}"
-    if stages > num_layers or stages == 1:
-        yield Layout(parallel, "even", {"stages": stages, "tensor_parallel": ranks})
-        return
-    for split in ("even", "balanced"):
-        keys = {"stages": stages, "tensor_parallel": ranks, "split": split}
-        yield Layout(parallel, split, keys)
-    even = split_layers(num_layers, stages)
-    for shift in SHIFTS:
-        layers = shifted(even, shift)
-        if min(layers) >= 1:
-            listed = {"stages": list(layers), "tensor_parallel": ranks, "split": "even"}
-            yield Layout(parallel, f"last {-shift:+d}", listed)
-
-
-def shifted(layers: Sequence[int], shift: int) -> tuple[int, ...]:
-    """Return the layers with `shift` of the last stage's on the others, one each from the front on.
-
-    Below 0 the others give to the last stage.
-    """
-    moved = list(layers)
-    step = 1 if shift > 0 else -1
-    for count in range(abs(shift)):
-        moved[count % (len(moved) - 1)] += step
-        moved[-1] -= step
-    return tuple(moved)
-
-
-def _tried(layout: Layout, document: Document, workload: Workload, beside: Path) -> Layout:
-    try:
-        places = dict.fromkeys(layout.keys, f"layout {layout.label}")
-        config = with_(document, layout.keys, places)
-        built = build(config, workload.requests, beside, workload.texts)
-    except UsageError as error:
-        return replace(layout, reason=str(error))
-    pools = built.deployment.get("pools")
-    layers = () if pools else tuple(built.deployment["layers_per_stage"])
-    parallel = f"{config.num_stages} x {config.tensor_parallel}"
-    return replace(layout, parallel=parallel, layers=layers)
-
-
-def _distinct(tried: Iterator[Layout]) -> Iterator[Layout]:
-    seen = set()
-    for layout in tried:
-        identity = (layout.parallel, layout.layers) if layout.layers else layout.label
-        if identity not in seen:
-            seen.add(identity)
-            yield layout

@@ -1,0 +1,210 @@
+"""What to start: a run as a RUN.yaml elsewhere, and as commands of vLLM, SGLang and gLLM.
+
+Flags are those of vLLM 0.32 and SGLang 0.5.23, whose own argument parsers took the lines that the
+tests compare with (docs/plan.md), and of gLLM's `cli_args.py` (commit 03cd714), read and not run.
+What an engine cannot express is told.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.run_file.pools import defaults
+from experiments.run_file.run import RunConfig
+from experiments.run_file.yaml_file import Document, find
+
+BUDGET_NAMES = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
+"""What policies call the most tokens, or prompt tokens, of a micro-batch."""
+
+HUB = {
+    "Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
+    "Llama-3.1-70B": "meta-llama/Llama-3.1-70B",
+    "Llama2-13B": "meta-llama/Llama-2-13b-hf",
+    "Llama2-70B": "meta-llama/Llama-2-70b-hf",
+    "Llama-30B": "huggyllama/llama-30b",
+    "Mistral-7B": "mistralai/Mistral-7B-v0.3",
+    "Mixtral-8x7B": "mistralai/Mixtral-8x7B-v0.1",
+    "Yi-34B": "01-ai/Yi-34B",
+    "Falcon-180B": "tiiuae/falcon-180B",
+}
+"""Where the models of the table are on the Hugging Face Hub; Qwen's go by their own names there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine's command, the flags that all runs need, and those of the policies that it has.
+
+    `flags` are by RUN.yaml's meaning, `policies` by our policy's name and parameter; the first
+    policy is the engine's own. `layers`: how it is told the layers of each stage.
+    """
+
+    name: str
+    command: str
+    flags: Mapping[str, str]
+    policies: Mapping[str, Mapping[str, str]]
+    switches: Mapping[str, str]
+    layers: str
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+
+ENGINES = (
+    Engine(
+        "vLLM",
+        "vllm serve {model}",
+        {
+            "tensor_parallel": "--tensor-parallel-size",
+            "stages": "--pipeline-parallel-size",
+            "memory": "--gpu-memory-utilization",
+            "page": "--block-size",
+            "length": "--max-model-len",
+        },
+        {
+            "vllm_v1": {
+                "max_num_batched_tokens": "--max-num-batched-tokens",
+                "max_num_seqs": "--max-num-seqs",
+            },
+            "sarathi": {
+                "token_budget": "--max-num-batched-tokens",
+                "max_num_seqs": "--max-num-seqs",
+            },
+        },
+        {"no_cache": "--no-enable-prefix-caching", "experts": "--enable-expert-parallel"},
+        "VLLM_PP_LAYER_PARTITION={layers} ",
+    ),
+    Engine(
+        "SGLang",
+        "python -m sglang.launch_server --model-path {model}",
+        {
+            "tensor_parallel": "--tp-size",
+            "stages": "--pp-size",
+            "memory": "--mem-fraction-static",
+            "page": "--page-size",
+            "length": "--context-length",
+        },
+        {
+            "sglang": {
+                "chunked_prefill_size": "--chunked-prefill-size",
+                "max_prefill_tokens": "--max-prefill-tokens",
+                "max_running_requests": "--max-running-requests",
+                "schedule_conservativeness": "--schedule-conservativeness",
+            },
+            "sarathi": {
+                "token_budget": "--chunked-prefill-size",
+                "max_num_seqs": "--max-running-requests",
+            },
+        },
+        {"no_cache": "--disable-radix-cache"},
+        "SGLANG_PP_LAYER_PARTITION={layers} ",
+        {"sarathi": "--enable-mixed-chunk"},
+    ),
+    Engine(
+        "gLLM",
+        "python -m gllm.entrypoints.api_server --model-path {model}",
+        {
+            "tensor_parallel": "--tp",
+            "stages": "--pp",
+            "memory": "--gpu-memory-util",
+            "page": "--page-size",
+            "length": "--model-max-length",
+        },
+        {
+            "sarathi": {"token_budget": "--maxp", "max_num_seqs": "--maxd"},
+            "token_throttling": {
+                "max_prefill": "--maxp",
+                "min_prefill": "--minp",
+                "iterations": "--iterp",
+            },
+        },
+        {"no_cache": "--no-enable-prefix-caching", "experts": "--enable-ep"},
+        "",
+        {
+            "sarathi": "--schedule-method chunked_prefill",
+            "token_throttling": "--schedule-method token_throttling",
+        },
+    ),
+)
+
+
+def run_yaml(document: Document, beside: Path, final: Path) -> str:
+    """Return a run as YAML that runs from any place: its files are named relative to `final`."""
+    data = _moved(document.data, beside, final)
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+
+
+def _moved(value: Any, beside: Path, final: Path) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _moved(inner, beside, final) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_moved(inner, beside, final) for inner in value]
+    if isinstance(value, str) and value and (path := Path(find(value, beside))).exists():
+        return os.path.relpath(path, final)
+    return value
+
+
+def launch_lines(config: RunConfig, layers: Sequence[int] = ()) -> list[str]:
+    """Return how to start a run's deployment: for each engine its command, and what it leaves out.
+
+    `layers` of each stage are said where they are not even.
+    """
+    if config.model is None:
+        return []
+    count = 1 if config.replicas is None else config.replicas.count
+    lines = []
+    for engine in ENGINES:
+        command, left_out = _command(engine, config, layers)
+        times = "" if count == 1 else f" x {count}"
+        lines.append(f"{engine.name}{times}: {command}")
+        lines += [f"  not said: {each}" for each in left_out]
+    if count > 1:
+        router = "round_robin" if config.replicas is None else config.replicas.router
+        lines.append(f"  and a router in front of the {count} of them: {router}")
+    return lines
+
+
+def _command(engine: Engine, config: RunConfig, layers: Sequence[int]) -> tuple[str, list[str]]:
+    """Return an engine's command for one replica, and what of the run it does not say."""
+    name = config.model or ""
+    model = HUB.get(name, f"Qwen/{name}" if name.startswith("Qwen") else name)
+    values = {
+        "tensor_parallel": config.tensor_parallel,
+        "stages": config.num_stages,
+        "memory": config.kv.memory_utilization,
+        "page": config.kv.page_tokens,
+        "length": config.max_model_len,
+    }
+    words = [engine.command.format(model=shlex.quote(model))]
+    words += [f"{flag} {values[key]}" for key, flag in engine.flags.items() if values[key]]
+    chosen = {"no_cache": not config.kv.prefix_cache, "experts": config.expert_parallel}
+    words += [flag for key, flag in engine.switches.items() if chosen[key]]
+    flags, left_out = _policy(engine, config)
+    words += flags
+    if len(set(layers)) > 1:
+        listed = ",".join(map(str, layers))
+        words += [] if engine.layers else [f"--assigned-layers {listed}"]
+        words[0] = engine.layers.format(layers=listed) + words[0]
+    return " ".join(words), left_out
+
+
+def _policy(engine: Engine, config: RunConfig) -> tuple[list[str], list[str]]:
+    """Return the flags of a run's policy, or of the engine's own with the same budget."""
+    name, own = config.scheduler.name, next(iter(engine.policies))
+    given = {**defaults(name), **config.scheduler.params}
+    flags = engine.policies.get(name)
+    left_out = []
+    if flags is None:
+        left_out.append(f"the policy {name}; this is {engine.name}'s own with the same budget")
+        budget = next((given[each] for each in BUDGET_NAMES if each in given), None)
+        flags = engine.policies[own]
+        named = next(each for each in BUDGET_NAMES if each in flags)
+        given, name = {**defaults(own), **({} if budget is None else {named: budget})}, own
+    elif unsaid := [key for key in config.scheduler.params if key not in flags]:
+        left_out.append(", ".join(f"{key} {given[key]}" for key in unsaid))
+    words = [f"{flag} {given[key]}" for key, flag in flags.items() if given.get(key) is not None]
+    return [*words, *([engine.fixed[name]] if name in engine.fixed else [])], left_out

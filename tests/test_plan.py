@@ -1,0 +1,163 @@
+"""Plans: the cheapest deployment is found, what is pruned would not have won, nothing is lost."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenflow.errors import UsageError
+from experiments.run_file.run import configured
+from experiments.run_file.yaml_file import Document
+from experiments.study import plan_search
+from experiments.study.launch import launch_lines
+from experiments.study.plan import Planned, answered, facts_of, sentences
+from experiments.study.plan_search import Ask, Question, parse_budgets, prepare
+from experiments.study.points import Store
+from experiments.study.slo import Condition, parse_slo
+from experiments.study.trials import Simulator
+
+RUN: dict[str, Any] = {
+    "model": "Llama-3.1-8B",
+    "gpu": "L20",
+    "stages": 1,
+    "link": "pcie-l20",
+    "max_model_len": 8192,
+    "scheduler": {"name": "sarathi", "token_budget": 512},
+    "workload": {
+        "trace": "azure-conv-sample",
+        "requests": 60,
+        "arrivals": {"kind": "poisson", "rate": 6.0},
+    },
+}
+SLO = tuple(parse_slo(["p90_ttft_ms=1000", "p90_tpot_ms=60"]))
+
+
+def asked(run: dict[str, Any], slo: tuple[Condition, ...] = SLO, **wish: Any) -> Question:
+    given = {"gpus": (1, 2, 3, 4), "schedulers": ("sarathi",), "budgets": (256, 1024)} | wish
+    return prepare(Document("a.yaml", run, {}), Path(), Ask(slo=slo, **given))
+
+
+def planned(folder: Path, question: Question, workers: int = 1) -> Planned:
+    with ThreadPoolExecutor(workers) as executor:
+        return answered(question, Simulator(Store(folder), executor))
+
+
+@pytest.fixture
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_search, "LEAST_REQUESTS", 10)
+    monkeypatch.setattr(plan_search, "SHARES", (1 / 4,))
+
+
+@pytest.mark.usefixtures("short_stretches")
+@pytest.mark.parametrize("seed", range(4))
+def test_no_plan_is_costlier_than_the_exhaustive_one(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    workload = {
+        **RUN["workload"],
+        "trace": str(rng.choice(["azure-conv-sample", "azure-code-sample", "sharegpt-sample"])),
+        "arrivals": {"kind": "poisson", "rate": float(rng.uniform(1, 12))},
+        "seed": seed,
+    }
+    limits = [f"p90_ttft_ms={rng.uniform(100, 3000):.0f}", f"p90_tpot_ms={rng.uniform(20, 80):.0f}"]
+    wish = {"gpus": tuple(range(1, int(rng.integers(2, 6)))), "slo": tuple(parse_slo(limits))}
+    question = asked({**RUN, "workload": workload}, **wish)
+    found = planned(tmp_path, question)
+    every = planned(tmp_path, replace(question, ask=replace(question.ask, exhaustive=True)))
+    assert bool(found.kept) == bool(every.kept)
+    if every.kept:
+        assert found.best.labels["gpus"] == every.best.labels["gpus"]
+        winners = {facts_of(every, each)["setting"] for each in every.kept}
+        assert found.best.labels["setting"] in winners
+    assert len(found.trials) <= len(every.trials) + 30
+
+
+@pytest.mark.usefixtures("short_stretches")
+def test_a_plan_simulates_few_points_and_again_finds_all_of_them(tmp_path: Path) -> None:
+    question = asked(RUN, gpus=tuple(range(1, 7)))
+    found = planned(tmp_path / "a", question)
+    whole = {each.labels["replicas"] for each in found.trials if question.is_whole(each)}
+    assert 0 < len(whole) < question.num_points
+    assert found.best.labels["gpus"] < 6
+    assert planned(tmp_path / "a", question).kept == found.kept
+    assert planned(tmp_path / "b", question, 3).kept == found.kept
+
+
+def test_the_slo_of_a_stretch_allows_what_the_whole_allows() -> None:
+    slo = parse_slo(["p99_ttft_ms=5", "p90_tpot_ms=7", "p99_itl_ms=1", "mean_ttft_ms=2"])
+    sixteenth = [str(each) for each in plan_search._slo_of_part(slo, 1 / 16)]
+    assert sixteenth == ["p84_ttft_ms <= 5"]  # 1 of 100 is 16 of 100; P90 cannot be broken
+    quarter = [str(each) for each in plan_search._slo_of_part(slo, 1 / 4)]
+    assert quarter == ["p96_ttft_ms <= 5", "p60_tpot_ms <= 7"]
+
+
+def test_where_nothing_keeps_the_slo_the_nearest_miss_is_told(tmp_path: Path) -> None:
+    found = planned(tmp_path, asked(RUN, gpus=(1,), slo=tuple(parse_slo(["p99_ttft_ms=1"]))))
+    assert not found.kept
+    assert found.misses
+    first, second, _ = sentences(found)
+    assert first.startswith("Nothing with up to 1 GPUs keeps the SLO. Nearest is 1 x PP1, sarathi")
+    assert "TTFT P99 (ms) binds" in second
+
+
+@pytest.mark.parametrize(
+    ("change", "wish", "words"),
+    [
+        ({}, {"rate": "fast"}, "--rate fast: should be requests/s, above 0"),
+        ({}, {"rate": "-2x"}, "--rate -2x: should be"),
+        ({}, {"price": 0.0}, "--price 0: should be dollars of a GPU an hour"),
+        ({}, {"schedulers": ("sarathy",)}, "unknown scheduler 'sarathy'"),
+        ({}, {"schedulers": ("distserve",)}, "is a system of pools"),
+        ({}, {"budgets": (0,)}, "--budgets 0: should be at least 1"),
+        ({"model": "Falcon-180B"}, {"gpus": (2,)}, "--gpus: no layout fits"),
+        ({}, {"slo": tuple(parse_slo(["p99_tttf_ms=1"]))}, "--slo p99_tttf_ms: a run has no such"),
+        ({"workload": {**RUN["workload"], "arrivals": "offline"}}, {"rate": "2x"}, "no rate"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_simulated(
+    change: dict[str, Any], wish: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words.replace("(", r"\(")):
+        asked({**RUN, **change}, **wish)
+
+
+def test_budgets_are_numbers() -> None:
+    assert parse_budgets("512, 1024,512") == (512, 1024)
+    for wrong in ("", "1e3", "many", "9" * 20):
+        with pytest.raises(UsageError, match="should be numbers of tokens"):
+            parse_budgets(wrong)
+
+
+def launched(**keys: Any) -> str:
+    run = {**RUN, "replicas": {"count": 3}, **keys}
+    return "\n".join(launch_lines(configured(Document("a.yaml", run, {})), keys.get("stages", ())))
+
+
+def test_launch_lines_say_what_an_engine_can_express() -> None:
+    lines = launched().splitlines()
+    vllm, sglang, gllm = (line for line in lines if not line.startswith(" "))
+    assert vllm == (
+        "vLLM x 3: vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 1 "
+        "--pipeline-parallel-size 1 --gpu-memory-utilization 0.9 --block-size 16 "
+        "--max-model-len 8192 --no-enable-prefix-caching --max-num-batched-tokens 512 "
+        "--max-num-seqs 256"
+    )
+    assert "--chunked-prefill-size 512 --max-running-requests 256 --enable-mixed-chunk" in sglang
+    assert "--maxp 512 --maxd 256 --schedule-method chunked_prefill" in gllm
+    assert "a router in front of the 3 of them: round_robin" in lines[-1]
+
+
+def test_launch_lines_say_what_they_leave_out() -> None:
+    throttled = launched(
+        scheduler={"name": "token_throttling", "max_prefill": 700}, stages=[17, 15]
+    )
+    assert "VLLM_PP_LAYER_PARTITION=17,15 vllm serve" in throttled
+    assert "--maxp 700 --minp 32 --iterp 8 --schedule-method token_throttling" in throttled
+    assert throttled.count("not said: the policy token_throttling; this is") == 2
+    assert "--assigned-layers 17,15" in throttled
+    own = launched(scheduler={"name": "vllm_v1", "watermark": 0.5})
+    assert "not said: watermark 0.5" in own

@@ -114,6 +114,19 @@ def test_a_limit_that_no_rate_touches_needs_more_requests(tmp_path: Path) -> Non
     assert (found.status, found.rate) == ("too_short", None)
 
 
+def test_the_command_ends_where_the_queue_grows_though_no_limit_is_touched(tmp_path: Path) -> None:
+    """Ten a second are served; an overload is told from a tenth more on."""
+    queue(tmp_path, requests=1000)
+    (tmp_path / "RUN.yaml").write_text(json.dumps(QUEUE))
+    run, out = str(tmp_path / "RUN.yaml"), tmp_path / "out"
+    status, output, _ = evenflow("capacity", run, "--slo", "p99_tpot_ms=1", "--out", str(out))
+    told = json.loads((out / "capacity.json").read_text())
+    assert status == 0
+    assert 10 < told["capacity_requests_per_s"] < 11.2
+    assert told["limited_by"] == {"overloaded": 1}
+    assert "what fails first above it: overloaded" in output
+
+
 def test_a_short_run_is_told(tmp_path: Path) -> None:
     found = capacity(tmp_path, queue(tmp_path, requests=40), "p99_ttft_ms=1500")
     assert found.status == "found"
@@ -195,7 +208,11 @@ def test_the_command_says_that_no_rate_will_do(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_too_few_requests_are_a_mistake_too() -> None:
+    """Answers of 500 tokens, each begun at once: all 30 are there before one is done."""
+    Path("long.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "0,1,500\n" * 30)
+    Path("RUN.yaml").write_text(json.dumps(QUEUE | {"scheduler": "sarathi"}))
     words = ("capacity", "RUN.yaml", "--slo", "p99_itl_ms=900", "--out", "out")
+    words += ("--set", "workload.trace=long.csv")
     assert "too few to find a capacity" in refusal(*words, leaves=["out/store"])
 
 

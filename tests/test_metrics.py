@@ -155,6 +155,37 @@ def test_where_all_arrive_within_a_tenth_of_the_run_the_window_is_a_part_of_it(
     assert (summary["steady_start_s"], summary["steady_stop_s"]) == pytest.approx(window)
 
 
+@pytest.mark.parametrize(
+    ("every_s", "served", "overloaded"), [(2.0, 0.5, 0), (1.0, 1.0, 0), (0.95, 1.0, 0), (0.5, 1, 1)]
+)
+def test_what_arrives_faster_than_it_is_served_is_an_overload(
+    every_s: float, served: float, overloaded: int
+) -> None:
+    """Of one prompt a second the stage serves one a second at most; 5 % above that are few."""
+    requests = [Request(index, index * every_s, 16, 1) for index in range(201)]
+    world = small_world(
+        requests, make_scheduler=lambda: create("vllm", {"max_num_seqs": 1}, max_model_len=64)
+    )
+    summary = summarize(simulate(world))
+    assert summary["offered_requests_per_s"] == pytest.approx(1 / every_s)
+    assert summary["offered_tokens_per_s"] == pytest.approx(17 / every_s)
+    assert summary["served_requests_per_s"] == pytest.approx(served, rel=0.03)
+    assert summary["queue_growth_per_s"] == pytest.approx(1 / every_s - served, abs=0.03)
+    assert summary["overloaded"] == overloaded
+
+
+def test_a_burst_that_is_worked_off_is_no_overload() -> None:
+    """Forty requests at once, amid one every two seconds where one a second can be served."""
+    times = sorted([*(2.0 * index for index in range(200)), *[250.0] * 40])
+    requests = [Request(index, at, 16, 1) for index, at in enumerate(times)]
+    world = small_world(
+        requests, make_scheduler=lambda: create("vllm", {"max_num_seqs": 1}, max_model_len=64)
+    )
+    summary = summarize(simulate(world))
+    assert summary["p99_ttft_ms"] > 30e3
+    assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
+
+
 def test_the_share_of_busy_time_and_offline_throughput_begin_with_the_first_prefill() -> None:
     """Two requests, of 2 and 3 output tokens, and a stage that is idle from 2 s to 10 s."""
     requests = [Request(0, 0.0, 16, 2), Request(1, 10.0, 16, 3)]

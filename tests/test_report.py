@@ -81,7 +81,7 @@ def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Outco
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_single_run_makes_a_page_too(depth: int) -> None:
     page = render({"alone": make(depth=depth)}, "One", {}, plotly_js="")
-    assert "<b>alone</b> serves" in page
+    assert "<b>alone</b> keeps up with the" in page
     assert 'class="best"' not in page
     assert len(figures(page)) == 7
 
@@ -148,6 +148,26 @@ def test_the_verdict_names_who_is_best_at_what_and_by_how_much(runs: dict[str, O
     busy = shares(fast)["computing"]
     assert sentences[4].startswith(f"Stages compute {100 * busy:.0f} % of the time with A")
     assert sentences[5] == "Requests refused because they can never fit: 1."
+
+
+def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_served(
+    runs: dict[str, Outcome],
+) -> None:
+    """Throughput over the drain is no result of them; of a closed loop it is."""
+    offered = {"offered_requests_per_s": 7.2, "overloaded": 0}
+    able = replace(runs["even"], summary=SUMMARY | offered | {"served_requests_per_s": 7.2})
+    beyond = {"served_requests_per_s": 2.8, "queue_growth_per_s": 4.4, "overloaded": 1}
+    late = replace(runs["greedy"], summary=SUMMARY | offered | beyond)
+    assert plain(verdict({"A": able, "B": late}))[:2] == [
+        "B is overloaded: 7.2 requests/s arrive and 2.8 are served: the queue grows by 4.4 a second, "
+        "and so does every latency with the length of the run.",
+        "A keeps up with the 7.2 requests/s that arrive.",
+    ]
+    both = plain(verdict({"A": able, "C": able}))[0]
+    assert both == "A and C keep up with the 7.2 requests/s that arrive: latency decides."
+    closed = {"config": {"workload": {"arrivals": {"kind": "closed"}}}}
+    looped = replace(able, result=replace(able.result, provenance=closed))
+    assert plain(verdict({"A": looped}))[0] == "A serves tokens: 2,000 per second."
 
 
 def test_equal_throughputs_are_called_equal(runs: dict[str, Outcome]) -> None:

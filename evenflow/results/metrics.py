@@ -19,6 +19,9 @@ from evenflow.results.run import Floats, Ints, RunResult
 
 PERCENTILES = (50, 90, 95, 99)
 
+UNSERVED_SHARE = 0.1
+"""A run is overloaded where its queue grows by more than this share of what arrives."""
+
 Limit = Literal["ttft", "tpot", "e2el", "queue"]
 """A latency of a request that may have a limit for goodput."""
 
@@ -69,7 +72,7 @@ def summarize(
     `offline_output_throughput`, of output tokens only. `goodput_ms` sets limits such as {"ttft":
     500} on requests. `kv_waste_share`: of the token slots in pages that requests hold, those that
     hold no token, over all micro-batches as they are scheduled. `prefix_hit_rate`: of the prompt
-    tokens, those found in the prefix cache.
+    tokens, those found in the prefix cache. What arrives and whether it is served: `load`.
     """
     done = np.array([status == "completed" for status in result.status], dtype=bool)
     latency = request_metrics(result)
@@ -86,6 +89,7 @@ def summarize(
         "request_throughput": int(done.sum()) * per_s,
         "output_throughput": output_tokens * per_s,
         "total_token_throughput": (input_tokens + output_tokens) * per_s,
+        **load(result),
         **_peaks(result),
     }
     if goodput_ms:
@@ -115,6 +119,42 @@ def summarize(
         }
         | _kv_memory(result, done, input_tokens)
     )
+
+
+def load(result: RunResult) -> dict[str, float | int]:
+    """Return what arrives a second, how much of it is served, and whether that is `overloaded`.
+
+    A request is served once it has its first token; until then it is in the queue. What a queue
+    does not work off is the least that it holds for a while, which a burst hardly moves:
+    `queue_growth_per_s` is how much more that is in the last quarter of the arrivals than in the
+    second, a second between the two; what is served is the rest of what is offered. `overloaded` is
+    1 where the queue grows by more than UNSERVED_SHARE of what is offered and by more than chance
+    adds (one deviation of a Poisson count). Empty where all requests arrive at once.
+    """
+    known = np.isfinite(result.first_token_s)
+    arrival_s, first_token_s = result.arrival_s[known], np.sort(result.first_token_s[known])
+    span_s = float(np.ptp(arrival_s)) if known.any() else 0.0
+    if span_s <= 0:
+        return {}
+    start_s, arrived = arrival_s.min(), np.sort(arrival_s)
+
+    def least_waiting(first: float, last: float) -> int:
+        since_s, until_s = start_s + first * span_s, start_s + last * span_s
+        left = first_token_s[(first_token_s >= since_s) & (first_token_s < until_s)]
+        times_s = np.append(left, until_s)
+        served = np.searchsorted(first_token_s, times_s, "right")
+        return int((np.searchsorted(arrived, times_s, "right") - served).min())
+
+    offered, between = (len(arrived) - 1) / span_s, len(arrived) / 2
+    grown = max(0, least_waiting(0.75, 1.0) - least_waiting(0.25, 0.5))
+    tokens = (result.prompt_tokens + result.output_tokens)[known]
+    return {
+        "offered_requests_per_s": offered,
+        "offered_tokens_per_s": offered * float(tokens.mean()),
+        "served_requests_per_s": offered - grown / (span_s / 2),
+        "queue_growth_per_s": grown / (span_s / 2),
+        "overloaded": int(grown > max(UNSERVED_SHARE * between, between**0.5)),
+    }
 
 
 def _duration(result: RunResult) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from evenflow.results.run import RunResult
 from experiments.report.tables import print_numbers
-from experiments.report.words import METRICS
+from experiments.report.words import METRICS, overload
 
 LINE_EVERY_S = 60.0
 """Where nobody watches a bar, such as in a log, a line says how far it is so often."""
@@ -44,6 +44,9 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
         if any(value is not None for value in values):
             rows.append([words, *("-" if v is None else form.format(v) for v in values)])
     print_numbers(["", *summaries], rows)
+    for name, summary in summaries.items():
+        if told := overload(summary):
+            typer.echo(f"OVERLOADED, {name}: {told}")
 
 
 def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from experiments.report.data import shares
 from experiments.report.tables import is_number, number
 
 DIGITS = 3
+LOAD = ("offered_requests_per_s", "served_requests_per_s", "queue_growth_per_s", "overloaded")
+"""The numbers of a summary that say whether all is served that arrives."""
+
 ALIKE = 0.02
 """Two values that differ by less than this share of the better one are called alike."""
 
@@ -55,6 +58,14 @@ METRICS = (
     Metric("failed", "requests rejected or aborted", "{:.0f}", meaning="could never fit, or left"),
     Metric(
         "duration", "duration (s)", best="", meaning="from the first arrival to the last completion"
+    ),
+    Metric("offered_requests_per_s", "requests/s offered", "{:.3g}", "", "requests that arrive"),
+    Metric(
+        "served_requests_per_s",
+        "requests/s served",
+        "{:.3g}",
+        "high",
+        "those offered, less those by which the queue grows",
     ),
     Metric("output_throughput", "output tokens/s", best="high", meaning="generated tokens"),
     Metric("total_token_throughput", "all tokens/s", best="high", meaning="prompt + generated"),
@@ -129,46 +140,81 @@ def _readable(metric: Metric, values: Sequence[float]) -> tuple[str, list[str]]:
 
 
 def verdict(runs: Mapping[str, Outcome]) -> list[str]:
-    """Return the sentences of the verdict as HTML: throughput first, then latency, then bubbles."""
+    """Return the sentences of the verdict as HTML: the pace first, then latency, then bubbles.
+
+    The pace of requests that arrive by themselves is whether they are served as they come; what
+    drains after the last of them says nothing. Of all others it is the throughput.
+    """
     numbers = {name: figures_of(run) for name, run in runs.items()}
-    if len(runs) == 1:
-        sentences = [_alone(name, own) for name, own in numbers.items()]
-    else:
-        sentences = [_throughput(numbers), *_latency(numbers)]
-    return [*sentences, _bubbles(runs), *_refused(numbers)]
+    arriving = all("overloaded" in own for own in numbers.values())
+    pace = _load if arriving and not any(map(_closed, runs.values())) else _throughput
+    return [*pace(numbers), *_latency(numbers), _bubbles(runs), *_refused(numbers)]
 
 
-def _alone(name: str, own: Mapping[str, float]) -> str:
-    if not own.get("completed"):
-        return f"{_name(name)} completed no request."
+def overload(own: Mapping[str, Any]) -> str | None:
+    """Return how much more arrives than is served, of an overloaded run's summary."""
+    if not own.get("overloaded", 0) > 0:
+        return None
+    offered, served, grows = (number(own[key], DIGITS) for key in LOAD[:3])
     return (
-        f"{_name(name)} serves {number(own['total_token_throughput'], DIGITS)} tokens per second "
-        f"({number(own['output_throughput'], DIGITS)} of them generated): a first token after "
-        f"{_seconds(own['mean_ttft_ms'])} on average, then one every "
-        f"{_seconds(own['mean_tpot_ms'])}."
+        f"{offered} requests/s arrive and {served} are served: the queue grows by {grows} a second, "
+        "and so does every latency with the length of the run"
     )
 
 
-def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> str:
+def _closed(run: Outcome) -> bool:
+    """Say whether a request arrives when another one leaves, and so never too early."""
+    workload = run.result.provenance.get("config", {}).get("workload", {})
+    return bool(workload.get("arrivals", {}).get("kind") == "closed")
+
+
+def _load(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
+    beyond = [
+        f"{_name(name)} is overloaded: {told}."
+        for name, own in numbers.items()
+        if (told := overload(own))
+    ]
+    able = [_name(name) for name, own in numbers.items() if not own["overloaded"]]
+    if not able:
+        return beyond
+    offered = number(max(own["offered_requests_per_s"] for own in numbers.values()), DIGITS)
+    verb = "keeps" if len(able) == 1 else "keep"
+    pace = f"{_and(able)} {verb} up with the {offered} requests/s that arrive"
+    return [*beyond, pace + (": latency decides." if len(able) > 1 else ".")]
+
+
+def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
     ranked = _ranked(numbers, "total_token_throughput", descending=True)
     best = ranked[0][1]
     leaders = [_name(name) for name, value in ranked if best - value <= ALIKE * best]
-    if len(leaders) == len(ranked):
-        return (
+    if 1 < len(leaders) == len(ranked):
+        return [
             f"All serve this traffic at the same pace, {number(best, DIGITS)} tokens per second "
             "(prompt + output): the load sets the throughput, so latency decides."
-        )
+        ]
     rest = [
         f"{100 * (best / value - 1):.0f} % more than {_name(name)}"
         for name, value in ranked[len(leaders) :]
         if value > 0
     ]
     verb = "serves" if len(leaders) == 1 else "serve"
+    most = "the most tokens: " if len(ranked) > 1 else "tokens: "
     more = f", {_and(rest)}" if rest else ""
-    return f"{_and(leaders)} {verb} the most tokens: {number(best, DIGITS)} per second{more}."
+    return [f"{_and(leaders)} {verb} {most}{number(best, DIGITS)} per second{more}."]
+
+
+def _alone(name: str, own: Mapping[str, float]) -> str:
+    if not own.get("completed"):
+        return f"{_name(name)} completed no request."
+    return (
+        f"A first token comes after {_seconds(own['mean_ttft_ms'])} on average, then one every "
+        f"{_seconds(own['mean_tpot_ms'])}."
+    )
 
 
 def _latency(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
+    if len(numbers) == 1:
+        return [_alone(*next(iter(numbers.items())))]
     sentences = []
     for key, words, label in (
         ("mean_ttft_ms", "First token soonest", "mean TTFT"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +21,7 @@ from experiments.report.style import colour
 from experiments.report.tables import write_json, write_table
 from experiments.study.capacity_search import Capacity, Measured, Question, capacity_of, rate_cells
 from experiments.study.intervals import interval
+from experiments.study.slo import KEEPS_UP
 from experiments.study.trials import How
 
 SHOWN = (
@@ -42,11 +44,12 @@ S_PER_HOUR = 3600
 
 
 def capacity(question: Question, how: How) -> Capacity:
-    """Return the largest rate that keeps the SLO.
+    """Return the largest rate that keeps the SLO and at which the queue does not grow.
 
     UsageError as for `capacity_of`, and for a search that ran out of requests before it found a
     rate that fails.
     """
+    question = replace(question, slo=(*question.slo, KEEPS_UP))
     with how.simulator("rates simulated", None) as who:
         answer = capacity_of(question, who)
     for end in answer.searches:
@@ -226,7 +229,8 @@ def _draw_metrics(axes: Axes, capacity: Capacity, labels: Mapping[str, str]) -> 
 
 
 def _draw_limits(axes: Axes, capacity: Capacity) -> None:
-    for index, condition in enumerate(capacity.question.slo):
+    limited = [condition for condition in capacity.question.slo if condition.limit]
+    for index, condition in enumerate(limited):
         metric, limit = condition.metric, condition.limit
 
         def of_limit(

@@ -64,6 +64,10 @@ class Condition:
         return f"{self.metric} {'>=' if self.at_least else '<='} {self.limit:g}"
 
 
+KEEPS_UP = Condition("overloaded", 0)
+"""No run that is overloaded keeps an SLO: its latencies follow from how long it is."""
+
+
 def larger_is_better(metric: str) -> bool:
     """Say whether more of a number of the summary is better."""
     return metric in LARGER_IS_BETTER or metric.endswith("_throughput")

@@ -162,6 +162,8 @@ def headline(findings: Findings) -> str:
     """Say in a sentence what the best point gains over the default, or that none counts."""
     config, order = findings.sweep.config, ranked(findings)
     counts = f"{len(findings.trials)} points, {config.replications} replications each"
+    if beyond := sum(trial.overload is not None for trial in findings.trials):
+        counts += f", {beyond} overloaded"
     if not order:
         return f"No point was completed within the limits ({counts})."
     if len(config.objectives) > 1:
@@ -194,7 +196,8 @@ def best_table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     rows = []
     for index in shown:
         trial = findings.trials[index]
-        row = [f"{index}, default" if index == findings.default else str(index)]
+        marks = {"default": index == findings.default, "overloaded": trial.overload is not None}
+        row = [", ".join([str(index), *(mark for mark, applies in marks.items() if applies)])]
         row += [label(value) for value in trial.labels.values()]
         row += [_mean(trial, metric) for metric in config.metrics]
         if not several and order:

@@ -20,6 +20,7 @@ import pandas as pd
 from evenflow.errors import UsageError
 from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
+from experiments.report.words import LOAD, overload
 from experiments.run_file.build import Workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, Patch
@@ -79,6 +80,11 @@ class Trial:
 
     def mean(self, metric: str) -> float:
         return math.fsum(self.values(metric)) / len(self.records)
+
+    @property
+    def overload(self) -> str | None:
+        """How much more arrives than is served, on the mean, where any part is overloaded."""
+        return overload({key: self.mean(key) for key in LOAD})
 
     def interval(self, metric: str) -> Interval:
         """Return the mean of a metric with its confidence interval."""

@@ -196,6 +196,8 @@ def sentences(tuned: Tuned) -> list[str]:
         said.append(
             "nothing that was tried keeps the SLO, even where it was searched: this is nearest"
         )
+    if told := winner.trial.overload:
+        said.append(f"overloaded even so: {told}")
     said += [_verdict(search, check, rival.name) for check in checks for rival in search.rivals]
     said += [line for check in checks for line in _missed(tuning.slo, check)]
     if not checks:

@@ -13,7 +13,8 @@ from evenflow.errors import UsageError
 from evenflow.specs.gpu import GPUS
 from experiments.figures.axes import datasets, pairs, served
 from experiments.figures.facts import footnote, machine_words
-from experiments.figures.layers import HOSTS, with_host
+from experiments.figures.layers import with_host
+from experiments.run_file.links import HOSTS
 from experiments.figures.make import FOLDER, make, write_claims
 from experiments.figures.schema import check_like, load_plan
 from experiments.figures.style import COLORS, colors_of
@@ -40,7 +41,7 @@ def test_a_run_gets_the_links_of_its_host_and_keeps_its_own() -> None:
     assert slow["link"] == {"name": "pcie-l20", "latency_us": 99}
     one = {"gpu": "A100-80G", "stages": 1, "costs": {"kind": "roofline", "all_reduce": "pcie-l20"}}
     assert with_host(one) == one
-    assert with_host({"gpu": "H100", "stages": 4})["link"]["bandwidth_gb_s"] == 450
+    assert with_host({"gpu": "H100", "stages": 4})["link"] == "nvlink-h100"
     affine = {"gpu": "L20", "stages": 2, "costs": {"kind": "affine"}}
     assert with_host(affine) == affine
 
@@ -56,7 +57,7 @@ def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
     study = study_of("sarathi_11", tmp_path, "gpu=H100")
     for one in served(study):
         config = study.config(one.keys, {"workload": {"trace": "sharegpt-sample"}}, SARATHI)
-        assert machine_words(config).startswith("H100 over 450 GB/s 5 us")
+        assert machine_words(config).startswith("H100 over nvlink-h100")
     kept = study_of("sarathi_11", tmp_path, "gpu=H100", "link=pcie-l20")
     assert kept.plan.run.data["link"] == "pcie-l20"
 

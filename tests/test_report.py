@@ -154,7 +154,7 @@ def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_s
     runs: dict[str, Outcome],
 ) -> None:
     """Throughput over the drain is no result of them; of a closed loop it is."""
-    offered = {"offered_requests_per_s": 7.2, "overloaded": 0}
+    offered = {"offered_requests_per_s": 7.2, "overloaded": 0, "completed": 1000}
     able = replace(runs["even"], summary=SUMMARY | offered | {"served_requests_per_s": 7.2})
     beyond = {"served_requests_per_s": 2.8, "queue_growth_per_s": 4.4, "overloaded": 1}
     late = replace(runs["greedy"], summary=SUMMARY | offered | beyond)
@@ -163,6 +163,8 @@ def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_s
         "and so does every latency with the length of the run.",
         "A keeps up with the 7.2 requests/s that arrive.",
     ]
+    long = replace(able, summary=able.summary | {"completed": 100})
+    assert plain(verdict({"A": long}))[0].endswith("that a longer one may tell otherwise.")
     both = plain(verdict({"A": able, "C": able}))[0]
     assert both == "A and C keep up with the 7.2 requests/s that arrive: latency decides."
     closed = {"config": {"workload": {"arrivals": {"kind": "closed"}}}}

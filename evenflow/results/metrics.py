@@ -124,29 +124,32 @@ def summarize(
 def load(result: RunResult) -> dict[str, float | int]:
     """Return what arrives a second, how much of it is served, and whether that is `overloaded`.
 
-    A request is served once it has its first token; until then it is in the queue. What a queue
-    does not work off is the least that it holds for a while, which a burst hardly moves:
-    `queue_growth_per_s` is how much more that is in the last quarter of the arrivals than in the
-    second, a second between the two; what is served is the rest of what is offered. `overloaded` is
-    1 where the queue grows by more than UNSERVED_SHARE of what is offered and by more than chance
-    adds (one deviation of a Poisson count). Empty where all requests arrive at once.
+    The queue are the requests that are not done; or, where the steps after a first token take
+    longer than a quarter of the arrivals, so that their number grows in any case, those without a
+    first token. What a queue does not work off is the least that it holds for a while, which a
+    burst hardly moves: `queue_growth_per_s` is how much more that is in the last quarter of the
+    arrivals than in the second, a second between the two; what is served is the rest of what is
+    offered. `overloaded` is 1 where the queue grows by more than UNSERVED_SHARE of what is offered
+    and by more than chance adds (one deviation of a Poisson count). Empty where all requests arrive
+    at once.
     """
-    known = np.isfinite(result.first_token_s)
-    arrival_s, first_token_s = result.arrival_s[known], np.sort(result.first_token_s[known])
-    span_s = float(np.ptp(arrival_s)) if known.any() else 0.0
+    known = np.isfinite(result.completion_s)
+    arrived = np.sort(result.arrival_s[known])
+    span_s = float(np.ptp(arrived)) if known.any() else 0.0
     if span_s <= 0:
         return {}
-    start_s, arrived = arrival_s.min(), np.sort(arrival_s)
+    generating_s = (result.completion_s - result.first_token_s)[known].mean()
+    brief = generating_s > span_s / 4
+    left = np.sort((result.first_token_s if brief else result.completion_s)[known])
 
-    def least_waiting(first: float, last: float) -> int:
-        since_s, until_s = start_s + first * span_s, start_s + last * span_s
-        left = first_token_s[(first_token_s >= since_s) & (first_token_s < until_s)]
-        times_s = np.append(left, until_s)
-        served = np.searchsorted(first_token_s, times_s, "right")
+    def least_queued(first: float, last: float) -> int:
+        since_s, until_s = arrived[0] + first * span_s, arrived[0] + last * span_s
+        times_s = np.append(left[(left >= since_s) & (left < until_s)], until_s)
+        served = np.searchsorted(left, times_s, "right")
         return int((np.searchsorted(arrived, times_s, "right") - served).min())
 
     offered, between = (len(arrived) - 1) / span_s, len(arrived) / 2
-    grown = max(0, least_waiting(0.75, 1.0) - least_waiting(0.25, 0.5))
+    grown = max(0, least_queued(0.75, 1.0) - least_queued(0.25, 0.5))
     tokens = (result.prompt_tokens + result.output_tokens)[known]
     return {
         "offered_requests_per_s": offered,

@@ -51,21 +51,11 @@ def machine_words(config: RunConfig) -> str:
     assert config.gpu is not None  # or there is no machine
     if config.link is None:
         return gpu_name(config.gpu)
-    words = f"{gpu_name(config.gpu)} over {_link(config.link)}"
+    words = f"{gpu_name(config.gpu)} over {link_words(config.link)}"
     if config.nodes is not None:
-        words += f" in machines of {config.nodes.gpus}, {_link(config.nodes.link)} between"
+        words += f" in machines of {config.nodes.gpus}, {link_words(config.nodes.link)} between"
     all_reduce = getattr(config.costs, "all_reduce", None)
-    return words if all_reduce is None else f"{words}, all-reduce {_link(all_reduce)}"
-
-
-def _link(link: object) -> str:
-    if isinstance(link, str):
-        return link
-    given = {name: getattr(link, name, None) for name in ("name", "bandwidth_gb_s", "latency_us")}
-    units = {"name": "", "bandwidth_gb_s": " GB/s", "latency_us": " us"}
-    return " ".join(
-        f"{_brief(value)}{units[name]}" for name, value in given.items() if value is not None
-    )
+    return words if all_reduce is None else f"{words}, all-reduce {link_words(all_reduce)}"
 
 
 def brief_reasons(errors: Sequence[str]) -> list[str]:

@@ -1,16 +1,16 @@
 """Layers of a run's keys: over each other, set by hand, and the links of a GPU's host under all.
 
-The hosts are the papers' machines, as data. Knows no figure and no system.
+Knows no figure and no system.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import LINKS, gpu
+from experiments.run_file.links import HOSTS
 from experiments.run_file.yaml_file import Document, as_patch, long_form, patched
 
 Keys = Mapping[str, Any]
@@ -43,30 +43,6 @@ def without_links(run: Keys) -> dict[str, Any]:
     return kept
 
 
-_PCIE = {"link": "pcie-l20", "all_reduce": "allreduce-l20"}
-_SOCKETS = {"link": "socket-73g"}
-_NVLINK_4 = {"link": {"bandwidth_gb_s": 450, "latency_us": 5}}
-
-HOSTS: Mapping[str, Keys] = MappingProxyType(
-    {
-        "L20": _PCIE,
-        "L40S": _PCIE,
-        "A100-40G": _SOCKETS,
-        "A800-80G": _SOCKETS,
-        "A100-80G-PCIe": {"link": "pcie-l20", "all_reduce": "allreduce-a100-pcie"},
-        "A100-80G": {"link": "nvlink-a100", "nodes": {"gpus": 2, "link": "allreduce-a100-pcie"}},
-        "A40": {"link": "nvlink-a40", "nodes": {"gpus": 2, "link": "allreduce-a100-pcie"}},
-        "H100": _NVLINK_4,
-        "H200": _NVLINK_4,
-    }
-)
-"""The links of each GPU: L20 (gLLM, TD-Pipe) and A100-80G-PCIe (TD-Pipe) share a PCIe switch;
-A100-40G and A800-80G are a machine each (gLLM); NVLink joins A100-80G and A40 in pairs, which meet
-over PCIe (Sarathi-Serve). No paper has the others: L40S is taken to sit as L20 does, H100 and H200
-behind a switch of NVLink 4 (450 GB/s one direction, nominal; latency assumed).
-"""
-
-
 def gpu_name(given: str | Mapping[str, Any]) -> str:
     """Return what a figure calls a GPU that is named or described."""
     return given if isinstance(given, str) else str(given.get("name", "gpu"))
@@ -95,10 +71,11 @@ def with_host(run: Keys) -> Keys:
             "--set 'link={bandwidth_gb_s: 20, latency_us: 10}'"
         )
     host = HOSTS[name]
-    below = {key: host[key] for key in ("link", "nodes") if key in host}
-    if costs.get("kind") == "roofline" and ("all_reduce" in host or "all_reduce" in costs):
-        all_reduce = {"all_reduce": host.get("all_reduce", host["link"])}
-        below["costs"] = {"kind": "roofline", **all_reduce}
+    below: dict[str, Any] = {"link": host.link}
+    if host.nodes is not None:
+        below["nodes"] = host.nodes.model_dump(exclude_unset=True)
+    if costs.get("kind") == "roofline" and (host.all_reduce or "all_reduce" in costs):
+        below["costs"] = {"kind": "roofline", "all_reduce": host.all_reduce or host.link}
     return layered(below, run)
 
 

@@ -180,7 +180,17 @@ def _load(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
     offered = number(max(own["offered_requests_per_s"] for own in numbers.values()), DIGITS)
     verb = "keeps" if len(able) == 1 else "keep"
     pace = f"{_and(able)} {verb} up with the {offered} requests/s that arrive"
-    return [*beyond, pace + (": latency decides." if len(able) > 1 else ".")]
+    decides = ": latency decides" if len(able) > 1 else ""
+    doubt = "" if not any(map(_brief, numbers.values())) else (
+        "; requests take so long beside the run that a longer one may tell otherwise"
+    )
+    return [*beyond, f"{pace}{decides}{doubt}."]
+
+
+def _brief(own: Mapping[str, float]) -> bool:
+    """Say whether a mean request takes longer than a quarter of the time in which all arrive."""
+    span_ms = 1e3 * own["completed"] / own["offered_requests_per_s"]
+    return own["mean_e2el_ms"] - own["mean_ttft_ms"] > span_ms / 4
 
 
 def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -167,12 +167,14 @@ def _build_world(
     make = _scheduler_maker(config, costs, max_model_len, make_scheduler)
     scheduler = make()
     token_bytes = costs.transfer_bytes(prefill_work(1))
-    link, hop_links = hops_of(
-        config.link, config.nodes, config.num_stages, config.tensor_parallel, token_bytes
-    )
-    if link is None and config.nodes is None and made.hop is not None:
+    if config.link is None and made.hop is not None:
         latency_s, per_byte_s = made.hop
-        link = Link(token_bytes * per_byte_s, latency_s)
+        link, hop_links = Link(token_bytes * per_byte_s, latency_s), None
+    else:
+        wires, ranks = config.wires, config.tensor_parallel
+        link, hop_links = hops_of(
+            wires.link, wires.nodes, config.num_stages, ranks, token_bytes
+        )
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
@@ -208,7 +210,7 @@ def _hardware(config: RunConfig, beside: Path) -> Hardware:
     spec = None if config.model is None else model(find(config.model, beside))
     if config.gpu is not None:
         gpu(config.gpu)  # refuses what is none, whether these costs need it or not
-    nodes, ranks = config.nodes, config.tensor_parallel
+    nodes, ranks = config.wires.nodes, config.tensor_parallel
     return Hardware(
         config.stages,
         ranks,

@@ -5,8 +5,10 @@ Knows no model: how many bytes cross is told by whoever asks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -121,6 +123,37 @@ class NodesConfig(Keys):
             )
         home = [stage * ranks // self.gpus for stage in range(stages)]
         return [here != there for here, there in pairwise(home)]
+
+
+class Wires(NamedTuple):
+    """What connects GPUs: neighbouring stages, machines, and the GPUs of a stage (null: `link`)."""
+
+    link: str | LinkConfig | None = None
+    nodes: NodesConfig | None = None
+    all_reduce: str | AllReduceConfig | None = None
+
+
+_PCIE = Wires("pcie-l20", all_reduce="allreduce-l20")
+_PAIRS = NodesConfig(gpus=2, link="allreduce-a100-pcie")
+
+HOSTS: Mapping[str, Wires] = MappingProxyType(
+    {
+        "L20": _PCIE,
+        "L40S": _PCIE,
+        "A100-40G": Wires("socket-73g"),
+        "A800-80G": Wires("socket-73g"),
+        "A100-80G-PCIe": Wires("pcie-l20", all_reduce="allreduce-a100-pcie"),
+        "A100-80G": Wires("nvlink-a100", _PAIRS),
+        "A40": Wires("nvlink-a40", _PAIRS),
+        "H100": Wires("nvlink-h100"),
+        "H200": Wires("nvlink-h100"),
+    }
+)
+"""The links of each GPU, where a run names none: L20 (gLLM, TD-Pipe) and A100-80G-PCIe (TD-Pipe)
+share a PCIe switch; A100-40G and A800-80G are a machine each (gLLM); NVLink joins A100-80G and A40
+in pairs, which meet over PCIe (Sarathi-Serve). No paper has the others: L40S is taken to sit as L20
+does, H100 and H200 behind a switch of NVLink 4 (nominal; latency assumed).
+"""
 
 
 def fabric_of(

@@ -260,7 +260,7 @@ def transfer_link(config: RunConfig, given: DistServeConfig, beside: Path) -> Tr
     bytes_per_token = given.kv_bytes_per_token
     if bytes_per_token is None and config.model is not None:
         bytes_per_token = float(model(find(config.model, beside)).kv_bytes_per_token())
-    chosen = config.link if given.transfer_link is None else given.transfer_link
+    chosen = config.wires.link if given.transfer_link is None else given.transfer_link
     if chosen is None:
         return TransferLink(bytes_per_token=bytes_per_token)
     if bytes_per_token is None:

@@ -32,10 +32,11 @@ from evenflow.keys import (
 )
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import RUNTIMES, Holds, RuntimeName, RuntimeOverheads
+from evenflow.specs.gpu import gpu
 from evenflow.world import Dispatch, Router
 from experiments.run_file import yaml_file
 from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
-from experiments.run_file.links import NameOrLink, NodesConfig, fabric_of
+from experiments.run_file.links import HOSTS, NameOrLink, NodesConfig, Wires, fabric_of
 from experiments.run_file.workers import EmulatedWorkers, Workers
 from experiments.run_file.workload import WorkloadConfig
 
@@ -253,10 +254,23 @@ class RunConfig(Keys):
         source = RUNTIMES[self.runtime].source if known else "the cpu_* points of the profile"
         return {"name": self.runtime, "source": source, **asdict(charged)}
 
+    @property
+    def wires(self) -> Wires:
+        """What connects the GPUs: as given, or else what the GPU's host has.
+
+        A single stage that says how its GPUs add up says all. UsageError for a GPU that is none.
+        """
+        given = Wires(self.link, self.nodes, getattr(self.costs, "all_reduce", None))
+        alone = self.num_stages == 1 and (self.tensor_parallel == 1 or given.all_reduce is not None)
+        if given.link is not None or alone or self.gpu is None or self.costs.kind == "affine":
+            return given
+        host = HOSTS.get(gpu(self.gpu).name, given)
+        return host._replace(all_reduce=given.all_reduce or host.all_reduce)
+
     def fabric(self) -> Fabric | None:
         """Return what connects the GPUs of a stage; None if no link is known."""
-        all_reduce = getattr(self.costs, "all_reduce", None)
-        return fabric_of(self.link, self.nodes, self.tensor_parallel, all_reduce)
+        link, nodes, all_reduce = self.wires
+        return fabric_of(link, nodes, self.tensor_parallel, all_reduce)
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, as plain data."""

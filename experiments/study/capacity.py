@@ -49,9 +49,9 @@ def capacity(question: Question, how: How) -> Capacity:
     UsageError as for `capacity_of`, and for a search that ran out of requests before it found a
     rate that fails.
     """
-    question = replace(question, slo=(*question.slo, KEEPS_UP))
+    asked = replace(question, slo=(*question.slo, KEEPS_UP))
     with how.simulator("rates simulated", None) as who:
-        answer = capacity_of(question, who)
+        answer = capacity_of(asked, who)
     for end in answer.searches:
         if end.status == "too_short":
             ran = max(each.rate for each in answer.measured if not each.failed)

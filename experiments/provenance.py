@@ -41,6 +41,7 @@ def provenance(
     """
     return {
         **code_version(),
+        "setup": config.setup(),
         "config": config.resolved(),
         "config_sha256": config.digest(),
         "trace": dict(trace),

@@ -25,7 +25,7 @@ from experiments.outcome import Outcome
 from experiments.records import Records, write_served
 from experiments.report.folder import killed_runs
 from experiments.run_file.build import Built, Workload, build, load_workload
-from experiments.run_file.run import RunConfig, RuntimeConfig, load_config
+from experiments.run_file.run import RunConfig, RuntimeConfig, load_config, with_
 from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
 from experiments.run_file.yaml_file import find
 from experiments.runs import Job
@@ -61,7 +61,7 @@ def serve_job(
     check_servable(job.config)
     built = job.built()
     world, workers = servable(built), workers_of(job.config, built, job.beside)
-    source = job.source(built, workers=dict(workers.facts))
+    source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
     if records is not None:
         records.begin(world, provenance=source, label=_label(job), title=title)
     served = serve(
@@ -78,17 +78,20 @@ def outcome_of(job: Job, served: Served) -> Outcome:
 
 
 def _label(job: Job) -> str:
-    return f"{job.label}, real"
+    return f"{job.label}, {'emulated' if job.config.workers.kind == 'emulated' else 'real'}"
 
 
 def job_of(path: Path, overrides: Sequence[str] = (), *, clients: bool = False) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served.
 
-    `clients` have the requests: a workload is not read.
+    The CPU time of a `runtime` is for simulations: a real run has its own. `clients` have the
+    requests: a workload is not read.
     """
     if clients:
         overrides = [*overrides, f"workload={{trace: {CLIENTS}}}"]
     config = load_config(path, overrides)
+    if _prepares(config.runtime):  # an engine's CPU time, where a real run has its own
+        config = with_(config, {"runtime": "ideal"})
     check_servable(config)
     if clients:
         return Job(config, Workload([], {"name": CLIENTS, "dropped": {}}), path.parent)
@@ -165,7 +168,6 @@ def check_servable(config: RunConfig) -> None:
         (config.speculative is not None, "speculative", "null"),
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
-        (_prepares(config.runtime), "runtime", "ideal, or schedule_s alone,"),
         (_is_split(config), "tensor_parallel", "1"),
     )
     for refused, key, right in refusals:

@@ -200,7 +200,7 @@ def test_the_command_says_that_no_rate_will_do(tmp_path: Path) -> None:
     arguments = ["capacity", str(tmp_path / "RUN.yaml"), "--slo", "mean_ttft_ms=90"]
     status, output, errors = evenflow(*arguments, "--out", str(tmp_path / "out"))
     assert (status, errors) == (0, "")
-    assert output.startswith("no rate keeps the SLO: at ")
+    assert output.splitlines()[1].startswith("no rate keeps the SLO: at ")
     told = json.loads((tmp_path / "out" / "capacity.json").read_text())
     assert (told["status"], told["capacity_requests_per_s"]) == ("never", None)
     assert (tmp_path / "out" / "capacity.png").stat().st_size > 0
@@ -209,7 +209,9 @@ def test_the_command_says_that_no_rate_will_do(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_too_few_requests_are_a_mistake_too() -> None:
     """Answers of 500 tokens, each begun at once: all 30 are there before one is done."""
-    Path("long.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "0,1,500\n" * 30)
+    Path("long.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n" + "0,1,500\n" * 30
+    )
     Path("RUN.yaml").write_text(json.dumps(QUEUE | {"scheduler": "sarathi"}))
     words = ("capacity", "RUN.yaml", "--slo", "p99_itl_ms=900", "--out", "out")
     words += ("--set", "workload.trace=long.csv")

@@ -14,10 +14,12 @@ from evenflow.specs.gpu import GPUS
 from experiments.figures.axes import datasets, pairs, served
 from experiments.figures.facts import footnote, machine_words
 from experiments.figures.layers import with_host
-from experiments.run_file.links import HOSTS
 from experiments.figures.make import FOLDER, make, write_claims
 from experiments.figures.schema import check_like, load_plan
 from experiments.figures.style import COLORS, colors_of
+from experiments.run_file.links import HOSTS
+from experiments.run_file.run import RunConfig, configured, with_
+from experiments.run_file.yaml_file import Document
 from experiments.study.points import Store
 from tests.command_line import complaint, evenflow, table
 from tests.figure_studies import study_of
@@ -51,6 +53,26 @@ def test_a_gpu_of_ones_own_needs_a_link_where_there_are_several() -> None:
     assert with_host({"gpu": own, "stages": 1}) == {"gpu": own, "stages": 1}
     with pytest.raises(UsageError, match="gpu X: its links are not known; give --set link=NAME"):
         with_host({"gpu": own, "stages": 2})
+
+
+def test_a_run_that_names_no_link_has_those_of_its_host_and_says_so() -> None:
+    """As a figure has them; a link that is given, and all that affine costs know of, stay."""
+    keys = {"model": "Qwen2.5-32B", "gpu": "L20", "stages": 2, "tensor_parallel": 2}
+    rest = {"scheduler": "vllm", "workload": {"trace": "azure-conv-sample"}}
+
+    def run(**more: Any) -> RunConfig:
+        return configured(Document("run", {**keys, **rest, **more}, {}))
+
+    assert run().wires == ("pcie-l20", None, "allreduce-l20")
+    assert run(link="socket-73g").wires == ("socket-73g", None, None)
+    assert run(costs={"kind": "affine", "base_s": 1, "per_token_s": 0}).wires == (None,) * 3
+    assert run().setup() == (
+        "simulated: Qwen2.5-32B on 4 x L20, PP2 x TP2, link pcie-l20 (default), all-reduce "
+        "allreduce-l20 (default), CPU time ideal (default), costs roofline (default)"
+    )
+    named = with_(run(), {"link": {"name": "pcie-l20", "latency_us": 5}, "runtime": "vllm"})
+    assert "link pcie-l20 5 us, all-reduce over the same (default), CPU time vllm," in named.setup()
+    assert with_(run(), {"gpu": "H100"}).wires.link == "nvlink-h100"
 
 
 def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ kv.swap=true | kv.swap needs the key "kv.host_link"
 model=Qwen2.5-32B 'stages=[30, 30]' | [30, 30] add up to 60 layers; the model has 64
 model=Qwen2.5-32B stages=65 | 65 stages for 64 layers
 model=Qwen2.5-32B gpu=L20 stages=1 kv.pages=auto | Qwen2.5-32B does not fit
-model=Qwen2.5-32B gpu=L20 costs=roofline tensor_parallel=2 | give its bandwidth_gb_s
 scheduler=sarathy | unknown scheduler 'sarathy'
 scheduler.token_budgte=3 | token_budget
 scheduler.token_budget=0 | token_budget
@@ -179,9 +178,6 @@ workers=torch | workers.kind: torch needs the key "model"
 workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
 'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1
 'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
-runtime=gllm | runtime: can only be simulated; for a real run, ideal
-'runtime={prepare_s: 0.1}' | for a real run, ideal, or schedule_s alone, is right
-'runtime={per_row_s: 0.1}' | for a real run, ideal, or schedule_s alone, is right
 virtual_engines=true | virtual_engines: can only be simulated; for a real run, false
 kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
 'replicas={count: 2}' | replicas: can only be simulated

@@ -159,8 +159,8 @@ def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_s
     beyond = {"served_requests_per_s": 2.8, "queue_growth_per_s": 4.4, "overloaded": 1}
     late = replace(runs["greedy"], summary=SUMMARY | offered | beyond)
     assert plain(verdict({"A": able, "B": late}))[:2] == [
-        "B is overloaded: 7.2 requests/s arrive and 2.8 are served: the queue grows by 4.4 a second, "
-        "and so does every latency with the length of the run.",
+        "B is overloaded: 7.2 requests/s arrive and 2.8 are served: the queue grows by 4.4 a "
+        "second, and so does every latency with the length of the run.",
         "A keeps up with the 7.2 requests/s that arrive.",
     ]
     long = replace(able, summary=able.summary | {"completed": 100})

@@ -57,7 +57,7 @@ def test_run_writes_what_simulate_writes_and_replays(run: Path) -> None:
     out = run.parent / "out"
     status, text, errors = evenflow("run", str(run), "--out", str(out))
     assert status == 0, errors
-    assert "sarathi, real" in text
+    assert "sarathi, emulated" in text
     assert {file.name for file in out.iterdir()} == FILES
     summary = json.loads((out / "summary.json").read_text())
     assert summary["completed"] == 20

@@ -133,7 +133,7 @@ def simulate(
         print_counterfactuals,
         print_folder,
         print_left_out,
-        print_summaries,
+        print_outcomes,
         progress,
     )
     from experiments.report.folder import staged
@@ -154,7 +154,7 @@ def simulate(
         if without:
             as_is = {"as is": outcome.summary, **without}
             write_summaries(scratch / "counterfactuals.csv", "without", as_is)
-    print_summaries({outcome.label: outcome.summary})
+    print_outcomes([outcome])
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:
         print_counterfactuals(as_is)
@@ -175,7 +175,7 @@ def compare(
     force: Force = False,
 ) -> None:
     """Simulate several schedulers on the same requests and put them side by side."""
-    from experiments.cli.terminal import print_folder, print_summaries, progress
+    from experiments.cli.terminal import print_folder, print_outcomes, progress
     from experiments.report.folder import staged
     from experiments.run_file.run import load_config
     from experiments.study.compare import line_up, parse_schedulers, run_all
@@ -189,7 +189,7 @@ def compare(
         with progress([job.label for job in jobs], total) as show:
             comparison = run_all(jobs, scratch, save.value, show)
         comparison.write(scratch, run.name)
-    print_summaries(comparison.summaries)
+    print_outcomes(comparison.outcomes)
     print_folder(folder)
 
 

@@ -30,7 +30,7 @@ def run_command(run: RunFile, set_: Set = None, out: Out = None, force: Force = 
     reads = inputs_of(job.config, run)
     with (
         staged(folder, force=force, reads=reads) as scratch,
-        progress([f"{job.label}, real"], total) as show,
+        progress([f"{job.label}, {job.config.workers.kind}"], total) as show,
     ):
         served, outcome, lost = serve_into(scratch, job, run.name, show.done)
     _tell(outcome, folder, job.workload.trace["dropped"], served.failure)
@@ -68,7 +68,8 @@ def serve_command(
     _say_killed(folder)
     with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
         live = live_server(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
-        live.on_open = lambda: typer.echo(f"serving {live.model} on {live.url}/v1")
+        words = job.config.workers.words
+        live.on_open = lambda: typer.echo(f"serving {live.model} on {live.url}/v1: {words}")
         try:
             served, outcome, lost = serve_into(scratch, job, run.name, live=live)
         finally:
@@ -112,10 +113,10 @@ def _say_killed(folder: Path) -> None:
 
 
 def _tell(outcome: Outcome, folder: Path, dropped: Mapping[str, int], failure: str | None) -> None:
-    from experiments.cli.terminal import print_left_out, print_no_report, print_summaries
+    from experiments.cli.terminal import print_left_out, print_no_report, print_outcomes
     from experiments.runs import can_report
 
-    print_summaries({outcome.label: outcome.summary})
+    print_outcomes([outcome])
     print_left_out(dropped, outcome.result, failure)
     if not can_report():
         print_no_report()

@@ -93,8 +93,11 @@ def _part(text: str) -> tuple[int, int]:
 def _tell_findings(findings: Findings) -> None:
     """Print the best points; on stderr, how many failed."""
     from experiments.report.tables import print_table
+    from experiments.study.findings import ranked
     from experiments.study.sweep import best_table, failures, headline
 
+    point = findings.trials[(ranked(findings) or [0])[0]]
+    typer.echo(findings.sweep.study.config(point.labels).setup())
     print_table(*best_table(findings))
     typer.echo(headline(findings))
     if lost := failures(findings):
@@ -144,6 +147,7 @@ def capacity_command(
     reads = inputs_of(config, run)
     how = How(out=folder, force=force, reads=reads, executor=executor, watch=progress)
     answer = capacity(question, how)
+    typer.echo(config.setup())
     if answer.rate is not None:
         print_table(("metric", "limit", "at capacity", "just above"), knee_rows(answer))
     for line in sentences(answer):

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from evenflow.results.run import RunResult
+from experiments.outcome import Outcome
 from experiments.report.tables import print_numbers
 from experiments.report.words import METRICS, overload
 
@@ -34,6 +35,12 @@ def print_folder(folder: Path, *, report: bool = True) -> None:
 def print_no_report() -> None:
     """Say that a folder is complete but for the report, and why."""
     typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
+
+
+def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Print what runs on what, then the runs side by side."""
+    typer.echo("\n".join(dict.fromkeys(run.result.provenance["setup"] for run in outcomes)))
+    print_summaries({run.label: run.summary for run in outcomes})
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:

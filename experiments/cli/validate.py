@@ -68,6 +68,7 @@ def validate_command(
             write_validation(scratch, validation, run.name)
             if schedulers is None:
                 (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
+        typer.echo(each.config.real_setup())
         print_validation(validation.found)
     if schedulers is not None:
         with staged(folder, force=True) as scratch:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from evenflow.schedulers import POOLED, policy
 from experiments.figures.layers import gpu_name
+from experiments.run_file.links import link_words
 from experiments.run_file.run import RunConfig
 
 IN_THE_PICTURE = (

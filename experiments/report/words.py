@@ -157,8 +157,8 @@ def overload(own: Mapping[str, Any]) -> str | None:
         return None
     offered, served, grows = (number(own[key], DIGITS) for key in LOAD[:3])
     return (
-        f"{offered} requests/s arrive and {served} are served: the queue grows by {grows} a second, "
-        "and so does every latency with the length of the run"
+        f"{offered} requests/s arrive and {served} are served: the queue grows by {grows} a "
+        "second, and so does every latency with the length of the run"
     )
 
 
@@ -181,8 +181,10 @@ def _load(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
     verb = "keeps" if len(able) == 1 else "keep"
     pace = f"{_and(able)} {verb} up with the {offered} requests/s that arrive"
     decides = ": latency decides" if len(able) > 1 else ""
-    doubt = "" if not any(map(_brief, numbers.values())) else (
-        "; requests take so long beside the run that a longer one may tell otherwise"
+    doubt = (
+        ""
+        if not any(map(_brief, numbers.values()))
+        else ("; requests take so long beside the run that a longer one may tell otherwise")
     )
     return [*beyond, f"{pace}{decides}{doubt}."]
 

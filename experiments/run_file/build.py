@@ -167,14 +167,11 @@ def _build_world(
     make = _scheduler_maker(config, costs, max_model_len, make_scheduler)
     scheduler = make()
     token_bytes = costs.transfer_bytes(prefill_work(1))
+    (near, nodes, _), ranks = config.wires, config.tensor_parallel
+    link, hop_links = hops_of(near, nodes, config.num_stages, ranks, token_bytes)
     if config.link is None and made.hop is not None:
         latency_s, per_byte_s = made.hop
         link, hop_links = Link(token_bytes * per_byte_s, latency_s), None
-    else:
-        wires, ranks = config.wires, config.tensor_parallel
-        link, hop_links = hops_of(
-            wires.link, wires.nodes, config.num_stages, ranks, token_bytes
-        )
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)

@@ -125,6 +125,15 @@ class NodesConfig(Keys):
         return [here != there for here, there in pairwise(home)]
 
 
+def link_words(link: str | LinkKeys) -> str:
+    """Return a link in words: its name, and what is given of it."""
+    if isinstance(link, str):
+        return link
+    units = {"name": "{}", "bandwidth_gb_s": "{:g} GB/s", "latency_us": "{:g} us"}
+    given = {name: getattr(link, name) for name in units}
+    return " ".join(units[name].format(value) for name, value in given.items() if value is not None)
+
+
 class Wires(NamedTuple):
     """What connects GPUs: neighbouring stages, machines, and the GPUs of a stage (null: `link`)."""
 

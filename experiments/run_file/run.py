@@ -1,13 +1,13 @@
 """RUN.yaml: its keys, their types, limits and defaults; reading it, and changing some of its keys.
 
-It knows no model, GPU, policy or trace by name: whoever builds the run looks those up.
+It knows no model, policy or trace by name: whoever builds the run looks those up.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -36,7 +36,14 @@ from evenflow.specs.gpu import gpu
 from evenflow.world import Dispatch, Router
 from experiments.run_file import yaml_file
 from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
-from experiments.run_file.links import HOSTS, NameOrLink, NodesConfig, Wires, fabric_of
+from experiments.run_file.links import (
+    HOSTS,
+    NameOrLink,
+    NodesConfig,
+    Wires,
+    fabric_of,
+    link_words,
+)
 from experiments.run_file.workers import EmulatedWorkers, Workers
 from experiments.run_file.workload import WorkloadConfig
 
@@ -272,14 +279,52 @@ class RunConfig(Keys):
         link, nodes, all_reduce = self.wires
         return fabric_of(link, nodes, self.tensor_parallel, all_reduce)
 
+    def setup(self) -> str:
+        """Say in a line what is simulated on what, and which of it nobody chose: "(default)"."""
+        runtime = self.runtime if isinstance(self.runtime, str) else "as given"
+        return f"simulated: {self._setup(runtime + self._default('runtime'))}"
+
+    def real_setup(self) -> str:
+        """Say in a line what is served by whom, and which of it nobody chose: "(default)"."""
+        return f"{self.workers.words}: {self._setup('of this machine')}"
+
+    def _setup(self, cpu_time: str) -> str:
+        ranks, copies = self.tensor_parallel, 1 if self.replicas is None else self.replicas.count
+        gpus, device = self.num_stages * ranks, "GPU" if self.gpu is None else gpu(self.gpu).name
+        layout = [f"PP{self.num_stages}", *([f"TP{ranks}"] if ranks > 1 else [])]
+        layout += [f"{copies} replicas"] if copies > 1 else []
+        parts = [f"{self.model or 'no model'} on {copies * gpus} x {device}", " x ".join(layout)]
+        parts += [*self._wires_in_words()] if gpus > 1 else []
+        parts.append(f"CPU time {cpu_time}")
+        return ", ".join([*parts, f"costs {self.costs.kind}{self._default('costs')}"])
+
+    def _wires_in_words(self) -> Iterator[str]:
+        link, nodes, all_reduce = self.wires
+        if link is not None:
+            yield f"link {link_words(link)}{self._default('link')}"
+            if nodes is not None:
+                yield f"{link_words(nodes.link)} between nodes of {nodes.gpus}"
+        elif self.num_stages > 1:
+            yield "links that take no time (default)"
+        if self.tensor_parallel > 1 and self.costs.kind in ("roofline", "silicon"):
+            given = getattr(self.costs, "all_reduce", None)
+            words = "over the same" if all_reduce is None else link_words(all_reduce) or "as given"
+            measured = given is None and self.costs.kind == "silicon"
+            default = " (default)" if given is None else ""
+            yield f"all-reduce {'as measured' if measured else words}{default}"
+
+    def _default(self, key: str) -> str:
+        return "" if key in self.model_fields_set else " (default)"
+
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, as plain data."""
         return self.model_dump(mode="json")
 
     def document(self, name: str = "the run") -> yaml_file.Document:
-        """Return the keys as a RUN.yaml of this name would hold them, defaults included."""
+        """Return the keys as a RUN.yaml of this name would hold them; what is left out stays so."""
         scheduler = {"name": self.scheduler.name, **self.scheduler.params}
-        return yaml_file.Document(name, {**self.model_dump(), "scheduler": scheduler}, {})
+        given = self.model_dump(exclude_unset=True)
+        return yaml_file.Document(name, {**given, "scheduler": scheduler}, {})
 
     def digest(self) -> str:
         """Return the SHA-256 of the resolved configuration, as hexadecimal digits."""

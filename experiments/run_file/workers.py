@@ -31,6 +31,11 @@ class EmulatedWorkers(Keys):
     start_limit_s: Positive = 60.0
     faults: list[FaultConfig] | None = None
 
+    @property
+    def words(self) -> str:
+        """What is real of such a run."""
+        return "emulated (no model computes, tokens are made up)"
+
 
 class SamplingConfig(Keys):
     """How requests draw their tokens; temperature 0 is greedy, and `top_k` 0 is all tokens.
@@ -63,6 +68,12 @@ class TorchWorkers(Keys):
     sampling: SamplingConfig = SamplingConfig()
     patience_s: Positive = 30.0
     start_limit_s: Positive = 600.0
+
+    @property
+    def words(self) -> str:
+        """What is real of such a run."""
+        made_up = " with random weights" if self.weights == "random" else ""
+        return f"real (torch on {self.device}{made_up})"
 
 
 Workers = Annotated[EmulatedWorkers | TorchWorkers, short_form("kind"), Discriminator("kind")]

@@ -163,10 +163,7 @@ def test_what_arrives_faster_than_it_is_served_is_an_overload(
 ) -> None:
     """Of one prompt a second the stage serves one a second at most; 5 % above that are few."""
     requests = [Request(index, index * every_s, 16, 1) for index in range(201)]
-    world = small_world(
-        requests, make_scheduler=lambda: create("vllm", {"max_num_seqs": 1}, max_model_len=64)
-    )
-    summary = summarize(simulate(world))
+    summary = summarize(simulate(small_world(requests, "vllm", {"max_num_seqs": 1})))
     assert summary["offered_requests_per_s"] == pytest.approx(1 / every_s)
     assert summary["offered_tokens_per_s"] == pytest.approx(17 / every_s)
     assert summary["served_requests_per_s"] == pytest.approx(served, rel=0.03)
@@ -178,10 +175,7 @@ def test_a_burst_that_is_worked_off_is_no_overload() -> None:
     """Forty requests at once, amid one every two seconds where one a second can be served."""
     times = sorted([*(2.0 * index for index in range(200)), *[250.0] * 40])
     requests = [Request(index, at, 16, 1) for index, at in enumerate(times)]
-    world = small_world(
-        requests, make_scheduler=lambda: create("vllm", {"max_num_seqs": 1}, max_model_len=64)
-    )
-    summary = summarize(simulate(world))
+    summary = summarize(simulate(small_world(requests, "vllm", {"max_num_seqs": 1})))
     assert summary["p99_ttft_ms"] > 30e3
     assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
 

@@ -29,17 +29,22 @@ class Scripted:
         return self.plans.pop(0)
 
 
+class LeavesOut(Scripted):
+    leaves_out = True
+
+
 def batcher(
     *plans: Plan,
     asked: Iterable[tuple[int, int, int]] = (),
     pages: int | PagePool = 10,
     cap: int = 4,
     kind: Callable[..., Batcher] = Batcher,
+    policy: type[Scripted] = Scripted,
     **options: Any,
 ) -> Any:
     """Return a Batcher that is asked (request, prompt tokens, output tokens)."""
     pool = PagePool(pages) if isinstance(pages, int) else pages
-    made = kind(Scripted(*plans), pool, depth=4, max_in_flight=cap, max_model_len=1_000, **options)
+    made = kind(policy(*plans), pool, depth=4, max_in_flight=cap, max_model_len=1_000, **options)
     for request_id, prompt, output in asked:
         made.add(Request(request_id, 0.0, prompt, output))
     return made
@@ -193,6 +198,25 @@ def test_of_who_is_preempted_all_waits_until_it_is_looked_up() -> None:
     with pytest.raises(StallError):
         serving.next(3.0)
     assert serving.queues.waiting_tokens == 42 + 40
+
+
+def test_tokens_of_one_instant_are_a_gap_of_nothing() -> None:
+    serving = batcher(prefill(0, 4), Plan(preempt=[0]), prefill(0, 5), asked=[(0, 4, 3)])
+    for _ in range(2):
+        serving.complete(send(serving, 1.0), 1.0)
+    assert (serving.queues.gap_s, serving.queues.gap_count) == ([0.0], [1])
+
+
+def test_who_is_preempted_computes_again_what_it_had_left_out() -> None:
+    """Six of its ten tokens are enough for request 0 once; after its preemption it needs all."""
+    short, whole = Plan([Prefill(0, 6, ends=True)]), Plan([Prefill(0, 11)])
+    answers = short, Plan(preempt=[0]), whole
+    serving = batcher(*answers, asked=[(0, 10, 4)], policy=LeavesOut)
+    serving.complete(send(serving, 0.0), 0.5)
+    (seq,) = serving.queues.live.values()
+    assert seq.held_tokens == 6
+    serving.complete(send(serving, 1.0), 1.5)
+    assert seq.held_tokens == 11
 
 
 def test_a_policy_that_raises_is_named() -> None:

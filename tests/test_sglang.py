@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenflow.decodes import Sequence
 from evenflow.replay import replay
 from evenflow.results.bubbles import attribute
+from evenflow.schedulers.sglang_rules import Room, dynamic_chunk
+from evenflow.scheduling import Prompt
+from evenflow.types import Request
 from experiments.engines import sglang
 from experiments.engines.journal import first_line, lines
 from experiments.engines.journal import replay as replay_journal
@@ -54,3 +58,26 @@ def test_nothing_is_lost_but_what_is_chosen_too_early(world: World) -> None:
     assert_same(result, Driver(world, Tandem).run())
     bubbles = attribute(result)
     assert sum(bubbles.totals().values()) == pytest.approx(bubbles.idle_s, abs=1e-9)
+
+
+def test_chunks_of_a_time_that_bends_down_at_first_are_those_of_its_square() -> None:
+    """A fitted linear part below zero counts as none."""
+
+    def sizes(linear: float) -> list[int]:
+        def time_s(tokens: int) -> float:
+            return 1e-8 * tokens * tokens + linear * tokens
+
+        return [dynamic_chunk(time_s, 16_384, (2048, 4096), at, 16) for at in (0, 2048, 6000)]
+
+    assert sizes(0.0) == sizes(-1e-6) == [2048, 1088, 704]
+
+
+def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> None:
+    """Each takes two pages of 16 and 40 more tokens: of 200, two prompts, not three."""
+    room = Room(16, 64, 64, 200, 0, 0.0, walks=True, decodes=(), ratio=0.5)
+    prompts = [Prompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(3)]
+    taken = []
+    for prompt in prompts:
+        taken.append(room.fits(prompt))
+        room.take(prompt, 16)
+    assert taken == [True, True, False]

@@ -9,23 +9,42 @@ thread or process owns it.
 
 from __future__ import annotations
 
+import traceback
 from collections import abc
+from numbers import Integral
+from pathlib import Path
 from typing import get_args
 
 from evenflow.batch import Chunk, MicroBatch, padded_work, rectangle
 from evenflow.costs.base import work_of
 from evenflow.decodes import DecodeGroup, Sequence, Speculation
-from evenflow.errors import PolicyError, StallError, UsageError
+from evenflow.errors import PolicyError, StallError, UsageError, instead_of
 from evenflow.kv import KvCache, PagePool
 from evenflow.queues import Queues
 from evenflow.request import Handover, Request
-from evenflow.scheduling import Order, Plan, Prefill, Scheduler, View
+from evenflow.scheduling import Order, Plan, Prefill, Prompt, Scheduler, View
 
 ORDERS = frozenset(get_args(Order))
 
 MOST_WAKES = 10_000
 """How often in a row a policy may ask to be woken, with requests that wait and nothing in flight,
 and send nothing: a poll each millisecond of 10 s in which nothing else happens."""
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file, line and source of what raised, the last not of this package's own core.
+
+    Of an attribute that is none, also which ones there are.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    core = str(Path(__file__).parent)
+    own = [frame for frame in frames if not frame.filename.startswith(core)] or frames
+    hint = ""
+    if isinstance(error, AttributeError) and isinstance(error.obj, View | Prompt | Plan):
+        known = [name for name in dir(error.obj) if not name.startswith("_")]
+        hint = f"; {instead_of(error.name, known)}"
+    last = own[-1]
+    return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"
 
 
 class Batcher:
@@ -345,6 +364,7 @@ class Batcher:
             raise PolicyError(f"policy {self.policy_name} returned {plan!r}, not a Plan")
         if plan.decodes and forming is not None:
             raise PolicyError(f"policy {self.policy_name} takes decodes in two parts of a plan")
+        self._check_kinds(plan)
         queues = self.queues
         for request_id in plan.preempt:
             queues.preempt(self._preemptible(request_id))
@@ -365,6 +385,23 @@ class Batcher:
         if group is not None and self.kv.append_only:
             queues.publish_decodes(group)
         return chunks, group
+
+    def _check_kinds(self, plan: Plan) -> None:
+        """Raise PolicyError for what is no order: a pair in place of a Prefill, half a token."""
+        kind = type(plan.prefills)
+        if kind is not list and kind is not tuple and not isinstance(plan.prefills, abc.Sequence):
+            raise self._no(plan.prefills, "the prefills", "a list of Prefill(request_id, tokens)")
+        for prefill in plan.prefills:
+            if type(prefill) is not Prefill:
+                raise self._no(prefill, "a prefill", "Prefill(request_id, tokens)")
+            if type(prefill.tokens) is not int and not isinstance(prefill.tokens, Integral):
+                what = f"the tokens to prefill of request {prefill.request_id}"
+                raise self._no(prefill.tokens, what, "a whole number")
+        if type(plan.decodes) is not int and not isinstance(plan.decodes, Integral):
+            raise self._no(plan.decodes, "the decodes to take", "how many")
+
+    def _no(self, value: object, what: str, right: str) -> PolicyError:
+        return PolicyError(f"policy {self.policy_name} plans {value!r} as {what}; {right} is right")
 
     def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch | None:
         if group is None and not chunks:
@@ -503,17 +540,20 @@ class Batcher:
         if idle and (not waits or self._wakes >= MOST_WAKES):
             seq = next(iter(queues.live.values()))
             times = f" when asked {self._wakes} times" if self._wakes > 1 else ""
+            prompts = len(queues.waiting) + len(queues.partials)
             raise StallError(
                 f"policy {self.policy_name} stalls at {queues.now_s:.6g} s: nothing is in flight, "
                 f"{len(queues.live)} requests wait (request {seq.request.request_id} first), "
-                f"and it sends nothing{times}"
+                f"and it sends nothing{times}; ready and not taken: {queues.ready.num_sequences} "
+                f"decodes, {prompts} prompts, with {self.pool.free_pages} of "
+                f"{self.pool.total_pages} pages free"
             )
         self.wake_at_s = plan.wake_at_s
         self._answer = "kv" if plan.kv_limited else "policy"
 
     def _raised(self, error: BaseException) -> PolicyError:
         what = f"raised {type(error).__name__}: {error}"
-        return PolicyError(f"policy {self.policy_name} {what}")
+        return PolicyError(f"policy {self.policy_name} {what}{place_of(error)}")
 
     def _broken(self, seq: Sequence, what: str) -> PolicyError:
         return PolicyError(f"policy {self.policy_name}, request {seq.request.request_id}: {what}")

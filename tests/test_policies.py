@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -16,9 +17,9 @@ from evenflow.costs import AffineCost, estimates
 from evenflow.errors import UsageError
 from evenflow.kv import PagePool
 from evenflow.replay import decision_of
-from evenflow.schedulers import POLICIES, catalogue, create, policy
+from evenflow.schedulers import GIVEN, POLICIES, catalogue, create, policy
 from evenflow.scheduling import View
-from evenflow.types import MicroBatch, Plan, Request
+from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request
 
 FACTS = {"max_model_len": 4096, **estimates(AffineCost(0.005, 0.0001, 4))}
 RESERVING = {"max_num_seqs": 128, "max_model_len": None, "max_batch_rows": None}
@@ -227,3 +228,15 @@ def test_what_a_policy_can_just_serve_and_what_it_refuses(
 ) -> None:
     made: Any = create(name, params, **{} if "max_model_len" in params else FACTS)
     assert (made.refuse(*lengths, PagePool(pages)) is None) == served
+
+
+def test_the_page_on_policies_names_all_that_a_policy_sees_and_says() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text(encoding="utf-8")
+    page = re.sub("```.*?```", "", page, flags=re.DOTALL)
+    members = [name for kind in (View, Prompt) for name in dir(kind) if not name.startswith("_")]
+    told = {*re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", page)))}
+    assert set(members) - {"begins_with", "exact"} <= told
+    assert set(Prefill._fields) | set(Plan._fields) <= told | {
+        "ends", "give_up", "waiting", "hold", "empty_pages"
+    }  # fmt: skip
+    assert {"max_model_len", *GIVEN} <= told

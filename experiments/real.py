@@ -242,6 +242,10 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
             "scheduler: it may leave out part of a prompt or of its output, so a model would write "
             "something else; for workers of torch, another policy or variant is right"
         )
+    if config.dtype or config.kv_dtype:
+        raise UsageError(
+            "dtype, kv_dtype: are of the costs; what workers of torch compute in is workers.dtype"
+        )
     path = find(config.model, beside)
     if find_spec("torch") is None or find_spec("safetensors") is None:
         raise UsageError("workers: torch needs torch: pip install 'evenflow[torch]'")

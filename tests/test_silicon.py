@@ -155,7 +155,7 @@ def test_unknown_gpus_and_types_are_refused() -> None:
     with pytest.raises(UsageError, match=r'no measurements of "L20"; did you mean "L40S"\? known:'):
         silicon_source(Deployment(TINY, gpu("L20"), (4,)))
     floats = dataclasses.replace(TINY, dtype_bytes=4)
-    with pytest.raises(UsageError, match="16-bit operators only"):
+    with pytest.raises(UsageError, match="use a 2-byte dtype"):
         silicon_source(Deployment(floats, gpu("H100"), (4,)))
 
 
@@ -206,7 +206,7 @@ def test_frameworks_and_versions_are_chosen_or_refused() -> None:
         load_tables("h100_sxm", "vllm", "0.1")
     with pytest.raises(UsageError, match=r'no GPU "h300"; .*h100_sxm'):
         load_tables("h300", "vllm")
-    with pytest.raises(UsageError, match="heads of 96; measured: 128"):
+    with pytest.raises(UsageError, match="heads of 96 with bfloat16 KV; measured: 128"):
         load_tables("a100_sxm", "vllm", head_dim=96)
 
 

@@ -317,6 +317,34 @@ def test_a_wrong_mixture_names_the_key(tmp_path: Path, change: Any, message: str
         ModelSpec.from_config_json(written(tmp_path, QWEN3_MOE | change))
 
 
+@pytest.mark.parametrize(
+    ("said", "quantization"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "awq", "bits": 4}, "int4_wo"),
+        ({"quant_method": "gptq", "bits": 8}, "int8_wo"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4}}},
+            },
+            "int4_wo",
+        ),
+    ],
+)
+def test_a_quantised_checkpoint_is_read(tmp_path: Path, said: Any, quantization: str) -> None:
+    file = written(tmp_path, QWEN | {"quantization_config": said})
+    assert ModelSpec.from_config_json(file).quantization == quantization
+
+
+def test_a_quantisation_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    for said in ({"quant_method": "aqlm"}, {"quant_method": "gptq", "bits": 3}, "fp8 or so"):
+        with refused('"quantization_config" of '):
+            ModelSpec.from_config_json(written(tmp_path, QWEN | {"quantization_config": said}))
+
+
 def test_a_file_that_is_no_config_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     with refused("broken.json: not a JSON file"):

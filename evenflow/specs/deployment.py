@@ -19,6 +19,7 @@ from evenflow.errors import (
 )
 from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.model import ModelSpec
+from evenflow.specs.precision import Arithmetic
 
 
 def require_shareable(model: ModelSpec, ranks: int) -> None:
@@ -96,6 +97,27 @@ class Deployment:
             )
 
     @property
+    def arithmetic(self) -> Arithmetic:
+        """What the layers' products are computed in: the format's, or 16 bits (weight-only)."""
+        wanted = self.model.format
+        return (
+            "16-bit"
+            if wanted is None or not self.gpu.peak(wanted.arithmetic)
+            else (wanted.arithmetic)
+        )
+
+    def precision(self) -> dict[str, str]:
+        """Say what is not in the model's own dtype, and how it is computed; nothing if all is."""
+        said, model, gpu = {}, self.model, self.gpu
+        if model.format is not None:
+            wanted, computed = model.format.arithmetic, self.arithmetic
+            how = f"multiplied in {computed}, {gpu.peak(computed) / 1e12:g} TFLOP/s"
+            if computed != wanted:
+                how += f", weight-only: {gpu.name} has no {wanted} arithmetic"
+            said["weights"] = f"{model.quantization}, {how}"
+        return said | ({"kv": model.kv_dtype} if model.kv_dtype else {})
+
+    @property
     def depth(self) -> int:
         """Number of pipeline stages."""
         return len(self.layers_per_stage)
@@ -105,12 +127,12 @@ class Deployment:
 
         The embedding is on stage 0, the final norm and the LM head on the last stage, both divided
         over the tensor-parallel ranks. A tied head is a second copy unless there is one stage.
-        A draft model is on the last stage.
+        A draft model is on the last stage. Quantised layers with their scales.
         """
         model, ranks = self.model, self.tensor_parallel
         vocabulary = -(-model.embedding_parameters // ranks)
-        each = model.layer_parameters(ranks, expert_parallel=self.expert_parallel)
-        count = self.layers_per_stage[stage] * each
+        each = model.layer_bytes(ranks, expert_parallel=self.expert_parallel)
+        count = 0
         is_last = stage == self.depth - 1
         if stage == 0:
             count += vocabulary
@@ -118,7 +140,7 @@ class Deployment:
             count += model.hidden_size
         if is_last and not (model.tie_word_embeddings and self.depth == 1):
             count += vocabulary
-        size = count * model.dtype_bytes
+        size = self.layers_per_stage[stage] * each + count * model.dtype_bytes
         if is_last and self.draft is not None:
             size += Deployment(self.draft, self.gpu, (self.draft.num_layers,), ranks).weight_bytes(
                 0

@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from evenflow.errors import NonNegative, Positive, UsageError, instead_of, require_declared
+from evenflow.specs.precision import Arithmetic
 
 L20_COMPUTE_EFFICIENCY = 0.9438
 L20_BANDWIDTH_EFFICIENCY = 0.7884
@@ -39,7 +40,8 @@ class GpuSpec:
     `compute_efficiency` and `bandwidth_efficiency` are shares of the peaks reached by large
     operators; `per_layer_overhead_s` is time per transformer layer that neither explains (kernel
     launches and gaps). `source` says where these three come from. Rates are in 1e12 and 1e9 a
-    second, memory in GiB.
+    second, memory in GiB. `fp8_tflops`, `fp4_tflops`: the dense peaks of those products, 0 where a
+    GPU has none; the share that is reached is that of 16 bits, an assumption.
     """
 
     name: str
@@ -50,9 +52,16 @@ class GpuSpec:
     bandwidth_efficiency: Positive = L20_BANDWIDTH_EFFICIENCY
     per_layer_overhead_s: NonNegative = L20_PER_LAYER_OVERHEAD_S
     source: str = TRANSFERRED
+    fp8_tflops: NonNegative = 0.0
+    fp4_tflops: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         require_declared(f"gpu {self.name}", self)
+
+    def peak(self, arithmetic: Arithmetic) -> float:
+        """Return the data sheet's dense operations a second, 0 where the GPU has no such units."""
+        peaks = {"16-bit": self.fp16_tflops, "fp8": self.fp8_tflops, "fp4": self.fp4_tflops}
+        return peaks[arithmetic] * 1e12
 
     @property
     def flops_per_s(self) -> float:
@@ -95,15 +104,22 @@ class LinkSpec:
 
 
 GPUS: tuple[GpuSpec, ...] = (
-    GpuSpec("L20", 119.5, 864, 48, source="fitted on whole-model times of two models on L20"),
+    GpuSpec(
+        "L20",
+        119.5,
+        864,
+        48,
+        source="fitted on whole-model times of two models on L20",
+        fp8_tflops=239,
+    ),
     GpuSpec("A100-40G", 312, 1555, 40, 0.836, 0.778, 1.056e-4, f"{SCALED}: 4.1 %, 10.0 %"),
     GpuSpec("A100-80G", 312, 2039, 80, 0.826, 0.772, 7.90e-5, f"{MEASURED}: 4.4 %, 11.5 %"),
     GpuSpec("A100-80G-PCIe", 312, 1935, 80, 0.742, 0.770, 8.15e-5, f"{SCALED}: 4.5 %, 12.0 %"),
     GpuSpec("A800-80G", 312, 1935, 80, 0.742, 0.770, 8.15e-5, f"{SCALED}: 4.5 %, 12.0 %"),
     GpuSpec("A40", 149.7, 696, 48, 0.736, 0.764, 2.8e-5, PUBLISHED),
-    GpuSpec("L40S", 362, 864, 48, 0.634, 0.753, 0.0, f"{MEASURED}: 4.8 %, 10.1 %"),
-    GpuSpec("H100", 989, 3350, 80, 0.800, 0.849, 4.51e-5, f"{MEASURED}: 4.3 %, 9.9 %"),
-    GpuSpec("H200", 989, 4800, 141, 0.776, 0.841, 4.72e-5, f"{MEASURED}: 4.5 %, 9.4 %"),
+    GpuSpec("L40S", 362, 864, 48, 0.634, 0.753, 0.0, f"{MEASURED}: 4.8 %, 10.1 %", 733),
+    GpuSpec("H100", 989, 3350, 80, 0.800, 0.849, 4.51e-5, f"{MEASURED}: 4.3 %, 9.9 %", 1979),
+    GpuSpec("H200", 989, 4800, 141, 0.776, 0.841, 4.72e-5, f"{MEASURED}: 4.5 %, 9.4 %", 1979),
 )
 """The GPUs of the papers and their successors; data-sheet peaks, dense. The efficiencies are fitted
 by `tools.calibrate_silicon`, which also gives mean and P95 error on models it has

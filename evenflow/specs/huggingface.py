@@ -1,7 +1,8 @@
 """Reads a Hugging Face config.json of the Llama, Mistral, Qwen and Falcon families.
 
 Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
-Left unread: sliding windows, RoPE scaling, quantisation, and the o_proj bias of `attention_bias`.
+Left unread: sliding windows, RoPE scaling, which layers a quantisation leaves out, and the o_proj
+bias of `attention_bias`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ FAMILIES = {
     "RefinedWebModel": "falcon",
 }
 """`model_type` in the file -> family; the last two are Falcon's first spelling."""
+
+INTEGERS = {4: "int4_wo", 8: "int8_wo"}
+"""Bits of integer weights, which are widened as they are read -> format."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -120,6 +124,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         "dtype_bytes": DTYPE_BYTES[_dtype(config)],
         "max_position_embeddings": config.count("max_position_embeddings", default=2048),
         "rope_theta": _rope_theta(config),
+        "quantization": _quantization(config),
         "source": str(config.path),
     }
 
@@ -188,6 +193,44 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             config.count("shared_expert_intermediate_size") if has_shared else 0
         ),
     }
+
+
+def _quantization(config: _Config) -> str:
+    """Return the format that `quantization_config` means, "" without one.
+
+    Of vLLM's methods: fp8, fbgemm_fp8, mxfp4, modelopt, awq, gptq, compressed-tensors (one group).
+    """
+    said = config.get("quantization_config", default={})
+    if not said:
+        return ""
+    method = said.get("quant_method") if isinstance(said, dict) else said
+    found = None
+    if method in ("fp8", "fbgemm_fp8"):
+        found = "fp8_block" if said.get("weight_block_size") else "fp8"
+    elif method == "modelopt":
+        found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(str(said.get("quant_algo")))
+    elif method in ("awq", "gptq"):
+        found = INTEGERS.get(said.get("bits", 0))
+    elif method == "compressed-tensors":
+        found = _compressed(said)
+    elif method == "mxfp4":
+        found = "mxfp4"
+    if found is None:
+        raise UsageError(
+            f'{config.path}: "quantization_config" of {method!r} is not one of those known: fp8, '
+            "mxfp4, modelopt's FP8 and NVFP4, 4 or 8 bits of awq and gptq, and compressed-tensors"
+        )
+    return found
+
+
+def _compressed(said: dict[str, Any]) -> str | None:
+    for group in list((said.get("config_groups") or {}).values())[:1]:
+        weights = group.get("weights") or {}
+        if weights.get("type") == "float" and weights.get("num_bits") == 8:
+            return "fp8"
+        if weights.get("type") == "int" and not group.get("input_activations"):
+            return INTEGERS.get(weights.get("num_bits", 0))
+    return None
 
 
 def read_dtype(path: str | Path) -> str:

@@ -1,7 +1,7 @@
 """The shape of a decoder-only transformer: what its memory and its costs follow from.
 
 Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Dense models, and mixtures of
-experts in which every layer is alike; no sliding window, no quantisation.
+experts in which every layer is alike; no sliding window.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -23,7 +23,8 @@ from evenflow.errors import (
     require_counts,
     require_declared,
 )
-from evenflow.specs.huggingface import read_config
+from evenflow.specs.huggingface import DTYPE_BYTES, read_config
+from evenflow.specs.precision import FORMATS, KV_BYTES, Format
 
 VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGNORECASE)
 """What names a training, not a shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
@@ -42,6 +43,9 @@ class ModelSpec:
     of `expert_intermediate_size` columns each; beside them every token passes one shared MLP of
     `shared_intermediate_size` columns with a gate of its own, if that is above 0.
     `intermediate_size` is then without meaning.
+
+    `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
+    `kv_dtype`: that of keys and values, a name of `KV_BYTES`; "": the model's.
 
     `source`: where the shape is from; of the table, the repository on huggingface.co whose
     config.json it is.
@@ -69,6 +73,8 @@ class ModelSpec:
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
     shared_intermediate_size: Whole = 0
+    quantization: str = ""
+    kv_dtype: str = ""
     source: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +85,12 @@ class ModelSpec:
             )
         if self.num_experts:
             self._check_experts()
+        for key, value, known in (
+            ("quantization", self.quantization, FORMATS),
+            ("kv_dtype", self.kv_dtype, KV_BYTES),
+        ):
+            if value and value not in known:
+                raise UsageError(f'{self.name}: {key} is "{value}"; {instead_of(value, known)}')
 
     @classmethod
     def from_config_json(cls, path: str | Path) -> ModelSpec:
@@ -154,6 +166,37 @@ class ModelSpec:
         return parameters(shapes) + bias + norms + shared_gate + routed
 
     @property
+    def format(self) -> Format | None:
+        """The format of the layers' matrices; None for the model's own dtype."""
+        return FORMATS[self.quantization] if self.quantization else None
+
+    def matrix_bytes(self, shape: tuple[int, int]) -> int:
+        """Return the bytes of one of the layers' matrices, with scales where it has any."""
+        inputs, outputs = shape
+        if self.format is None or outputs == self.num_experts:  # the router stays as it is
+            return inputs * outputs * self.dtype_bytes
+        return self.format.matrix_bytes(shape)
+
+    def layer_bytes(self, tensor_parallel: int = 1, *, expert_parallel: bool = False) -> int:
+        """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which."""
+        count = self.layer_parameters(tensor_parallel, expert_parallel=expert_parallel)
+        matrices = [(shape, 1) for shape in self.linear_shapes(tensor_parallel)]
+        each = self.num_experts
+        if expert_parallel:
+            each, tensor_parallel = -(-each // tensor_parallel), 1
+        matrices += [(shape, each) for shape in self.expert_shapes(tensor_parallel)]
+        saved = sum(
+            times * (parameters((shape,)) * self.dtype_bytes - self.matrix_bytes(shape))
+            for shape, times in matrices
+        )
+        return count * self.dtype_bytes - saved
+
+    @property
+    def kv_value_bytes(self) -> int:
+        """Bytes of one element of a key or a value."""
+        return KV_BYTES[self.kv_dtype] if self.kv_dtype else self.dtype_bytes
+
+    @property
     def embedding_parameters(self) -> int:
         """Parameters of the token embedding; the LM head is as large."""
         return self.vocab_size * self.hidden_size
@@ -177,7 +220,21 @@ class ModelSpec:
         `layers` defaults to the whole model. 2 (K and V) x layers x KV heads x head size x bytes.
         """
         count = self.num_layers if layers is None else layers
-        return 2 * count * self.local_kv_heads(tensor_parallel) * self.head_dim * self.dtype_bytes
+        values = 2 * self.local_kv_heads(tensor_parallel) * self.head_dim
+        return count * values * self.kv_value_bytes
+
+
+def in_precision(spec: ModelSpec, dtype: str | None, kv_dtype: str | None) -> ModelSpec:
+    """Return a model with its weights in `dtype`, and its keys and values in `kv_dtype`.
+
+    `dtype` is a plain type (bfloat16, float16, float32) or a name of `FORMATS`, which leaves what
+    is not quantised at 2 bytes; None leaves either as it is.
+    """
+    if dtype in DTYPE_BYTES:
+        spec = replace(spec, dtype_bytes=DTYPE_BYTES[dtype], quantization="")
+    elif dtype is not None:
+        spec = replace(spec, dtype_bytes=2, quantization=dtype)
+    return spec if kv_dtype is None else replace(spec, kv_dtype=kv_dtype)
 
 
 def parameters(shapes: tuple[tuple[int, int], ...]) -> int:

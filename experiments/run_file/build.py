@@ -24,7 +24,14 @@ from evenflow.world import Link, World
 from experiments.run_file.costs import Hardware, MadeCosts
 from experiments.run_file.links import hops_of
 from experiments.run_file.policy_folders import make_importable
-from experiments.run_file.pools import MixedPoolConfig, divide, run_of_pool, system, transfer_link
+from experiments.run_file.pools import (
+    MixedPoolConfig,
+    divide,
+    model_of,
+    run_of_pool,
+    system,
+    transfer_link,
+)
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import Workload
 from experiments.run_file.yaml_file import find
@@ -204,7 +211,7 @@ def _build_world(
 
 def _hardware(config: RunConfig, beside: Path) -> Hardware:
     """Return the model on the GPUs that the configuration names."""
-    spec = None if config.model is None else model(find(config.model, beside))
+    spec = None if config.model is None else model_of(config, config.model, beside)
     if config.gpu is not None:
         gpu(config.gpu)  # refuses what is none, whether these costs need it or not
     nodes, ranks = config.wires.nodes, config.tensor_parallel
@@ -322,7 +329,10 @@ def _formula(config: RunConfig) -> dict[str, Any]:
     """Say which formula the seconds come from, which is measured on no device of ours."""
     source: dict[str, Any] = {"kind": config.costs.kind}
     if config.costs.kind == "roofline" and config.gpu is not None:
-        source["gpu"] = asdict(gpu(config.gpu))
+        facts = asdict(gpu(config.gpu))
+        source["gpu"] = {
+            key: facts[key] for key in facts if key not in ("fp8_tflops", "fp4_tflops")
+        }
     return source | {"device": None, "driver": None, "torch": None}
 
 
@@ -340,6 +350,7 @@ def _deployment_facts(world: World, deployment: Deployment | None) -> dict[str, 
         "weight_bytes_per_gpu": _per_stage(deployment.depth, deployment.weight_bytes),
         "activation_bytes_per_gpu": _per_stage(deployment.depth, deployment.activation_bytes),
         "kv_bytes_per_token": _per_stage(deployment.depth, deployment.kv_bytes_per_token),
+        **({"precision": precision} if (precision := deployment.precision()) else {}),
     }
 
 

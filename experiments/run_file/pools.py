@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from evenflow import schedulers
 from evenflow.errors import UsageError, is_count
 from evenflow.keys import Count, Keys, NameOr, Positive, expect, short_form
-from evenflow.specs.model import model
+from evenflow.specs.model import ModelSpec, in_precision, model
 from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.links import TransferLinkConfig, link_spec
 from experiments.run_file.run import RunConfig, SchedulerConfig, with_
@@ -255,11 +255,16 @@ def run_of_pool(config: RunConfig, pool: PoolConfig, share: Share) -> RunConfig:
     return with_(config.document("its part of the run"), patch)
 
 
+def model_of(config: RunConfig, name: str, beside: Path) -> ModelSpec:
+    """Return the model of that name or path in the precision that the configuration says."""
+    return in_precision(model(find(name, beside)), config.dtype, config.kv_dtype)
+
+
 def transfer_link(config: RunConfig, given: DistServeConfig, beside: Path) -> TransferLink:
     """Return the link between the pools; without any the KV is there at once."""
     bytes_per_token = given.kv_bytes_per_token
     if bytes_per_token is None and config.model is not None:
-        bytes_per_token = float(model(find(config.model, beside)).kv_bytes_per_token())
+        bytes_per_token = float(model_of(config, config.model, beside).kv_bytes_per_token())
     chosen = config.wires.link if given.transfer_link is None else given.transfer_link
     if chosen is None:
         return TransferLink(bytes_per_token=bytes_per_token)

@@ -149,15 +149,21 @@ class SchedulerConfig(BaseModel):
         }
 
 
+Dtype = Literal["bfloat16", "float16", "fp8", "fp8_block", "int8_wo", "int4_wo", "nvfp4", "mxfp4"]
+
+
 class RunConfig(Keys):
     """One run: a deployment, a scheduler, a workload.
 
-    `goodput`: limits in ms that a request must meet to count in `request_goodput`. `runtime`: the
-    CPU time around a micro-batch; `profile`, which costs of a profile mean unless they are given
-    another, is what the file's `cpu_*` points say.
+    `dtype`: what the layers' matrices are in, `kv_dtype` keys and values; null: as the model has
+    them. `goodput`: limits in ms that a request must meet to count in `request_goodput`. `runtime`:
+    the CPU time around a micro-batch; `profile`, which costs of a profile mean unless they are
+    given another, is what the file's `cpu_*` points say.
     """
 
     model: Annotated[str, Field(min_length=1)] | None = None
+    dtype: Dtype | None = None
+    kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
     gpu: NameOr[str, dict[str, Any]] | None = None
     stages: Annotated[
         int | list[int],
@@ -214,6 +220,8 @@ class RunConfig(Keys):
             (f"costs.kind: {self.costs.kind}", True, self.costs.NEEDS),
             ("costs.fill", getattr(self.costs, "fill", None) is not None, ("gpu",)),
             ("kv.pages: auto", self.kv.pages == "auto", ("model", "gpu")),
+            ("dtype", self.dtype is not None, ("model",)),
+            ("kv_dtype", self.kv_dtype is not None, ("model",)),
             ("link", self.link is not None, ("model",)),
             ("nodes", self.nodes is not None, ("model", "link")),
             ("split: balanced", self.split == "balanced", ("model", "gpu")),

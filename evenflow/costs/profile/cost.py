@@ -157,6 +157,11 @@ def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
         )
     if getattr(model, "num_experts", 0):
         raise UsageError(f"{name}: {model.name} has experts; profiles have dense layers")
+    if model.quantization or model.kv_dtype:
+        raise UsageError(
+            f"{name}: measured in {profile.header.dtype}, and the model is in "
+            f"{model.quantization or model.kv_dtype}; use costs: roofline or silicon"
+        )
     if DTYPE_BYTES[profile.header.dtype] != model.dtype_bytes:
         raise UsageError(
             f"{name}: measured in {profile.header.dtype}, but {model.name} has "

@@ -24,7 +24,7 @@ from evenflow.costs.silicon.points import (
     prompt_times,
     step_times,
 )
-from evenflow.costs.silicon.tables import SiliconTables, load_tables, package_version
+from evenflow.costs.silicon.tables import DTYPE, SiliconTables, load_tables, package_version
 from evenflow.costs.tables import (
     Attention,
     BySize,
@@ -101,14 +101,26 @@ def silicon_source(
             f'costs: silicon has no measurements of "{name}"; {instead_of(name, GPUS)}; '
             "for others: costs: roofline, or profile the GPU"
         )
-    if deployment.model.dtype_bytes != 2:
-        raise UsageError("costs: silicon has 16-bit operators only; use a 2-byte dtype")
-    if getattr(deployment.model, "num_experts", 0):
+    spec, measured = deployment.model, GPUS[name]
+    if spec.dtype_bytes != 2:
+        raise UsageError("costs: silicon has 16-bit operators and less; use a 2-byte dtype")
+    if spec.num_experts:
         raise UsageError("costs: silicon knows dense layers only; use roofline for experts")
-    measured = GPUS[name]
-    head_dim = deployment.model.head_dim
-    tables = load_tables(measured.system, framework, version, head_dim=head_dim)
-    return SiliconSource(measured, from_memory(tables, head_dim))
+    tables = load_tables(
+        measured.system,
+        framework,
+        version,
+        head_dim=spec.head_dim,
+        quantization=spec.quantization,
+        kv_dtype="fp8" if spec.kv_value_bytes == 1 else DTYPE,
+    )
+    if deployment.arithmetic != "16-bit" and not tables.quantized:
+        raise UsageError(
+            f"costs: silicon has no {spec.quantization} products of {framework} "
+            f"{tables.versions['gemm']} on {name}; use another framework, or costs: roofline"
+        )
+    bits = 16 if spec.format is None else spec.format.bits
+    return SiliconSource(measured, from_memory(tables, spec.head_dim, bits, spec.kv_value_bytes))
 
 
 def silicon_cost(
@@ -140,25 +152,39 @@ class _Parts:
         share = source.measured.compute_share
         self.peak = Peak(on.fp16_tflops * 1e12, on.memory_bandwidth_gb_s * 1e9)
         self.target = Peak(target.fp16_tflops * 1e12 * share, target.memory_bandwidth_gb_s * 1e9)
+        bits = 16 if self.model.format is None else self.model.format.bits
+        faster = target.peak(deployment.arithmetic) / target.peak("16-bit")
+        self.quantized = Peak(self.peak.flops_per_s * faster, self.peak.bytes_per_s, bits)
+        self.narrow = Peak(self.target.flops_per_s * faster, self.target.bytes_per_s, bits)
         gemm = self.tables.gemm
         self.launch_s = gemm[min(gemm)][min(gemm[min(gemm)])][1]
         slower = self.peak.bytes_per_s / self.target.bytes_per_s
         self.per_byte_s = slower / memory_bytes_per_s(gemm)
 
-    def product(self, shape: tuple[int, int]) -> BySize:
-        """Return a linear operator [inputs, outputs] against tokens."""
+    def product(self, shape: tuple[int, int], *, plain: bool = False) -> BySize:
+        """Return a linear operator [inputs, outputs] against tokens; `plain`: never quantised.
+
+        A format that was not measured is weight-only: the 16-bit product, scaled as for a derived
+        GPU with narrower matrices, and counted as unmeasured.
+        """
         k, n = shape
-        gemm = self.tables.gemm
-        times = product_times(gemm, n, k, self.peak)
+        measured = not plain and bool(self.tables.quantized)
+        gemm = self.tables.quantized if measured else self.tables.gemm
+        peak = self.quantized if measured else self.peak
+        target = self.target if plain else self.narrow
+        times = product_times(gemm, n, k, peak)
         sizes = sorted(times)
+        derived = target.matrix_bits != peak.matrix_bits
+        least_s = self.launch_s if derived else 0.0
         corrected = [
-            times[m] * self.target.product_s(m, n, k) / self.peak.product_s(m, n, k) for m in sizes
+            max(times[m] * target.product_s(m, n, k) / peak.product_s(m, n, k), least_s)
+            for m in sizes
         ]
         # Tables with points on both sides of a tile's edge show the steps themselves.
         both_sides = any(m % TILE_TOKENS == 0 and m + 1 in times for m in sizes)
         curve = Curve(sizes, corrected, 1 if both_sides else TILE_TOKENS)
         beyond = n > max(gemm) or k > max(gemm[max(gemm)])
-        return unmeasured(curve) if beyond else curve.estimate
+        return unmeasured(curve) if beyond or derived else curve.estimate
 
     def moving(self, bytes_each: float, kernels: int = 1) -> BySize:
         """Return kernels that only move memory, so many bytes a token or row."""
@@ -175,7 +201,7 @@ class _Parts:
 
     def head(self) -> BySize:
         columns = -(-self.model.vocab_size // self.ranks)
-        logits = self.product((self.model.hidden_size, columns))
+        logits = self.product((self.model.hidden_size, columns), plain=True)
         return added([logits, self.moving(8 * self.model.vocab_size)])
 
     @property

@@ -13,25 +13,29 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from evenflow.costs.silicon.tables import Heads, SiliconTables
+from evenflow.costs.silicon.tables import Heads, Products, SiliconTables
 from evenflow.costs.tables import Surface
 
 Key = TypeVar("Key", int, tuple[int, int])
 
 
 class Peak(NamedTuple):
-    """Peak operations and bytes a second: the scale on which efficiencies are interpolated."""
+    """Peak operations and bytes a second: the scale on which efficiencies are interpolated.
+
+    `matrix_bits`: of a value of the matrix, 16 where it is not quantised.
+    """
 
     flops_per_s: float
     bytes_per_s: float
+    matrix_bits: float = 16
 
     def product_s(self, m: int, n: int, k: int) -> float:
-        """Return the least seconds of a 16-bit product [m, k] x [k, n]."""
-        moved = 2 * (m * n + m * k + n * k)
+        """Return the least seconds of a product [m, k] x [k, n] with 16-bit inputs and outputs."""
+        moved = 2 * (m * n + m * k) + n * k * self.matrix_bits / 8
         return max(2 * m * n * k / self.flops_per_s, moved / self.bytes_per_s)
 
 
-def memory_bytes_per_s(gemm: Mapping[int, Mapping[int, Mapping[int, float]]]) -> float:
+def memory_bytes_per_s(gemm: Products) -> float:
     """Return the bandwidth at which memory is read: the best of the largest twentieth of matrices.
 
     At the fewest rows, where the matrix is nearly all that is moved. No cache holds those matrices.
@@ -42,29 +46,41 @@ def memory_bytes_per_s(gemm: Mapping[int, Mapping[int, Mapping[int, float]]]) ->
     return max(2 * size / by_m[min(by_m)] for size, by_m in largest)
 
 
-def from_memory(tables: SiliconTables, head_dim: int) -> SiliconTables:
+def from_memory(
+    tables: SiliconTables, head_dim: int, bits: float = 16, kv_bytes: int = 2
+) -> SiliconTables:
     """Return products and decode steps as a model meets them: read from memory, not from a cache.
 
     A benchmark repeats one operator, so that a large cache (96 MB on L40S) holds its matrix, or its
     keys and values; in a model those of all other layers come between. So no operator takes less
-    than its 16-bit matrix, keys and values do at `memory_bytes_per_s`.
+    than its matrix, keys and values do at `memory_bytes_per_s`. `bits` are of a value of the
+    quantised matrices, `kv_bytes` of a key's or value's element.
     """
     per_byte_s = 1 / memory_bytes_per_s(tables.gemm)
-    gemm = {
-        n: {
-            k: {m: max(seconds, 2 * n * k * per_byte_s) for m, seconds in by_m.items()}
-            for k, by_m in by_k.items()
+
+    def read(gemm: Products, bits: float) -> Products:
+        return {
+            n: {
+                k: {m: max(seconds, bits / 8 * n * k * per_byte_s) for m, seconds in by_m.items()}
+                for k, by_m in by_k.items()
+            }
+            for n, by_k in gemm.items()
         }
-        for n, by_k in tables.gemm.items()
-    }
+
+    per_key = 2 * kv_bytes * head_dim
     generation = {
         (heads, kv_heads): {
-            (rows, context): max(seconds, 4 * kv_heads * head_dim * rows * context * per_byte_s)
+            (rows, context): max(seconds, per_key * kv_heads * rows * context * per_byte_s)
             for (rows, context), seconds in steps.items()
         }
         for (heads, kv_heads), steps in tables.generation.items()
     }
-    return replace(tables, gemm=gemm, generation=generation)
+    return replace(
+        tables,
+        gemm=read(tables.gemm, 16),
+        quantized=read(tables.quantized, bits),
+        generation=generation,
+    )
 
 
 def product_times(

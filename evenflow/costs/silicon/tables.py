@@ -7,8 +7,8 @@ Knows the package's folders and columns; does not interpolate. The package is th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,16 @@ PACKAGE = "aiconfigurator_core"
 DTYPE = "bfloat16"
 """The tables' 16-bit type; float16 takes as long."""
 
+PROMPT_DTYPES = {"vllm": (DTYPE, "fp8")}
+"""What prompts are attended to in with 8-bit keys and values, by what a framework prefers."""
+
 GEMM = "gemm/{framework}/{version}/gemm_perf.parquet"
 CONTEXT = "attention/{framework}/{version}/context_attention_perf.parquet"
 GENERATION = "attention/{framework}/{version}/generation_attention_perf.parquet"
 ALL_REDUCE = "comm/{framework}/{version}/custom_allreduce_perf.parquet"
+
+Products = Mapping[int, Mapping[int, Mapping[int, float]]]
+"""Columns, inputs and rows of a product -> seconds."""
 
 Heads = tuple[int, int]
 """(heads, KV heads) on one rank."""
@@ -32,19 +38,22 @@ Heads = tuple[int, int]
 class SiliconTables:
     """The seconds measured on one GPU with one framework.
 
-    `gemm[n][k][m]`: a product [m, k] x [k, n]. `context[heads][tokens]`: causal attention of one
-    prompt. `generation[heads][rows, context]`: a decode step of rows with `context` tokens each.
-    `all_reduce[ranks][bytes]`. `versions`: of the framework, for each kind of operator.
+    `gemm[n][k][m]`: a product [m, k] x [k, n]; `quantized` the same with the weights in a format,
+    inputs quantised on the way, empty where that was not measured. `context[heads][tokens]`: causal
+    attention of one prompt. `generation[heads][rows, context]`: a decode step of rows with
+    `context` tokens each. `all_reduce[ranks][bytes]`. `versions`: of the framework, for each kind
+    of operator.
     """
 
     system: str
     device: str
     framework: str
     versions: Mapping[str, str]
-    gemm: Mapping[int, Mapping[int, Mapping[int, float]]]
+    gemm: Products
     context: Mapping[Heads, Mapping[int, float]]
     generation: Mapping[Heads, Mapping[tuple[int, int], float]]
     all_reduce: Mapping[int, Mapping[int, float]]
+    quantized: Products = field(default_factory=dict)
 
 
 def data_folder() -> Path:
@@ -74,7 +83,13 @@ def systems(folder: Path) -> dict[str, list[str]]:
 
 
 def load_tables(
-    system: str, framework: str, version: str | None = None, *, head_dim: int = 128
+    system: str,
+    framework: str,
+    version: str | None = None,
+    *,
+    head_dim: int = 128,
+    quantization: str = "",
+    kv_dtype: str = DTYPE,
 ) -> SiliconTables:
     """Read the tables of one GPU and framework; `version` None takes the newest of each operator.
 
@@ -95,16 +110,18 @@ def load_tables(
         "generation": _file(base, GENERATION, framework, version),
         "all_reduce": _file(base, ALL_REDUCE, framework, version, or_newest=True),
     }
-    gemm, device = _gemm(files["gemm"])
+    products = _gemm(files["gemm"], {DTYPE, quantization})
+    prompts = (DTYPE,) if kv_dtype == DTYPE else PROMPT_DTYPES.get(framework, ("fp8", DTYPE))
     return SiliconTables(
         system,
-        device,
+        _device(files["gemm"]),
         framework,
         {kind: path.parent.name for kind, path in files.items()},
-        gemm,
-        _context(files["context"], head_dim),
-        _generation(files["generation"], head_dim),
+        products[DTYPE],
+        _context(files["context"], head_dim, prompts, kv_dtype),
+        _generation(files["generation"], head_dim, kv_dtype),
         _all_reduce(files["all_reduce"]),
+        products.get(quantization, {}),
     )
 
 
@@ -147,42 +164,64 @@ def _columns(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ())
     return columns
 
 
-def _gemm(path: Path) -> tuple[dict[int, dict[int, dict[int, float]]], str]:
-    columns = _columns(path, ("gemm_dtype", "m", "n", "k", "latency", "device"))
-    table: dict[int, dict[int, dict[int, float]]] = {}
-    rows = zip(*(columns[name] for name in ("gemm_dtype", "m", "n", "k", "latency")), strict=True)
-    for dtype, m, n, k, latency_ms in rows:
-        if dtype == DTYPE:
+def _device(path: Path) -> str:
+    return str(_columns(path, ("device",))["device"][0])
+
+
+def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[int, float]]]]:
+    names = ("gemm_dtype", "m", "n", "k", "latency")
+    columns = _columns(path, names)
+    tables: dict[str, dict[int, dict[int, dict[int, float]]]] = {}
+    for dtype, m, n, k, latency_ms in zip(*(columns[name] for name in names), strict=True):
+        if dtype in wanted:
+            table = tables.setdefault(dtype, {})
             table.setdefault(n, {}).setdefault(k, {})[m] = latency_ms / 1000
-    return table, str(columns["device"][0])
+    return tables
 
 
-def _attention_rows(path: Path, head_dim: int) -> list[tuple[int, int, int, int, int, float]]:
-    """Return (heads, KV heads, batch, tokens, step, seconds) of full 16-bit attention."""
+def _attention_rows(
+    path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str
+) -> list[tuple[int, int, int, int, int, float]]:
+    """Return (heads, KV heads, batch, tokens, step, seconds) of full attention.
+
+    Of the `dtypes` that it is computed in, the first that was measured.
+    """
     keys = ("attn_dtype", "kv_cache_dtype", "head_dim")
     sizes = ("num_heads", "num_key_value_heads", "batch_size", "isl", "step", "latency")
     columns = _columns(path, (*keys, *sizes), ("window_size",))
     windows = columns.get("window_size", [0] * len(columns["latency"]))
-    wanted = (DTYPE, DTYPE, head_dim)
-    rows = zip(*(columns[name] for name in (*keys, *sizes)), windows, strict=True)
-    found = [(*row[3:8], row[8] / 1000) for row in rows if row[:3] == wanted and not max(row[9], 0)]
-    if not found:
-        there = ", ".join(str(size) for size in sorted(set(columns["head_dim"])))
-        raise UsageError(f"costs: silicon, {path.parent}: heads of {head_dim}; measured: {there}")
-    return found
+    rows = list(zip(*(columns[name] for name in (*keys, *sizes)), windows, strict=True))
+    for dtype in dtypes:
+        wanted = (dtype, kv_dtype, head_dim)
+        found = [
+            (*row[3:8], row[8] / 1000) for row in rows if row[:3] == wanted and not max(row[9], 0)
+        ]
+        if found:
+            return found
+    known = sorted({f"{row[2]} with {row[1]} KV" for row in rows})
+    there = ", ".join(known)
+    raise UsageError(
+        f"costs: silicon, {path.parent}: heads of {head_dim} with {kv_dtype} KV; measured: {there}"
+    )
 
 
-def _context(path: Path, head_dim: int) -> dict[Heads, dict[int, float]]:
+def _context(
+    path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str
+) -> dict[Heads, dict[int, float]]:
     table: dict[Heads, dict[int, float]] = {}
-    for heads, kv_heads, batch, tokens, _, seconds in _attention_rows(path, head_dim):
+    rows = _attention_rows(path, head_dim, dtypes, kv_dtype)
+    for heads, kv_heads, batch, tokens, _, seconds in rows:
         if batch == 1:
             table.setdefault((heads, kv_heads), {}).setdefault(tokens, seconds)
     return table
 
 
-def _generation(path: Path, head_dim: int) -> dict[Heads, dict[tuple[int, int], float]]:
+def _generation(
+    path: Path, head_dim: int, kv_dtype: str
+) -> dict[Heads, dict[tuple[int, int], float]]:
     table: dict[Heads, dict[tuple[int, int], float]] = {}
-    for heads, kv_heads, batch, _, step, seconds in _attention_rows(path, head_dim):
+    rows = _attention_rows(path, head_dim, (DTYPE,), kv_dtype)
+    for heads, kv_heads, batch, _, step, seconds in rows:
         table.setdefault((heads, kv_heads), {}).setdefault((batch, step), seconds)
     return table
 

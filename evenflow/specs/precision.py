@@ -1,0 +1,47 @@
+"""Number formats of weights: their bytes with scales, and the arithmetic that they call for.
+
+Knows no model and no GPU. Embedding, LM head, norms and routers stay in the model's own dtype, as
+engines keep them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Arithmetic = Literal["16-bit", "fp8", "fp4"]
+
+
+class Format(NamedTuple):
+    """A format of weights: `bits` each, and scales of `scale_bytes`, one a block of the matrix.
+
+    `block` is (inputs, outputs) of what shares a scale, 0 for all of them. `arithmetic` is what the
+    GPU multiplies in if it can; else, and always for "16-bit", weights are widened as they are read
+    (weight-only).
+    """
+
+    bits: int
+    scale_bytes: float
+    block: tuple[int, int]
+    arithmetic: Arithmetic
+
+    def matrix_bytes(self, shape: tuple[int, int]) -> int:
+        """Return the bytes of a matrix [inputs, outputs] with its scales."""
+        inputs, outputs = shape
+        blocks = -(-inputs // (self.block[0] or inputs)) * -(-outputs // (self.block[1] or outputs))
+        return -(-inputs * outputs * self.bits // 8) + round(blocks * self.scale_bytes)
+
+
+FORMATS = {
+    "fp8": Format(8, 4, (0, 0), "fp8"),
+    "fp8_block": Format(8, 4, (128, 128), "fp8"),
+    "int8_wo": Format(8, 2, (0, 1), "16-bit"),
+    "int4_wo": Format(4, 2.5, (128, 1), "16-bit"),
+    "nvfp4": Format(4, 1, (16, 1), "fp4"),
+    "mxfp4": Format(4, 1, (32, 1), "fp4"),
+}
+"""As engines store them (vLLM 0.24): `fp8` with a float32 scale a matrix, `fp8_block` one for 128 x
+128 (DeepSeek, Qwen3-FP8), `int8_wo` a 16-bit one a column, `int4_wo` a 16-bit one and a 4-bit zero
+for groups of 128 (AWQ, GPTQ), `nvfp4` an 8-bit one for 16, `mxfp4` one for 32."""
+
+KV_BYTES = {"fp8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a key's or value's element; scales are one a layer."""

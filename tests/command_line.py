@@ -31,11 +31,19 @@ workload: {trace: trace.csv, arrivals: replay}
 """
 
 
+HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+
+
+def write_trace(path: Path, *rows: str) -> Path:
+    """Write a trace of these rows: when a request comes, its prompt and output tokens."""
+    path.write_text(HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return path
+
+
 def write_inputs(folder: Path) -> None:
     """Write RUN.yaml and its trace: 20 requests, a tenth of a second apart."""
     rows = [f"{0.1 * i:.1f},{20 + 7 * i % 50},{1 + i % 5}" for i in range(20)]
-    head = "arrived_at,num_prefill_tokens,num_decode_tokens"
-    (folder / "trace.csv").write_text("\n".join([head, *rows, ""]), encoding="utf-8")
+    write_trace(folder / "trace.csv", *rows)
     (folder / "RUN.yaml").write_text(RUN, encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import evenflow as ef
 from evenflow import Plan, Prefill, View
-from tests.command_line import evenflow, write_inputs
+from tests.command_line import evenflow, write_inputs, write_trace
 
 ROOT = Path(__file__).parent.parent
 RUN: dict[str, Any] = {
@@ -141,9 +141,7 @@ def test_a_sweep_is_its_points(folder: Path) -> None:
 
 
 def test_a_capacity_is_a_rate_and_its_points() -> None:
-    requests = [f"{i / 100},{20},{3}" for i in range(300)]
-    head = "arrived_at,num_prefill_tokens,num_decode_tokens"
-    Path("trace.csv").write_text("\n".join([head, *requests, ""]))
+    write_trace(Path("trace.csv"), *(f"{i / 100},{20},{3}" for i in range(300)))
     found = ef.capacity(RUN, {"mean_queue_ms": 100}, tolerance=0.3, workers=1, out="out")
     assert found.status == "found"
     assert found.points.rate.min() <= found.rate.mean <= found.points.rate.max()

@@ -29,7 +29,7 @@ from experiments.study.capacity_search import (
 from experiments.study.points import Store
 from experiments.study.slo import parse_slo
 from experiments.study.trials import Simulator
-from tests.command_line import evenflow, refusal
+from tests.command_line import evenflow, refusal, write_trace
 from tests.test_points import RUN
 
 QUEUE = {
@@ -43,9 +43,7 @@ QUEUE = {
 
 
 def queue(folder: Path, *overrides: str, requests: int) -> RunConfig:
-    rows = "0,1,1\n" * requests
-    header = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
-    (folder / "ones.csv").write_text(header + rows)
+    write_trace(folder / "ones.csv", *["0,1,1"] * requests)
     return configured(Document("a.yaml", QUEUE, {}), overrides)
 
 
@@ -81,9 +79,7 @@ def lengths(requests: list[Request]) -> list[tuple[int, int]]:
 
 
 def test_all_rates_see_the_same_requests_and_the_same_draws(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text(
-        "arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n1,6,7\n5,8,9\n7,3,3\n"
-    )
+    write_trace(tmp_path / "trace.csv", "0,5,5", "1,6,7", "5,8,9", "7,3,3")
     kinds = (
         ("azure-conv-sample", "{kind: poisson, rate: 2}"),
         ("azure-conv-sample", "{kind: gamma, rate: 2, burstiness: 0.3}"),

@@ -16,7 +16,7 @@ import pytest
 
 import evenflow as package
 from experiments.cli.terminal import progress
-from tests.command_line import done, evenflow, rows_of, summary_of
+from tests.command_line import done, evenflow, rows_of, summary_of, write_trace
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -197,8 +197,7 @@ def test_a_lean_run_loads_no_heavy_module(folder: Path) -> None:
 
 
 def test_what_is_left_out_is_said(folder: Path) -> None:
-    lines = ["arrived_at,num_prefill_tokens,num_decode_tokens", "0,10,5", "1,10,0", "2,5000,5", ""]
-    (folder / "trace.csv").write_text("\n".join(lines), encoding="utf-8")
+    write_trace(folder / "trace.csv", "0,10,5", "1,10,0", "2,5000,5")
     status, _, errors = evenflow("simulate", "RUN.yaml", "--save", "summary")
     assert status == 0
     dropped, rejected = errors.splitlines()

@@ -39,6 +39,7 @@ from experiments.outcome import Outcome
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import load_config
 from experiments.runs import Job, run_job
+from tests.command_line import write_trace
 from tests.figure_studies import outcome, study_of
 
 ROOT = Path(__file__).parent.parent
@@ -141,9 +142,7 @@ def test_the_case_study_keeps_the_micro_batches_asked_for() -> None:
 def test_a_stall_is_a_prompt_among_decodes(tmp_path: Path) -> None:
     """A prompt of 50 tokens takes 0.51 s, in which the first request gets no token; the pause
     before the third request, with nobody there, is no stall."""
-    (tmp_path / "trace.csv").write_text(
-        "arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,60\n0.5,50,2\n60,1,2\n"
-    )
+    write_trace(tmp_path / "trace.csv", "0,1,60", "0.5,50,2", "60,1,2")
     (tmp_path / "run.yaml").write_text(
         "stages: 1\nkv: {pages: 100}\ncosts: {kind: affine, base_s: 0.01, per_token_s: 0.01}\n"
         f"scheduler: vllm\nworkload: {{trace: {tmp_path / 'trace.csv'}}}\n"

@@ -18,6 +18,7 @@ from experiments.run_file.yaml_file import Document
 from experiments.study.executors import executor_of
 from experiments.study.points import HEADER, Point, Record, Store, simulate_point
 from experiments.study.trials import Simulator
+from tests.command_line import write_trace
 
 RUN: dict[str, Any] = {
     "stages": 2,
@@ -37,12 +38,11 @@ def completed(outcome: Outcome, factor: int) -> dict[str, Any]:
 
 
 def test_the_key_follows_what_a_result_depends_on(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")
+    trace = write_trace(tmp_path / "trace.csv", "0,5,5")
     named = point(f"workload.trace={trace}", beside=tmp_path)
     before = named.key
     assert before == point(f"workload.trace={trace}", beside=tmp_path).key
-    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,50\n")
+    write_trace(trace, "0,5,50")
     keys = [before, named.key, point().key, point("workload.seed=1").key]
     keys += [Point(point().config, Path(), completed, (("factor", n),)).key for n in (1, 2)]
     assert len(set(keys)) == len(keys)
@@ -174,14 +174,12 @@ def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_input_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    head = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
-    trace.write_text(f"{head}0,5,5\n")
+    trace = write_trace(tmp_path / "trace.csv", "0,5,5")
     store = Store(tmp_path / "store")
 
     class Meddler(ThreadPoolExecutor):
         def submit(self, *args: Any, **options: Any) -> Any:
-            trace.write_text(f"{head}0,5,50\n")
+            write_trace(trace, "0,5,50")
             return super().submit(*args, **options)
 
     with Meddler(1) as executor, pytest.raises(UsageError, match="changed while"):

@@ -21,7 +21,7 @@ from runtime.wire import Step
 from sim import World
 from tests.test_runtime_driver import TICK_S
 from tests.virtual_run import VirtualPipeline
-from tests.worlds import MAX_MODEL_LEN, POLICIES, small_world
+from tests.worlds import MAX_MODEL_LEN, POLICIES, require_idle, small_world
 
 PAGES = 20
 
@@ -131,9 +131,7 @@ def test_every_client_ends_and_every_page_is_free(
     assert result.sampled_rows.sum() == result.output_tokens[served].sum()
     gaps = np.maximum(result.output_tokens[served] - 1, 0)
     assert result.gap_count.sum() == gaps.sum()
-    owner.pool.check_integrity([])
-    queues = owner.queues
-    assert (len(queues.admitted), queues.waiting_tokens, owner.kv.tokens) == (0, 0, 0)
+    require_idle(owner)
     assert replay(owner.journal, world.batcher()) is None
 
 

@@ -31,6 +31,7 @@ from experiments.study.sweep_file import (
     load_sweep,
 )
 from experiments.study.trials import How, Part, Simulator, Trial
+from tests.command_line import write_trace
 from tests.sweeps import GRID, RUN, sweep
 
 
@@ -102,11 +103,7 @@ def test_all_points_of_a_replication_see_the_same_requests(tmp_path: Path) -> No
 
 
 def test_replications_may_be_windows_of_the_trace(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text(
-        "arrived_at,num_prefill_tokens,num_decode_tokens\n"
-        + "".join(f"{i},{10 + i},5\n" for i in range(9)),
-        encoding="utf-8",
-    )
+    write_trace(tmp_path / "trace.csv", *(f"{i},{10 + i},5" for i in range(9)))
     run = {**RUN, "workload": {"trace": "trace.csv", "requests": 3, "skip": 1}}
     asked = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
     check(asked)

@@ -92,9 +92,7 @@ def test_what_no_run_accepts(folder: Path, changes: str, told: str) -> None:
 
 
 def test_replications_that_would_be_alike(folder: Path) -> None:
-    rows = "".join(f"{i},10,5\n" for i in range(9))
-    head = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
-    (folder / "trace.csv").write_text(head + rows, encoding="utf-8")
+    command_line.write_trace(folder / "trace.csv", *(f"{i},10,5" for i in range(9)))
     write(folder, run={**RUN, "workload": {"trace": "trace.csv"}})
     assert "replications: all would be alike" in refusal()
     check(load_sweep(folder / "SWEEP.yaml", ["replications=1"]))

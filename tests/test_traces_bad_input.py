@@ -42,7 +42,7 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         (AZURE + '2023-11-16 18:15:47,"1,2\n', "line 3: 2 fields; expected 3"),
         (VIDUR + "-0.5,1,2\n", "line 2: arrived_at is '-0.5'; expected a time"),
         (VIDUR + "nan,1,2\n", "line 2: arrived_at is 'nan'; expected a time"),
-        (VIDUR + ",1,2\n", "line 2: arrived_at is ''; expected a time"),
+        (VIDUR + "later,1,2\n", "line 2: arrived_at is 'later'; expected a time"),
         (VIDUR + "1,0,2\n2,1,0\n", "no request is left; dropped: 1 no prompt tokens, 1 no output"),
         (MOON + '{"timestamp": 0, "inp', "line 2: not a JSON object on one line, perhaps trunc"),
         (MOON + "[1]\n", "line 2: [1]; expected a JSON object"),

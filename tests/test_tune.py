@@ -47,6 +47,7 @@ from experiments.study.tuning import (
     prepare,
     space_of,
 )
+from tests.command_line import write_trace
 from tests.test_points import RUN
 
 POISSON = {
@@ -198,9 +199,7 @@ def test_a_gain_that_does_not_survive_is_told_plainly(tmp_path: Path) -> None:
 
 
 def test_unseen_parts_begin_after_the_search(tmp_path: Path) -> None:
-    rows = "".join(f"{i},{10 + i},3\n" for i in range(100))
-    trace = tmp_path / "trace.csv"
-    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+    trace = write_trace(tmp_path / "trace.csv", *(f"{i},{10 + i},3" for i in range(100)))
 
     def parts(**workload: Any) -> dict[str, tuple[Part, ...]]:
         run = {**RUN, "workload": {"trace": str(trace), "seed": 7, **workload}}

@@ -58,8 +58,7 @@ THEN = (
     "batcher kv limits policies metrics slo kv_memory balance td_pipe token_throttling gllm_code "
     "vllm vllm_v1 sglang speculation disaggregated graphs timeline config",
     "plain closed_forms plain_pools runtime_driver prefix_cache engine_journals",
-    "abort_properties kv_properties invariants bubbles_properties ends counterfactual replicas "
-    "pools_properties",
+    "abort_properties kv_properties invariants bubbles_properties ends counterfactual replicas",
 )
 CPU_S, WALL_S, MEMORY_BYTES = (15, 40, 90, 160), 1800, 6 << 30
 """What a mutant may take, about four times what it takes when nothing is changed, in each stage of

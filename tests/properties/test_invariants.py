@@ -1,28 +1,40 @@
-"""What must hold in every run, whatever the trace, the deployment and the policy."""
+"""What must hold in every run, whatever the trace, the deployment and the policy, pools or none."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from evenflow.batcher import Batcher
 from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
+from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.types import Request
 from evenflow.world import World
+from sim import PooledWorld, TransferLink, simulate
+from sim.disaggregated import Disaggregated
 from sim.driver import Driver
 from sim.tandem import Tandem
-from tests.worlds import assert_same, require_idle, worlds
+from tests.worlds import AuditedBatcher, assert_same, pooled_worlds, require_idle, worlds
+
+AnyWorld = World | PooledWorld
 
 
-def run(world: World) -> tuple[RunResult, list[RecordingBatcher]]:
+def run(world: AnyWorld) -> tuple[RunResult, list[tuple[World, RecordingBatcher]]]:
+    """Return what happened, and each engine with the world that it is made from."""
+    if isinstance(world, PooledWorld):
+        system = Disaggregated(world, Tandem, batcher=AuditedBatcher)
+        result = system.run()
+        return result, [(getattr(world, name), pool.engine) for name, pool in system.pools.items()]
     driver = Driver(world, Tandem, batcher=RecordingBatcher)
-    result = driver.run()
-    return result, list(driver.engines)
+    return driver.run(), [(world, engine) for engine in driver.engines]
 
 
 def check_requests_and_tokens(result: RunResult, requests: Sequence[Request]) -> None:
@@ -52,31 +64,57 @@ def check_stages(result: RunResult) -> None:
     assert (result.start_s[1:] >= result.end_s[:-1]).all(), "a stage served two at once"
 
 
-@settings(max_examples=200, deadline=None)
-@given(worlds())
-def test_requests_tokens_and_pages_are_conserved(world: World) -> None:
+def check_transfers(world: PooledWorld, result: RunResult) -> None:
+    """KV crosses one link, in order, after the first token and before the last one."""
+    moved, done = result.transfers, np.isfinite(result.completion_s)
+    row = np.searchsorted(result.request_id, moved.request_id)
+    assert (moved.ready_s == result.first_token_s[row]).all()
+    assert (moved.start_s >= moved.ready_s).all()
+    assert (moved.end_s >= moved.start_s + moved.link_busy_s).all()
+    assert (moved.start_s[1:] >= (moved.start_s + moved.link_busy_s)[:-1]).all(), "link shared"
+    assert (np.diff(moved.ready_s) >= 0).all(), "a transfer was overtaken"
+    assert (moved.blocked_s <= moved.start_s - moved.ready_s).all()
+    assert (moved.end_s < result.completion_s[row]).all()
+    assert (moved.source != moved.destination).all()
+    decoded = set(moved.request_id.tolist())
+    assert len(decoded) == len(moved.request_id)
+    if world.mixed is None:
+        several = done & (result.output_tokens > 1)
+        assert decoded == set(result.request_id[several].tolist())
+
+
+@settings(max_examples=280, deadline=None)
+@given(worlds() | pooled_worlds())
+def test_requests_tokens_and_pages_are_conserved(world: AnyWorld) -> None:
     result, engines = run(world)
     check_requests_and_tokens(result, world.requests)
+    for _, engine in engines:
+        require_idle(engine)
+    if result.pools:
+        batches = sum(len(pool.scheduled_s) for pool in result.pools.values())
+        assert batches == len(result.scheduled_s)
+        return
     done = np.isfinite(result.completion_s)
     cached_tokens = 0 if result.cached_tokens is None else result.cached_tokens[done].sum()
-    prompts_whole = not getattr(world.make_scheduler(), "leaves_out", False)
-    least_tokens = (result.prompt_tokens[done].sum() - cached_tokens) * prompts_whole
-    assert result.prefill_tokens.sum() >= least_tokens
+    assert result.prefill_tokens.sum() >= result.prompt_tokens[done].sum() - cached_tokens
     slots = (result.total_pages // result.engines - result.free_pages) * result.page_tokens
     assert (result.kv_tokens > 0).all()
     assert (result.kv_tokens <= slots).all()
-    for engine in engines:
-        require_idle(engine)
 
 
-@settings(max_examples=200, deadline=None)
-@given(worlds())
-def test_nothing_happens_before_its_cause(world: World) -> None:
+@settings(max_examples=280, deadline=None)
+@given(worlds() | pooled_worlds())
+def test_nothing_happens_before_its_cause(world: AnyWorld) -> None:
     result, engines = run(world)
     check_times(result)
-    check_stages(result)
+    for part in result.pools.values() or [result]:
+        check_stages(part)
+    if isinstance(world, PooledWorld):
+        check_transfers(world, result)
+        check_journal(engines[0][1])  # elsewhere decodes come with their KV
+        return
     assert (result.gap_s > 0).all() or world.speculation is not None
-    for engine in engines:
+    for _, engine in engines:
         check_journal(engine)
 
 
@@ -109,21 +147,44 @@ def check_journal(engine: RecordingBatcher) -> None:
     assert not in_flight
 
 
-@settings(max_examples=150, deadline=None)
-@given(worlds())
-def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(world: World) -> None:
+@settings(max_examples=230, deadline=None)
+@given(worlds() | pooled_worlds())
+def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
+    world: AnyWorld,
+) -> None:
     result, engines = run(world)
     assert_same(result, run(world)[0])
-    for engine in engines:
-        assert replay(engine.journal, world.batcher()) is None
+    assert_same(result, simulate(world, as_processes=True) if result.pools else result)
+    for own, engine in engines:
+        again = partial(Batcher, keeps_pages=engine.keeps_pages)
+        assert replay(engine.journal, own.batcher(again)) is None
 
 
-@settings(max_examples=200, deadline=None)
-@given(worlds())
-def test_every_idle_second_has_one_cause(world: World) -> None:
+@settings(max_examples=280, deadline=None)
+@given(worlds() | pooled_worlds())
+def test_every_idle_second_has_one_cause(world: AnyWorld) -> None:
     result, _ = run(world)
     bubbles = attribute(result)
     busy_s = (result.end_s - result.start_s).sum()
     window_s = bubbles.window[1] - bubbles.window[0]
     assert sum(bubbles.totals().values()) == pytest.approx(bubbles.idle_s, abs=1e-9)
-    assert bubbles.idle_s + busy_s == pytest.approx(world.depth * window_s, abs=1e-6)
+    assert bubbles.idle_s + busy_s == pytest.approx(result.depth * window_s, abs=1e-6)
+    assert bubbles.batch.max(initial=-1) < len(result.scheduled_s)
+    known = bubbles.batch >= 0
+    next_start_s = result.start_s[bubbles.batch[known], bubbles.stage[known]]
+    assert (next_start_s >= bubbles.end_s[known] - 1e-9).all()
+    assert summarize(result)["completed"] == result.status.count("completed")
+
+
+@settings(max_examples=50, deadline=None)
+@given(pooled_worlds())
+def test_a_prefill_pool_that_nothing_holds_up_is_a_pipeline_of_one_token_requests(
+    world: PooledWorld,
+) -> None:
+    prefill = replace(world.prefill, total_pages=500)
+    decode = replace(world.decode, total_pages=500)
+    ample = {"prefill": prefill, "decode": decode, "mixed": None}
+    result, _ = run(replace(world, **ample, link=TransferLink(), concurrency=None))
+    asked = zip(world.requests, result.reason, strict=True)
+    served = [replace(request, output_tokens=1) for request, why in asked if not why]
+    assert_same(result.pools["prefill"], simulate(replace(prefill, requests=served)))

@@ -21,12 +21,11 @@ from experiments.study.capacity_search import (
     Capacity,
     Question,
     capacity_of,
-    dollars_per_hour,
-    load_prices,
     own_rate,
     rate_patch,
 )
 from experiments.study.points import Store
+from experiments.study.prices import dollars_per_hour, load_prices
 from experiments.study.slo import parse_slo
 from experiments.study.trials import Simulator
 from tests.command_line import evenflow, refusal, write_trace

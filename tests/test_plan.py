@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,13 @@ from evenflow.errors import UsageError
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
 from experiments.study import plan_search
+from experiments.study.advice import advise, best
 from experiments.study.launch import launch_lines
 from experiments.study.plan import Planned, answered, facts_of, sentences
 from experiments.study.plan_search import Ask, Question, parse_budgets, prepare
 from experiments.study.points import Store
 from experiments.study.slo import Condition, parse_slo
-from experiments.study.trials import Simulator
+from experiments.study.trials import How, Simulator
 
 RUN: dict[str, Any] = {
     "model": "Llama-3.1-8B",
@@ -99,9 +101,15 @@ def test_where_nothing_keeps_the_slo_the_nearest_miss_is_told(tmp_path: Path) ->
     found = planned(tmp_path, asked(RUN, gpus=(1,), slo=tuple(parse_slo(["p99_ttft_ms=1"]))))
     assert not found.kept
     assert found.misses
-    first, second, _ = sentences(found)
+    first, second, third, _ = sentences(found)
     assert first.startswith("Nothing with up to 1 GPUs keeps the SLO. Nearest is 1 x PP1, sarathi")
     assert "TTFT P99 (ms) binds" in second
+    assert re.match(r"None of \d+ changes keeps it, nor does less traffic; nearest is ", third)
+    assert any("H200" in each.labels["change"] for each in found.changed)
+    slower = asked(RUN, gpus=(1,), slo=tuple(parse_slo(["p99_tpot_ms=35"])))
+    keeps = planned(tmp_path / "b", slower)
+    assert not keeps.kept
+    assert sentences(keeps)[2].startswith("What would keep it (simulated, one at a time): ")
 
 
 @pytest.mark.parametrize(
@@ -161,3 +169,16 @@ def test_launch_lines_say_what_they_leave_out() -> None:
     assert "--assigned-layers 17,15" in throttled
     own = launched(scheduler={"name": "vllm_v1", "watermark": 0.5})
     assert "not said: watermark 0.5" in own
+
+
+def test_advice_is_the_best_change_of_each_kind_simulated(tmp_path: Path) -> None:
+    run = {**RUN, "stages": 2, "runtime": "vllm"}
+    given = advise(Document("a.yaml", run, {}), Path(), How(workers=1))
+    assert given.metric == "mean_e2el_ms"
+    kinds = [each.labels["change"].partition(":")[0] for each in best(given)]
+    assert len(set(kinds)) == len(kinds) == 3
+    gains = [given.gain(each) for each in given.changed]
+    assert gains == sorted(gains, reverse=True)
+    for each in best(given):
+        assert each.mean("mean_e2el_ms") < given.base.mean("mean_e2el_ms")
+    assert any(each.labels["change"] == "layers: TP2, even" for each in given.changed)

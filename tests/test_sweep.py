@@ -20,7 +20,7 @@ from experiments.study.findings import Findings, main_effects, ranked, run_sweep
 from experiments.study.points import Record, Store
 from experiments.study.searches import Range
 from experiments.study.slo import pareto_front
-from experiments.study.sweep import sweep_part, write_findings
+from experiments.study.sweep import best_table, headline, sweep_part, write_findings
 from experiments.study.sweep_file import (
     Sweep,
     check,
@@ -189,6 +189,34 @@ def test_a_search_proposes_the_same_again(tmp_path: Path, sampler: str) -> None:
     pd.testing.assert_frame_equal(first.points, again.points)
     pd.testing.assert_frame_equal(first.points, afresh.points)
     assert 6 < len(first.trials) <= 13
+
+
+def test_tied_keys_change_together_and_points_have_gpus_and_costs(tmp_path: Path) -> None:
+    layouts = [
+        {"stages": 4, "replicas": {"count": 1}},
+        {"stages": 2, "replicas": {"count": 3}},
+        {"stages": 1, "max_in_flight": 3},
+    ]
+    asked = sweep(
+        tmp_path,
+        parameters={"layout": layouts},
+        objectives=[{"metric": "gpus"}, {"metric": "mean_e2el_ms"}],
+        limits={"mean_e2el_ms": {"at_most": 1.0}},
+        price=2.0,
+    )
+    found = simulated(asked, tmp_path)
+    assert [trial.mean("gpus") for trial in found.trials] == [4, 6, 1]
+    assert found.trials[1].mean("dollars_per_hour") == 12
+    assert found.trials[1].mean("dollars_per_million_tokens") > 0
+    assert not ranked(found)
+    rows = best_table(found)[1]
+    assert len(rows) == 3
+    assert rows[0][1].startswith("stages=")
+    assert "the nearest is point" in headline(found)
+    assert "mean_e2el_ms is" in headline(found)
+    wrong = [{"stages": 4}, {"stage": 2}]
+    with pytest.raises(UsageError, match=r'SWEEP.yaml:\d+: unknown key "stage"; did you mean'):
+        check(sweep(tmp_path, parameters={"layout": wrong}))
 
 
 def test_a_search_goes_on_from_a_part_of_its_results(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -26,6 +26,9 @@ from experiments.cli.reproduce import reproduce_command
 from experiments.cli.studies import capacity_command, plan_command, sweep_command, tune_command
 from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
 from experiments.cli.validate import validate_command
+
+if TYPE_CHECKING:
+    from experiments.run_file.run import RunConfig
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
@@ -127,6 +130,9 @@ def simulate(
     counterfactuals: Annotated[
         bool, typer.Option("--counterfactuals", help="Also: what if a cause of bubbles were gone?")
     ] = False,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Also: the three changes that would help most.")
+    ] = False,
 ) -> None:
     """Simulate one configuration and write what happened."""
     from experiments.cli.terminal import (
@@ -158,7 +164,21 @@ def simulate(
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:
         print_counterfactuals(as_is)
+    if advise:
+        _advise(run, config)
     print_folder(folder, report=save is Save.all)
+
+
+def _advise(run: Path, config: RunConfig) -> None:
+    """Print the changes that would help a run most."""
+    from experiments.cli.terminal import progress
+    from experiments.report.tables import print_numbers
+    from experiments.study.advice import advise, rows, sentence
+    from experiments.study.trials import How
+
+    advice = advise(config.document(str(run)), run.parent, How(watch=progress))
+    print_numbers(*rows(advice))
+    typer.echo(sentence(advice))
 
 
 @app.command()

@@ -134,8 +134,9 @@ def capacity_command(
     from experiments.report.tables import print_table
     from experiments.run_file.run import load_config
     from experiments.study.capacity import capacity, knee_rows, sentences
-    from experiments.study.capacity_search import Question, dollars_per_hour, load_prices
+    from experiments.study.capacity_search import Question
     from experiments.study.points import inputs_of
+    from experiments.study.prices import dollars_per_hour, load_prices
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
 
@@ -266,7 +267,7 @@ def plan_command(
     from experiments.report.tables import print_numbers
     from experiments.run_file.yaml_file import override, read
     from experiments.study.layouts import parse_gpus
-    from experiments.study.plan import launch, plan, rows, sentences
+    from experiments.study.plan import change_rows, launch, plan, rows, sentences
     from experiments.study.plan_search import Ask, parse_budgets
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
@@ -292,6 +293,8 @@ def plan_command(
     for line in sentences(planned):
         typer.echo(line)
     print_numbers(*rows(planned))
+    if planned.changed:
+        print_numbers(*change_rows(planned))
     for line in launch(planned):
         typer.echo(line)
     typer.echo(folder / "plan.yaml")

@@ -18,7 +18,7 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from evenflow.errors import UsageError
 from experiments.report import plots
 from experiments.report.style import colour
-from experiments.report.tables import write_json, write_table
+from experiments.report.tables import number, write_json, write_table
 from experiments.study.capacity_search import Capacity, Measured, Question, capacity_of, rate_cells
 from experiments.study.intervals import interval
 from experiments.study.slo import KEEPS_UP
@@ -92,6 +92,9 @@ def facts(capacity: Capacity) -> dict[str, Any]:
         ],
         "enough_requests": max(found.enough_requests for found in searches),
     }
+    if rate is None:
+        alone = min(capacity.measured, key=lambda each: each.rate)
+        told["at_lowest_rate"] = {each.metric: alone.values[each.metric] for each in question.slo}
     if rate is not None:
         told["at_capacity"] = _at_capacity(capacity)
         if question.per_hour is not None:
@@ -170,9 +173,15 @@ def sentences(capacity: Capacity) -> list[str]:
 
 def _never(capacity: Capacity) -> str:
     found = next(each for each in capacity.searches if each.status == "never")
+    alone = min(capacity.measured, key=lambda each: each.rate).values
+    missed = [each for each in capacity.question.slo if each.metric in found.failed]
+    values = [
+        f"{each.metric} is {number(alone[each.metric])}, not {each.limit:g}" for each in missed
+    ]
     return (
         f"no rate keeps the SLO: at {found.fails_at:g} requests/s, where requests hardly meet, "
-        f"{', '.join(found.failed)} still fails; this deployment does not serve one request in time"
+        f"{', '.join(values)}; this deployment does not serve one request in time: try a smaller "
+        "budget, more tensor parallelism, or evenflow plan"
     )
 
 

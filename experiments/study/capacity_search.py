@@ -15,14 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from evenflow.errors import UsageError, instead_of
-from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import gpu
+from evenflow.errors import UsageError
 from evenflow.types import Request
-from experiments.report.tables import is_number
-from experiments.run_file import yaml_file
 from experiments.run_file.build import load_workload
-from experiments.run_file.pools import divide, system
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Patch
 from experiments.study.intervals import Interval, interval
@@ -267,43 +262,3 @@ def own_rate(arrivals: AnyArrivals, requests: Sequence[Request]) -> float:
             "onoff or replay"
         )
     return float(rate)
-
-
-def load_prices(path: Path) -> dict[str, float]:
-    """Read a YAML file of `GPU name: dollars per hour`; UsageError naming the row otherwise."""
-    document = yaml_file.read(path, "prices, such as L20: 0.8")
-    for name, price in document.data.items():
-        if not is_number(price) or not 0 < price < math.inf:
-            place = document.place((name,))
-            raise UsageError(f"{place}: {name}: should be dollars per hour, above 0, not {price!r}")
-    return {str(name): float(price) for name, price in document.data.items()}
-
-
-def dollars_per_hour(config: RunConfig, prices: Mapping[str, float]) -> float:
-    """Return what all GPUs of a configuration cost an hour, its replicas included.
-
-    UsageError when the configuration names no GPU, or one that the table does not have.
-    """
-    replicas = 1 if config.replicas is None else config.replicas.count
-    total = sum(count * _price(given, prices) for given, count in _gpus(config))
-    return replicas * total
-
-
-def _gpus(config: RunConfig) -> list[tuple[Any, int]]:
-    if config.scheduler.name not in POOLED:
-        return [(config.gpu, config.num_stages * config.tensor_parallel)]
-    given = system(config.scheduler)
-    pools = given.pools()
-    shares = divide(config, given).items()
-    return [(pools[name].gpu or config.gpu, share.gpus) for name, share in shares]
-
-
-def _price(given: Any, prices: Mapping[str, float]) -> float:
-    if given is None:
-        raise UsageError("--per-dollar: the run names no gpu; add the key gpu to it")
-    name = gpu(given).name
-    if name not in prices:
-        raise UsageError(
-            f"--per-dollar: the price of {name} is missing; {instead_of(name, prices)}"
-        )
-    return prices[name]

@@ -10,12 +10,15 @@ from typing import Any
 
 import pandas as pd
 
+from evenflow.errors import UsageError
 from experiments.report.tables import number, percent, write_json, write_table
 from experiments.report.words import metric_words
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document, Patch, patched
+from experiments.study.advice import faster_links
 from experiments.study.launch import launch_lines, run_yaml
 from experiments.study.plan_search import (
+    CHANGE,
     Ask,
     Question,
     climb,
@@ -24,29 +27,35 @@ from experiments.study.plan_search import (
     nearest,
     prepare,
     ranked,
+    remedies,
     search,
     up_to,
 )
+from experiments.study.prices import costs
 from experiments.study.slo import Condition
-from experiments.study.trials import How, Simulator, Trial, run, table
+from experiments.study.trials import Case, How, Simulator, Trial, run, table
 
 SHOWN = 8
 """Points in the table."""
 
-S_PER_HOUR = 3600
+WAYS = 3
+"""Changes in the sentence."""
 
 
 @dataclass(frozen=True)
 class Planned:
     """A plan: all points that were simulated; `kept` are those that keep the SLO, the best first.
 
-    `misses` are the nearest ones where none does. `seconds` is how long it took.
+    `misses` are the nearest ones where none does, and `changed` what would have to be other, the
+    best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
+    took.
     """
 
     question: Question
     trials: Sequence[Trial]
     kept: Sequence[Trial] = ()
     misses: Sequence[Trial] = ()
+    changed: Sequence[Trial] = ()
     rates: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -93,8 +102,15 @@ def answered(question: Question, who: Simulator) -> Planned:
     kept = ranked(question, trials)
     if not kept:
         missed = run(study, who, nearest(question, trials))
-        misses = sorted(missed, key=question.excess)
-        return Planned(question, (*trials, *missed), misses=misses)
+        misses = sorted((each for each in missed if not each.errors), key=question.excess)
+        if not misses:
+            raise UsageError(f"no point can be simulated: {missed[0].errors[0]}")
+        links = [Case({CHANGE: words}, patch) for words, patch in faster_links(question.config)]
+        tried = run(study, who, remedies(question, misses, links))
+        every = (*trials, *missed, *tried)
+        changed = [each for each in tried if CHANGE in each.labels and not each.errors]
+        changed.sort(key=lambda each: (question.excess(each), each.labels["gpus"]))
+        return Planned(question, every, (), misses, changed, up_to(question, tried))
     if question.rate is None:
         return Planned(question, trials, kept)
     best = contenders(question, kept)
@@ -118,10 +134,8 @@ def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
         "replicas": trial.labels["replicas"],
         "setting": trial.labels["setting"],
     }
-    if price is not None:
-        tokens = trial.mean("total_token_throughput") * S_PER_HOUR / 1e6
-        facts["dollars_per_hour"] = gpus * price
-        facts["dollars_per_million_tokens"] = gpus * price / tokens
+    served = {"total_token_throughput": trial.mean("total_token_throughput")}
+    facts |= costs(gpus, served, price)
     for each in question.slo:
         facts[each.metric] = trial.mean(each.metric)
         facts[f"{each.metric}_margin"] = -each.excess_share(trial.mean(each.metric))
@@ -143,15 +157,18 @@ def _write(folder: Path, planned: Planned, final: Path) -> None:
     write_json(folder / "plan.json", facts(planned))
     write_table(folder / "plan.csv", planned.table)
     write_table(folder / "points.csv", planned.points.astype(object))
-    lines = [*sentences(planned), "", *launch(planned)]
+    lines = [*sentences(planned), *launch(planned)]
     (folder / "plan.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    head = f"# The deployment that evenflow plan found for {question.document.name}.\n"
+    how = "found" if planned.kept else "misses least with"
+    head = f"# The deployment that evenflow plan {how} for {question.document.name}.\n"
     text = head + run_yaml(planned.winner, question.beside, final)
     (folder / "plan.yaml").write_text(text, encoding="utf-8")
 
 
 def launch(planned: Planned) -> list[str]:
-    """Return how to start the best point with vLLM, SGLang and gLLM."""
+    """Return how to start the winner with vLLM, SGLang and gLLM; nothing where there is none."""
+    if not planned.kept:
+        return []
     setting = planned.question.settings[planned.best.labels["setting"]]
     return launch_lines(configured(planned.winner), setting.candidate.layout.layers)
 
@@ -190,7 +207,8 @@ def effort(planned: Planned) -> dict[str, int]:
 
 def sentences(planned: Planned) -> list[str]:
     """Return the answer: what to launch and its cost; how near the limits; what was tried."""
-    return [_what(planned), _how_near(planned), _tried(planned)]
+    told = [_what(planned), _how_near(planned)]
+    return [*told, *([] if planned.kept else [_what_would(planned)]), _tried(planned)]
 
 
 def _what(planned: Planned) -> str:
@@ -211,9 +229,9 @@ def _what(planned: Planned) -> str:
 def _how_near(planned: Planned) -> str:
     question, trial = planned.question, planned.best
     told = [
-        f"{metric_words(each.metric)} {number(trial.mean(each.metric), 3)} of {each.limit:g} "
-        f"({percent(-each.excess_share(trial.mean(each.metric)), 0)})"
+        f"{metric_words(each.metric)} {number(value, 3)} of {each.limit:g} ({_left(each, value)})"
         for each in question.slo
+        for value in [trial.mean(each.metric)]
     ]
     rate = planned.rates.get(name_of(trial))
     holds = "" if rate is None else f"; it holds up to {rate:.3g} requests/s"
@@ -221,6 +239,47 @@ def _how_near(planned: Planned) -> str:
     busy = percent(trial.mean("busy_share"), 0, sign=False)
     words = metric_words(binding(question, trial).metric)
     return f"{at}{', '.join(told)}; {words} binds, GPUs are {busy} busy{holds}."
+
+
+def _left(condition: Condition, value: float) -> str:
+    """Return the share of a limit that is left, or how many times the limit a value is."""
+    share = condition.excess_share(value)
+    return f"x{number(1 + share, 3)}" if share > 1 else percent(-share, 0)
+
+
+def _what_would(planned: Planned) -> str:
+    """Say which changes would keep the SLO, or which comes nearest."""
+    question = planned.question
+    would = [_words_of_change(each) for each in planned.changed if question.excess(each) <= 0]
+    names = [name_of(each) for each in planned.misses]
+    rates = {name: planned.rates[name] for name in names if name in planned.rates}
+    less = [f"{rate:.3g} requests/s with {name}" for name, rate in rates.items()][:1]
+    if told := [*dict.fromkeys(would), *less]:
+        return f"What would keep it (simulated, one at a time): {'; '.join(told[:WAYS])}."
+    if not planned.changed:
+        return "No change was found to simulate."
+    nearest = planned.changed[0]
+    metric = binding(question, nearest)
+    value = number(nearest.mean(metric.metric), 3)
+    return (
+        f"None of {len(planned.changed)} changes keeps it, nor does less traffic; nearest is "
+        f"{_words_of_change(nearest)}: {metric_words(metric.metric)} {value} of {metric.limit:g}."
+    )
+
+
+def _words_of_change(trial: Trial) -> str:
+    words = trial.labels[CHANGE]
+    where = f"{trial.labels['gpus']} GPUs, {name_of(trial)}"
+    return f"{where}, {words}" if words else where
+
+
+def change_rows(planned: Planned) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the changes that come nearest to the SLO, or keep it."""
+    question = planned.question
+    heads = ["change", *_heads(question)]
+    return heads, [
+        [_words_of_change(each), *_cells(planned, each)] for each in planned.changed[:SHOWN]
+    ]
 
 
 def _tried(planned: Planned) -> str:
@@ -240,15 +299,24 @@ def rows(planned: Planned) -> tuple[list[str], list[list[str]]]:
         "GPUs",
         *(["$/h", "$/M tok."] if priced else []),
     ]
-    heads += [metric_words(each.metric).replace(" (", "\n(") for each in question.slo]
     found = []
     for trial in (*planned.kept, *planned.misses)[:SHOWN]:
         told = facts_of(planned, trial)
         row = [name_of(trial), str(told["gpus"])]
         if priced:
             row += [number(told["dollars_per_hour"]), number(told["dollars_per_million_tokens"], 3)]
-        for each in question.slo:
-            margin = percent(told[f"{each.metric}_margin"], 0)
-            row.append(f"{number(told[each.metric], 3)} {margin}")
-        found.append([*row, percent(told["busy_share"], 0, sign=False)])
-    return [*heads, "busy"], found
+        found.append([*row, *_cells(planned, trial)])
+    return [*heads, *_heads(question)], found
+
+
+def _heads(question: Question) -> list[str]:
+    return [metric_words(each.metric).replace(" (", "\n(") for each in question.slo] + ["busy"]
+
+
+def _cells(planned: Planned, trial: Trial) -> list[str]:
+    """Return the limited numbers with what is left of their limits, and how busy the GPUs are."""
+    told = facts_of(planned, trial)
+    cells = []
+    for each in planned.question.slo:
+        cells.append(f"{number(told[each.metric], 3)} {_left(each, told[each.metric])}")
+    return [*cells, percent(told["busy_share"], 0, sign=False)]

@@ -19,6 +19,7 @@ import numpy as np
 
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED
+from evenflow.specs.gpu import GPUS, LINKS, gpu
 from evenflow.types import Request
 from experiments.run_file.build import Workload, load_workload
 from experiments.run_file.policy_folders import make_importable
@@ -28,7 +29,7 @@ from experiments.run_file.yaml_file import Document, Patch, long_form, patched
 from experiments.study.capacity_search import own_rate, rate_patch
 from experiments.study.launch import BUDGET_NAMES
 from experiments.study.layouts import Layout, layouts, why_fixed
-from experiments.study.searches import Probe, next_rates, rounded, side_by_side
+from experiments.study.searches import Probe, bisect, next_rates, rounded, side_by_side
 from experiments.study.slo import (
     LATENCY,
     Condition,
@@ -66,12 +67,21 @@ WIDTH = 8
 """Settings that are tried side by side. The answer follows from it, not from who simulates."""
 
 NEAREST = 5
-"""Of the points that miss, so many are simulated on the whole trace."""
+"""Of the layouts that miss, so many are simulated on the whole trace."""
 
 CONTENDERS = 3
 """Of equally cheap points, for so many the rate is found up to which they keep the SLO."""
 
 TOLERANCE = 0.05
+
+CHANGE = "change"
+"""The label of what is not of the plan: a change that would be needed."""
+
+TIMES = (4, 16)
+"""How many times the GPUs are tried where none of those that may be suffice."""
+
+ROUGHLY = 0.25
+"""How exactly a rate is found there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,10 @@ class Question:
     refused: int
 
     @property
+    def config(self) -> RunConfig:
+        return configured(self.document)
+
+    @property
     def slo(self) -> tuple[Condition, ...]:
         return self.ask.slo
 
@@ -167,7 +181,7 @@ class Question:
     @property
     def study(self) -> Study:
         """The run, and its summary with what the SLO of each part needs."""
-        config = configured(self.document)
+        config = self.config
         metrics = dict.fromkeys(each.metric for part in self.parts for each in part.slo)
         limits = request_limits(self.slo, config.goodput)
         more = (("metrics", tuple(metrics)), ("limits", limits))
@@ -312,7 +326,7 @@ def _settings(config: RunConfig, fitting: Sequence[Layout], ask: Ask) -> Iterato
     """Yield the settings, the run's own first; those of one policy side by side."""
     for scheduler, params in _policies(config, ask):
         own = scheduler == config.scheduler.name
-        dispatch = config.dispatch if own else _dispatch(scheduler)
+        dispatch = config.dispatch if own else dispatch_of(scheduler)
         for layout in fitting:
             gpus = _gpus_of(config, layout)
             counts = tuple(total // gpus for total in ask.gpus if total % gpus == 0)
@@ -338,7 +352,7 @@ def _policies(config: RunConfig, ask: Ask) -> Iterator[tuple[str, dict[str, Any]
             yield name, params
 
 
-def _dispatch(scheduler: str) -> str:
+def dispatch_of(scheduler: str) -> str:
     """Return how the system that a policy is from dispatches; stage0 where it is not said."""
     keys = [keys_of_system(each.name) for each in systems()]
     own = [each for each in keys if long_form("scheduler", each["scheduler"])["name"] == scheduler]
@@ -487,12 +501,12 @@ def _probe(question: Question, trial: Trial) -> Probe:
 def at_rate(question: Question, rate: float) -> Patch:
     """Return what puts the run's arrivals at another rate."""
     assert question.rate is not None
-    return rate_patch(configured(question.document).workload.arrivals, rate, question.rate)
+    return rate_patch(question.config.workload.arrivals, rate, question.rate)
 
 
 def rate_of(question: Question, trial: Trial) -> float:
     """Return the rate that a trial was simulated at."""
-    arrivals = configured(question.document).workload.arrivals
+    arrivals = question.config.workload.arrivals
     assert question.rate is not None
     if isinstance(arrivals, Replay):
         scale = trial.labels.get("workload.arrivals.scale", arrivals.scale)
@@ -504,14 +518,15 @@ def up_to(question: Question, trials: Sequence[Trial]) -> dict[str, float]:
     """Return the highest rate at which each point was seen to keep the SLO, by name."""
     found: dict[str, float] = {}
     for trial in trials:
-        if question.excess(trial) <= 0 and trial.labels["requests"] == question.requests:
+        same = CHANGE not in trial.labels and trial.labels["requests"] == question.requests
+        if same and question.excess(trial) <= 0:
             name = name_of(trial)
             found[name] = max(found.get(name, 0.0), rate_of(question, trial))
     return found
 
 
 def nearest(question: Question, trials: Sequence[Trial]) -> Search:
-    """Simulate on all requests, with as many replicas as may be, the settings that miss least."""
+    """Simulate on all requests the settings that miss least, one a layout, as large as may be."""
     misses = {}
     for trial in trials:
         setting = question.settings[trial.labels["setting"]]
@@ -519,6 +534,58 @@ def nearest(question: Question, trials: Sequence[Trial]) -> Search:
         if trial.labels["replicas"] == setting.counts[-1]:
             length = -part.requests  # who passed more of it is nearer
             misses[setting.name] = (length, question.excess(trial, part.slo))
-    order = sorted(misses, key=lambda name: misses[name])[:NEAREST]
-    settings = [question.settings[name] for name in order]
+    order = [question.settings[name] for name in sorted(misses, key=lambda name: misses[name])]
+    of_layouts = {each.candidate.layout.parallel: each for each in reversed(order)}
+    settings = [each for each in order if each in of_layouts.values()][:NEAREST]
     yield [question.case(each, each.counts[-1]) for each in settings]
+
+
+def remedies(question: Question, misses: Sequence[Trial], links: Sequence[Case]) -> Search:
+    """Simulate what may make the nearest points keep the SLO: other GPUs or more, less traffic.
+
+    `links` are the changes of links.
+    """
+    best = misses[:CONTENDERS]
+    cases = [_changed(question, each, "", {}, times) for each in best for times in TIMES]
+    config = question.config
+    if config.gpu is not None and not why_fixed(config):
+        own = gpu(config.gpu).bytes_per_s
+        faster = sorted((each.bytes_per_s, each.name) for each in GPUS if each.bytes_per_s > own)
+        cases += [
+            _changed(question, each, *_other_gpu(config, name), times)
+            for _, name in faster[-2:]
+            for each in best
+            for times in (1, *TIMES)
+        ]
+    cases += [_changed(question, best[0], case.labels[CHANGE], case.patch) for case in links]
+    yield cases
+    if question.rate is not None:
+        yield from side_by_side([_descent(question, each) for each in best])
+
+
+def _descent(question: Question, trial: Trial) -> Search:
+    """Find, roughly, the rate up to which a point keeps the SLO that it misses."""
+    setting, count = question.settings[trial.labels["setting"]], trial.labels["replicas"]
+    assert question.rate is not None
+    return bisect(
+        rounded(question.rate / TIMES[0]),
+        ROUGHLY,
+        lambda rate: question.case(setting, count, None, at_rate(question, rate)),
+        lambda trial: _probe(question, trial),
+    )
+
+
+def _other_gpu(config: RunConfig, name: str) -> tuple[str, Patch]:
+    """Return the words and the keys of another GPU, over the fastest link where there are links."""
+    if config.link is None:
+        return name, {"gpu": name}
+    fastest = max(LINKS, key=lambda each: each.bandwidth_gb_s).name
+    own = {} if getattr(config.costs, "all_reduce", None) is None else {"costs.all_reduce": fastest}
+    return f"{name} over {fastest}", {"gpu": name, "link": fastest, **own}
+
+
+def _changed(question: Question, trial: Trial, words: str, patch: Patch, times: int = 1) -> Case:
+    """Return a point with so many times the replicas and other keys changed."""
+    setting = question.settings[trial.labels["setting"]]
+    plain = question.case(setting, times * trial.labels["replicas"])
+    return Case({**plain.labels, CHANGE: words}, {**plain.patch, **patch})

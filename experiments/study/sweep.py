@@ -29,8 +29,10 @@ from experiments.study.findings import (
     Panel,
     cell,
     main_effects,
+    nearest,
     point_cells,
     ranked,
+    relative_excess,
     run_sweep,
     sensitivity,
     summary_cells,
@@ -165,7 +167,7 @@ def headline(findings: Findings) -> str:
     if beyond := sum(trial.overload is not None for trial in findings.trials):
         counts += f", {beyond} overloaded"
     if not order:
-        return f"No point was completed within the limits ({counts})."
+        return f"No point was completed within the limits ({counts}){_nearest_words(findings)}."
     if len(config.objectives) > 1:
         return f"{len(order)} points are on the Pareto front ({counts})."
     metric = config.objectives[0].metric
@@ -189,9 +191,13 @@ def best_table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     config, order = findings.sweep.config, ranked(findings)
     several = len(config.objectives) > 1
     shown = order if several else order[:BEST]
+    shown = shown or nearest(findings)[:BEST]
     if findings.default is not None and findings.default not in shown:
         shown = [*shown, findings.default]
-    heads = ["point", *short_names(list(config.parameters)), *map(metric_words, config.metrics)]
+    metrics = [*config.metrics]
+    if "gpus" not in metrics and len({findings.trials[index].mean("gpus") for index in shown}) > 1:
+        metrics.append("gpus")
+    heads = ["point", *short_names(list(config.parameters)), *map(metric_words, metrics)]
     heads += [] if several or not order else ["against the best"]
     rows = []
     for index in shown:
@@ -199,15 +205,30 @@ def best_table(findings: Findings) -> tuple[list[str], list[list[str]]]:
         marks = {"default": index == findings.default, "overloaded": trial.overload is not None}
         row = [", ".join([str(index), *(mark for mark, applies in marks.items() if applies)])]
         row += [label(value) for value in trial.labels.values()]
-        row += [_mean(trial, metric) for metric in config.metrics]
+        row += [_mean(trial, metric) for metric in metrics]
         if not several and order:
             row.append(_against(trial, findings.trials[order[0]], config.objectives[0].metric))
         rows.append(row)
     return heads, rows
 
 
+def _nearest_words(findings: Findings) -> str:
+    """Return how far the nearest point is from the limit that it misses most; "" without one."""
+    for index in nearest(findings)[:1]:
+        trial = findings.trials[index]
+        worst = max(
+            findings.sweep.config.conditions,
+            key=lambda each: relative_excess(each, trial.mean(each.metric)),
+        )
+        value = number(trial.mean(worst.metric), 3)
+        return f"; the nearest is point {index}: {worst.metric} is {value}, not {worst.limit:g}"
+    return ""
+
+
 def label(value: Any) -> str:
     """Return a parameter's value as an axis shows it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={label(inner)}" for key, inner in value.items())
     return f"{value:g}" if is_number(value) else str(cell(value))
 
 

@@ -23,6 +23,7 @@ from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find
 from experiments.study.points import Point, workload_of
+from experiments.study.prices import with_cost
 from experiments.study.searches import (
     Finite,
     Grid,
@@ -79,7 +80,9 @@ class SweepConfig(Keys):
     simulated `replications` times, with `workload.seed` one higher each time; `replicate: windows`
     also takes the next `workload.requests` of the trace. All points of one replication see the same
     requests. `limits`: a point beyond them is in the tables, but is not
-    called best.
+    called best. A parameter that is no key of the run, such as `layout`, has mappings of keys as
+    values, which change together. `price`: dollars of a GPU an hour; numbers of points are also
+    `gpus`, and with a price `dollars_per_hour` and `dollars_per_million_tokens`.
     """
 
     run: Annotated[
@@ -92,6 +95,7 @@ class SweepConfig(Keys):
     limits: dict[str, Bounds] = Field(default_factory=dict)
     replications: Points = 1
     replicate: Literal["seeds", "windows"] = "seeds"
+    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _steps_where_needed(self) -> Self:
@@ -101,6 +105,17 @@ class SweepConfig(Keys):
                     key = f'"parameters.{name}.steps", or a list of values'
                     raise needed(f"method: {self.method.kind}", key)
         return self
+
+    @property
+    def tied(self) -> frozenset[str]:
+        """The parameters whose values are keys of the run that change together."""
+        return frozenset(
+            name
+            for name, parameter in self.parameters.items()
+            if name not in RunConfig.model_fields
+            and isinstance(parameter, list)
+            and all(isinstance(value, dict) and value for value in parameter)
+        )
 
     @property
     def metrics(self) -> list[str]:
@@ -130,8 +145,12 @@ class Sweep:
         """The run with what is varied in it; a mistake in a value names its line of SWEEP.yaml."""
         count = self.config.replications
         parts = seeds(count) if self.config.replicate == "seeds" else self._windows
-        places = {key: self.place("parameters", key) for key in self.config.parameters}
-        return Study(self.run, self.beside, parts, places=places)
+        space, tied = self.config.parameters, self.config.tied
+        places = {key: self.place("parameters", key) for key in space}
+        for name in tied:
+            places |= {key: places[name] for value in values_of(space[name]) for key in value}
+        more = (("price", self.config.price),)
+        return Study(self.run, self.beside, parts, with_cost, more, places, tied)
 
     def place(self, *path: str | int) -> str:
         """Return where something was written."""
@@ -306,7 +325,8 @@ def _check_metrics(sweep: Sweep, point: Point) -> None:
 def _dry_summary(point: Point) -> dict[str, Any]:
     """Return the summary of a run of few requests, and nothing of one that fails."""
     try:
-        return dry_run(point.config, workload_of(point), point.beside).summary
+        outcome = dry_run(point.config, workload_of(point), point.beside)
+        return point.measure(outcome, **dict(point.more))
     except UsageError:
         return {}
 

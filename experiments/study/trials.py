@@ -105,7 +105,8 @@ class Study:
     """A run, the parts of its trace that each case is simulated on, and what is kept of each.
 
     `beside` is the folder that the run's relative paths start from; `measure` and `more` are as for
-    a `Point`; `places` say where a patch's key was written, for error messages.
+    a `Point`; `places` say where a patch's key was written, for error messages. A key that is
+    `tied` is none of the run's: its values are mappings of keys that change together.
     """
 
     run: Document | RunConfig
@@ -114,10 +115,14 @@ class Study:
     measure: Callable[..., dict[str, Any]] = summary
     more: tuple[tuple[str, Any], ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
+    tied: frozenset[str] = frozenset()
 
     def config(self, patch: Patch) -> RunConfig:
         """Return the run with a patch; UsageError naming the place of what cannot be."""
-        return with_(self.run, patch, self.places)
+        keys: dict[str, Any] = {}
+        for key, value in patch.items():
+            keys |= value if key in self.tied else {key: value}
+        return with_(self.run, keys, self.places)
 
     def points_of(self, patch: Patch) -> list[Point]:
         """Return the points of a patch, one for each part."""

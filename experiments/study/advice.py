@@ -1,0 +1,165 @@
+"""What would help a run: changes of one kind each, simulated on the run's own requests.
+
+Knows which changes there are, and how to compare them; what they are worth only the simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evenflow.errors import UsageError
+from evenflow.schedulers import POOLED
+from evenflow.specs.gpu import LINKS
+from experiments.report.tables import number, percent
+from experiments.report.words import metric_words
+from experiments.run_file.build import load_workload
+from experiments.run_file.links import link_spec
+from experiments.run_file.pools import defaults
+from experiments.run_file.run import RunConfig, configured
+from experiments.run_file.yaml_file import Document, Patch
+from experiments.study.launch import BUDGET_NAMES
+from experiments.study.layouts import layouts, pairs_of, why_fixed
+from experiments.study.plan_search import LAUNCHED, dispatch_of
+from experiments.study.slo import larger_is_better
+from experiments.study.trials import Case, How, Study, Trial
+
+SHOWN = 3
+FASTER = 1.2
+"""A link is faster if it has so many times the bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A run as it is, and what it comes to with each change, the best first by `metric`.
+
+    `failed` are the changes that cannot be, such as a layout that does not fit.
+    """
+
+    metric: str
+    base: Trial
+    changed: Sequence[Trial]
+    failed: Sequence[Trial]
+
+    def gain(self, trial: Trial) -> float:
+        """Return by which share a change makes the metric better; below 0: worse."""
+        before, after = self.base.mean(self.metric), trial.mean(self.metric)
+        share = after / before - 1 if before else 0.0
+        return share if larger_is_better(self.metric) else -share
+
+
+def advise(document: Document, beside: Path, how: How) -> Advice:
+    """Simulate a run with each of the changes that may help it; UsageError as for the run."""
+    config = configured(document)
+    cases = [Case({"change": "as it is"}, {}), *changes(document, beside)]
+    with how.simulator("changes simulated", len(cases)) as who:
+        base, *trials = who.trials(Study(document, beside), cases)
+    for error in base.errors:
+        raise UsageError(error)
+    metric = _metric(config, base)
+    advice = Advice(metric, base, (), [trial for trial in trials if trial.errors])
+    able = [trial for trial in trials if not trial.errors]
+    return replace(advice, changed=sorted(able, key=advice.gain, reverse=True))
+
+
+def _metric(config: RunConfig, base: Trial) -> str:
+    """Return what is to be better: goodput where it is limited; tokens a second of a batch."""
+    if not math.isnan(base.mean("request_goodput")):
+        return "request_goodput"
+    batch = config.workload.arrivals.kind in ("offline", "closed")
+    return "total_token_throughput" if batch else "mean_e2el_ms"
+
+
+def changes(document: Document, beside: Path) -> Iterator[Case]:
+    """Yield the changes: where the layers are, the policy and its budget, links, the CPU's time."""
+    config = configured(document)
+    for words, patch in (
+        *_layouts(document, config, beside),
+        *_policies(config),
+        *faster_links(config),
+        *_no_cpu(config),
+    ):
+        yield Case({"change": words}, patch)
+
+
+def _layouts(document: Document, config: RunConfig, beside: Path) -> Iterator[tuple[str, Patch]]:
+    if why_fixed(config) or config.scheduler.name in POOLED:
+        return
+    workload = load_workload(config, beside)
+    few = replace(workload, requests=workload.requests[:1], texts=None, before=())
+    pairs = pairs_of([config.num_stages * config.tensor_parallel])
+    for each in layouts(document, few, beside, pairs, shifts=(1, 2)):
+        if each.keys and not each.reason:
+            yield f"layers: {each.label}", each.keys
+
+
+def _policies(config: RunConfig) -> Iterator[tuple[str, Patch]]:
+    own = config.scheduler
+    if own.name in POOLED:
+        return
+    for name in LAUNCHED:
+        if name != own.name:
+            patch = {"scheduler": {"name": name}, "dispatch": dispatch_of(name)}
+            yield f"scheduler: {name}", patch
+    known: dict[str, Any] = {**defaults(own.name), **own.params}
+    key = next((each for each in BUDGET_NAMES if isinstance(known.get(each), int)), None)
+    if key is not None:
+        for budget in (known[key] // 2, 2 * known[key]):
+            yield f"{key}: {budget}", {f"scheduler.{key}": budget}
+
+
+def faster_links(config: RunConfig) -> Iterator[tuple[str, Patch]]:
+    """Yield the next faster link of the table and the fastest: between stages, of all-reduces."""
+    for key, given in (("link", config.link), ("costs.all_reduce", _all_reduce(config))):
+        if given is None:
+            continue
+        least = FASTER * link_spec(given).bandwidth_gb_s
+        faster = [each for each in LINKS if each.bandwidth_gb_s >= least]
+        faster.sort(key=lambda each: each.bandwidth_gb_s)
+        for each in dict.fromkeys([*faster[:1], *faster[-1:]]):
+            yield f"{key}: {each.name} ({each.bandwidth_gb_s:g} GB/s)", {key: each.name}
+
+
+def _all_reduce(config: RunConfig) -> Any:
+    given = getattr(config.costs, "all_reduce", None)
+    return given if isinstance(given, str) or (given and given.says_which_link) else None
+
+
+def _no_cpu(config: RunConfig) -> Iterator[tuple[str, Patch]]:
+    if config.runtime != "ideal":
+        yield "no CPU time at all (a bound)", {"runtime": "ideal"}
+
+
+def best(advice: Advice) -> list[Trial]:
+    """Return the changes that help most, the best of each kind."""
+    kinds: dict[str, Trial] = {}
+    for trial in advice.changed:
+        if advice.gain(trial) > 0:
+            kinds.setdefault(trial.labels["change"].partition(":")[0], trial)
+    return list(kinds.values())[:SHOWN]
+
+
+def rows(advice: Advice) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows: the run as it is, and the changes that help most."""
+    metrics = dict.fromkeys([advice.metric, "mean_ttft_ms", "mean_tpot_ms"])
+    heads = ["change", *map(metric_words, metrics), "better by"]
+    return heads, [
+        [
+            str(trial.labels["change"]),
+            *(number(trial.mean(metric), 3) for metric in metrics),
+            "" if trial is advice.base else percent(advice.gain(trial), 1),
+        ]
+        for trial in (advice.base, *best(advice))
+    ]
+
+
+def sentence(advice: Advice) -> str:
+    """Say how many changes were simulated, how many help, and how many cannot be."""
+    helps = sum(advice.gain(trial) > 0 for trial in advice.changed)
+    lost = f"; {len(advice.failed)} cannot be" if advice.failed else ""
+    count = len(advice.changed) + len(advice.failed)
+    of_kinds = "the best of each kind is above" if helps else "none"
+    return f"{count} changes simulated, one at a time: {helps} would help, {of_kinds}{lost}."

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 import evenflow as ef
+from experiments.reproduce.calibrate import Target, one_load
+from experiments.reproduce.measured import read_results
 from tests.command_line import evenflow, refusal
 from tests.test_reproduce import as_guidellm, as_vllm
 
@@ -63,6 +65,7 @@ def test_constants_are_found_again_within_their_intervals(measured: list[Path]) 
     assert len(known) < len(found.constants)  # what makes no difference here is not told
     assert found.off["TPOT"][1] < 0.05 < found.off["TPOT"][0]
     assert any("TTFT is the queue's" in doubt for _, doubt in found.doubts)
+    assert not any("one load" in doubt for _, doubt in found.doubts)
 
 
 def test_a_mean_tells_nothing_and_it_says_so(folder: Path) -> None:
@@ -74,6 +77,13 @@ def test_a_mean_tells_nothing_and_it_says_so(folder: Path) -> None:
     assert status == 0
     assert output.count("cannot") == 7
     assert "give --save-detailed" in errors
+    assert "one load:" in errors
+
+
+def test_loads_that_are_alike_say_little_of_two_constants(measured: list[Path]) -> None:
+    paced, offline = (Target(read_results(path)[0], {}) for path in measured)
+    assert "one load of at most" in "".join(one_load([offline, offline]))
+    assert not list(one_load([paced, offline]))
 
 
 @pytest.mark.parametrize(

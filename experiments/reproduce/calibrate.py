@@ -11,12 +11,12 @@ no form of results and no command line.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import pandas as pd
@@ -72,6 +72,9 @@ ROUNDS = 5
 
 FEW, CUT_SHARE, SOONER = 50, 0.2, 0.7
 """When a comparison is doubted: so few requests; such a share of them; so much less time."""
+
+APART = 2.0
+"""Runs differ in load when so many times as many requests decode at once, at P90."""
 
 LATENCIES, MEANS = ("ttft_ms", "tpot_ms"), ("mean_ttft_ms", "mean_tpot_ms")
 
@@ -138,17 +141,25 @@ def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: H
         study = Study(document, beside, measure=latencies)
         configs = [study.config(target.patch) for target in targets]
         fits = [Fit(targets, {**kept, "holds": holds}) for holds in _holds(kept, configs[0])]
-        with how.simulator("calibrate", None) as simulator:
-            for fit in fits:
-                search(study, simulator, fit.search())
-    best = min(fits, key=lambda fit: fit.best.cost)
+        best = nearest_of(study, fits, how)
     compared = zip(runs, configs, targets, best.ideal.parts, strict=True)
     doubts = [
         (run.label, doubt)
         for run, config, target, ideal in compared
         for doubt in unfair(run, config, target.by_latency(ideal))
     ]
-    return Calibrated(best.runtime(best.best.units), best.constants(), best.off(), doubts)
+    doubts += [(runs[0].label, words) for words in one_load(targets)]
+    ends = [_by_latency(targets, found) for found in (best.ideal, best.best)]
+    off = {name: (_median(ends[0][name]), _median(ends[1][name])) for name in ends[0]}
+    return Calibrated(best.runtime(best.best.units), best.constants(), off, doubts)
+
+
+def nearest_of(study: Study, fits: Sequence[Fit], how: How) -> Fit:
+    """Return the one of these fits, once they are found, that comes nearest to its targets."""
+    with how.simulator("calibrate", None) as simulator:
+        for fit in fits:
+            search(study, simulator, fit.search())
+    return min(fits, key=lambda fit: fit.best.cost)
 
 
 def _holds(kept: Mapping[str, Any], config: RunConfig) -> Sequence[str]:
@@ -184,6 +195,19 @@ def unfair(run: Measured, config: RunConfig, ideal: Mapping[str, Floats]) -> lis
     return said
 
 
+def one_load(targets: Sequence[Target]) -> Iterator[str]:
+    """Say that runs are of about one load, by which what a micro-batch takes anyway and what it
+    takes for each row are hard to tell apart: intervals know no other load."""
+    known = [target.loads for target in targets if len(target.loads)]
+    most = [float(np.quantile(loads, 0.9)) for loads in known]
+    if not most or max(most) < APART * min(most):
+        words = f" of at most {max(most):.0f} requests at once" if most else ""
+        yield (
+            f"one load{words}: schedule_s, per_row_s and per_prefill_s may trade against each "
+            "other by more than their intervals; results at a quarter or four times of it tell"
+        )
+
+
 def _queues(run: Measured) -> bool:
     done_s = run.requests["arrival_s"] + run.requests["e2el_ms"] / 1e3
     return bool((done_s > run.requests["arrival_s"].max()).mean() > 0.5)
@@ -201,10 +225,11 @@ class Target:
         self.patch = patch
         table = measured.requests
         self._one_by_one = "ttft_ms" in table
+        self.loads: Floats = _load(table) if self._one_by_one else np.empty(0)
         if self._one_by_one:
             self._gaps = table["output_tokens"].to_numpy() - 1.0
             self._prompts = _groups(table["input_tokens"].to_numpy())
-            self._loads = _groups(_load(table))
+            self._loads = _groups(self.loads)
             logs = self._logs({name: table[name].to_numpy(float) for name in LATENCIES})
         else:
             logs = self._logs({name: measured.metrics.get(name, np.nan) for name in MEANS})
@@ -259,6 +284,14 @@ def _load(requests: pd.DataFrame) -> Floats:
     return found
 
 
+class Compared(Protocol):
+    """A run to simulate, the keys of `patch`, and how far what comes of it is from its target."""
+
+    @property
+    def patch(self) -> Patch: ...
+    def deviations(self, values: Mapping[str, Any]) -> Floats: ...
+
+
 class Found(NamedTuple):
     """Constants by their position in CONSTANTS, in units, and what they come to, a run each."""
 
@@ -287,9 +320,12 @@ class Plane(NamedTuple):
 
 @dataclass(slots=True)
 class Fit:
-    """A search for the constants; `kept` are keys of the runtime that stay as they are."""
+    """A search for the constants; `kept` are keys of the runtime that stay as they are.
 
-    targets: Sequence[Target]
+    `left_out` are the positions in CONSTANTS of those that are not looked for, or cannot be told.
+    """
+
+    targets: Sequence[Compared]
     kept: Mapping[str, Any]
     left_out: list[int] = field(default_factory=list)
     tried: list[Found] = field(default_factory=list)
@@ -430,17 +466,13 @@ class Fit:
             for index, name in enumerate(CONSTANTS)
         ]
 
-    def off(self) -> dict[str, tuple[float, float]]:
-        """Return the median deviation by latency, as shares: without CPU time, and with it."""
-        before, after = self._by_latency(self.ideal), self._by_latency(self.best)
-        return {name: (_median(before[name]), _median(after[name])) for name in before}
 
-    def _by_latency(self, found: Found) -> dict[str, list[Floats]]:
-        parts: dict[str, list[Floats]] = {}
-        for target, deviations in zip(self.targets, found.parts, strict=True):
-            for name, own in target.by_latency(deviations).items():
-                parts.setdefault(name, []).append(own)
-        return parts
+def _by_latency(targets: Sequence[Target], found: Found) -> dict[str, list[Floats]]:
+    parts: dict[str, list[Floats]] = {}
+    for target, deviations in zip(targets, found.parts, strict=True):
+        for name, own in target.by_latency(deviations).items():
+            parts.setdefault(name, []).append(own)
+    return parts
 
 
 def _weights(deviations: Floats) -> Floats:

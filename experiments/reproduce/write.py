@@ -24,6 +24,9 @@ FEW_RUNS = 8
 
 SPREAD = "  spread"
 
+RATIOS = ((0.1, 0.2, 0.5, 1, 2, 5, 10), (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4))
+"""What an axis of simulated / measured says where it reaches far, and where it does not."""
+
 WORDS = {
     "mean_ttft_ms": "TTFT mean (ms)",
     "mean_tpot_ms": "TPOT mean (ms)",
@@ -168,7 +171,7 @@ def markdown(found: Reproduced, picture: str) -> str:
     parts = [
         INTRO,
         markdown_table(SUMMARY_HEADS, summary_rows(found.summary)),
-        f"![Measured against simulated, a point a metric and run]({picture})\n",
+        f"![Simulated over measured, a panel a metric, a point a run]({picture})\n",
         f"## Run by run\n\nEntries with more than {FEW_RUNS} runs are in the table above only.\n",
         markdown_table(RUN_HEADS, run_rows(found.table)),
         "## What each rests on\n",
@@ -192,26 +195,32 @@ def _section(entry: Entry) -> str:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw measured against simulated, a panel a metric, a colour and mark an entry."""
+    """Draw simulated over measured, a panel a metric, a point a run, a colour and mark an entry."""
     names: Sequence[str] = list(dict.fromkeys(table["entry"]))
-    metrics = list(dict.fromkeys(table["metric"]))
-    figure, cells = panels(len(metrics), 3.4, 3.4, columns=3)
+    metrics = [metric for metric in WORDS if metric in set(table["metric"])]
+    figure, cells = panels(len(metrics), 3.6, 3.0, columns=3)
     for axes, metric in zip(cells, metrics, strict=True):
         rows = table[table["metric"] == metric]
-        values = rows[["measured", "simulated"]].to_numpy()
-        ends = np.array([values.min() * 0.8, values.max() * 1.25])
-        axes.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="0.88", linewidth=0)
-        axes.plot(ends, ends, color="0.4", linewidth=0.8)
+        axes.axhspan(1 - BAND, 1 + BAND, color="0.88", linewidth=0)
+        axes.axhline(1, color="0.4", linewidth=0.8)
         for index, name in enumerate(names):
             own = rows[rows["entry"] == name]
-            mark = MARKS[index % len(MARKS)]
-            look: Any = {"color": colour(index), "markersize": 4.0, "markerfacecolor": "none"}
-            axes.plot(own["measured"], own["simulated"], mark, label=name, **look)
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-        axes.set(xlabel="measured", ylabel="simulated")
-        for axis in (axes.xaxis, axes.yaxis):
-            plain_decades(axis)
-        finish(axes, word(metric), grid="")
+            mark = MARKS[(index + index // len(MARKS)) % len(MARKS)]
+            look: Any = {"color": colour(index), "markersize": 4.5, "markerfacecolor": "none"}
+            axes.plot(own["measured"], 1 + own["error"], mark, label=name, **look)
+        axes.set(xscale="log", yscale="log", xlabel=f"{word(metric)}, measured")
+        ends = rows["measured"].min() * 0.8, rows["measured"].max() * 1.25
+        axes.set_xlim(ends)
+        plain_decades(axes.xaxis, (1, 2, 5) if ends[1] < 100 * ends[0] else (1,))
+        plain_decades(axes.yaxis)
+        reach = max(1.2, 1.1 * float(np.exp(np.log1p(rows["error"]).abs().max())))
+        axes.set_yticks(RATIOS[reach < 2])
+        axes.set_ylim(1 / reach, reach)
+        finish(axes, word(metric).split(" (")[0], grid="y")
+    for axes in cells[::3]:
+        axes.set_ylabel("simulated / measured")
     handles, labels = cells[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    title = f"On the line the simulation is right; in the grey band it is within {BAND:.0%}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure

@@ -83,7 +83,7 @@ class Batcher:
             pipelined_chunks=pipelined_chunks,
             speculation=speculation,
             ahead={None: 0, "question": 1, "round": depth}[ahead],
-            slots=(max_in_flight or depth) if slotted else 1,
+            num_slots=(max_in_flight or depth) if slotted else 1,
             delivers=getattr(scheduler, "preempts_in_flight", False),
             preempted_last=getattr(scheduler, "preempted_last", False),
             newest_first=getattr(scheduler, "newest_first", False),

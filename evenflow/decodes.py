@@ -130,7 +130,7 @@ class DecodeGroup:
 
     def empty(self) -> DecodeGroup:
         """Return a group of the same kind without sequences."""
-        return DecodeGroup()
+        return type(self)()
 
     def limit_of(self, seq: Sequence) -> int:
         """Return with how many output tokens a member leaves the group by itself."""
@@ -370,10 +370,6 @@ class AheadGroup(DecodeGroup):
     """
 
     __slots__ = ()
-
-    def empty(self) -> AheadGroup:
-        """Return a group of the same kind without sequences."""
-        return AheadGroup()
 
     def limit_of(self, seq: Sequence) -> int:
         """Return with how many output tokens a member leaves the group by itself."""

@@ -130,6 +130,22 @@ def pages_in_use(chain: abc.Sequence[CachedPage]) -> int:
     return bisect_left(chain, True, key=lambda node: not node.holders)
 
 
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A request as the KV cache knows it; it "waits" while it holds no `pages`.
+
+    Of a holder that waits, `kept_tokens` counts the leading tokens that need not be computed again:
+    they are in the `chain` of cached pages (found while it waits, held from then on) or,
+    `swapped_tokens` of them, on the host.
+    """
+
+    request: Request
+    pages: list[int] = field(default_factory=list, kw_only=True)
+    chain: list[CachedPage] = field(default_factory=list, kw_only=True)
+    kept_tokens: int = field(default=0, kw_only=True)
+    swapped_tokens: int = field(default=0, kw_only=True)
+
+
 class PrefixCache(PagePool):
     """A pool whose published pages stay findable until they are evicted.
 
@@ -184,19 +200,13 @@ class PrefixCache(PagePool):
             node.holders += 1
         return [node.page for node in chain]
 
-    def publish(
-        self,
-        pages: list[int],
-        chain: list[CachedPage],
-        prefix: Prefix,
-        tokens: int,
-        prompt_tokens: int = 0,
-    ) -> None:
-        """Make the full pages of the first `tokens` tokens findable; `chain` are those that are.
+    def publish(self, holder: Holder, prefix: Prefix, tokens: int) -> None:
+        """Make the full pages of the first `tokens` tokens findable; in `chain` are those that are.
 
-        Where a page of the same content is known already, it takes the place of the one in `pages`,
-        which becomes free: the same content is never there twice, unless pages are append-only.
+        Where a page of the same content is known already, it takes the place of the holder's, which
+        becomes free: the same content is never there twice, unless pages are append-only.
         """
+        pages, chain = holder.pages, holder.chain
         node = chain[-1] if chain else self._root
         for index in range(len(chain), self._full_pages(prefix, tokens)):
             blocks = self._blocks(prefix, index)
@@ -289,22 +299,6 @@ class PrefixCache(PagePool):
             self.free_pages += len(self._idle)
 
 
-@dataclass(slots=True, eq=False)
-class Holder:
-    """A request as the KV cache knows it; it "waits" while it holds no `pages`.
-
-    Of a holder that waits, `kept_tokens` counts the leading tokens that need not be computed again:
-    they are in the `chain` of cached pages (found while it waits, held from then on) or,
-    `swapped_tokens` of them, on the host.
-    """
-
-    request: Request
-    pages: list[int] = field(default_factory=list, kw_only=True)
-    chain: list[CachedPage] = field(default_factory=list, kw_only=True)
-    kept_tokens: int = field(default=0, kw_only=True)
-    swapped_tokens: int = field(default=0, kw_only=True)
-
-
 class KvCache:
     """The pages of a pool in the hands of holders, and what is kept of those that wait.
 
@@ -369,8 +363,7 @@ class KvCache:
         """Make a holder's full pages findable as far as `tokens` tokens have been scheduled."""
         prefix = holder.request.prefix
         if self._cache is not None and prefix is not None:
-            prompt_tokens = holder.request.prompt_tokens
-            self._cache.publish(holder.pages, holder.chain, prefix, tokens, prompt_tokens)
+            self._cache.publish(holder, prefix, tokens)
 
     def suspend(self, holder: Holder, tokens: int) -> None:
         """Free the pages of a holder that will wait; keep what it can of the `tokens` in them."""

@@ -75,6 +75,10 @@ class Loop:
         # The dispatch rule: when to ask, and whether it is news that stage 0 is free again.
         self._eager = world.dispatch == "eager"  # what could be sent then was sent before
         self.freed: Callable[[float], None] = _ignore if self._eager else self._changed
+        self._start(world)
+
+    def _start(self, world: World) -> None:
+        """Make what a kind of loop has of its own."""
 
     # -- what happens at an instant -------------------------------------------------------------
 
@@ -183,15 +187,7 @@ class EngineLoop(Loop):
     chosen last is only sent then (SGLang's `pp_async_batch_depth`).
     """
 
-    def __init__(
-        self,
-        world: World,
-        engines: Collection[Batcher],
-        pipeline: Pipeline,
-        owner: Owner,
-        recorder: Recorder,
-    ) -> None:
-        super().__init__(world, engines, pipeline, owner, recorder)
+    def _start(self, world: World) -> None:
         (self._engine,) = self.engines
         self._num_places = world.max_in_flight or world.depth
         self._answers: deque[MicroBatch | None] = deque()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import abc, deque
+from dataclasses import KW_ONLY, dataclass, field
 
 from evenflow.batch import Chunk, MicroBatch
 from evenflow.decodes import (
@@ -30,6 +31,7 @@ def _by_pages(seq: Sequence) -> tuple[int, int]:
     return len(seq.pages), seq.order
 
 
+@dataclass(eq=False)
 class Queues:
     """The sequences of one engine, and how many there are of which.
 
@@ -43,49 +45,41 @@ class Queues:
     decode that is preempted counts when it returns (`delivers`), or is lost.
     """
 
-    def __init__(
-        self,
-        kv: KvCache,
-        *,
-        pipelined_chunks: bool,
-        speculation: Speculation | None,
-        ahead: int,
-        slots: int,
-        delivers: bool,
-        preempted_last: bool,
-        newest_first: bool,
-    ) -> None:
-        self.kv = kv
-        self.pipelined_chunks = pipelined_chunks
-        self.speculation = speculation
-        self.ahead = ahead  # a decode is ready so many questions after it was sent; 0: once back
-        self.delivers = delivers
-        self.preempted_last = preempted_last
-        self.newest_first = newest_first
-        self.asked = 0
-        self.resting: deque[tuple[int, DecodeGroup]] = deque()  # and with which question it is
-        self.now_s = 0.0
-        self.waiting: deque[Sequence] = deque()
-        self.partials: list[Sequence] = []
-        self.slots = [ReadyQueue(kv.pool.page_tokens) for _ in range(slots)]
-        self.slot = slots - 1
+    kv: KvCache
+    _: KW_ONLY
+    pipelined_chunks: bool
+    speculation: Speculation | None
+    ahead: int  # a decode is ready so many questions after it was sent; 0: once back
+    num_slots: int
+    delivers: bool
+    preempted_last: bool
+    newest_first: bool
+    asked: int = 0
+    resting: deque[tuple[int, DecodeGroup]] = field(default_factory=deque)  # till which question
+    now_s: float = 0.0
+    waiting: deque[Sequence] = field(default_factory=deque)
+    partials: list[Sequence] = field(default_factory=list)
+    in_flight: dict[int, MicroBatch] = field(default_factory=dict)
+    live: dict[int, Sequence] = field(default_factory=dict)
+    admitted: dict[int, Sequence] = field(default_factory=dict)
+    moving: dict[int, Sequence] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)  # of the live: end when what is sent returns
+    waiting_tokens: int = 0
+    owed: int = 0
+    running_decodes: int = 0
+    preemptions: int = 0
+    idles: int = 0
+    completed: int = 0
+    completed_tokens: int = 0  # the output of those
+    gap_s: list[float] = field(default_factory=list)
+    gap_count: list[int] = field(default_factory=list)
+    _arrived: int = 0
+    _unpublished: list[Sequence] = field(default_factory=list)  # until the next question
+
+    def __post_init__(self) -> None:
+        self.slots = [ReadyQueue(self.kv.pool.page_tokens) for _ in range(self.num_slots)]
+        self.slot = self.num_slots - 1
         self.ready = self.slots[self.slot]
-        self.in_flight: dict[int, MicroBatch] = {}
-        self.live: dict[int, Sequence] = {}
-        self.admitted: dict[int, Sequence] = {}
-        self.moving: dict[int, Sequence] = {}
-        self.aborted: set[int] = set()  # of the live: end when their micro-batches return
-        self.waiting_tokens = 0
-        self.owed = 0
-        self.running_decodes = 0
-        self.preemptions = 0
-        self.idles = 0
-        self._unpublished: list[Sequence] = []  # whose chunk enters a late cache with a question
-        self.completed = 0
-        self.completed_tokens = 0  # the output of those
-        self.gap_s: list[float] = []
-        self.gap_count: list[int] = []
-        self._arrived = 0
 
     # -- waiting, and prefilled in chunks -------------------------------------------------------
 

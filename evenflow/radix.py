@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 
-from evenflow.kv import CachedPage, PrefixCache
+from evenflow.kv import CachedPage, Holder, PrefixCache
 from evenflow.request import Prefix
 
 
@@ -54,20 +54,13 @@ class RadixCache(PrefixCache):
             run.used = self._uses, -distance
         return pages
 
-    def publish(
-        self,
-        pages: list[int],
-        chain: list[CachedPage],
-        prefix: Prefix,
-        tokens: int,
-        prompt_tokens: int = 0,
-    ) -> None:
+    def publish(self, holder: Holder, prefix: Prefix, tokens: int) -> None:
         """Make the full pages of the first `tokens` tokens findable; all of them are used now."""
-        super().publish(pages, chain, prefix, tokens)
-        self._use(chain)
-        prompt_pages = self._full_pages(prefix, prompt_tokens)
-        if 0 < prompt_pages < len(chain):
-            self._use(chain[:prompt_pages])
+        super().publish(holder, prefix, tokens)
+        self._use(holder.chain)
+        prompt_pages = self._full_pages(prefix, holder.request.prompt_tokens)
+        if prompt_pages < len(holder.chain):
+            self._use(holder.chain[:prompt_pages])
 
     def _use(self, chain: abc.Sequence[CachedPage]) -> None:
         for run in self._along(chain):

@@ -96,7 +96,7 @@ class CacheMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.running))
         tokens = data.draw(st.integers(0, len(holder.tokens)))
         free_before, known_before = self.pool.free_pages, self.cached()
-        self.pool.publish(holder.pages, holder.chain, holder.prefix, tokens)
+        self.pool.publish(holder, holder.prefix, tokens)
         published = {holder.content(index) for index in range(tokens // PAGE)}
         assert self.cached() == known_before | published
         assert self.pool.free_pages >= free_before, "sharing never costs a page"

@@ -145,7 +145,6 @@ class Batcher:
         queues = self.queues
         self.wake_at_s = None
         queues.now_s = now_s
-        queues.idles += not queues.live and not queues.in_flight
         if self._in_turns:
             queues.take_turn()
         while self.can_send:
@@ -154,11 +153,10 @@ class Batcher:
                 plan = self.scheduler.schedule(self.view)
             except (Exception, SystemExit) as error:
                 raise self._raised(error) from error
-            if type(plan) is not Plan and isinstance(plan, abc.Iterator):
-                plan, batch = self._carry_out_parts(plan)
+            if type(plan) is Plan:
+                batch = self._send(*self._carry_out(plan))
             else:
-                chunks, group = self._carry_out(plan)
-                batch = self._send(chunks, group)
+                plan, batch = self._carry_out_parts(plan)
             if batch is not None:
                 self._answer = ""
                 self._wakes = 0
@@ -193,12 +191,12 @@ class Batcher:
             finished += queues.deliver(batch, now_s, stopped)
         if stopped or queues.aborted:
             finished = queues.end_early(finished, batch.chunks, group, stopped)
-        ends = dict.fromkeys(finished, True)
-        for seq in queues.rows_of(batch, finished) if self.kv.late else finished:
-            if seq in ends:
-                queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
-            else:
+        late = self.kv.late
+        for seq in queues.rows_of(batch, finished) if late else finished:
+            if late and seq not in finished:
                 self.kv.publish(seq, seq.prompt_tokens)
+            else:
+                queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
         if group is not None and group.members:
             queues.slots[batch.slot].append(group)
         return finished
@@ -303,8 +301,8 @@ class Batcher:
     def can_send(self) -> bool:
         """Whether the cap allows a micro-batch and there is anything to put into it."""
         queues = self.queues
-        return len(queues.in_flight) < self.max_in_flight and bool(
-            queues.ready.num_sequences or queues.waiting or queues.partials
+        return len(queues.in_flight) < self.max_in_flight and (
+            queues.ready.num_sequences > 0 or bool(queues.waiting or queues.partials)
         )
 
     @property
@@ -341,8 +339,10 @@ class Batcher:
     def policy_name(self) -> str:
         return type(self.scheduler).__name__
 
-    def _carry_out_parts(self, parts: abc.Iterator[Plan]) -> tuple[Plan, MicroBatch | None]:
+    def _carry_out_parts(self, parts: object) -> tuple[Plan, MicroBatch | None]:
         """Carry out each part of an answer before the policy goes on; return the last one too."""
+        if not isinstance(parts, abc.Iterator):
+            raise PolicyError(f"policy {self.policy_name} returned {parts!r}, not a Plan")
         chunks: list[Chunk] = []
         group, plan = None, Plan()
         while True:
@@ -352,18 +352,16 @@ class Batcher:
                 raise self._raised(error) from error
             if part is None:
                 return plan, self._send(chunks, group)
+            if type(part) is not Plan:
+                raise PolicyError(f"policy {self.policy_name} returned {part!r}, not a Plan")
+            if part.decodes and group is not None:
+                raise PolicyError(f"policy {self.policy_name} takes decodes in two parts of a plan")
             plan = part
-            more, decodes = self._carry_out(plan, group)
+            more, decodes = self._carry_out(plan)
             chunks += more
             group = group or decodes
 
-    def _carry_out(
-        self, plan: Plan, forming: DecodeGroup | None = None
-    ) -> tuple[list[Chunk], DecodeGroup | None]:
-        if type(plan) is not Plan:
-            raise PolicyError(f"policy {self.policy_name} returned {plan!r}, not a Plan")
-        if plan.decodes and forming is not None:
-            raise PolicyError(f"policy {self.policy_name} takes decodes in two parts of a plan")
+    def _carry_out(self, plan: Plan) -> tuple[list[Chunk], DecodeGroup | None]:
         self._check_kinds(plan)
         queues = self.queues
         for request_id in plan.preempt:

@@ -442,12 +442,12 @@ class ReadyQueue:
     def take(self, count: int, order: str) -> DecodeGroup:
         """Remove the first `count` members in `order` and return them as one group."""
         groups = self._groups
-        row_by_row = order == "last_row" or (order == "arrival" and count < self.num_sequences)
-        if len(groups) == 1 and count == self.num_sequences and not row_by_row:
+        part = count < self.num_sequences
+        if not part and len(groups) == 1 and order != "last_row":
             self.num_sequences = 0
             return groups.pop()
         self.num_sequences -= count
-        if row_by_row:
+        if order == "last_row" or (part and order == "arrival"):
             return self._take_rows(count, order)
         end = 0 if order == "first_returned" else -1
         taken = self._take_from(end, count)

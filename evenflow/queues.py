@@ -92,6 +92,7 @@ class Queues:
     def take_turn(self) -> None:
         """Count a question; it is the turn of the next slot, and of decodes that rested enough."""
         self.asked += 1
+        self.idles += not self.live and not self.in_flight
         for seq in self._unpublished:
             if seq.pages:
                 self.kv.publish(seq, seq.computed)

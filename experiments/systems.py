@@ -26,6 +26,10 @@ class System:
     source: str
     checked: str
 
+    def patch(self) -> dict[str, Any]:
+        """Return the keys as data."""
+        return dict(yaml.safe_load(self.keys))
+
 
 @cache
 def systems() -> tuple[System, ...]:
@@ -41,10 +45,18 @@ def systems() -> tuple[System, ...]:
 
 def keys_of_system(name: str) -> dict[str, Any]:
     """Return the keys of a published system; UsageError with the known ones for another name."""
-    keys = {system.name: system.keys for system in systems()}
-    if name not in keys:
-        raise UsageError(f"{name}: no such system; {instead_of(name, keys)}")
-    return dict(yaml.safe_load(keys[name]))
+    (system,) = parse_systems(name)
+    return system.patch()
+
+
+def parse_systems(text: str) -> list[System]:
+    """Return the systems of a comma-separated list; UsageError with the known ones for another."""
+    by_name = {system.name: system for system in systems()}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in by_name:
+            raise UsageError(f"--systems {name}: no such system; {instead_of(name, by_name)}")
+    return [by_name[name] for name in names]
 
 
 def markdown() -> str:

@@ -16,7 +16,7 @@ import pytest
 
 import evenflow as package
 from experiments.cli.terminal import progress
-from tests.command_line import done, evenflow, rows_of, summary_of, write_trace
+from tests.command_line import done, evenflow, refusal, rows_of, summary_of, write_trace
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -163,9 +163,37 @@ def test_the_list_of_schedulers() -> None:
     output = done("schedulers")
     names = ["token_throttling", "sarathi", "orca", "static", "vllm", "td_pipe", "distserve"]
     details = ["max_prefill: 2048", "transfer_link: None", "DistServe (OSDI'24)", "mixed."]
-    systems = ["splitwise", "TP+SB", "PP+HB", "SGLang", "gLLM with CK"]
-    for word in names + details + systems:
+    for word in names + details:
         assert word in output
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("models", ["Qwen2.5-32B", "32.8"]),
+        ("gpus", ["A100-80G-PCIe", "allreduce-a100-pcie"]),
+        ("links", ["pcie-l20", "20.79"]),
+        ("systems", ["splitwise", "TP+SB", "PP+HB", "SGLang", "gLLM with CK"]),
+        ("metrics", ["p99_ttft_ms", "offered_requests_per_s"]),
+    ],
+)
+def test_what_there_is_can_be_listed(command: str, words: list[str]) -> None:
+    output = done(command)
+    for word in words:
+        assert word in output
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_run_file_to_begin_with_runs_and_is_never_written_over() -> None:
+    done("init", "mine.yaml")
+    few = ("--set", "workload.requests=3", "--save", "summary")
+    done("simulate", "mine.yaml", *few, "--out", "first")
+    text = Path("mine.yaml").read_text()
+    assert "is there already" in refusal("init", "mine.yaml")
+    assert Path("mine.yaml").read_text() == text
+    output = done("compare", "mine.yaml", "--systems", "tp_sb,gllm", *few, "--out", "systems")
+    assert "tp_sb: {stages: 1, tensor_parallel: 4, scheduler: vllm, runtime: vllm}" in output
+    assert "PP1 x TP4, link pcie-l20 (default)" in output
 
 
 def test_traces() -> None:

@@ -122,8 +122,9 @@ speculative.k=20 | the key "speculative.acceptance" is missing
 'speculative={k: 1, acceptance: 0.5, draft_model: Qwen2.5-0.5B}' |
     speculative.draft_model: its costs need costs.kind: roofline
 ## compare RUN.yaml --schedulers
-'' | names no scheduler
+'' | nothing is named
 sarathi,sarathi | sarathi is there twice
+sarathi --systems gLLM | no such system; did you mean "gllm"
 'sarathi,{token_budget: 3}' | should be a name, or a mapping with a name
 '[' | should be like
 sarathi,sarathy | unknown scheduler 'sarathy'

@@ -19,6 +19,14 @@ import evenflow
 from evenflow.errors import UsageError
 from experiments.cli.calibrate import calibrate_command
 from experiments.cli.figures import figures_command
+from experiments.cli.lists import (
+    gpus_command,
+    init_command,
+    links_command,
+    metrics_command,
+    models_command,
+    systems_command,
+)
 from experiments.cli.options import Force, Out, RunFile, Set
 from experiments.cli.profile import check_command, import_command, measure_command
 from experiments.cli.real import recover_command, replay_command, run_command, serve_command
@@ -81,7 +89,6 @@ app = typer.Typer(
     cls=OneLineErrors,
     help="Simulate pipeline-parallel LLM inference, swap the scheduler, see the bubbles.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
@@ -187,38 +194,45 @@ def compare(
     schedulers: Annotated[
         str,
         typer.Option("--schedulers", metavar="A,B,...", help="Policies, or module:Class."),
-    ],
+    ] = "",
     set_: Set = None,
     *,
+    systems: Annotated[
+        str,
+        typer.Option("--systems", metavar="A,B,...", help="Names of evenflow systems."),
+    ] = "",
     save: SaveOption = Save.all,
     out: Out = None,
     force: Force = False,
 ) -> None:
-    """Simulate several schedulers on the same requests and put them side by side."""
+    """Simulate several schedulers, or published systems, on the same requests, side by side."""
     from experiments.cli.terminal import print_folder, print_outcomes, progress
     from experiments.report.folder import staged
     from experiments.run_file.run import load_config
     from experiments.study.compare import line_up, parse_schedulers, run_all
     from experiments.study.points import inputs_of
+    from experiments.systems import parse_systems
 
     config = load_config(run, set_ or ())
     folder = out or Path("out") / f"{run.stem}-compare"
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
-        jobs = line_up(parse_schedulers(schedulers), config, run.parent)
+        entries = [*parse_schedulers(schedulers), *(published := parse_systems(systems))]
+        jobs = line_up(entries, config, run.parent)
         total = len(jobs[0].workload.requests)
         with progress([job.label for job in jobs], total) as show:
             comparison = run_all(jobs, scratch, save.value, show)
         comparison.write(scratch, run.name)
+    for system in published:
+        typer.echo(f"{system.name}: {system.keys}")
     print_outcomes(comparison.outcomes)
     print_folder(folder)
 
 
 @app.command("schedulers")
 def list_schedulers() -> None:
-    """List the policies with their parameters, and the systems of the papers made of them."""
+    """List the policies with their parameters; `evenflow systems` those of the papers."""
     from experiments.report.tables import print_table
     from experiments.run_file.pools import catalogue
-    from experiments.systems import systems
 
     rows = [
         (
@@ -229,8 +243,6 @@ def list_schedulers() -> None:
         for entry in catalogue()
     ]
     print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
-    rows = [(system.title, system.keys, system.source) for system in systems()]
-    print_table(("system", "keys of RUN.yaml", "source"), rows)
     typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
 
 
@@ -238,6 +250,12 @@ traces_app.command("info")(info_command)
 traces_app.command("fit")(fit_command)
 traces_app.command("convert")(convert_command)
 traces_app.command("predict")(predict_command)
+app.command("models")(models_command)
+app.command("gpus")(gpus_command)
+app.command("links")(links_command)
+app.command("systems")(systems_command)
+app.command("metrics")(metrics_command)
+app.command("init")(init_command)
 app.command("capacity")(capacity_command)
 app.command("plan")(plan_command)
 app.command("tune")(tune_command)

@@ -92,6 +92,7 @@ def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
     from rich.table import Table
 
     table = Table(*heads, show_lines=True)
+    table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -22,6 +22,7 @@ from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Patch, value_of
 from experiments.runs import Job, Save, run_job, write_page, write_run
 from experiments.study.executors import processes
+from experiments.systems import System
 
 if TYPE_CHECKING:
     from ctypes import Array, c_long
@@ -79,7 +80,7 @@ def parse_schedulers(text: str) -> list[object]:
 
 
 def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[Job]:
-    """Return a job for each scheduler on the same requests; UsageError for any mistake in one.
+    """Return a job for each scheduler or system on the same requests; UsageError for any mistake.
 
     A bare name that the configuration has too keeps the parameters given there.
     """
@@ -87,9 +88,9 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
     labels = [label for label, _ in patches]
     for label in labels:
         if labels.count(label) > 1:
-            raise UsageError(f"--schedulers: {label} is there twice")
+            raise UsageError(f"--schedulers, --systems: {label} is there twice")
     if not entries:
-        raise UsageError("--schedulers: names no scheduler; give at least one")
+        raise UsageError("--schedulers, --systems: nothing is named; give at least one")
     configs = [with_(config, patch) for _, patch in patches]
     workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
     jobs = [
@@ -104,6 +105,8 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
 def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
     if isinstance(entry, GivenPolicy):
         return entry.label, {"scheduler": {"name": entry.name}}
+    if isinstance(entry, System):
+        return entry.name, entry.patch()
     if isinstance(entry, str):
         return entry, {} if entry == config.scheduler.name else {"scheduler": {"name": entry}}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):

@@ -24,6 +24,7 @@ from experiments.study.capacity_search import (
     own_rate,
     rate_patch,
 )
+from experiments.study.layouts import on_gpus
 from experiments.study.points import Store
 from experiments.study.prices import dollars_per_hour, load_prices
 from experiments.study.slo import parse_slo
@@ -222,3 +223,13 @@ def test_rates_of_requests(tmp_path: Path) -> None:
             configured(Document("a", QUEUE, {}), ["workload.arrivals=replay"]).workload.arrivals,
             [replace(request, arrival_s=0.0) for request in requests],
         )
+
+
+def test_gpus_are_replicas_of_the_run_s_own_pipeline() -> None:
+    config = configured(Document("a.yaml", {**RUN, "stages": 2}, {}))
+    four = on_gpus(config, (4,)).replicas
+    assert four is not None
+    assert (four.count, four.router) == (2, "least_outstanding")
+    for wrong in ((3,), (4, 8)):
+        with pytest.raises(UsageError, match="one number is right, a multiple of the 2 GPUs"):
+            on_gpus(config, wrong)

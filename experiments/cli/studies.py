@@ -112,6 +112,7 @@ def capacity_command(
     run: RunFile,
     *,
     slo: Slo = None,
+    gpus: Gpus = None,
     max_median_queue_s: MedianQueue = None,
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="How exactly, as a share of the rate.")
@@ -135,12 +136,14 @@ def capacity_command(
     from experiments.run_file.run import load_config
     from experiments.study.capacity import capacity, knee_rows, sentences
     from experiments.study.capacity_search import Question
+    from experiments.study.layouts import on_gpus, parse_gpus
     from experiments.study.points import inputs_of
     from experiments.study.prices import dollars_per_hour, load_prices
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
 
     config = load_config(run, set_ or ())
+    config = config if gpus is None else on_gpus(config, parse_gpus(gpus))
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     per_hour = None if per_dollar is None else dollars_per_hour(config, load_prices(per_dollar))
     question = Question(config, conditions, run.parent, tolerance, replications, per_hour)

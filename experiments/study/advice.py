@@ -28,6 +28,9 @@ from experiments.study.slo import larger_is_better
 from experiments.study.trials import Case, How, Study, Trial
 
 SHOWN = 3
+HELPS = 0.005
+"""A change helps if it makes the metric better by more than this share."""
+
 FASTER = 1.2
 """A link is faster if it has so many times the bandwidth."""
 
@@ -137,7 +140,7 @@ def best(advice: Advice) -> list[Trial]:
     """Return the changes that help most, the best of each kind."""
     kinds: dict[str, Trial] = {}
     for trial in advice.changed:
-        if advice.gain(trial) > 0:
+        if advice.gain(trial) > HELPS:
             kinds.setdefault(trial.labels["change"].partition(":")[0], trial)
     return list(kinds.values())[:SHOWN]
 
@@ -158,7 +161,7 @@ def rows(advice: Advice) -> tuple[list[str], list[list[str]]]:
 
 def sentence(advice: Advice) -> str:
     """Say how many changes were simulated, how many help, and how many cannot be."""
-    helps = sum(advice.gain(trial) > 0 for trial in advice.changed)
+    helps = sum(advice.gain(trial) > HELPS for trial in advice.changed)
     lost = f"; {len(advice.failed)} cannot be" if advice.failed else ""
     count = len(advice.changed) + len(advice.failed)
     of_kinds = "the best of each kind is above" if helps else "none"

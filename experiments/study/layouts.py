@@ -87,6 +87,17 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
+def on_gpus(config: RunConfig, gpus: Sequence[int]) -> RunConfig:
+    """Return the run with as many replicas as have so many GPUs; UsageError where none has."""
+    pipeline = config.num_stages * config.tensor_parallel
+    if len(gpus) > 1 or gpus[0] % pipeline:
+        listed = ",".join(map(str, gpus))
+        words = f"one number is right, a multiple of the {pipeline} GPUs of one pipeline"
+        raise UsageError(f"--gpus {listed}: {words}; evenflow plan tries several layouts")
+    router = "least_outstanding" if config.replicas is None else config.replicas.router
+    return with_(config, {"replicas": {"count": gpus[0] // pipeline, "router": router}})
+
+
 def pairs_of(gpus: Sequence[int]) -> list[tuple[int, int]]:
     """Return all factorizations of numbers of GPUs into stages x tensor-parallel ranks."""
     return [(n // ranks, ranks) for n in gpus for ranks in range(1, n + 1) if n % ranks == 0]

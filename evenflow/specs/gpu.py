@@ -27,6 +27,8 @@ PUBLISHED = (
     "4.1 %, 8.5 %; attention not measured"
 )
 
+LIKE_L40S = "assumed: those of L40S, the same architecture; nothing was measured, error not known"
+
 REACHED = frozenset({"compute_efficiency", "bandwidth_efficiency", "per_layer_overhead_s"})
 """The fields of a GpuSpec whose origin its `source` states."""
 
@@ -120,11 +122,47 @@ GPUS: tuple[GpuSpec, ...] = (
     GpuSpec("L40S", 362, 864, 48, 0.634, 0.753, 0.0, f"{MEASURED}: 4.8 %, 10.1 %", 733),
     GpuSpec("H100", 989, 3350, 80, 0.800, 0.849, 4.51e-5, f"{MEASURED}: 4.3 %, 9.9 %", 1979),
     GpuSpec("H200", 989, 4800, 141, 0.776, 0.841, 4.72e-5, f"{MEASURED}: 4.5 %, 9.4 %", 1979),
+    GpuSpec(
+        "B200", 2250, 7700, 180, 0.685, 0.875, 4.13e-05, f"{MEASURED}: 4.2 %, 11.6 %", 4500, 9000
+    ),
+    GpuSpec(
+        "B300", 2250, 7750, 268.6, 0.762, 0.825, 3.49e-05, f"{MEASURED}: 4.1 %, 11.8 %", 4500, 14000
+    ),
+    GpuSpec(
+        "GB200", 2500, 8000, 185, 0.627, 0.859, 3.94e-05, f"{MEASURED}: 5.4 %, 15.9 %", 5000, 10000
+    ),
+    GpuSpec(
+        "GB300",
+        2500,
+        8000,
+        277.5,
+        0.756,
+        0.813,
+        3.55e-05,
+        f"{MEASURED}: 3.7 %, 11.5 %",
+        5000,
+        15000,
+    ),
+    GpuSpec(
+        "RTX-PRO-6000",
+        467.8,
+        1792,
+        95.6,
+        0.813,
+        0.798,
+        2.44e-05,
+        f"{MEASURED}: 4.3 %, 13.9 %",
+        935.6,
+        1871,
+    ),
+    GpuSpec("L4", 121, 300, 24, 0.634, 0.753, 0.0, LIKE_L40S, 242),
+    GpuSpec("RTX-4090", 165.2, 1008, 24, 0.634, 0.753, 0.0, LIKE_L40S, 330.3),
 )
 """The GPUs of the papers and their successors; data-sheet peaks, dense. The efficiencies are fitted
 by `tools.calibrate_silicon`, which also gives mean and P95 error on models it has
 not seen. They are of kernels back to back, as CUDA graphs run them; L20's are of an engine without
-graphs.
+graphs. Peaks and memory of B200 and later are those that aiconfigurator-core states (memory as
+nvidia-smi shows it).
 """
 
 LINKS: tuple[LinkSpec, ...] = (
@@ -135,6 +173,9 @@ LINKS: tuple[LinkSpec, ...] = (
     LinkSpec(12.5, 30, "ethernet-100g", "100 Gbit/s nominal (Sarathi-Serve); latency assumed"),
     LinkSpec(300, 5, "nvlink-a100", "NVLink 3, one direction, nominal; latency assumed", True),
     LinkSpec(450, 5, "nvlink-h100", "NVLink 4, one direction, nominal; latency assumed", True),
+    LinkSpec(900, 5, "nvlink-b200", "NVLink 5, one direction, nominal; latency assumed", True),
+    LinkSpec(64, 10, "pcie-gen5", "PCIe 5 x16, one direction, nominal; latency assumed"),
+    LinkSpec(32, 10, "pcie-gen4", "PCIe 4 x16, one direction, nominal; latency assumed"),
     LinkSpec(56.25, 5, "nvlink-a40", "NVLink bridge, one direction, nominal; latency assumed"),
 )
 """The links of the papers."""
@@ -170,6 +211,9 @@ def _look_up(
     if isinstance(wanted, str):
         if wanted in by_name:
             return by_name[wanted]
+        several = [name for name in by_name if name.lower().startswith(wanted.lower())]
+        if len(several) > 1 and wanted:
+            raise UsageError(f'unknown {kind} "{wanted}"; there are {", ".join(several)}')
         raise UsageError(f'unknown {kind} "{wanted}"; {instead_of(wanted, by_name)}')
     known = {field.name: field for field in fields(next(iter(by_name.values())))}
     for key in wanted:

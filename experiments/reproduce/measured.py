@@ -33,6 +33,11 @@ GPUS = {
     "h100_sxm": "H100",
     "h200_sxm": "H200",
     "l40s": "L40S",
+    "b200_sxm": "B200",
+    "b300_sxm": "B300",
+    "gb200": "GB200",
+    "gb300": "GB300",
+    "rtx_pro_6000_server": "RTX-PRO-6000",
 }
 """AIConfigurator's names of systems, and the GPUs that they are here; others keep their name."""
 

@@ -156,12 +156,16 @@ HOSTS: Mapping[str, Wires] = MappingProxyType(
         "A40": Wires("nvlink-a40", _PAIRS),
         "H100": Wires("nvlink-h100"),
         "H200": Wires("nvlink-h100"),
+        **dict.fromkeys(("B200", "B300", "GB200", "GB300"), Wires("nvlink-b200")),
+        "RTX-PRO-6000": Wires("pcie-gen5"),
+        **dict.fromkeys(("L4", "RTX-4090"), Wires("pcie-gen4")),
     }
 )
 """The links of each GPU, where a run names none: L20 (gLLM, TD-Pipe) and A100-80G-PCIe (TD-Pipe)
 share a PCIe switch; A100-40G and A800-80G are a machine each (gLLM); NVLink joins A100-80G and A40
 in pairs, which meet over PCIe (Sarathi-Serve). No paper has the others: L40S is taken to sit as L20
-does, H100 and H200 behind a switch of NVLink 4 (nominal; latency assumed).
+does, H100 and H200 behind a switch of NVLink 4, B200 to GB300 of NVLink 5, the rest on PCIe
+(nominal; latency assumed).
 """
 
 

@@ -66,6 +66,11 @@ GPUS = {
     "L40S": Measured("l40s", "L40S"),
     "H100": Measured("h100_sxm", "H100"),
     "H200": Measured("h200_sxm", "H200"),
+    "B200": Measured("b200_sxm", "B200"),
+    "B300": Measured("b300_sxm", "B300"),
+    "GB200": Measured("gb200", "GB200"),
+    "GB300": Measured("gb300", "GB300"),
+    "RTX-PRO-6000": Measured("rtx_pro_6000_server", "RTX-PRO-6000"),
 }
 """Derived GPUs take the measured times x the ratio of the rooflines of the two (peaks of `gpu.py`).
 The PCIe cards sustain 0.9 of the arithmetic: 300 W instead of 400 W, NVIDIA's own ratio for

@@ -54,7 +54,9 @@ class Server:
         return self.http.post("/v1/completions", json=body)
 
     def metrics(self) -> dict[str, float]:
-        pattern = r"^(\S+)\{model_name=\"[^\"]*\"(?:,finished_reason=\"(\w+)\")?\} (\S+)$"
+        pattern = (
+            r"^(\S+)\{model_name=\"[^\"]*\",engine=\"0\"(?:,finished_reason=\"(\w+)\")?\} (\S+)$"
+        )
         found = re.findall(pattern, self.http.get("/metrics").text, re.MULTILINE)
         return {name + reason: float(value) for name, reason, value in found}
 

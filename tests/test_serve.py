@@ -96,6 +96,24 @@ def test_half_of_the_clients_leave_and_all_pages_are_free(server: Server) -> Non
     assert after["vllm:kv_cache_usage_perc"] == 0
 
 
+def test_metrics_have_the_types_and_histograms_that_dashboards_ask_for(server: Server) -> None:
+    asyncio.run(stream_all(server, 4, leave_after=None))
+    lines = server.http.get("/metrics").text.splitlines()
+    labels = f'model_name="{server.model}",engine="0"'
+    for name, kind in {
+        "vllm:num_requests_running": "gauge",
+        "vllm:prompt_tokens_total": "counter",
+        "vllm:time_to_first_token_seconds": "histogram",
+    }.items():
+        assert f"# TYPE {name} {kind}" in lines
+        assert any(line.startswith(f"# HELP {name} ") for line in lines)
+    whole = "vllm:e2e_request_latency_seconds"
+    counts = [float(line.split()[-1]) for line in lines if line.startswith(f"{whole}_bucket")]
+    assert counts == sorted(counts)
+    assert counts[-1] >= 4
+    assert f"{whole}_count{{{labels}}} {counts[-1]:g}" in lines
+
+
 def drained(server: Server) -> dict[str, float]:
     limit_s = time.monotonic() + 20
     while time.monotonic() < limit_s:

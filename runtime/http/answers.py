@@ -17,6 +17,7 @@ from typing import NamedTuple
 from evenflow.results.run import GIVEN_UP
 from evenflow.types import Request
 from runtime.front import LiveFront
+from runtime.http.exposition import Observed
 from runtime.http.text import Codec, StopStrings
 from runtime.tokens import Text
 from runtime.wire import Draw
@@ -115,11 +116,23 @@ class _Answer:
         self._stream = codec.stream()
         self._stop = StopStrings(generation.stop)
         self._tokens = 0
+        self._arrival_s = time.monotonic()
+        self._first_s = self._last_s = 0.0
 
     @property
     def waits(self) -> bool:
         """Whether it has no token yet."""
         return not self._tokens
+
+    def observe(self, observed: Observed, piece: Piece) -> None:
+        """Note when a token came and, with the last one, what the request came to."""
+        now_s = time.monotonic() - self._arrival_s
+        first = self._tokens == 1
+        observed.token(now_s, None if first else now_s - self._last_s)
+        self._first_s, self._last_s = now_s if first else self._first_s, now_s
+        if piece.finish_reason is not None:
+            prompt_tokens = len(self.generation.prompt_ids)
+            observed.end(self._first_s, now_s, prompt_tokens, self._tokens)
 
     def push(self, token: int) -> Piece:
         """Return what a token adds."""
@@ -152,6 +165,7 @@ class Answers:
         self.origin_s = time.monotonic()
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         self.prompt_tokens = self.output_tokens = 0
+        self.observed = Observed()
         self._front = front
         self._max_queue = max_queue
         self._answers: dict[int, _Answer] = {}
@@ -255,6 +269,7 @@ class Answers:
             return False
         piece = answer.push(token)
         self.output_tokens += 1
+        answer.observe(self.observed, piece)
         if piece.finish_reason is not None:
             self._answers.pop(request_id, None)
             self.finished[piece.finish_reason] += 1

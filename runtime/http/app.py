@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError
+from runtime.http.exposition import exposition
 from runtime.http.protocol import CompletionRequest, StreamOptions, completion, error_body, usage
 
 T = TypeVar("T")
@@ -228,17 +229,13 @@ def _first_of(error: RequestValidationError) -> ServiceError:
 
 def _exposition(service: Service) -> str:
     """Return the counters in Prometheus' text format, under vLLM's names where it has one."""
-    answers, name = service.answers, json.dumps(service.model)
+    answers = service.answers
     values = {
         **service.gauges(),
         "vllm:prompt_tokens_total": answers.prompt_tokens,
         "vllm:generation_tokens_total": answers.output_tokens,
     }
-    lines = [f"{metric}{{model_name={name}}} {value}" for metric, value in values.items()]
-    for reason, count in answers.finished.items():
-        labels = f'model_name={name},finished_reason="{reason}"'
-        lines.append(f"vllm:request_success_total{{{labels}}} {count}")
-    return "\n".join(lines) + "\n"
+    return exposition(service.model, values, answers.finished, answers.observed)
 
 
 class BodyLimits:

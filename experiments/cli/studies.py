@@ -300,4 +300,7 @@ def plan_command(
         print_numbers(*change_rows(planned))
     for line in launch(planned):
         typer.echo(line)
+    if lost := [trial for trial in planned.trials if trial.errors]:
+        first = f"{lost[0].labels['setting']}: {lost[0].errors[0]}"
+        typer.echo(f"{len(lost)} simulations failed, the first of them {first}", err=True)
     typer.echo(folder / "plan.yaml")

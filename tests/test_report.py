@@ -78,6 +78,14 @@ def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Outco
     assert not re.search(r"(src|href)=|https?:|@import|url\(", page)
 
 
+def test_the_page_says_at_its_top_what_ran_on_what(runs: dict[str, Outcome]) -> None:
+    run = runs["even"]
+    told = replace(run, result=replace(run.result, provenance={"setup": "simulated: 4 x <L20>"}))
+    page = render({"a": told, "b": told}, "Twice", {}, plotly_js="")
+    assert page.count("simulated: 4 x &lt;L20&gt;") == 1
+    assert page.index("simulated: 4 x") < page.index('class="verdict"')
+
+
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_single_run_makes_a_page_too(depth: int) -> None:
     page = render({"alone": make(depth=depth)}, "One", {}, plotly_js="")

@@ -39,6 +39,8 @@ dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; font
 dt {{ font-weight: 600; }}
 dd {{ margin: 0; }}
 pre {{ background: #f3f6f9; padding: 12px; overflow-x: auto; font-size: 13px; }}
+div[id] {{ overflow-x: auto; }}
+th {{ overflow-wrap: anywhere; }}
 .picture svg {{ max-width: 100%; height: auto; }}
 summary {{ cursor: pointer; font-weight: 600; margin-top: 12px; }}
 """
@@ -55,7 +57,8 @@ def page(
     """
     facts = json.dumps(provenance, indent=2, sort_keys=True, default=str, ensure_ascii=False)
     lines = [
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width, initial-scale=1"><title>{escape(title)}'
         f"</title>\n<style>{STYLE}</style>\n<script>{plotly_js}</script></head>\n<body>",
         f"<h1>{escape(title)}</h1>",
         *parts,

@@ -87,7 +87,9 @@ def render(
     """Return the page as HTML, with the given Plotly library inside."""
     first, *others = verdict(runs)
     points = "".join(f"<li>{sentence}</li>" for sentence in others)
-    parts = [f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>']
+    setups = dict.fromkeys(str(run.result.provenance.get("setup", "")) for run in runs.values())
+    parts = [f'<p class="caption">{escape(setup)}</p>' for setup in setups if setup]
+    parts.append(f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>')
     parts += [_section("Summary"), table(runs)]
     if all(len(run.result.scheduled_s) for run in runs.values()):
         parts += _figures(runs)

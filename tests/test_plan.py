@@ -105,7 +105,7 @@ def test_where_nothing_keeps_the_slo_the_nearest_miss_is_told(tmp_path: Path) ->
     assert first.startswith("Nothing with up to 1 GPUs keeps the SLO. Nearest is 1 x PP1, sarathi")
     assert "TTFT P99 (ms) binds" in second
     assert re.match(r"None of \d+ changes keeps it, nor does less traffic; nearest is ", third)
-    assert any("H200" in each.labels["change"] for each in found.changed)
+    assert any(" over nvlink-" in each.labels["change"] for each in found.changed)
     slower = asked(RUN, gpus=(1,), slo=tuple(parse_slo(["p99_tpot_ms=35"])))
     keeps = planned(tmp_path / "b", slower)
     assert not keeps.kept
@@ -167,8 +167,16 @@ def test_launch_lines_say_what_they_leave_out() -> None:
     assert "--maxp 700 --minp 32 --iterp 8 --schedule-method token_throttling" in throttled
     assert throttled.count("not said: the policy token_throttling; this is") == 2
     assert "--assigned-layers 17,15" in throttled
-    own = launched(scheduler={"name": "vllm_v1", "watermark": 0.5})
+    own = launched(scheduler={"name": "vllm_v1", "watermark": 0.5}, kv_dtype="fp8", dtype="fp8")
     assert "not said: watermark 0.5" in own
+    assert "--kv-cache-dtype fp8" in own
+    assert own.count("not said: kv_dtype fp8") == 2
+    assert own.count("not said: dtype fp8; name a checkpoint whose weights are in it") == 3
+
+
+@pytest.mark.parametrize("name", ["Qwen3-32B", "Qwen/Qwen3-32B"])
+def test_launch_lines_name_the_repository_once(name: str) -> None:
+    assert "vllm serve Qwen/Qwen3-32B --tensor" in launched(model=name)
 
 
 def test_advice_is_the_best_change_of_each_kind_simulated(tmp_path: Path) -> None:
@@ -182,3 +190,12 @@ def test_advice_is_the_best_change_of_each_kind_simulated(tmp_path: Path) -> Non
     for each in best(given):
         assert each.mean("mean_e2el_ms") < given.base.mean("mean_e2el_ms")
     assert any(each.labels["change"] == "layers: TP2, even" for each in given.changed)
+
+
+def test_a_queue_that_grows_keeps_no_slo(tmp_path: Path) -> None:
+    """One GPU keeps its limit on TPOT at any rate, for its requests wait; it does not keep up."""
+    arrivals = {"kind": "poisson", "rate": 40.0}
+    run = {**RUN, "workload": {**RUN["workload"], "requests": 600, "arrivals": arrivals}}
+    slo = tuple(parse_slo(["p99_tpot_ms=2000"]))
+    found = planned(tmp_path, asked(run, slo, gpus=(1,), budgets=(1024,)))
+    assert not found.kept

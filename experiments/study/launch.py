@@ -16,25 +16,13 @@ from typing import Any
 
 import yaml
 
+from evenflow.specs.model import models
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, find
 
 BUDGET_NAMES = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
 """What policies call the most tokens, or prompt tokens, of a micro-batch."""
-
-HUB = {
-    "Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
-    "Llama-3.1-70B": "meta-llama/Llama-3.1-70B",
-    "Llama2-13B": "meta-llama/Llama-2-13b-hf",
-    "Llama2-70B": "meta-llama/Llama-2-70b-hf",
-    "Llama-30B": "huggyllama/llama-30b",
-    "Mistral-7B": "mistralai/Mistral-7B-v0.3",
-    "Mixtral-8x7B": "mistralai/Mixtral-8x7B-v0.1",
-    "Yi-34B": "01-ai/Yi-34B",
-    "Falcon-180B": "tiiuae/falcon-180B",
-}
-"""Where the models of the table are on the Hugging Face Hub; Qwen's go by their own names there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +52,7 @@ ENGINES = (
             "memory": "--gpu-memory-utilization",
             "page": "--block-size",
             "length": "--max-model-len",
+            "kv_dtype": "--kv-cache-dtype",
         },
         {
             "vllm_v1": {
@@ -170,26 +159,35 @@ def launch_lines(config: RunConfig, layers: Sequence[int] = ()) -> list[str]:
 
 def _command(engine: Engine, config: RunConfig, layers: Sequence[int]) -> tuple[str, list[str]]:
     """Return an engine's command for one replica, and what of the run it does not say."""
-    name = config.model or ""
-    model = HUB.get(name, f"Qwen/{name}" if name.startswith("Qwen") else name)
     values = {
         "tensor_parallel": config.tensor_parallel,
         "stages": config.num_stages,
         "memory": config.kv.memory_utilization,
         "page": config.kv.page_tokens,
         "length": config.max_model_len,
+        "kv_dtype": config.kv_dtype,
     }
-    words = [engine.command.format(model=shlex.quote(model))]
+    words = [engine.command.format(model=shlex.quote(_repository(config.model or "")))]
     words += [f"{flag} {values[key]}" for key, flag in engine.flags.items() if values[key]]
     chosen = {"no_cache": not config.kv.prefix_cache, "experts": config.expert_parallel}
     words += [flag for key, flag in engine.switches.items() if chosen[key]]
     flags, left_out = _policy(engine, config)
     words += flags
+    if config.kv_dtype and "kv_dtype" not in engine.flags:
+        left_out.append(f"kv_dtype {config.kv_dtype}")
+    if config.dtype not in (None, "bfloat16", "float16"):
+        left_out.append(f"dtype {config.dtype}; name a checkpoint whose weights are in it")
     if len(set(layers)) > 1:
         listed = ",".join(map(str, layers))
         words += [] if engine.layers else [f"--assigned-layers {listed}"]
         words[0] = engine.layers.format(layers=listed) + words[0]
     return " ".join(words), left_out
+
+
+def _repository(model: str) -> str:
+    """Return where a model of the table is on the Hugging Face Hub; else what the user wrote."""
+    spec = models().get(model)
+    return model if spec is None or " " in spec.source else spec.source
 
 
 def _policy(engine: Engine, config: RunConfig) -> tuple[list[str], list[str]]:

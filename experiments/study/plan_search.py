@@ -31,6 +31,7 @@ from experiments.study.launch import BUDGET_NAMES
 from experiments.study.layouts import Layout, layouts, why_fixed
 from experiments.study.searches import Probe, bisect, next_rates, rounded, side_by_side
 from experiments.study.slo import (
+    KEEPS_UP,
     LATENCY,
     Condition,
     check_metrics,
@@ -212,10 +213,15 @@ class Question:
         return self.is_planned(trial) and trial.labels["requests"] == self.requests
 
     def excess(self, trial: Trial, slo: Sequence[Condition] | None = None) -> float:
-        """Return the shares of their limits by which limits are missed, added up; inf: failed."""
+        """Return the shares of their limits by which limits are missed, added up; inf: failed.
+
+        On all requests, more that arrives than is served counts as a limit missed by all of it.
+        """
         if trial.errors or trial.mean("failed") > self.refused:
             return math.inf
         shares = [each.excess_share(trial.mean(each.metric)) for each in slo or self.slo]
+        if slo is None and not KEEPS_UP.holds({KEEPS_UP.metric: trial.mean(KEEPS_UP.metric)}):
+            shares.append(1.0)
         return math.inf if any(map(math.isnan, shares)) else sum(max(s, 0.0) for s in shares)
 
     def margin(self, trial: Trial) -> float:

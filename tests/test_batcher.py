@@ -9,7 +9,7 @@ import pytest
 
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, StallError
-from evenflow.kv import PagePool
+from evenflow.kv import PagePool, PrefixCache
 from evenflow.radix import RadixCache
 from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.scheduling import View
@@ -184,10 +184,11 @@ def test_a_decode_in_flight_is_not_preempted_by_a_policy_that_does_not_say_so() 
         serving.next(2.0)
 
 
-def test_of_who_is_preempted_all_waits_until_it_is_looked_up() -> None:
-    """Request 1 found 32 of its 40 tokens; with what it generated, 42 wait beside the other 40."""
+@pytest.mark.parametrize(("pool", "waits"), [(RadixCache(10), 42 + 40), (PrefixCache(10), 10 + 8)])
+def test_of_who_is_preempted_what_is_not_cached_waits(pool: PagePool, waits: int) -> None:
+    """Request 1 found 32 of its 40 tokens and made two. A radix tree is looked into when asked."""
     plans = prefill(0, 40), prefill(1, 8), Plan(decodes=1), Plan(preempt=[1]), Plan()
-    serving = batcher(*plans, pages=RadixCache(10))
+    serving = batcher(*plans, pages=pool)
     for number, blocks in enumerate([(1, 2, 3), (1, 2, 4), (1, 2, 4)]):
         prefix = Prefix(blocks, 16, 40)
         serving.add(Request(number, 0.0, 40, 4 if number else 1, prefix=prefix))
@@ -197,7 +198,7 @@ def test_of_who_is_preempted_all_waits_until_it_is_looked_up() -> None:
     serving.complete(send(serving, 2.0), 2.5)
     with pytest.raises(StallError):
         serving.next(3.0)
-    assert serving.queues.waiting_tokens == 42 + 40
+    assert serving.queues.waiting_tokens == waits
 
 
 def test_tokens_of_one_instant_are_a_gap_of_nothing() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evenflow.batcher import Batcher
-from evenflow.kv import PrefixCache
+from evenflow.kv import CachedPage, Holder, PrefixCache
 from evenflow.replay import decision_of
 from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
@@ -89,6 +89,22 @@ def test_the_longest_idle_prefix_is_evicted_first_and_from_its_end() -> None:
     serve(serving, Request(2, 0.0, 95, 1))
     assert serve(serving, asking(3, 64, 3, 4)) == [((3, 32, 64),)]
     assert serve(serving, asking(4, 64, 1, 2)) == [((4, 0, 64),)]
+
+
+def test_of_pages_with_the_same_content_the_oldest_left_is_found() -> None:
+    pool = PrefixCache(3, PAGE, append_only=True)
+    prefix = Prefix((1,), PAGE, PAGE)
+    holders = [Holder(asking(number, PAGE, 1), pages=pool.allocate(1)) for number in range(3)]
+    pages = [holder.pages[0] for holder in holders]
+    for holder in holders:
+        pool.publish(holder, prefix, PAGE)
+    for holder in holders:
+        pool.free(holder.pages)
+    for left in (1, 2):
+        pool.allocate(1)
+        chain: list[CachedPage] = []
+        assert pool.find(chain, prefix, PAGE) == 1
+        assert chain[0].page == pages[left]
 
 
 def test_a_policy_sees_what_is_left() -> None:

@@ -227,6 +227,18 @@ def test_who_waits_for_an_output_cannot_be_planned() -> None:
         batcher.next(1.0)
 
 
+def test_a_decode_in_flight_is_preempted_and_waits_for_its_token() -> None:
+    batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(decodes=1)], [Plan(preempt=[0])], [Plan()])
+    for number in (0, 1):
+        batcher.add(Request(number, 0.0, 16, 3))
+    batcher.complete(send(batcher, 0.0), 0.5)
+    decode = send(batcher, 1.0)
+    assert batcher.next(1.5) is None
+    assert [seq.owed for seq in batcher.queues.waiting] == [1, 0]
+    batcher.complete(decode, 2.0)
+    assert [seq.generated for seq in batcher.queues.waiting] == [2, 0]
+
+
 def test_a_client_leaves_while_its_preempted_request_is_in_flight() -> None:
     batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(preempt=[0])], [Plan()])
     for number in (0, 1):

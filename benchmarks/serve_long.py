@@ -106,7 +106,7 @@ def main() -> int:
         command = [*evenflow, "serve", f"{name}/RUN.yaml", "--port", "0", "--out", str(out)]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None
-        port = int(server.stdout.readline().strip().removesuffix("/v1").rsplit(":", 1)[1])
+        port = int(server.stdout.readline().split("/v1")[0].rsplit(":", 1)[1])
         clients = [
             Client(port, total // 2, options.seconds, keeps=keeps) for keeps in (True, False)
         ]

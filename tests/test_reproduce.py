@@ -151,8 +151,8 @@ AICONFIGURATOR = """\
 backend,backend_version,model_path,system,precision,mode,isl,osl,concurrency,tp_size,pp_size,silicon_ttft_ms,silicon_tpot_ms
 vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,8,2,1,50,20
 vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,16,2,1,50,20
-trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b200_sxm,fp8,disagg,1024,128,8,,,60,9
-trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b200_sxm,fp8,agg,1024,128,8,4,2,61,9
+trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b100_sxm,fp8,disagg,1024,128,8,,,60,9
+trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b100_sxm,fp8,agg,1024,128,8,4,2,61,9
 """
 
 
@@ -168,7 +168,7 @@ def test_rows_of_aiconfigurator_are_closed_loops(tmp_path: Path) -> None:
         "workload.arrivals": {"kind": "closed", "concurrency": 8},
     }
     assert first.facts["precision"] == "bf16"
-    assert (second.facts["engine"], second.run["gpu"]) == ("TensorRT-LLM 1.0", "b200_sxm")
+    assert (second.facts["engine"], second.run["gpu"]) == ("TensorRT-LLM 1.0", "b100_sxm")
 
 
 EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}

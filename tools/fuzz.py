@@ -433,7 +433,7 @@ def http(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, st
             text=True,
         )
     assert server.stdout is not None
-    url = server.stdout.readline().split(" on ")[1].strip().removesuffix("/v1")
+    url = server.stdout.readline().split(" on ")[1].split("/v1")[0]
     port = int(url.rsplit(":", 1)[1])
     for number in range(count):
         sent = rng.choice(SENT)(rng)

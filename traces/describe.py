@@ -8,7 +8,6 @@ are capped and bimodal: look at the Kolmogorov-Smirnov distances before trusting
 from __future__ import annotations
 
 import csv
-import itertools
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from evenflow.errors import UsageError, instead_of
 from traces.trace import Floats, Ints, Trace
 
 FIT_PERCENTS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
+BISECTIONS = 200
 
 
 def info(trace: Trace) -> dict[str, Any]:
@@ -128,57 +128,79 @@ FIT_KEYS = (
 )
 
 
-FAMILIES = {
-    "lognormal": "lognorm",
-    "gamma": "gamma",
-    "weibull": "weibull_min",
-    "exponential": "expon",
-}
-"""What scipy calls each family."""
-
-
 def fit_families(values: Floats) -> dict[str, Any]:
     """Return the fits of positive values that are not all equal."""
     try:
-        from scipy import optimize, stats
+        from scipy import special
     except ImportError as error:
         raise UsageError("fitting needs scipy; pip install 'evenflow[fit]'") from error
-    found: dict[str, list[float]] = {}
-    aic, distances = {}, {}
-    for name, family in FAMILIES.items():
-        parameters = (
-            weibull(np.log(values), optimize.brentq)
-            if name == "weibull"  # scipy's own search ends early where values are far apart
-            else getattr(stats, family).fit(values, floc=0)
-        )
-        found[name] = [float(each) for each in (*parameters[:-2], parameters[-1])]
-        likelihood = getattr(stats, family).logpdf(values, *parameters).sum()
-        aic[name] = 2 * len(found[name]) - 2 * likelihood
-        test = stats.kstest(values, family, parameters, method="asymp")
-        distances[name] = float(test.statistic)
-    sigma, median = found["lognormal"]
-    found["lognormal"] = [math.log(median), sigma]
-    columns = [[*found[name], distances[name]] for name in ("lognormal", "gamma", "weibull")]
-    best = [min(scores, key=scores.__getitem__) for scores in (aic, distances)]
-    fits = [*itertools.chain(*columns), distances["exponential"], *best]
+    ordered, logs, mean = np.sort(values), np.log(np.sort(values)), float(values.mean())
+    mu, sigma = float(logs.mean()), float(logs.std())
+    k = gamma_shape(math.log(mean) - mu, special.digamma)
+    theta = mean / k
+    shape, scale = weibull(logs)
+    power = np.exp(shape * (logs - math.log(scale)))
+    distances = {
+        "lognormal": ks_distance(special.ndtr((logs - mu) / sigma)),
+        "gamma": ks_distance(special.gammainc(k, ordered / theta)),
+        "weibull": ks_distance(-np.expm1(-power)),
+        "exponential": ks_distance(-np.expm1(-ordered / mean)),
+    }
+    # Mean log-likelihood of each density, from the sufficient statistics where there are such.
+    likelihood = {
+        "lognormal": -mu - math.log(sigma) - 0.5 * math.log(2 * math.pi) - 0.5,
+        "gamma": (k - 1) * mu - k - k * math.log(theta) - math.lgamma(k),
+        "weibull": math.log(shape / scale)
+        + (shape - 1) * (mu - math.log(scale))
+        - float(power.mean()),
+        "exponential": -math.log(mean) - 1,
+    }
+    parameters = {"lognormal": 2, "gamma": 2, "weibull": 2, "exponential": 1}
+    aic = {f: 2 * parameters[f] - 2 * len(values) * likelihood[f] for f in likelihood}
+    best = min(aic, key=aic.__getitem__), min(distances, key=distances.__getitem__)
+    ln_ks, gamma_ks, weib_ks, exp_ks = distances.values()
+    fits = (mu, sigma, ln_ks, k, theta, gamma_ks, shape, scale, weib_ks, exp_ks, *best)
     return dict(zip(FIT_KEYS, fits, strict=True))
 
 
-def weibull(logs: Floats, root: Callable[..., float]) -> tuple[float, float, float]:
-    """Return the Weibull shape c of most likelihood, 0 and the scale, from logarithms of values.
+def gamma_shape(log_mean_less_mean_log: float, digamma: Callable[[float], float]) -> float:
+    """Return the maximum-likelihood gamma shape k: ln k - digamma(k) = ln mean(x) - mean(ln x)."""
+    return root(lambda k: log_mean_less_mean_log - (math.log(k) - digamma(k)))
+
+
+def weibull(logs: Floats) -> tuple[float, float]:
+    """Return the maximum-likelihood Weibull shape c and scale, from the logarithms of the values.
 
     c solves sum(x^c ln x) / sum(x^c) - 1/c = mean(ln x), and scale^c = mean(x^c).
     """
     top = float(logs.max())
     centred = logs - top  # x over its maximum, so that no power overflows
+    mean_log = float(centred.mean())
 
-    def balance(log_c: float) -> float:
-        powers = np.exp(math.exp(log_c) * centred)
-        mean = float((powers * centred).sum() / powers.sum())
-        return mean - math.exp(-log_c) - float(centred.mean())
+    def balance(c: float) -> float:
+        powers = np.exp(c * centred)
+        return float((powers * centred).sum() / powers.sum()) - 1 / c - mean_log
 
-    c = math.exp(root(balance, math.log(1e-6), math.log(1e12), xtol=1e-14))
-    return c, 0.0, math.exp(top + math.log(float(np.exp(c * centred).mean())) / c)
+    c = root(balance)
+    return c, math.exp(top + math.log(float(np.exp(c * centred).mean())) / c)
+
+
+def root(rising: Callable[[float], float]) -> float:
+    """Return where an increasing function of a positive number crosses 0, by bisection."""
+    low, high = math.log(1e-6), math.log(1e12)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (low, middle) if rising(math.exp(middle)) > 0 else (middle, high)
+    return math.exp((low + high) / 2)
+
+
+def ks_distance(fitted: Floats) -> float:
+    """Return the Kolmogorov-Smirnov distance from the fitted probabilities of sorted values."""
+    n = len(fitted)
+    above = np.arange(1, n + 1) / n - fitted
+    return float(max(above.max(), (1 / n - above).max()))
 
 
 def convert(trace: Trace, out_path: str | Path, format: str = "vidur") -> Path:

@@ -180,6 +180,16 @@ def test_a_burst_that_is_worked_off_is_no_overload() -> None:
     assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
 
 
+def test_what_is_served_is_a_share_of_what_arrives_while_the_queue_grows() -> None:
+    """Most arrive within 40 of 100 s, five a second; all the time one a second is served."""
+    times = np.sort([*np.arange(0, 100, 5.0), *np.arange(30, 70, 0.2)])
+    requests = [Request(index, at, 16, 1) for index, at in enumerate(times)]
+    summary = summarize(simulate(small_world(requests, "vllm", {"max_num_seqs": 1})))
+    served, grows = summary["served_requests_per_s"], summary["queue_growth_per_s"]
+    assert served + grows == pytest.approx(summary["offered_requests_per_s"])
+    assert (0.3 < served < 1.0, summary["overloaded"]) == (True, 1)
+
+
 def test_the_share_of_busy_time_and_offline_throughput_begin_with_the_first_prefill() -> None:
     """Two requests, of 2 and 3 output tokens, and a stage that is idle from 2 s to 10 s."""
     requests = [Request(0, 0.0, 16, 2), Request(1, 10.0, 16, 3)]

@@ -127,11 +127,11 @@ def load(result: RunResult) -> dict[str, float | int]:
     The queue are the requests that are not done; or, where the steps after a first token take
     longer than a quarter of the arrivals, so that their number grows in any case, those without a
     first token. What a queue does not work off is the least that it holds for a while, which a
-    burst hardly moves: `queue_growth_per_s` is how much more that is in the last quarter of the
-    arrivals than in the second, a second between the two; what is served is the rest of what is
-    offered. `overloaded` is 1 where the queue grows by more than UNSERVED_SHARE of what is offered
-    and by more than chance adds (one deviation of a Poisson count). Empty where all requests arrive
-    at once.
+    burst hardly moves. How much more that is in the last quarter of the arrivals than in the
+    second, as a share of what arrives between the two moments, is the share of what is offered by
+    which the queue grows (`queue_growth_per_s`); the rest is served. `overloaded` is 1 where the
+    share is above UNSERVED_SHARE and the queue grows by more than chance adds (one deviation of a
+    Poisson count). Empty where all requests arrive at once.
     """
     known = np.isfinite(result.completion_s)
     arrived = np.sort(result.arrival_s[known])
@@ -142,21 +142,23 @@ def load(result: RunResult) -> dict[str, float | int]:
     brief = generating_s > span_s / 4
     left = np.sort((result.first_token_s if brief else result.completion_s)[known])
 
-    def least_queued(first: float, last: float) -> int:
+    def least_queued(first: float, last: float) -> Ints:
         since_s, until_s = arrived[0] + first * span_s, arrived[0] + last * span_s
         times_s = np.append(left[(left >= since_s) & (left < until_s)], until_s)
-        served = np.searchsorted(left, times_s, "right")
-        return int((np.searchsorted(arrived, times_s, "right") - served).min())
+        came = np.searchsorted(arrived, times_s, "right")
+        queued = came - np.searchsorted(left, times_s, "right")
+        return np.array([queued.min(), came[queued.argmin()]])
 
-    offered, between = (len(arrived) - 1) / span_s, len(arrived) / 2
-    grown = max(0, least_queued(0.75, 1.0) - least_queued(0.25, 0.5))
+    offered = (len(arrived) - 1) / span_s
+    grown, between = map(int, least_queued(0.75, 1.0) - least_queued(0.25, 0.5))
+    share = max(grown, 0) / max(between, 1)
     tokens = (result.prompt_tokens + result.output_tokens)[known]
     return {
         "offered_requests_per_s": offered,
         "offered_tokens_per_s": offered * float(tokens.mean()),
-        "served_requests_per_s": offered - grown / (span_s / 2),
-        "queue_growth_per_s": grown / (span_s / 2),
-        "overloaded": int(grown > max(UNSERVED_SHARE * between, between**0.5)),
+        "served_requests_per_s": offered * (1 - share),
+        "queue_growth_per_s": offered * share,
+        "overloaded": int(share > UNSERVED_SHARE and grown > between**0.5),
     }
 
 

@@ -22,6 +22,7 @@ from experiments.cli.options import (
 
 if TYPE_CHECKING:
     from experiments.study.findings import Findings
+    from experiments.study.plan import Planned
     from experiments.study.tune_search import Tuned
 
 
@@ -267,10 +268,9 @@ def plan_command(
 ) -> None:
     """Find the cheapest deployment that keeps limits on latency, and say how to start it."""
     from experiments.cli.terminal import progress
-    from experiments.report.tables import print_numbers
     from experiments.run_file.yaml_file import override, read
     from experiments.study.layouts import parse_gpus
-    from experiments.study.plan import change_rows, launch, plan, rows, sentences
+    from experiments.study.plan import plan
     from experiments.study.plan_search import Ask, parse_budgets
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
@@ -292,7 +292,14 @@ def plan_command(
     )
     folder = out or Path("out") / f"{run.stem}-plan"
     how = How(folder, force, [run], executor, workers, watch=progress)
-    planned = plan(document, run.parent, ask, how)
+    _print_plan(plan(document, run.parent, ask, how))
+    typer.echo(folder / "plan.yaml")
+
+
+def _print_plan(planned: Planned) -> None:
+    from experiments.report.tables import print_numbers
+    from experiments.study.plan import change_rows, launch, rows, sentences
+
     for line in sentences(planned):
         typer.echo(line)
     print_numbers(*rows(planned))
@@ -303,4 +310,3 @@ def plan_command(
     if lost := [trial for trial in planned.trials if trial.errors]:
         first = f"{lost[0].labels['setting']}: {lost[0].errors[0]}"
         typer.echo(f"{len(lost)} simulations failed, the first of them {first}", err=True)
-    typer.echo(folder / "plan.yaml")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,31 @@ def test_small_messages_over_nvlink_are_near_those_measured(ranks: int) -> None:
     for size, seconds in measured.items():
         if size <= 2**20:
             assert 0.6 < fabric.all_reduce_s(size, ranks) / seconds < 2.2
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "least"),
+    [
+        ("pcie-gen4", "l40s/comm/nccl/2.27.3", 0.75),
+        ("pcie-gen5", "rtx_pro_6000_server/comm/nccl/2.29.2", 0.75),
+        ("pcie-l20", "l40s/comm/nccl/2.27.3", 0.75),  # measured by gLLM on a card of the same bus
+        ("nvlink-h100", "h100_sxm/comm/nccl/2.29.2", 0.3),  # nominal: a hop is twice too fast
+    ],
+)
+def test_a_hop_takes_what_two_gpus_need_to_exchange_as_much(
+    name: str, table: str, least: float
+) -> None:
+    """A rank of two sends half of an all-to-all's 2-byte elements: `message_size` bytes."""
+    core = pytest.importorskip("aiconfigurator_core")
+    path = Path(core.__file__).parent / "systems/data" / table / "nccl_perf.parquet"
+    rows = pd.read_parquet(path).query("num_gpus == 2 and op_name == 'alltoall'")
+    rows = rows[(rows.nccl_dtype == "half") & rows.message_size.between(2**12, 2**26)]
+    assert len(rows) > 10
+    ratios = [
+        link(name).transfer_s(row.message_size) / (row.latency * 1e-3) for row in rows.itertuples()
+    ]
+    assert least < min(ratios)
+    assert max(ratios) < 1.4
 
 
 def test_two_levels_reduce_within_the_nodes_and_between_them() -> None:

@@ -165,6 +165,8 @@ graphs. Peaks and memory of B200 and later are those that aiconfigurator-core st
 nvidia-smi shows it).
 """
 
+EXCHANGE = "exchange measured (aiconfigurator-core), two"
+
 LINKS: tuple[LinkSpec, ...] = (
     LinkSpec(20.79, 10, "pcie-l20", "P2P bandwidth measured (gLLM); latency assumed"),
     LinkSpec(14.65, 10, "allreduce-l20", "all-reduce peak measured (TD-Pipe); latency assumed"),
@@ -174,8 +176,8 @@ LINKS: tuple[LinkSpec, ...] = (
     LinkSpec(300, 5, "nvlink-a100", "NVLink 3, one direction, nominal; latency assumed", True),
     LinkSpec(450, 5, "nvlink-h100", "NVLink 4, one direction, nominal; latency assumed", True),
     LinkSpec(900, 5, "nvlink-b200", "NVLink 5, one direction, nominal; latency assumed", True),
-    LinkSpec(64, 10, "pcie-gen5", "PCIe 5 x16, one direction, nominal; latency assumed"),
-    LinkSpec(32, 10, "pcie-gen4", "PCIe 4 x16, one direction, nominal; latency assumed"),
+    LinkSpec(25.6, 7.9, "pcie-gen5", f"{EXCHANGE} RTX PRO 6000 (NCCL 2.29.2; nominal 64)"),
+    LinkSpec(20.8, 10.6, "pcie-gen4", f"{EXCHANGE} L40S (NCCL 2.27.3; nominal 32)"),
     LinkSpec(56.25, 5, "nvlink-a40", "NVLink bridge, one direction, nominal; latency assumed"),
 )
 """The links of the papers."""

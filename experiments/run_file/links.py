@@ -164,8 +164,8 @@ HOSTS: Mapping[str, Wires] = MappingProxyType(
 """The links of each GPU, where a run names none: L20 (gLLM, TD-Pipe) and A100-80G-PCIe (TD-Pipe)
 share a PCIe switch; A100-40G and A800-80G are a machine each (gLLM); NVLink joins A100-80G and A40
 in pairs, which meet over PCIe (Sarathi-Serve). No paper has the others: L40S is taken to sit as L20
-does, H100 and H200 behind a switch of NVLink 4, B200 to GB300 of NVLink 5, the rest on PCIe
-(nominal; latency assumed).
+does, H100 and H200 behind a switch of NVLink 4, B200 to GB300 of NVLink 5 (nominal; latency
+assumed; two GPUs that exchange messages by NCCL take about twice as long), the rest on PCIe.
 """
 
 

@@ -1,9 +1,9 @@
 """Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world.
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
-`ef.compare`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.plan`, `ef.figures`, `ef.reproduce` and
-`ef.calibrate`, which are loaded when they are first asked for. They live upstairs, in
-`experiments`; no other module looks up there.
+`ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.plan`, `ef.figures`,
+`ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for. They live
+upstairs, in `experiments`; no other module looks up there.
 """
 
 from importlib import import_module
@@ -19,6 +19,7 @@ FRONT_DOOR = (
     "calibrate",
     "capacity",
     "compare",
+    "diff",
     "figures",
     "plan",
     "reproduce",

@@ -34,6 +34,8 @@ from experiments.runs import Job, Save, run_job, write_run
 from experiments.study.capacity import capacity as study_capacity
 from experiments.study.capacity_search import Capacity, Question
 from experiments.study.compare import Comparison, line_up, run_all
+from experiments.study.diff import Difference
+from experiments.study.diff import diff as study_diff
 from experiments.study.executors import executor_of
 from experiments.study.findings import Findings
 from experiments.study.layouts import parse_gpus
@@ -138,6 +140,17 @@ def compare(
         comparison = run_all(jobs, scratch, save)
         comparison.write(scratch, file.name)
     return comparison
+
+
+def diff(a: str | Path | Outcome, b: str | Path | Outcome) -> Difference:
+    """Compare two runs: `diff("out/a", "out/b")`, each a saved folder, or a run that is at hand.
+
+    `.config` has what differs in the configuration, `.metrics` the numbers that differ, with paired
+    95 % intervals where both served the same requests, `.warnings` why it may not be fair. Requests
+    of one run wait for each other: an interval is of these requests, not of other seeds. UsageError
+    for a folder that holds no run.
+    """
+    return study_diff(a, b)
 
 
 def sweep(

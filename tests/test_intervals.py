@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.study.intervals import interval, paired_difference, student_quantile
+from experiments.study.intervals import (
+    interval,
+    paired_difference,
+    student_quantile,
+    unpaired_difference,
+)
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -45,3 +50,15 @@ def test_pairs_that_share_their_noise_are_told_apart() -> None:
     assert difference.mean == pytest.approx(2.1)
     assert difference.is_above_zero
     assert paired_difference(noise, slower).is_below_zero
+
+
+def test_independent_draws_are_compared_as_welch_does() -> None:
+    values, others = [3.0, 5.5, 4.1, 7.0], [1.0, 1.2, 0.9, 1.3, 1.1, 0.8]
+    found = unpaired_difference(values, others)
+    right = stats.ttest_ind(values, others, equal_var=False)
+    narrower = right.confidence_interval(0.95)
+    assert found.mean == pytest.approx(right.statistic * right._standard_error)
+    assert found.half_width >= (narrower.high - narrower.low) / 2  # of 3.02 degrees, not of 3
+    assert found.half_width == pytest.approx((narrower.high - narrower.low) / 2, rel=0.01)
+    assert math.isnan(unpaired_difference([1.0], others).half_width)
+    assert unpaired_difference([2.0, 2.0], [1.0, 1.0]).ends == (1.0, 1.0)

@@ -174,6 +174,12 @@ none.yaml --slo p99_ttft_ms=500 | none.yaml: no such file
 --slo p99_itl_ms=200 --per-dollar prices.yaml | names no gpu
 --slo p99_itl_ms=200 --per-dollar prices.yaml gpu=L20 | price of L20 is missing
 --slo p99_itl_ms=200 --per-dollar free.yaml | free.yaml:2: H100
+## diff
+RUN.yaml RUN.yaml | RUN.yaml: is a file; the folder of a run is right
+none none | none: no such folder
+hollow hollow | hollow: holds no run of evenflow's (no summary.json)
+. . | .: holds no run of evenflow's (no summary.json); it holds several: foreign
+foreign foreign | foreign/summary.json: is no summary that evenflow wrote
 ## run RUN.yaml; validate RUN.yaml
 workers=torch | workers.kind: torch needs the key "model"
 workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
@@ -224,12 +230,15 @@ workload.skip=1000000000000 | workload.skip: should be at most 100000000
 @pytest.mark.parametrize(("words", "told"), MISTAKES)
 def test_what_is_typed(words: list[str], told: str) -> None:
     Path("empty.csv").touch()
+    Path("hollow").mkdir()
+    Path("foreign").mkdir()
+    Path("foreign/summary.json").write_text('{"provenance": 1}')
     Path("prices.yaml").write_text("H100: 4\n")
     Path("free.yaml").write_text("L20: 1\nH100: 0\n")
     assert told in refusal(*words)
 
 
-COMMANDS = ["simulate", "compare", "sweep", "capacity", "tune", "figures", "run", "serve"]
+COMMANDS = ["simulate", "compare", "diff", "sweep", "capacity", "tune", "figures", "run", "serve"]
 COMMANDS += ["replay", "validate", "schedulers", "profile", "profile import", "profile check"]
 COMMANDS += [f"traces {name}" for name in ("info", "fit", "convert", "predict")]
 WITHOUT_ARGUMENTS = {"figures", "schedulers", "profile"}

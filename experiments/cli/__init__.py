@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 import evenflow
 from evenflow.errors import UsageError
 from experiments.cli.calibrate import calibrate_command
+from experiments.cli.diff import diff_command
 from experiments.cli.figures import figures_command
 from experiments.cli.lists import (
     gpus_command,
@@ -256,6 +257,7 @@ app.command("links")(links_command)
 app.command("systems")(systems_command)
 app.command("metrics")(metrics_command)
 app.command("init")(init_command)
+app.command("diff")(diff_command)
 app.command("capacity")(capacity_command)
 app.command("plan")(plan_command)
 app.command("tune")(tune_command)

@@ -191,6 +191,16 @@ def _alike(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
     return all(below.get(name) == above[name] for name in ("name", "kind") if name in above)
 
 
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings by dotted key, inner ones both whole and key by key."""
+    dotted: dict[str, Any] = {}
+    for key, value in nested.items():
+        dotted[prefix + key] = value
+        if isinstance(value, Mapping):
+            dotted |= flat(value, f"{prefix}{key}.")
+    return dotted
+
+
 def override(document: Document, assignment: str, below: str = "") -> Document:
     """Return the document with one `dotted.key=value` applied; the value is parsed as YAML.
 

@@ -37,7 +37,7 @@ from experiments.study.findings import (
     sensitivity,
     summary_cells,
 )
-from experiments.study.intervals import Interval
+from experiments.study.intervals import signed, with_width
 from experiments.study.points import code_digest
 from experiments.study.searches import Optuna
 from experiments.study.sweep_file import Sweep, check, expected_points, known_patches
@@ -255,17 +255,6 @@ def _against(trial: Trial, best: Trial, metric: str) -> str:
     if math.isnan(gap.half_width) or gap.is_above_zero or gap.is_below_zero:
         return signed(gap)
     return f"{signed(gap)}: alike"
-
-
-def with_width(mean: Interval) -> str:
-    """Return a mean and, where there is one, the half-width of its interval."""
-    width = "" if math.isnan(mean.half_width) else f" ± {number(mean.half_width, 2)}"
-    return f"{number(mean.mean)}{width}"
-
-
-def signed(gap: Interval) -> str:
-    """Return a difference with its sign and half-width."""
-    return f"{'+' if gap.mean >= 0 else ''}{with_width(gap)}"
 
 
 def failures(findings: Findings) -> list[list[str]]:

@@ -5,7 +5,7 @@ Knows which points there are and what is a mistake; simulates no more than a few
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -21,7 +21,7 @@ from experiments.run_file.build import build
 from experiments.run_file.policy_folders import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig
-from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find
+from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find, flat
 from experiments.study.points import Point, workload_of
 from experiments.study.prices import with_cost
 from experiments.study.searches import (
@@ -231,19 +231,10 @@ def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -
             continue
     outer, _, inner = name.partition(".")
     if outer != "scheduler":
-        return _flat(config.resolved())[name]
+        return flat(config.resolved())[name]
     if not inner:
         return {"name": config.scheduler.name, **config.scheduler.params}
-    return {**defaults(config.scheduler.name), **_flat(config.scheduler.params)}[inner]
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat[prefix + key] = value
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-    return flat
+    return {**defaults(config.scheduler.name), **flat(config.scheduler.params)}[inner]
 
 
 def chosen_patches(sweep: Sweep, default: Patch | None) -> list[Patch]:

@@ -17,7 +17,7 @@ from experiments.report.style import colour
 from experiments.report.tables import write_json, write_table
 from experiments.report.words import cause_label
 from experiments.run_file.yaml_file import Document, patched
-from experiments.study.intervals import Interval
+from experiments.study.intervals import signed
 from experiments.study.launch import run_yaml
 from experiments.study.slo import Condition
 from experiments.study.trials import How, Trial
@@ -153,15 +153,10 @@ def check_rows(tuned: Tuned) -> list[list[str]]:
                         rival.name,
                         f"{other:.4g}",
                         f"{ours:.4g}",
-                        plus_minus(gain) + share,
+                        signed(gain) + share,
                     ]
                 )
     return rows
-
-
-def plus_minus(gain: Interval) -> str:
-    """Return a difference with its 95 % confidence interval."""
-    return f"{gain.mean:+.4g} ± {gain.half_width:.2g}"
 
 
 def bubble_rows(tuned: Tuned) -> list[list[str]]:
@@ -210,7 +205,7 @@ def _verdict(search: Search, check: Check, rival: str) -> str:
     metric = search.tuning.objective
     gain, before = check.gain(metric, rival), check.mean(metric, rival).mean
     share = f", {gain.mean / before:+.1%}" if before else ""
-    amount = f"{metric} {plus_minus(gain)} (95 %, n = {gain.n}{share})"
+    amount = f"{metric} {signed(gain)} (95 %, n = {gain.n}{share})"
     where = f"{check.name}, against {rival}"
     if check.survives(metric, rival):
         return f"{where}: the gain survives: {amount}"

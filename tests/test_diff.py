@@ -1,0 +1,86 @@
+"""Two saved runs: what differs, request by request where both served the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import evenflow as ef
+from tests.command_line import complaint, done, evenflow, summary_of
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def saved(name: str, **keys: Any) -> str:
+    ef.simulate("RUN.yaml", set=keys, out=name, save="requests")
+    return name
+
+
+def test_the_same_requests_are_compared_one_by_one() -> None:
+    a, b = saved("a"), saved("b", **{"costs.base_s": 0.006})
+    found = ef.diff(a, b)
+    assert found.config.loc["costs.base_s"].tolist() == [0.005, 0.006]
+    assert len(found.config) == 1
+    for metric, end in {"mean_ttft_ms": "first_token_s", "mean_e2el_ms": "completion_s"}.items():
+        sides = [pd.read_csv(f"{name}/requests.csv") for name in (a, b)]
+        gaps = 1e3 * (sides[1][end] - sides[0][end])  # they arrive at the same times
+        row = found.metrics.loc[metric]
+        assert row["mean"] == pytest.approx(gaps.mean())
+        assert row["half_width"] == pytest.approx(2.093 * gaps.sem(), rel=1e-3)
+        assert row["n"] == 20
+        assert row["difference"] == pytest.approx(row["mean"])
+    assert found.warnings == ["20 requests are few: others may tell otherwise"]
+
+
+def test_other_requests_are_not_paired_and_that_is_said() -> None:
+    found = ef.diff(saved("a"), saved("b", **{"workload.arrivals.scale": 2}))
+    row = found.metrics.loc["mean_e2el_ms"]
+    assert not found.paired
+    assert row["mean"] == pytest.approx(row["difference"])
+    assert "not the same requests: the differences are unpaired" in found.warnings
+
+
+def test_a_request_that_only_one_run_completed_is_in_no_pair() -> None:
+    found = ef.diff(saved("a"), saved("b", max_model_len=60))
+    assert found.paired
+    lost = summary_of("b")["failed"]
+    assert found.metrics.loc["mean_ttft_ms", "n"] == 20 - lost < 20
+    assert f"20 requests were completed, and {20 - lost}" in found.warnings
+
+
+def test_runs_at_hand_and_saved_ones_are_the_same() -> None:
+    assert ef.diff(saved("a"), ef.simulate("RUN.yaml")).metrics.empty
+
+
+def test_the_command_says_what_differs_and_what_is_not_fair() -> None:
+    saved("a"), saved("b", **{"costs.base_s": 0.006})
+    Path("b/requests.csv").unlink()
+    told = json.loads(Path("b/summary.json").read_text())
+    told["provenance"] |= {"git_commit": "f00"}
+    told["provenance"]["trace"] |= {"sha256": "0", "name": "other.csv"}
+    Path("b/summary.json").write_text(json.dumps(told))
+    output = done("diff", "a", "b")
+    assert "costs.base_s" in output
+    assert "TTFT mean (ms)" in output
+    for warning in (
+        "NOT FAIR: other traces: trace.csv and other.csv",
+        "NOT FAIR: made by other versions of evenflow: 0.1.0 (commit",
+        "NOT FAIR: no requests.csv in b: no differences per request (--save requests)",
+    ):
+        assert warning in output
+    assert "the configurations are equal\nall numbers are equal\n" in done("diff", "a", "a")
+
+
+@pytest.mark.parametrize("text", ["", "request_id\n1\n", "a,b\n1\n2,3,4\n", "\0"])
+def test_requests_that_cannot_be_read_are_a_mistake(text: str) -> None:
+    Path(saved("a"), "requests.csv").write_text(text)
+    assert complaint("diff", "a", "a").startswith("a/requests.csv: is no table of requests: ")
+
+
+def test_a_real_run_and_its_simulation_are_paired() -> None:
+    assert evenflow("run", "RUN.yaml", "--out", "real")[0] == 0
+    assert ef.diff(saved("a"), "real").paired

@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test test-twice test-sdist mutants newest constraints test-gllm test-sglang test-vllm \
+.PHONY: help demo test test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm \
 	test-serve-long test-fuzz freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
@@ -10,6 +10,7 @@ help:
 	@echo "make test-sdist  build the sdist, and run some of its tests where it is unpacked"
 	@echo "make test-twice  run the tests twice in one process, in two random orders"
 	@echo "make mutants  change the core in 300 places, one at a time; which do the tests notice?"
+	@echo "make reference  write docs/reference.md and the JSON schemas anew, from the code"
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
@@ -91,6 +92,12 @@ constraints: .venv-newest/installed
 	.venv-newest/bin/python -m pip freeze --exclude-editable \
 		| grep -Ev '^(torch|triton|sympy|nvidia-|cuda-)' >constraints.txt
 	@touch .venv-newest/installed
+
+# The keys of a run's and a sweep's file, from the classes that check them.
+reference: .venv-test/installed
+	.venv-test/bin/evenflow schema run >docs/run.schema.json
+	.venv-test/bin/evenflow schema sweep >docs/sweep.schema.json
+	.venv-test/bin/evenflow schema --markdown >docs/reference.md
 
 # What runs write, byte for byte; `make test` has all of it but the figures.
 freeze: .venv-test/installed

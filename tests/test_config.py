@@ -151,6 +151,7 @@ def test_a_layer_adds_to_mappings_of_one_kind(
         ("costs={kind: silicon, framework: vlm}", "costs.framework: should be "),
         ("workload.arrivals={rate: 2}", '"workload.arrivals.kind" is missing'),
         ("kv.pages=true", "kv.pages: should be auto or a whole number"),
+        ("goodput={ttft_ms: 2000}", "ttft, tpot, e2el, queue, in milliseconds"),
         ("kv.memory_utilization=1.2", "should be at most 1.0"),
         ("kv={swap: true, host_link: {bandwidth_gb_s: 0}}", "should be greater than 0.0, not 0"),
         ("kv={swap: true, host_link: 50}", "kv.host_link: should be a mapping of keys to values"),

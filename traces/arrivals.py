@@ -30,10 +30,11 @@ class Arrivals(Protocol):
 
 
 class Replay(Keys):
-    """The trace's own times, `scale` times as fast: 2 is twice the rate."""
+    """The trace's own times."""
 
     kind: Literal["replay"] = "replay"
     scale: Positive = 1.0
+    """How many times as fast, a ratio: 2 is twice the rate."""
 
     def times(self, n: int, _rng: np.random.Generator, trace_s: Floats | None, /) -> Floats:
         if trace_s is None:
@@ -48,30 +49,32 @@ class Replay(Keys):
 
 
 class Poisson(Keys):
-    """Independent exponential gaps at `rate` requests per second.
-
-    `rescale` stretches the times so that the last of n is at n / rate, as vLLM's benchmark does.
-    """
+    """Independent exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
     rate: Positive
+    """Requests a second."""
     rescale: bool = False
+    """Whether times are stretched so that the last of n requests is at n / rate, as vLLM's
+    benchmark does.
+    """
 
     def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         return at_rate(np.cumsum(rng.standard_exponential(n)), self.rate, self.rescale)
 
 
 class Gamma(Keys):
-    """Independent gamma gaps at `rate` requests per second with shape `burstiness`.
-
-    The coefficient of variation is 1 / sqrt(burstiness): 1 is Poisson, below 1 is burstier,
-    infinite (.inf) gives equal gaps. The parameters are those of vLLM's benchmark.
-    """
+    """Independent gamma gaps, whose coefficient of variation is 1 / sqrt(burstiness)."""
 
     kind: Literal["gamma"] = "gamma"
     rate: Positive
+    """Requests a second."""
     burstiness: Annotated[float, Field(gt=0)] = 1.0
+    """The shape, a ratio: 1 is Poisson, below 1 is burstier, .inf gives equal gaps (vLLM's
+    parameter).
+    """
     rescale: bool = False
+    """As of `arrivals: poisson`."""
 
     def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         if math.isinf(self.burstiness):
@@ -82,12 +85,15 @@ class Gamma(Keys):
 
 
 class OnOff(Keys):
-    """Poisson arrivals for `on_s`, silence for `off_s`, and again; `rate` is the mean over both."""
+    """Poisson arrivals for `on_s`, silence for `off_s`, and again."""
 
     kind: Literal["onoff"] = "onoff"
     rate: Positive
+    """Requests a second, the mean over both."""
     on_s: Positive
+    """Seconds of arrivals."""
     off_s: Positive
+    """Seconds of silence."""
 
     def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         rate_while_on = self.rate * (self.on_s + self.off_s) / self.on_s
@@ -105,7 +111,7 @@ class Offline(Keys):
 
 
 class Closed(Keys):
-    """`concurrency` clients, each sending its next request when the last one is answered.
+    """Clients, each sending its next request when the last one is answered.
 
     The arrivals follow from the run, so the times given here are all 0: whoever runs it must look
     at the concurrency.
@@ -113,6 +119,7 @@ class Closed(Keys):
 
     kind: Literal["closed"] = "closed"
     concurrency: Count
+    """How many clients, which is how many requests are in the system."""
 
     def times(self, n: int, _rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
         return np.zeros(n)

@@ -37,25 +37,31 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """Describe one GPU: dense fp16/bf16 peak, memory, and how much of the peaks is reached.
+    """One GPU: dense peaks, memory, and how much of the peaks is reached.
 
-    `compute_efficiency` and `bandwidth_efficiency` are shares of the peaks reached by large
-    operators; `per_layer_overhead_s` is time per transformer layer that neither explains (kernel
-    launches and gaps). `source` says where these three come from. Rates are in 1e12 and 1e9 a
-    second, memory in GiB. `fp8_tflops`, `fp4_tflops`: the dense peaks of those products, 0 where a
-    GPU has none; the share that is reached is that of 16 bits, an assumption.
+    Of fp8 and fp4 the share that is reached is that of 16 bits, an assumption.
     """
 
     name: str
+    """A GPU of the table, whose numbers the other keys replace; or, with all of them, another."""
     fp16_tflops: Positive
+    """Dense fp16 and bf16 peak, 1e12 operations a second."""
     memory_bandwidth_gb_s: Positive
+    """Peak, 1e9 bytes a second."""
     memory_gb: Positive
+    """GiB."""
     compute_efficiency: Positive = L20_COMPUTE_EFFICIENCY
+    """The share of the peak that large operators reach."""
     bandwidth_efficiency: Positive = L20_BANDWIDTH_EFFICIENCY
+    """The share of the peak that large operators reach."""
     per_layer_overhead_s: NonNegative = L20_PER_LAYER_OVERHEAD_S
+    """Seconds a layer that neither explains: kernel launches and gaps."""
     source: str = TRANSFERRED
+    """Where these three come from."""
     fp8_tflops: NonNegative = 0.0
+    """Dense fp8 peak, 1e12 operations a second; 0: the GPU has none."""
     fp4_tflops: NonNegative = 0.0
+    """Dense fp4 peak, 1e12 operations a second; 0: the GPU has none."""
 
     def __post_init__(self) -> None:
         require_declared(f"gpu {self.name}", self)

@@ -26,6 +26,7 @@ from experiments.cli.lists import (
     links_command,
     metrics_command,
     models_command,
+    schema_command,
     systems_command,
 )
 from experiments.cli.options import Force, Out, RunFile, Set
@@ -258,6 +259,7 @@ app.command("systems")(systems_command)
 app.command("metrics")(metrics_command)
 app.command("init")(init_command)
 app.command("diff")(diff_command)
+app.command("schema")(schema_command)
 app.command("capacity")(capacity_command)
 app.command("plan")(plan_command)
 app.command("tune")(tune_command)

@@ -1,7 +1,9 @@
-"""The commands that list what there is, each a table of a few columns, and `init`."""
+"""The commands that list what there is, each a table of a few columns, `schema` and `init`."""
 
 from __future__ import annotations
 
+import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -95,3 +97,28 @@ def init_command(
     except FileExistsError:
         raise UsageError(f"{path}: is there already; name another file") from None
     typer.echo(f"{path}: evenflow simulate {path}")
+
+
+class File(StrEnum):
+    """Which file's keys."""
+
+    run = "run"
+    sweep = "sweep"
+
+
+def schema_command(
+    file: Annotated[File, typer.Argument(help="run, or sweep.")] = File.run,
+    *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Both files' keys in tables: docs/reference.md.")
+    ] = False,
+) -> None:
+    """Print the JSON schema of a RUN.yaml or SWEEP.yaml, by which editors complete its keys."""
+    from experiments.run_file.reference import reference
+    from experiments.run_file.run import RunConfig
+    from experiments.run_file.schema import schema
+    from experiments.study.sweep_file import SweepConfig
+
+    schemas = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
+    chosen = schemas[f"{file.upper()}.yaml"]
+    typer.echo(reference(schemas).rstrip() if markdown else json.dumps(chosen, indent=1))

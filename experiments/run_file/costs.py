@@ -108,17 +108,19 @@ def _with_graphs(made: MadeCosts, sizes: list[int] | None) -> MadeCosts:
 
 
 class AffineCosts(Keys):
-    """Every stage takes `base_s + per_token_s * tokens` seconds.
-
-    `cuda_graph_sizes`: decode-only micro-batches are padded to the next of these token numbers.
-    """
+    """Every stage takes `base_s + per_token_s * tokens` seconds."""
 
     NEEDS: ClassVar[tuple[str, ...]] = ()
 
     kind: Literal["affine"]
     base_s: NonNegative
+    """Seconds of a micro-batch on a stage, however many tokens it has."""
     per_token_s: NonNegative
+    """Seconds for each of its tokens."""
     cuda_graph_sizes: list[Count] | None = None
+    """Token numbers, to the next of which a micro-batch of decodes alone is padded; null: no CUDA
+    graphs.
+    """
 
     def make(self, hardware: Hardware) -> MadeCosts:
         spec = hardware.spec
@@ -128,22 +130,27 @@ class AffineCosts(Keys):
 
 
 class RooflineCosts(Keys):
-    """Operator times from peak compute and bandwidth with the GPU's efficiencies.
-
-    `all_reduce`: the link between the tensor-parallel GPUs of a stage; null: the same as `link`.
-    `expert_imbalance`: load of the busiest expert-parallel GPU over the mean. `cuda_graph_sizes`:
-    decode-only micro-batches are padded to the next of these token numbers, and their layers take
-    `graph_layer_overhead_s` in place of the GPU's overhead (null: the same).
-    """
+    """Operator times from peak compute and bandwidth with the GPU's efficiencies."""
 
     NEEDS: ClassVar[tuple[str, ...]] = ("model", "gpu")
 
     kind: Literal["roofline"]
     tile_tokens: Count = 128
+    """Tokens that matrix products are padded to a multiple of."""
     all_reduce: NameOrAllReduce | None = None
+    """The link between the tensor-parallel GPUs of a stage; null: that of the GPU's host, or
+    `link`.
+    """
     expert_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """The load of the busiest expert-parallel GPU over the mean, a ratio."""
     cuda_graph_sizes: list[Count] | None = None
+    """Token numbers, to the next of which a micro-batch of decodes alone is padded; null: no CUDA
+    graphs.
+    """
     graph_layer_overhead_s: NonNegative | None = None
+    """Seconds a layer in a CUDA graph, in place of the GPU's `per_layer_overhead_s`; null: the
+    same.
+    """
 
     @model_validator(mode="after")
     def _overhead_of_what(self) -> Self:
@@ -191,17 +198,19 @@ class ProfileCosts(Keys):
 
     Without a `link` in the run its `transfer` points, if it has any, are the hops between stages,
     and without a `runtime` its `cpu_*` points are the host's time.
-    `fill: roofline` estimates the operators that the file lacks with the GPU's efficiencies (and
-    `all_reduce`, as in roofline); without it such a file is refused.
     """
 
     NEEDS: ClassVar[tuple[str, ...]] = ("model",)
 
     kind: Literal["profile"]
     path: Annotated[str, Field(min_length=1)]
+    """The profile's file."""
     fill: Literal["roofline"] | None = None
+    """Estimate the operators that the file lacks with the GPU's efficiencies; null: refuse it."""
     all_reduce: NameOrAllReduce | None = None
+    """As of `costs: roofline`, for what is estimated."""
     cuda_graph_sizes: list[Count] | None = None
+    """As of `costs: roofline`, in tokens."""
 
     def make(self, hardware: Hardware) -> MadeCosts:
         from evenflow.costs.profile.cost import (
@@ -234,19 +243,19 @@ class ProfileCosts(Keys):
 
 
 class SiliconCosts(Keys):
-    """Operators measured on real GPUs, from the package of the extra `silicon`.
-
-    `version` of the framework; null: the newest of each operator. `all_reduce`: the link or points
-    to use in place of the measured all-reduces.
-    """
+    """Operators measured on real GPUs, from the package of the extra `silicon`."""
 
     NEEDS: ClassVar[tuple[str, ...]] = ("model", "gpu")
 
     kind: Literal["silicon"]
     framework: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    """Whose operators."""
     version: str | None = None
+    """The framework's version; null: the newest of each operator."""
     all_reduce: NameOrAllReduce | None = None
+    """The link or points in place of the measured all-reduces; null: those."""
     cuda_graph_sizes: list[Count] | None = None
+    """As of `costs: roofline`, in tokens."""
 
     def make(self, hardware: Hardware) -> MadeCosts:
         from evenflow.costs.silicon.cost import silicon_cost, silicon_source
@@ -266,16 +275,16 @@ Costs = Annotated[
 
 
 class SpeculativeConfig(Keys):
-    """`k` tokens are proposed a step, each accepted with probability `acceptance`, in turn.
-
-    What a proposal costs: `draft_cost_share` of a decode step of the model (0: free, as from
-    n-grams), or a decode step of `draft_model`, which also takes memory.
-    """
+    """Tokens are proposed and, in turn, accepted; one of the two costs of a proposal is given."""
 
     k: Count
+    """Tokens proposed a step."""
     acceptance: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    """The probability that a proposed token is accepted, if those before it were."""
     draft_cost_share: NonNegative | None = None
+    """What a proposal costs, as a share of a decode step of the model; 0: free, as from n-grams."""
     draft_model: str | None = None
+    """A model whose decode step is what a proposal costs, and which takes memory."""
 
     @model_validator(mode="after")
     def _one_draft(self) -> Self:

@@ -26,8 +26,11 @@ class LinkKeys(Keys):
     """The key of the run that holds such a link, for the error messages."""
 
     name: str | None = None
+    """A name of `evenflow links`; the other keys say what differs."""
     bandwidth_gb_s: Positive | None = None
+    """1e9 bytes a second, one direction."""
     latency_us: NonNegative | None = None
+    """Microseconds that a transfer takes on top; 0 where no name is given."""
 
     @model_validator(mode="after")
     def _something_is_known(self) -> Self:
@@ -52,13 +55,11 @@ def link_spec(name_or_keys: str | LinkKeys) -> LinkSpec:
 
 
 class LinkConfig(LinkKeys):
-    """The link between neighbouring stages.
-
-    `shared`: all neighbouring stages queue for one link; else each pair has its own.
-    """
+    """The link between neighbouring stages."""
 
     KEY = "link"
     shared: bool = False
+    """Whether all neighbouring stages queue for one link; else each pair has its own."""
 
 
 class TransferLinkConfig(LinkKeys):
@@ -75,14 +76,13 @@ Point = Annotated[list[Positive], expect(_is_pair, "a pair [bytes, microseconds]
 
 
 class AllReduceConfig(LinkKeys):
-    """The link between the tensor-parallel GPUs of a stage, as `link`; or measured `points`.
-
-    `points`: [bytes, microseconds] of an all-reduce on this number of GPUs, by size. The link is
-    then used for the all-to-all of experts only; null: the same as `link` of the run.
-    """
+    """The link between the tensor-parallel GPUs of a stage, as `link`; or measured `points`."""
 
     KEY = "all_reduce"
     points: Annotated[list[Point], Field(min_length=1)] | None = None
+    """Measured pairs [bytes, microseconds] of an all-reduce on this number of GPUs; the link then
+    serves the experts' all-to-all only.
+    """
 
     @model_validator(mode="after")
     def _something_is_known(self) -> Self:
@@ -96,15 +96,15 @@ NameOrAllReduce = NameOr[str, AllReduceConfig]
 
 
 class NodesConfig(Keys):
-    """Machines of `gpus` GPUs each, filled stage by stage; `link` connects neighbours.
-
-    `all_reduce`: how a stage that spans nodes adds up: one `ring` over the link between nodes, or
-    `hierarchical`, within the nodes first.
-    """
+    """Machines of several GPUs each."""
 
     gpus: Count
+    """GPUs of a machine, filled stage by stage."""
     link: NameOrLink
+    """Between neighbouring machines."""
     all_reduce: Literal["ring", "hierarchical"] = "ring"
+    """How a stage that spans machines adds up: one ring over `link`, or within the machines first.
+    """
 
     def fabric(self, within: LinkSpec, ranks: int) -> Fabric:
         """Return what connects the ranks of a stage that spans nodes; `within` is a node's link."""

@@ -42,9 +42,13 @@ class PoolConfig(Keys):
             "null, a whole number of at least 1, or a list of layers per stage",
         ),
     ] = None
+    """Pipeline stages of the pool, or the layers of each; null: an even share of the run's GPUs."""
     tensor_parallel: Count | None = None
+    """GPUs of each stage; null: as the run."""
     gpu: NameOr[str, dict[str, Any]] | None = None
+    """The pool's GPU; null: as the run."""
     costs: Costs | None = None
+    """The pool's costs; null: as the run."""
     pages: Annotated[
         int | Literal["auto"] | None,
         expect(
@@ -52,7 +56,9 @@ class PoolConfig(Keys):
             "null, auto or a whole number of at least 1",
         ),
     ] = None
+    """Pages of the pool; null: as the run, a number by its share of the GPUs."""
     scheduler: Policy
+    """The pool's policy."""
 
     @property
     def num_stages(self) -> int | None:
@@ -72,13 +78,11 @@ class DecodePoolConfig(PoolConfig):
 
 
 class MixedPoolConfig(PoolConfig):
-    """By default prompt chunks beside decodes.
-
-    `borrow_tokens`: prompts go here while more tokens than that wait in the prefill pool.
-    """
+    """By default prompt chunks beside decodes."""
 
     scheduler: Policy = SchedulerConfig(name="sarathi", params={"token_budget": 2048})
     borrow_tokens: Annotated[int, Field(ge=0)] = 2048
+    """Prompts go here while more tokens than that wait in the prefill pool."""
 
 
 class DistServeConfig(Keys):
@@ -86,14 +90,19 @@ class DistServeConfig(Keys):
 
     Source: DistServe (OSDI'24), sections 3 and 4. Each pool has its own parallelism, memory and
     policy, and by default half of the GPUs. The decode pool takes KV when it has room; until then
-    it stays on the prefill side. `transfer_link` null: as `link`.
+    it stays on the prefill side.
     """
 
     prefill: PrefillPoolConfig = PrefillPoolConfig()
+    """The pool that computes prompts."""
     decode: DecodePoolConfig = DecodePoolConfig()
+    """The pool that decodes."""
     transfer_link: NameOr[str, TransferLinkConfig] | None = None
+    """The link that KV crosses from pool to pool; null: as `link`."""
     kv_bytes_per_token: Positive | None = None
+    """Bytes of a token's KV; null: the model's."""
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """The share of the decode pool's pages that stays free when a request's KV comes."""
 
     def pools(self) -> dict[str, PoolConfig]:
         """Return the pools there are, in the order in which they are listed everywhere."""
@@ -108,6 +117,7 @@ class SplitwiseConfig(DistServeConfig):
     """
 
     mixed: MixedPoolConfig | None = None
+    """The pool that either side may borrow; null: none."""
 
     def pools(self) -> dict[str, PoolConfig]:
         mixed = {} if self.mixed is None else {"mixed": self.mixed}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -53,43 +53,55 @@ def _is_layers(value: object) -> bool:
 
 
 class RuntimeConfig(Keys):
-    """CPU work around a micro-batch, in seconds, `prepare_share` as a share of its execution.
+    """CPU work around a micro-batch.
 
     See `evenflow.runtimes.RuntimeOverheads`: what the host spends on a micro-batch and what that
     holds up, what each stage spends on its inputs, and the front end that requests queue for.
     """
 
     schedule_s: NonNegative = 0.0
+    """Seconds that the policy takes for a micro-batch."""
     prepare_s: NonNegative = 0.0
+    """Seconds that a stage takes to prepare the inputs of a micro-batch."""
     prepare_share: NonNegative = 0.0
+    """The same as a share of the micro-batch's execution time, on top."""
     overlapped: bool = False
+    """Whether a stage prepares its inputs while it computes the micro-batch before."""
     per_row_s: NonNegative = 0.0
+    """Seconds for each row of a micro-batch: a decode, or a chunk of a prompt."""
     per_new_request_s: NonNegative = 0.0
+    """Seconds for each prompt that ends in a micro-batch."""
     per_prompt_token_s: NonNegative = 0.0
+    """Seconds for each prompt token of a micro-batch."""
     per_prefill_s: NonNegative = 0.0
+    """Seconds for a micro-batch that has prompt tokens."""
     holds: Holds = "engine"
+    """What the host's time holds up: `engine` the micro-batch itself, `stage0` also whatever stage
+    0 could compute meanwhile, `nothing` shows only where it outlasts the micro-batch before.
+    """
     front_end_s: NonNegative = 0.0
+    """Seconds of the front end for a request; requests queue for it."""
     front_end_latency_s: NonNegative = 0.0
+    """Seconds of the front end for a request that nobody queues for."""
 
     def make(self) -> RuntimeOverheads:
         return RuntimeOverheads(**self.model_dump())
 
 
 class HostLinkConfig(Keys):
-    """The link of each GPU to its host: GB/s (1e9 bytes), and microseconds a request copied."""
+    """The link of each GPU to its host."""
 
     bandwidth_gb_s: Positive
+    """1e9 bytes a second, each way."""
     latency_us: NonNegative = 0.0
+    """Microseconds for each request copied."""
 
 
 class KvConfig(Keys):
-    """Paged KV memory; `pages: auto` counts what fits beside the weights on the fullest stage.
-
-    `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
-    copied to the host over `host_link` and back, instead of being recomputed.
-    """
+    """Paged memory for keys and values."""
 
     page_tokens: Count = 16
+    """Tokens of a page (vLLM's block size)."""
     pages: Annotated[
         int | Literal["auto"],
         expect(
@@ -97,10 +109,15 @@ class KvConfig(Keys):
             f"auto or a whole number of at least 1 and at most {MOST}",
         ),
     ] = "auto"
+    """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
     memory_utilization: Share = 0.9
+    """The share of each GPU's memory that weights, activations and pages may take."""
     prefix_cache: bool = False
+    """Whether requests share the pages of common prefixes."""
     swap: bool = False
+    """Whether preempted requests are copied to the host and back, instead of recomputed."""
     host_link: HostLinkConfig | None = None
+    """The link that `swap` copies over."""
 
     @model_validator(mode="after")
     def _swap_over_a_link(self) -> Self:
@@ -124,10 +141,14 @@ class KvConfig(Keys):
 
 
 class ReplicasConfig(Keys):
-    """`count` pipelines of one kind side by side; `router` divides the requests among them."""
+    """Pipelines of one kind side by side, and a router in front of them."""
 
     count: Pipes
+    """How many pipelines."""
     router: Router = "round_robin"
+    """Which pipeline gets a request: each in turn, the one with the fewest requests that are not
+    done, or the one that was sent the longest part of its prefix.
+    """
 
 
 class SchedulerConfig(BaseModel):
@@ -149,22 +170,25 @@ class SchedulerConfig(BaseModel):
         }
 
 
+InMilliseconds = Annotated[
+    Limit,
+    expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
+]
+
 Dtype = Literal["bfloat16", "float16", "fp8", "fp8_block", "int8_wo", "int4_wo", "nvfp4", "mxfp4"]
 
 
 class RunConfig(Keys):
-    """One run: a deployment, a scheduler, a workload.
-
-    `dtype`: what the layers' matrices are in, `kv_dtype` keys and values; null: as the model has
-    them. `goodput`: limits in ms that a request must meet to count in `request_goodput`. `runtime`:
-    the CPU time around a micro-batch; `profile`, which costs of a profile mean unless they are
-    given another, is what the file's `cpu_*` points say.
-    """
+    """One run: a deployment, a scheduler, a workload."""
 
     model: Annotated[str, Field(min_length=1)] | None = None
+    """A name of `evenflow models`, or the path of a Hugging Face config.json."""
     dtype: Dtype | None = None
+    """What the layers' matrices are in; null: as the model has them."""
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
+    """What keys and values are in; null: as the model has them."""
     gpu: NameOr[str, dict[str, Any]] | None = None
+    """A name of `evenflow gpus`, or a mapping with what differs from one."""
     stages: Annotated[
         int | list[int],
         expect(
@@ -172,16 +196,35 @@ class RunConfig(Keys):
             f"a whole number of at least 1 and at most {MOST_PIPES}, or a list of layers per stage",
         ),
     ]
+    """Pipeline stages (pipeline_parallel_size), or a list of the layers of each."""
     split: Literal["even", "balanced"] = "even"
+    """How layers are divided where `stages` is a number: evenly, or so that the stages take the
+    same time.
+    """
     tensor_parallel: Count = 1
+    """GPUs of each stage (tensor_parallel_size)."""
     expert_parallel: bool = False
+    """Whether the GPUs of a stage divide a model's experts instead of splitting each."""
     link: NameOrLink | None = None
+    """Between neighbouring stages: a name of `evenflow links`, or a mapping; null: that of the
+    GPU's host.
+    """
     nodes: NodesConfig | None = None
+    """Machines, where GPUs are in several; null: one machine, or the GPU's host."""
     costs: Costs = RooflineCosts(kind="roofline")
+    """How long a micro-batch takes on a stage."""
     kv: KvConfig = KvConfig()
+    """The memory for keys and values."""
     runtime: NameOr[RuntimeName, RuntimeConfig] = "ideal"
+    """CPU time around a micro-batch: that of a named engine, none (`ideal`), what the `cpu_*`
+    points of a profile say (`profile`, the default with `costs: profile`), or seconds of your own.
+    """
     workers: Workers = EmulatedWorkers(kind="emulated")
+    """Who computes in `evenflow run` and `serve`; a simulation has no workers."""
     dispatch: Dispatch = "stage0"
+    """When the policy is asked for a micro-batch: when stage 0 can take one, whenever the cap
+    allows (`eager`), or in turns with waiting for one that is done (`engine_loop`).
+    """
     max_in_flight: Annotated[
         int | Literal["unlimited"] | None,
         expect(
@@ -190,6 +233,7 @@ class RunConfig(Keys):
             f"{MOST}",
         ),
     ] = None
+    """Micro-batches that may be under way at a time; null: the number of stages."""
     virtual_engines: Annotated[
         bool | int,
         expect(
@@ -197,13 +241,27 @@ class RunConfig(Keys):
             f"true, false, or a number of engines of at least 1 and at most {MOST_PIPES}",
         ),
     ] = False
+    """Policies of their own that share the pages evenly, one micro-batch in flight each (vLLM V0);
+    true: one a stage.
+    """
     pipelined_chunks: bool | None = None
+    """Whether a prompt's next chunk may follow before the last one is done; null: what the policy
+    says.
+    """
     max_model_len: Annotated[int, Field(ge=1, le=MOST_MODEL_LEN)] | None = None
-    goodput: dict[Limit, Positive] | None = None
+    """Most tokens of a request, prompt and output; null: the model's, or what the pages hold."""
+    goodput: dict[InMilliseconds, Positive] | None = None
+    """Limits in milliseconds that a request must keep to count in `request_goodput`: `{ttft: 2000,
+    tpot: 100}`.
+    """
     speculative: SpeculativeConfig | None = None
+    """Speculative decoding; null: none."""
     replicas: ReplicasConfig | None = None
+    """Several pipelines side by side; null: one."""
     scheduler: Annotated[SchedulerConfig, short_form("name")]
+    """The policy and its parameters: a name of `evenflow schedulers`, or module:Class."""
     workload: WorkloadConfig
+    """Which requests come, and when."""
 
     @model_validator(mode="before")
     @classmethod

@@ -12,24 +12,26 @@ Index = Annotated[int, Field(ge=0)]
 
 
 class FaultConfig(Keys):
-    """What is wrong with one `stage`, on purpose; stages count from 0.
-
-    It computes `slow_factor` times as long; it is killed before micro-batch `dies_after`; what it
-    is sent arrives `link_delay_s` seconds later.
-    """
+    """What is wrong with one stage, on purpose."""
 
     stage: Index
+    """Which stage, from 0."""
     slow_factor: Positive = 1.0
+    """It computes so many times as long."""
     dies_after: Index | None = None
+    """It is killed before it computes the micro-batch of this number."""
     link_delay_s: NonNegative = 0.0
+    """Seconds by which what it is sent comes late."""
 
 
 class EmulatedWorkers(Keys):
-    """Processes that wait for as long as `costs` says, all ready within `start_limit_s`."""
+    """Processes that wait for as long as `costs` says."""
 
     kind: Literal["emulated"]
     start_limit_s: Positive = 60.0
+    """Seconds until all have to be ready."""
     faults: list[FaultConfig] | None = None
+    """What goes wrong on purpose; null: nothing."""
 
     @property
     def words(self) -> str:
@@ -38,36 +40,40 @@ class EmulatedWorkers(Keys):
 
 
 class SamplingConfig(Keys):
-    """How requests draw their tokens; temperature 0 is greedy, and `top_k` 0 is all tokens.
-
-    What a request draws follows from `seed`, its id and the position alone.
-    """
+    """How requests draw their tokens."""
 
     temperature: NonNegative = 0.0
+    """What logits are divided by, a ratio; 0 is greedy."""
     top_k: Index = 0
+    """Tokens that are drawn from; 0: all."""
     top_p: Share = 1.0
+    """The share of the probability that is drawn from."""
     seed: Index = 0
+    """What a request draws follows from this, its id and the position alone."""
 
 
 class TorchWorkers(Keys):
-    """Processes that run the model, `threads` cores each on a CPU.
-
-    `dtype` null is what the model's config.json says of its weights, and of a name bfloat16.
-    `weights`: those in the model's folder, or random ones of its shapes. `transport`, how hidden
-    states cross from stage to stage, defaults to gloo on a CPU and to nccl on GPUs. The run fails
-    when nothing is heard of a micro-batch for `patience_s` longer than `costs` says, and does not
-    begin when weights are not loaded within `start_limit_s`.
-    """
+    """Processes that run the model."""
 
     kind: Literal["torch"]
     device: Literal["cpu", "cuda"] = "cpu"
+    """What they compute on; nothing has run on CUDA yet."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """What weights and activations are in; null: as config.json says, and bfloat16 for a model of
+    the table.
+    """
     threads: Count = 1
+    """Cores of each process on a CPU."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
+    """Those in the model's folder, or random ones of its shapes."""
     transport: Literal["gloo", "nccl", "ipc", "one_process", "sm_partition"] | None = None
+    """How hidden states cross from stage to stage; null: gloo on a CPU, nccl on GPUs."""
     sampling: SamplingConfig = SamplingConfig()
+    """How requests draw their tokens."""
     patience_s: Positive = 30.0
+    """Seconds beyond what `costs` says after which a silent micro-batch fails the run."""
     start_limit_s: Positive = 600.0
+    """Seconds until all weights have to be loaded."""
 
     @property
     def words(self) -> str:

@@ -41,23 +41,30 @@ class Workload:
 
 
 class PartConfig(Keys):
-    """Which requests come, and when.
-
-    `skip`: requests of the trace to leave out before the first. `conversations`: the trace has a
-    row for each turn, whose prompt holds the history. `max_new`: output tokens that clients allow
-    where the trace does not say; what is longer is allowed as it is.
-    """
+    """Which requests come, and when."""
 
     trace: Annotated[str, Field(min_length=1)]
+    """A sample's name, or the path of a file of a known format (docs/traces.md)."""
     format: str | None = None
+    """The file's format; null: detected."""
     requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
+    """How many requests; null: all of the file."""
     skip: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
+    """Requests of the trace left out before the first."""
     arrivals: AnyArrivals = Replay()
+    """When requests arrive; a trace's own times by default."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """What random arrivals and samples are drawn from."""
     tokenizer: str | None = None
+    """The path of a tokenizer.json, for traces that hold text."""
     filter: str | None = None
+    """Which rows are left out as a paper did (docs/traces.md); null: none."""
     conversations: bool = False
+    """Whether the trace has a row for each turn, whose prompt holds the turns before."""
     max_new: Count | None = None
+    """Output tokens that clients allow where the trace does not say; a longer output is allowed as
+    it is.
+    """
 
     @property
     def is_drawn(self) -> bool:
@@ -101,12 +108,14 @@ def _allowing(request: Request, max_new: int) -> Request:
 class WorkloadConfig(PartConfig):
     """The workload whose results are reported, on a server that may have served others before.
 
-    `after`: those workloads, each when the one before is done. What they leave is in the prefix
-    caches. The requests of the same number have the same prompt, unless the traces themselves say
+    The requests of the same number have the same prompt, unless the traces themselves say
     which prefixes are alike.
     """
 
     after: Annotated[list[PartConfig], Field(default_factory=list)]
+    """Workloads that the same servers served before, one when the one before is done; they leave
+    their prefixes in the caches.
+    """
 
     def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
         """Load the trace, its prompts too if `keep_text`, and give its requests their times."""

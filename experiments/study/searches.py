@@ -33,16 +33,18 @@ Points = Annotated[int, Field(ge=1, le=MOST_RUNS)]
 
 
 class Range(Keys):
-    """Numbers from `low` to `high`, both included; `log`: evenly spread in the logarithm.
-
-    `steps`: how many of them a grid takes.
-    """
+    """Numbers from `low` to `high`."""
 
     low: Finite
+    """The least, in the key's unit."""
     high: Finite
+    """The greatest, in the key's unit."""
     log: bool = False
+    """Whether they are evenly spread in the logarithm."""
     integer: bool = False
+    """Whether they are whole."""
     steps: Points | None = None
+    """How many points of a grid, which needs it."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -126,14 +128,16 @@ class OneAtATime(Keys):
 
 
 class Random(Keys):
-    """`points` independent draws; those that are drawn twice count once.
+    """Independent draws; those that are drawn twice count once.
 
     Each parameter is drawn from a stream of its own: one more leaves the others as they were.
     """
 
     kind: Literal["random"]
     points: Points
+    """How many draws."""
     seed: Seed = 0
+    """What they are drawn from."""
 
     def patches(self, space: Space, default: Patch | None) -> list[Patch]:
         """Return the points, each once."""
@@ -146,17 +150,20 @@ class Random(Keys):
 
 
 class Optuna(Keys):
-    """`trials` proposed by Optuna, `batch` at a time from what the earlier batches came to.
+    """Points that Optuna proposes, a batch at a time from what the earlier batches came to.
 
-    `batch` null: 8 of TPE; NSGA-II takes 24, its population. The batch decides what is proposed,
-    so that it does not follow from the number of workers.
+    The batch decides what is proposed, so that it does not follow from the number of workers.
     """
 
     kind: Literal["optuna"]
     trials: Points
+    """How many points."""
     sampler: Literal["tpe", "nsga2"] = "tpe"
+    """The tree-structured Parzen estimator, or a genetic search for several objectives."""
     batch: Annotated[int, Field(ge=2)] | None = None
+    """How many points at a time; null: 8 of TPE, 24 of NSGA-II, its population."""
     seed: Seed = 0
+    """What the sampler draws from."""
 
     @property
     def batch_size(self) -> int:

@@ -77,7 +77,9 @@ class Objective(Keys):
     """A key of the summary, and whether less or more of it is better."""
 
     metric: Annotated[str, Field(min_length=1)]
+    """A key of `evenflow metrics`."""
     goal: Literal["minimize", "maximize"] = "minimize"
+    """Whether less or more of it is better."""
 
     def cost(self, value: float) -> float:
         """Return a number that is smaller where the value is better."""

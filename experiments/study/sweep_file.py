@@ -59,7 +59,9 @@ class Bounds(Keys):
     """What the mean of a metric has to be for a point to count."""
 
     at_most: Finite | None = None
+    """In the metric's unit."""
     at_least: Finite | None = None
+    """In the metric's unit."""
 
     @model_validator(mode="after")
     def _bounds_something(self) -> Self:
@@ -76,26 +78,32 @@ class Bounds(Keys):
 class SweepConfig(Keys):
     """What to vary in a run, and what to look for.
 
-    `run`: a RUN.yaml, or its keys. With several `objectives` there is a Pareto front. Each point is
-    simulated `replications` times, with `workload.seed` one higher each time; `replicate: windows`
-    also takes the next `workload.requests` of the trace. All points of one replication see the same
-    requests. `limits`: a point beyond them is in the tables, but is not
-    called best. A parameter that is no key of the run, such as `layout`, has mappings of keys as
-    values, which change together. `price`: dollars of a GPU an hour; numbers of points are also
-    `gpus`, and with a price `dollars_per_hour` and `dollars_per_million_tokens`.
+    All points of one replication see the same requests.
     """
 
     run: Annotated[
         str | dict[str, Any],
         expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
     ]
+    """A RUN.yaml, or its keys."""
     parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
+    """What is varied: a list of values or a range for each dotted key of the run. A name that is no
+    key of the run has mappings of keys as values, which change together.
+    """
     method: Method = Grid(kind="grid")
+    """Which points are simulated."""
     objectives: list[Objective] = Field(default_factory=_default_objectives, min_length=1)
+    """What to look for; several make a Pareto front."""
     limits: dict[str, Bounds] = Field(default_factory=dict)
+    """A point beyond them is in the tables, but is not called best."""
     replications: Points = 1
+    """How many times each point is simulated, `workload.seed` one higher each time."""
     replicate: Literal["seeds", "windows"] = "seeds"
+    """`windows` also takes the next `workload.requests` of the trace each time."""
     price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Dollars of a GPU an hour; points then also have `dollars_per_hour` and
+    `dollars_per_million_tokens`.
+    """
 
     @model_validator(mode="after")
     def _steps_where_needed(self) -> Self:

@@ -40,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
 
 
 def test_the_documented_example_is_a_profile(tmp_path: Path) -> None:
-    document = (Path(__file__).parent.parent / "docs" / "profile-format.md").read_text("utf-8")
+    document = (Path(__file__).parent.parent / "docs" / "profiling.md").read_text("utf-8")
     example = re.findall(r"```\n(# evenflow-profile.*?)```", document, re.DOTALL)[0]
     path = tmp_path / "example.csv"
     path.write_text(example, encoding="utf-8")

@@ -112,6 +112,23 @@ def test_the_examples_of_a_document_work(path: Path, tmp_path: Path) -> None:
     check(path.read_text(encoding="utf-8"), tmp_path)
 
 
+def anchors(document: Path) -> set[str]:
+    """Return what the headings of a document are called in links, as GitHub does it."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        if not name.startswith("http"):
+            there = path.parent / name if name else path
+            assert there.exists(), link
+            assert not anchor or anchor in anchors(there), link
+
+
 @pytest.mark.parametrize(
     "document",
     [

@@ -1,6 +1,6 @@
 """Read and write the profile file: measured seconds of operators, with where they come from.
 
-Knows the format (docs/profile-format.md) and its checks; does not interpolate and runs nothing.
+Knows the format (docs/profiling.md) and its checks; does not interpolate and runs nothing.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class LayerShapes:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Where a profile comes from; docs/profile-format.md explains each key."""
+    """Where a profile comes from; docs/profiling.md explains each key."""
 
     device: str
     device_kind: str

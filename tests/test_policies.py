@@ -39,6 +39,13 @@ DEFAULTS = {
         "watermark": 0.0,
         "async_scheduling": False,
     },
+    "vllm_balanced": {
+        "share": "seats",
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 256,
+        "watermark": 0.0,
+        "async_scheduling": False,
+    },
     "sarathi": {
         "token_budget": 512,
         "max_num_seqs": 256,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,11 @@ from evenflow.types import Request
 from experiments.engines import sglang
 from experiments.engines.journal import first_line, lines
 from experiments.engines.journal import replay as replay_journal
-from sim import World
+from sim import World, simulate
 from sim.driver import Driver
 from sim.tandem import Tandem
 from tests.test_engine_journals import stem
-from tests.worlds import AuditedBatcher, assert_same, require_idle, sglang_worlds
+from tests.worlds import AuditedBatcher, assert_same, require_idle, sglang_worlds, small_world
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "sglang-0.5.23"
 OWN = Path(__file__).with_name("journals")
@@ -81,3 +82,16 @@ def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> Non
         taken.append(room.fits(prompt))
         room.take(prompt, 16)
     assert taken == [True, True, False]
+
+
+def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
+    """Found by the pages' properties: a swapped request was admitted by what it has yet to do."""
+    first = [Request(0, 0.0, 1, 1), Request(1, 0.0, 69, 1)]
+    first += [Request(2, 0.003, 108, 54, max_new_tokens=54)]
+    others = [(64, 34), (3, 1), (1, 1), (49, 1), (81, 1)]
+    requests = [*first, *(Request(n, 0.503, *tokens) for n, tokens in enumerate(others, 3))]
+    params = {"chunked_prefill_size": 208, "schedule_conservativeness": 0.1}
+    fields: dict[str, Any] = {"max_in_flight": 4, "total_pages": 16, "dispatch": "engine_loop"}
+    fields |= {"depth": 4, "times_s": (0.005, 1e-4), "swap": True}
+    result = simulate(small_world(requests, "sglang", params, **fields))
+    assert result.preemptions.sum() == 1

@@ -269,3 +269,32 @@ def test_only_policies_that_say_so_preempt_in_flight() -> None:
     batcher.pool.allocate(1)
     with pytest.raises(PolicyError, match="does not say preempts_in_flight"):
         batcher.next(1.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        ("seats", [3, 3, 2]),  # 9 seats on 3 stages
+        ("decodes", [3, 3, 2]),  # 8 decodes run
+    ],
+)
+def test_a_micro_batch_takes_its_share_of_what_decodes(share: str, expected: list[int]) -> None:
+    """Eight prompts of one burst come back at once; `vllm_v1` would send all of them again."""
+    params = {"share": share, "max_num_batched_tokens": 64, "max_num_seqs": 9}
+    policy = create("vllm_balanced", params, depth=3)
+    batcher = Batcher(policy, PagePool(40, 16), depth=3, max_in_flight=3, max_model_len=500)
+    for number in range(8):
+        batcher.add(Request(number, 0.0, 8, 5))
+    while batcher.view.num_waiting:
+        batcher.complete(send(batcher, 0.0), 1.0)
+    sent = [len(decision_of(send(batcher, 2.0))[1]) for _ in range(3)]
+    assert sent == expected
+
+
+def test_tokens_are_shared_by_prompts_too() -> None:
+    params = {"share": "tokens", "max_num_batched_tokens": 64, "max_num_seqs": 9}
+    policy = create("vllm_balanced", params, depth=3)
+    batcher = Batcher(policy, PagePool(40, 16), depth=3, max_in_flight=3, max_model_len=500)
+    batcher.add(Request(0, 0.0, 90, 5))
+    sent = [decision_of(send(batcher, 0.0))[0] for _ in range(3)]
+    assert sent == [((0, 0, 30),), ((0, 30, 50),), ((0, 50, 64),)]

@@ -18,6 +18,7 @@ from evenflow.schedulers.static import Static
 from evenflow.schedulers.td_pipe import TDPipe
 from evenflow.schedulers.token_throttling import TokenThrottling
 from evenflow.schedulers.vllm import VLLM
+from evenflow.schedulers.vllm_balanced import VLLMBalanced
 from evenflow.schedulers.vllm_v1 import VLLMV1
 from evenflow.scheduling import Scheduler
 
@@ -26,6 +27,7 @@ POLICIES: Mapping[str, type[Scheduler]] = {
     "orca": Orca,
     "vllm": VLLM,
     "vllm_v1": VLLMV1,
+    "vllm_balanced": VLLMBalanced,
     "sglang": SGLang,
     "sarathi": Sarathi,
     "token_throttling": TokenThrottling,

@@ -110,8 +110,11 @@ class Room:
         if prompt.exact and self.walks:
             return self._fits_until_the_end(prompt)
         output = min(max(prompt.output_limit - prompt.generated, 0), CLIP)
-        pinned = max(prompt.computed - prompt.pages * self.page_tokens, 0)
-        return prompt.remaining + output + self.page_tokens < self.total - pinned
+        return prompt.remaining + output + self.page_tokens < self.total - self.pinned(prompt)
+
+    def pinned(self, prompt: Prompt) -> int:
+        """Return the tokens kept of a prompt that come into pages which are free now."""
+        return max(prompt.computed - prompt.pages * self.page_tokens, 0)
 
     @property
     def needed_pages(self) -> int:
@@ -128,7 +131,7 @@ class Room:
             steps = request.output_limit * share(request, self.ratio) - request.generated
             return steps, request.tokens
 
-        tokens = self.paged(prompt.remaining) + self.page_tokens
+        tokens = self.paged(prompt.remaining + self.pinned(prompt)) + self.page_tokens
         if tokens > min(self.free - self.planned, self.total):
             return False
         if not self.ends:

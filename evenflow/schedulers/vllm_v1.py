@@ -48,10 +48,15 @@ class VLLMV1:
         self.watermark = watermark
         self.decodes_ahead = {False: None, "v1": "question", "v2": "round"}[async_scheduling]
 
+    def limits(self, view: View) -> tuple[int, int]:
+        """Return how many decodes, and how many tokens, a micro-batch may have now."""
+        return self.max_num_batched_tokens, self.max_num_batched_tokens
+
     def schedule(self, view: View) -> Iterator[Plan]:
         preemptions = view.preemptions
-        decodes = min(view.ready_decodes, self.max_num_batched_tokens)
-        tokens = self.max_num_batched_tokens - decodes
+        most, tokens = self.limits(view)
+        decodes = min(view.ready_decodes, most, tokens)
+        tokens -= decodes
         yield Plan(decodes=decodes, victims="latest_admitted")
         if view.preemptions > preemptions or not tokens:
             return

@@ -53,6 +53,11 @@ SCHEDULERS: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, Any]]] = {
         ("max_num_batched_tokens", "max_num_seqs", "watermark", "async_scheduling"),
         {},
     ),
+    "vllm_balanced": (
+        "vllm_balanced",
+        ("max_num_batched_tokens", "max_num_seqs", "watermark", "share"),
+        {},
+    ),
 }
 """Evenflow's name of a policy, its parameters that a setting has, and further ones."""
 
@@ -63,7 +68,7 @@ def world_of(requests: list[Request], setting: Setting, **changes: Any) -> World
     params = {key: getattr(setting, key) for key in keys} | more
     bases_s = (setting.base_s,) * setting.depth
     costs = ContextCost(bases_s, setting.per_token_s, setting.per_context_s)
-    facts: dict[str, Any] = {"max_model_len": setting.max_model_len, **estimates(costs)}
+    facts = {"max_model_len": setting.max_model_len, "depth": setting.depth, **estimates(costs)}
     return World(
         requests=requests,
         make_scheduler=lambda: create(name, params, **facts),
@@ -211,8 +216,10 @@ def td_pipe_setting(rng: Random, variant: str) -> TDPipeSetting:
 
 def vllm_setting(rng: Random, mode: str) -> VllmSetting:
     max_num_seqs = rng.choice([2, 4, 16])
+    share = mode if mode in ("seats", "decodes", "tokens") else None
     return VllmSetting(
-        "vllm_v1",
+        "vllm_balanced" if share else "vllm_v1",
+        share=share,
         depth=1 if "v1" in mode else rng.choice([1, 2, 3, 4]),
         total_pages=rng.choice([7, 9, 12, 20, 200]),
         max_model_len=4096,

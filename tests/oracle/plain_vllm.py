@@ -20,11 +20,15 @@ Key = tuple[int, ...]
 
 @dataclass(frozen=True)
 class VllmSetting(Setting):
-    """`async_scheduling`: False where no decode goes ahead of its answer, else v1 or v2."""
+    """`async_scheduling`: False where no decode goes ahead of its answer, else v1 or v2.
+
+    `share`: how much of the work a micro-batch leaves to those of the other stages.
+    """
 
     max_num_batched_tokens: int = 64
     async_scheduling: str | bool = False
     caching: bool = False
+    share: str | None = None
 
     @property
     def places(self) -> int:
@@ -129,15 +133,31 @@ class PlainVllm:
             self.stage_free_s[stage] = at_s = max(at_s, free_s) + takes_s
         return at_s
 
+    def limits(self) -> tuple[int, int]:
+        """How many decodes and how many tokens may go."""
+        setting, budget = self.setting, self.setting.max_num_batched_tokens
+        decodes = sum(row.known > row.goal for row in self.running)
+        prompts = sum(row.goal - row.computed for row in self.running if row.known == row.goal)
+        prompts += sum(row.known for row in self.waiting)
+        work = {"seats": setting.max_num_seqs, "decodes": decodes, "tokens": decodes + prompts}
+        part = math.ceil(work.get(setting.share or "", 0) / setting.depth)
+        if setting.share == "tokens":
+            return budget, min(budget, part)
+        return part if setting.share else budget, budget
+
     # -- one step -------------------------------------------------------------------------------
 
     def schedule(self) -> Sent:
         self.steps += 1
-        left, preempted, batch = self.setting.max_num_batched_tokens, False, Sent()
+        (most, left), preempted, batch = self.limits(), False, Sent()
         for row in list(self.running):
             tokens = min(row.known + row.promised - row.computed, left)
             if row not in self.running or not tokens or not self.may_go(row):
                 continue
+            if row.known > row.goal:
+                if not most:
+                    continue
+                most -= 1
             while row in self.running and not self.grow(row, row.computed + tokens):
                 self.preempt(self.running[-1])
                 preempted = True

@@ -203,8 +203,14 @@ def requests_alike(rng: Random, *, caching: bool) -> list[Request]:
     return requests
 
 
+VLLM_MODES = [
+    *("sync", "caching", "v1", "v2", "v1 caching", "v2 caching"),
+    *("seats", "decodes", "tokens"),
+]
+
+
 @pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("mode", ["sync", "caching", "v1", "v2", "v1 caching", "v2 caching"])
+@pytest.mark.parametrize("mode", VLLM_MODES)
 def test_vllm_v1(mode: str, seed: int) -> None:
     rng = Random(f"{mode} {seed}")
     setting = vllm_setting(rng, mode)

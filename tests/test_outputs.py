@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evenflow.results.run import RunResult, columns_of
 from experiments.report.tables import (
@@ -60,6 +64,26 @@ def test_each_array_of_a_run_is_a_column_of_one_table() -> None:
     assert {len(values[name]) for name in columns_of(RunResult, "requests") if name in arrays} == {
         5
     }
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.floats(width=64), min_size=1),
+    st.sampled_from([["a"], ["fill drain", "x"], ["a,b", "c"], ['"', "é"], [""]]),
+)
+def test_numbers_are_written_as_python_writes_them(values: list[float], words: list[str]) -> None:
+    words = [words[index % len(words)] for index in range(len(values))]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "t.csv"
+        write_table(
+            path, {"i": np.arange(len(values)), "x": np.array(values), "w": np.array(words)}
+        )
+        written = path.read_text(encoding="utf-8")
+    expected = io.StringIO()
+    cells = ["" if math.isnan(value) else value for value in values]
+    rows = [("i", "x", "w"), *zip(range(len(values)), cells, words, strict=True)]
+    csv.writer(expected, lineterminator="\n").writerows(rows)
+    assert written == expected.getvalue()
 
 
 def test_stages_are_written_one_after_the_other(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def nanoseconds(microseconds: float) -> int:
 
 
 def test_every_event_has_the_keys_of_the_format(events: list[Event]) -> None:
-    assert {event["ph"] for event in events} == set("MXCstfben")
+    assert {event["ph"] for event in events} == set("MXCben")
     for event in events:
         assert {"ph", "ts", "pid", "tid", "name"} <= event.keys()
         assert event["ts"] >= 0
@@ -99,16 +99,14 @@ def test_idle_slices_are_named_by_cause_and_fill_what_is_not_computing(result, e
 
 
 def test_flows_follow_each_micro_batch_through_the_stages(result, events) -> None:
-    inside = {
-        (event["tid"], nanoseconds(event["ts"])) for own in slices(events).values() for event in own
-    }
     flows = defaultdict(list)
     for event in events:
-        if event["ph"] in "stf":
-            assert (event["tid"], nanoseconds(event["ts"])) in inside
-            flows[event["id"]].append((event["ph"], event["tid"]))
+        if "bind_id" in event:
+            ends = event.get("flow_in", False), event.get("flow_out", False)
+            flows[event["bind_id"]].append((event["args"]["batch"], event["tid"], *ends))
     assert len(flows) == len(result.scheduled_s)
-    assert all(steps == [("s", 1), ("t", 3), ("f", 5)] for steps in flows.values())
+    for batch, steps in flows.items():
+        assert steps == [(batch, 1, False, True), (batch, 3, True, True), (batch, 5, True, False)]
 
 
 def test_request_phases_open_and_close(result, events) -> None:
@@ -144,7 +142,7 @@ def test_the_limit_holds_for_requests(result, tmp_path: Path) -> None:
 def test_one_stage_and_no_bubbles_need_neither_arrows_nor_idle_threads(tmp_path: Path) -> None:
     write_timeline(tmp_path / "one", synthetic_run(requests=5, depth=1))
     events = read(tmp_path / "one")
-    assert not {event["ph"] for event in events} & set("stf")
+    assert not any("bind_id" in event for event in events)
     assert slices(events).keys() == {1}
 
 

@@ -10,9 +10,13 @@ import gzip
 import io
 import json
 from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from evenflow.results.bubbles import CAUSES, Bubbles
 from evenflow.results.run import Floats, Ints, RunResult
@@ -21,9 +25,14 @@ from experiments.report.data import present
 PIPELINE, REQUESTS = 1, 2
 """Process ids of the trace; stage k computes on thread 2k + 1 and idles on thread 2k + 2."""
 
+SIZES = "prompt_tokens", "output_tokens", "preemptions"
+"""What is told of a request."""
 
-Place = tuple[int, int, int]
-"""When an event is, in nanoseconds, and of which process and thread."""
+BLOCK = 10_000
+"""Micro-batches, idle slices or samples whose events are made at a time."""
+
+Piece = str | NDArray[Any]
+"""A part of the text of some events: the same in all, or numbers or words, one for each."""
 
 
 def write_timeline(
@@ -40,24 +49,20 @@ def write_timeline(
     """
     with (
         open(path, "wb") as raw,
-        gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
+        gzip.GzipFile("", "wb", 1, raw, mtime=0) as packed,
         io.TextIOWrapper(packed, encoding="ascii") as text,
     ):
-        text.writelines(_document(_events(result, bubbles, requests_limit)))
-
-
-def _document(events: Iterable[str]) -> Iterator[str]:
-    yield '{"displayTimeUnit":"ms","traceEvents":[\n'
-    separator = ""
-    for event in events:
-        yield separator + event
-        separator = ",\n"
-    yield "\n]}\n"
+        separator = '{"displayTimeUnit":"ms","traceEvents":[\n'
+        for events in filter(None, _events(result, bubbles, requests_limit)):
+            text.write(separator + ",\n".join(events))
+            separator = ",\n"
+        text.write("\n]}\n")
 
 
 def _events(
     result: RunResult, bubbles: Bubbles | None, requests_limit: int | None
-) -> Iterator[str]:
+) -> Iterator[list[str]]:
+    """Yield events, many at a time."""
     yield from _names(result.depth, bubbles is not None)
     yield from _stage_slices(result)
     if bubbles is not None:
@@ -66,27 +71,45 @@ def _events(
     yield from _request_slices(result, requests_limit)
 
 
-def _names(depth: int, with_idle: bool) -> Iterator[str]:
-    for process, name in ((PIPELINE, "pipeline"), (REQUESTS, "requests")):
-        yield _event("M", (0, process, 0), "process_name", f'"name":"{name}"')
-        yield _event("M", (0, process, 0), "process_sort_index", f'"sort_index":{process}')
-    for stage in range(depth):
-        threads = [(2 * stage + 1, f"stage {stage}")]
-        if with_idle:
-            threads.append((2 * stage + 2, f"stage {stage} idle"))
-        for thread, name in threads:
-            yield _event("M", (0, PIPELINE, thread), "thread_name", f'"name":"{name}"')
-            yield _event("M", (0, PIPELINE, thread), "thread_sort_index", f'"sort_index":{thread}')
+def _event(
+    phase: str, at_ns: Ints, place: tuple[int, Piece], name: Piece, *more: Piece
+) -> list[str]:
+    """Return events as JSON, one for each of the times; `more` are members behind the name.
+
+    `place`: process and thread.
+    """
+    process, thread = place
+    events: list[str] = _joined(
+        f'{{"ph":"{phase}","ts":',
+        at_ns / 1000,
+        f',"pid":{process},"tid":',
+        thread,
+        ',"name":"',
+        name,
+        '"',
+        *more,
+        "}",
+    ).tolist()
+    return events
 
 
-def _event(phase: str, place: Place, name: str, args: str = "", more: str = "") -> str:
-    """Return an event as JSON; `args`, and `more` of its own keys, are members."""
-    at, process, thread = place
-    args, more = args and f',"args":{{{args}}}', more and f",{more}"
-    return (
-        f'{{"ph":"{phase}","ts":{_microseconds(at)},"pid":{process},"tid":{thread},'
-        f'"name":"{name}"{more}{args}}}'
-    )
+def _joined(*pieces: Piece) -> NDArray[Any]:
+    """Return the texts of which these are the parts."""
+    return np.array([*map("".join, zip(*map(_cells, pieces), strict=False))], dtype=object)
+
+
+def _cells(piece: Piece) -> Iterable[str]:
+    """Return a piece's text for each event; pydantic's JSON writes numbers faster than Python."""
+    if isinstance(piece, str):
+        return repeat(piece)
+    cells: list[Any] = piece.tolist()
+    if not cells or piece.dtype.kind in "OU":
+        return cells
+    return to_json(cells)[1:-1].decode().split(",")
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
 
 
 def _nanoseconds(times_s: Floats) -> Ints:
@@ -94,89 +117,96 @@ def _nanoseconds(times_s: Floats) -> Ints:
     return np.rint(np.asarray(times_s) * 1e9).astype(np.int64)
 
 
-def _microseconds(nanoseconds: int) -> str:
-    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+def _names(depth: int, with_idle: bool) -> Iterator[list[str]]:
+    for process, name in ((PIPELINE, "pipeline"), (REQUESTS, "requests")):
+        yield from _named("process", (process, "0"), name, process)
+    for stage in range(depth):
+        for thread, name in enumerate(("", " idle") if with_idle else ("",), 2 * stage + 1):
+            yield from _named("thread", (PIPELINE, str(thread)), f"stage {stage}{name}", thread)
 
 
-def _stage_slices(result: RunResult) -> Iterator[str]:
-    starts = _nanoseconds(result.start_s).tolist()
-    ends = _nanoseconds(result.end_s).tolist()
-    prefills = result.prefill_tokens.tolist()
-    decodes = result.decode_tokens.tolist()
-    for batch, (prefill, decode) in enumerate(zip(prefills, decodes, strict=True)):
-        name = "mixed" if prefill and decode else "prefill" if prefill else "decode"
+def _named(kind: str, place: tuple[int, Piece], name: str, position: int) -> Iterator[list[str]]:
+    start = np.zeros(1, dtype=np.int64)
+    yield _event("M", start, place, f"{kind}_name", f',"args":{{"name":"{name}"}}')
+    yield _event("M", start, place, f"{kind}_sort_index", f',"args":{{"sort_index":{position}}}')
+
+
+def _stage_slices(result: RunResult) -> Iterator[list[str]]:
+    last = result.depth - 1
+    batches = np.arange(len(result.scheduled_s))
+    for block in _blocks(len(batches)):
+        prefill, decode = result.prefill_tokens[block], result.decode_tokens[block]
+        names = np.where(decode == 0, "prefill", np.where(prefill == 0, "decode", "mixed"))
+        tokens = ',"prefill_tokens":', prefill, ',"decode_tokens":', decode
+        args = _joined(',"args":{"batch":', batches[block], *tokens, "}")
+        arrows = _joined(',"bind_id":', batches[block]) if last else ""
+        starts, ends = _nanoseconds(result.start_s[block]), _nanoseconds(result.end_s[block])
         for stage in range(result.depth):
-            start, duration = starts[batch][stage], ends[batch][stage] - starts[batch][stage]
-            place = start, PIPELINE, 2 * stage + 1
-            args = (
-                f'"batch":{batch},"prefill_tokens":{prefill},"decode_tokens":{decode},'
-                f'"cost_ms":{duration / 1e6:.6g}'
-            )
-            yield _event("X", place, name, args, f'"dur":{_microseconds(duration)}')
-            if result.depth > 1:
-                # After its slice: a viewer binds an arrow to the slice open at that time.
-                phase = "s" if stage == 0 else "f" if stage == result.depth - 1 else "t"
-                bind = ',"bp":"e"' if phase == "f" else ""
-                more = f'"id":{batch},"cat":"micro-batch"{bind}'
-                yield _event(phase, place, "micro-batch", more=more)
+            ways = ',"flow_in":true' * (stage > 0) + ',"flow_out":true' * (stage < last)
+            at, place = starts[:, stage], (PIPELINE, str(2 * stage + 1))
+            yield _slices(at, ends[:, stage], place, names, arrows, ways, args)
 
 
-def _idle_slices(bubbles: Bubbles) -> Iterator[str]:
-    starts, ends = _nanoseconds(bubbles.start_s), _nanoseconds(bubbles.end_s)
-    columns = (bubbles.stage, starts, ends, bubbles.cause, bubbles.batch)
-    rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
-    for stage, start, end, cause, batch in rows:
-        lasts = f'"dur":{_microseconds(end - start)}'
-        place = start, PIPELINE, 2 * stage + 2
-        yield _event("X", place, CAUSES[cause], f'"batch":{batch}', lasts)
+def _slices(
+    at_ns: Ints, stop_ns: Ints, place: tuple[int, Piece], name: Piece, *more: Piece
+) -> list[str]:
+    return _event("X", at_ns, place, name, ',"dur":', (stop_ns - at_ns) / 1000, *more)
 
 
-def _counters(result: RunResult) -> Iterator[str]:
-    scheduled = _nanoseconds(result.scheduled_s).tolist()
-    columns = zip(
-        scheduled,
-        result.free_pages.tolist(),
-        result.prefill_tokens.tolist(),
-        result.decode_tokens.tolist(),
-        strict=True,
-    )
-    for at, free, prefill, decode in columns:
-        yield _event("C", (at, PIPELINE, 0), "free pages", f'"pages":{free}')
-        tokens = f'"prefill":{prefill},"decode":{decode}'
-        yield _event("C", (at, PIPELINE, 0), "tokens per micro-batch", tokens)
-    for at, count in _level(result.scheduled_s, result.returned_s):
-        yield _event("C", (at, PIPELINE, 0), "in flight", f'"micro-batches":{count}')
+def _idle_slices(bubbles: Bubbles) -> Iterator[list[str]]:
+    names = np.array(CAUSES)[bubbles.cause]
+    for block in _blocks(len(names)):
+        at, stop = _nanoseconds(bubbles.start_s[block]), _nanoseconds(bubbles.end_s[block])
+        place = PIPELINE, 2 * bubbles.stage[block] + 2
+        args = ',"args":{"batch":', bubbles.batch[block], "}"
+        yield _slices(at, stop, place, names[block], *args)
+
+
+def _counters(result: RunResult) -> Iterator[list[str]]:
+    scheduled = _nanoseconds(result.scheduled_s)
+    prefill, decode = result.prefill_tokens, result.decode_tokens
+    yield from _counter("free pages", scheduled, pages=result.free_pages)
+    yield from _counter("tokens per micro-batch", scheduled, prefill=prefill, decode=decode)
+    at, count = _level(result.scheduled_s, result.returned_s)
+    yield from _counter("in flight", at, **{"micro-batches": count})
     served = ~np.isnan(result.first_token_s)
-    for at, count in _level(result.arrival_s[served], result.first_token_s[served]):
-        yield _event("C", (at, PIPELINE, 0), "waiting for the first token", f'"requests":{count}')
+    at, count = _level(result.arrival_s[served], result.first_token_s[served])
+    yield from _counter("waiting for the first token", at, requests=count)
 
 
-def _level(enter_s: Floats, leave_s: Floats) -> Iterator[tuple[int, int]]:
+def _counter(name: str, at_ns: Ints, **values: Ints) -> Iterator[list[str]]:
+    for block in _blocks(len(at_ns)):
+        args: list[Piece] = []
+        for key, column in values.items():
+            args += [f'{"," if args else ""}"{key}":', column[block]]
+        yield _event("C", at_ns[block], (PIPELINE, "0"), name, ',"args":{', *args, "}")
+
+
+def _level(enter_s: Floats, leave_s: Floats) -> tuple[Ints, Ints]:
     """How many are inside after each instant (nanoseconds) at which one enters or leaves."""
     enter, leave = _nanoseconds(enter_s), _nanoseconds(leave_s[~np.isnan(leave_s)])
     instants = np.unique(np.concatenate([enter, leave]))
-    yield from zip(instants.tolist(), present(enter, leave, instants).tolist(), strict=True)
+    return instants, present(enter, leave, instants)
 
 
-def _request_slices(result: RunResult, limit: int | None) -> Iterator[str]:
-    for row in range(len(result.request_id))[:limit]:
-        request = int(result.request_id[row])
-        own, more = f'"request":{request},', f'"id":{request},"cat":"request"'
-        arrival, first, last = _nanoseconds(
-            np.nan_to_num(
-                [result.arrival_s[row], result.first_token_s[row], result.completion_s[row]],
-                nan=-1.0,
-            )
-        ).tolist()
-        if result.status[row] == "rejected" or first < 0:
-            reason = f'{own}"reason":{json.dumps(result.reason[row])}'
-            yield _event("n", (arrival, REQUESTS, 0), result.status[row], reason, more)
-            continue
-        sizes = (
-            f'{own}"prompt_tokens":{result.prompt_tokens[row]},'
-            f'"output_tokens":{result.output_tokens[row]},"preemptions":{result.preemptions[row]}'
-        )
-        phases = [("queued and prefill", arrival, first), ("decode", first, last)]
-        for name, start, stop in phases if last >= 0 else phases[:1]:
-            yield _event("b", (start, REQUESTS, 0), name, sizes, more)
-            yield _event("e", (stop, REQUESTS, 0), name, more=more)
+def _request_slices(result: RunResult, limit: int | None) -> Iterator[list[str]]:
+    ids, place = result.request_id[:limit], (REQUESTS, "0")
+    own = _joined(',"id":', ids, ',"cat":"request"')
+    arrival, first, last = (
+        _nanoseconds(np.nan_to_num(times_s[:limit], nan=-1.0))
+        for times_s in (result.arrival_s, result.first_token_s, result.completion_s)
+    )
+    status = np.array(result.status[:limit], dtype=object)
+    refused = (status == "rejected") | (first < 0)
+    reasons = np.array([json.dumps(reason) for reason in result.reason[:limit]], dtype=object)
+    args = ',"args":{"request":', ids[refused], ',"reason":', reasons[refused], "}"
+    yield _event("n", arrival[refused], place, status[refused], own[refused], *args)
+    sizes = {name: getattr(result, name)[:limit] for name in SIZES}
+    for name, start, stop, there in (
+        ("queued and prefill", arrival, first, ~refused),
+        ("decode", first, last, ~refused & (last >= 0)),
+    ):
+        pieces = [(f',"{key}":', column[there]) for key, column in sizes.items()]
+        args = ',"args":{"request":', ids[there], *chain(*pieces), "}"
+        yield _event("b", start[there], place, name, own[there], *args)
+        yield _event("e", stop[there], place, name, own[there])

@@ -56,10 +56,10 @@ class MicroBatch:
     free_pages: int
     output_tokens: int
     kv_tokens: int = 0
+    slot: int = 0
     charged: Work | None = None
     preempted: abc.Sequence[tuple[Sequence, int]] = ()
     ahead: dict[int, tuple[Sequence, int]] | None = None
-    slot: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -22,7 +22,7 @@ from evenflow.errors import PolicyError, StallError, UsageError, instead_of
 from evenflow.kv import KvCache, PagePool
 from evenflow.queues import Queues
 from evenflow.request import Handover, Request
-from evenflow.scheduling import Order, Plan, Prefill, Prompt, Scheduler, View
+from evenflow.scheduling import Order, Plan, Prefill, Prompt, Scheduler, Upkeep, View
 
 ORDERS = frozenset(get_args(Order))
 
@@ -118,9 +118,11 @@ class Batcher:
                 f"least as many, not {self.pool.page_tokens}"
             )
         self._charges = self.kv.keeps or self._padded
+        self._late, self._publishes = self.kv.late, self.kv.append_only
         self._batches = 0
         self._answer = ""  # the policy's, to the last question: why it sends nothing
         self._wakes = 0  # answers in a row to wait and be woken, with nothing in flight
+        self._waited_after = 0  # so many micro-batches
 
     # -- the three verbs ------------------------------------------------------------------------
 
@@ -147,20 +149,19 @@ class Batcher:
         queues.now_s = now_s
         if self._in_turns:
             queues.take_turn()
-        while self.can_send:
+        while self.can_send():
             preemptions = queues.preemptions
             try:
                 plan = self.scheduler.schedule(self.view)
             except (Exception, SystemExit) as error:
                 raise self._raised(error) from error
+            chunks: list[Chunk] = []
             if type(plan) is Plan:
-                batch = self._send(*self._carry_out(plan))
+                group = self._carry_out(plan, chunks)
             else:
-                plan, batch = self._carry_out_parts(plan)
-            if batch is not None:
-                self._answer = ""
-                self._wakes = 0
-                return batch
+                plan, group = self._carry_out_parts(plan, chunks)
+            if chunks or group is not None:
+                return self._send(chunks, group)
             if queues.preemptions == preemptions:
                 self._wait(plan)
                 return None
@@ -178,25 +179,24 @@ class Batcher:
         queues = self.queues
         if queues.in_flight.pop(batch.batch_id, None) is not batch:
             raise ValueError(f"micro-batch {batch.batch_id} is not in flight")
+        group = batch.decodes
+        finished: list[Sequence] = []
         if batch.ahead is not None:
             group, finished = None, queues.catch_up(batch, now_s)
         else:
-            group = batch.decodes
-            finished = (
-                group.step(now_s, queues.gap_s, queues.gap_count) if group is not None else []
-            )
+            if group is not None:
+                finished = group.step(now_s, queues.gap_s, queues.gap_count)
             if batch.chunks:
                 group = self._return_chunks(batch, group, finished, now_s)
         if queues.owed:
             finished += queues.deliver(batch, now_s, stopped)
         if stopped or queues.aborted:
             finished = queues.end_early(finished, batch.chunks, group, stopped)
-        late = self.kv.late
-        for seq in queues.rows_of(batch, finished) if late else finished:
-            if late and seq not in finished:
-                self.kv.publish(seq, seq.prompt_tokens)
-            else:
+        for seq in queues.rows_of(batch, finished) if self._late else finished:
+            if seq in finished:
                 queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
+            else:
+                self.kv.publish(seq, seq.prompt_tokens)
         if group is not None and group.members:
             queues.slots[batch.slot].append(group)
         return finished
@@ -297,9 +297,8 @@ class Batcher:
 
     # -- what is in the way ---------------------------------------------------------------------
 
-    @property
     def can_send(self) -> bool:
-        """Whether the cap allows a micro-batch and there is anything to put into it."""
+        """Say whether the cap allows a micro-batch and there is anything to put into it."""
         queues = self.queues
         return len(queues.in_flight) < self.max_in_flight and (
             queues.ready.num_sequences > 0 or bool(queues.waiting or queues.partials)
@@ -313,7 +312,7 @@ class Batcher:
         an earlier chunk), or if it has put the running decodes, enough for every stage, into fewer
         micro-batches than there are stages. Otherwise there is too little work.
         """
-        if self._answer and self.can_send:
+        if self._answer and self.can_send():
             return self._answer
         if self.queues.waiting_tokens or self.queues.running_decodes >= self.depth:
             return "policy"
@@ -339,11 +338,12 @@ class Batcher:
     def policy_name(self) -> str:
         return type(self.scheduler).__name__
 
-    def _carry_out_parts(self, parts: object) -> tuple[Plan, MicroBatch | None]:
-        """Carry out each part of an answer before the policy goes on; return the last one too."""
+    def _carry_out_parts(
+        self, parts: object, chunks: list[Chunk]
+    ) -> tuple[Plan, DecodeGroup | None]:
+        """Carry out each part of an answer before the policy goes on; return the last plan too."""
         if not isinstance(parts, abc.Iterator):
             raise PolicyError(f"policy {self.policy_name} returned {parts!r}, not a Plan")
-        chunks: list[Chunk] = []
         group, plan = None, Plan()
         while True:
             try:
@@ -351,59 +351,57 @@ class Batcher:
             except (Exception, SystemExit) as error:
                 raise self._raised(error) from error
             if part is None:
-                return plan, self._send(chunks, group)
+                return plan, group
+            if type(part) is Upkeep:
+                self._keep_up(part)
+                continue
             if type(part) is not Plan:
                 raise PolicyError(f"policy {self.policy_name} returned {part!r}, not a Plan")
             if part.decodes and group is not None:
                 raise PolicyError(f"policy {self.policy_name} takes decodes in two parts of a plan")
             plan = part
-            more, decodes = self._carry_out(plan)
-            chunks += more
-            group = group or decodes
+            group = self._carry_out(plan, chunks) or group
 
-    def _carry_out(self, plan: Plan) -> tuple[list[Chunk], DecodeGroup | None]:
-        self._check_kinds(plan)
-        queues = self.queues
+    def _keep_up(self, upkeep: Upkeep) -> None:
+        if upkeep.give_up is not None:
+            self.given_up.append(self._end_early(self._preemptible(upkeep.give_up)))
+        if upkeep.waiting:
+            self.queues.reorder(upkeep.waiting)
+        self._resume(upkeep.hold)
+        self.pool.make_room(upkeep.empty_pages)
+
+    def _carry_out(self, plan: Plan, chunks: list[Chunk]) -> DecodeGroup | None:
+        """Add the chunks of a plan to `chunks`; return its decodes."""
         for request_id in plan.preempt:
-            queues.preempt(self._preemptible(request_id))
-        if plan.give_up is not None:
-            self.given_up.append(self._end_early(self._preemptible(plan.give_up)))
-        if plan.waiting:
-            queues.reorder(plan.waiting)
-        if self.kv.keeps and (plan.hold or plan.prefills):
-            self._resume([*plan.hold, *(prefill.request_id for prefill in plan.prefills)])
-        if plan.empty_pages:
-            self.pool.make_room(plan.empty_pages)
-        chunks: list[Chunk] = []
-        for prefill in plan.prefills:
-            chunks.append(self._place(prefill))
+            self.queues.preempt(self._preemptible(request_id))
+        if plan.prefills:
+            self._check_kinds(plan.prefills)
+            if self.kv.keeps:
+                self._resume(prefill.request_id for prefill in plan.prefills)
+            for prefill in plan.prefills:
+                chunks.append(self._place(prefill))
         if not plan.decodes:
-            return chunks, None
+            return None
         group = self._take_decodes(plan)
-        if group is not None and self.kv.append_only:
-            queues.publish_decodes(group)
-        return chunks, group
+        if self._publishes and group is not None:
+            self.queues.publish_decodes(group)
+        return group
 
-    def _check_kinds(self, plan: Plan) -> None:
+    def _check_kinds(self, prefills: abc.Sequence[Prefill]) -> None:
         """Raise PolicyError for what is no order: a pair in place of a Prefill, half a token."""
-        kind = type(plan.prefills)
-        if kind is not list and kind is not tuple and not isinstance(plan.prefills, abc.Sequence):
-            raise self._no(plan.prefills, "the prefills", "a list of Prefill(request_id, tokens)")
-        for prefill in plan.prefills:
+        if type(prefills) is not list and not isinstance(prefills, abc.Sequence):
+            raise self._no(prefills, "the prefills", "a list of Prefill(request_id, tokens)")
+        for prefill in prefills:
             if type(prefill) is not Prefill:
                 raise self._no(prefill, "a prefill", "Prefill(request_id, tokens)")
             if type(prefill.tokens) is not int and not isinstance(prefill.tokens, Integral):
                 what = f"the tokens to prefill of request {prefill.request_id}"
                 raise self._no(prefill.tokens, what, "a whole number")
-        if type(plan.decodes) is not int and not isinstance(plan.decodes, Integral):
-            raise self._no(plan.decodes, "the decodes to take", "how many")
 
     def _no(self, value: object, what: str, right: str) -> PolicyError:
         return PolicyError(f"policy {self.policy_name} plans {value!r} as {what}; {right} is right")
 
-    def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch | None:
-        if group is None and not chunks:
-            return None
+    def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
         prefill_tokens = prompts = decode_tokens = decode_context = decoded = 0
         for chunk in chunks:
             prefill_tokens += chunk.stop - chunk.start
@@ -427,12 +425,13 @@ class Batcher:
             self.pool.free_pages,
             prompts + decoded,
             kv.tokens,
-            slot=queues.slot,
+            queues.slot,
         )
+        self._answer = ""
         if self._charges:
             self._charge(batch)
+        queues.in_flight[self._batches] = batch
         self._batches += 1
-        queues.in_flight[batch.batch_id] = batch
         if queues.ahead:
             queues.run_ahead(batch)
         return batch
@@ -447,7 +446,7 @@ class Batcher:
             work = batch.charged or work_of(batch)
             batch.charged = work._replace(swapped_rows=rows, swapped_pages=pages)
 
-    def _resume(self, request_ids: abc.Sequence[int]) -> None:
+    def _resume(self, request_ids: abc.Iterable[int]) -> None:
         """Give sequences what is kept of them, before pages for others push cached ones out."""
         for request_id in dict.fromkeys(request_ids):
             seq = self.queues.live.get(request_id)
@@ -485,23 +484,24 @@ class Batcher:
         return seq
 
     def _take_decodes(self, plan: Plan) -> DecodeGroup | None:
-        ready, pool = self.queues.ready, self.pool
-        if not 0 < plan.decodes <= ready.num_sequences:
+        ready, count = self.queues.ready, plan.decodes
+        if type(count) is not int and not isinstance(count, Integral):
+            raise self._no(count, "the decodes to take", "how many")
+        if not 0 < count <= ready.num_sequences:
             raise PolicyError(
-                f"policy {self.policy_name} takes {plan.decodes} decodes of {ready.num_sequences} "
-                "ready"
+                f"policy {self.policy_name} takes {count} decodes of {ready.num_sequences} ready"
             )
         if plan.order not in ORDERS:
             raise PolicyError(f"policy {self.policy_name} asks for the order {plan.order!r}")
-        group = ready.take(plan.decodes, plan.order)
+        group = ready.take(count, plan.order)
         if group.stride == 1 and group.tick not in group.page_at:
             return group
-        due = group.due_pages()
+        pool, due = self.pool, group.due_pages()
         while len(due) > pool.free_pages:
             if plan.victims == "latest_admitted" and not self._in_flight_too:
                 raise PolicyError(f"policy {self.policy_name} does not say preempts_in_flight")
             self.queues.preempt(self.queues.victim(plan.victims, group), group)
-            group = ready.top_up(group, plan.decodes, plan.order)
+            group = ready.top_up(group, count, plan.order)
             due = group.due_pages()
         if due:
             group.grow(pool.allocate(len(due)), pool.page_tokens)
@@ -533,6 +533,8 @@ class Batcher:
     def _wait(self, plan: Plan) -> None:
         queues = self.queues
         idle = not queues.in_flight and not queues.moving
+        if self._waited_after != self._batches:
+            self._waited_after, self._wakes = self._batches, 0
         self._wakes += idle
         waits = plan.wake_at_s is not None or not self._asks_again
         if idle and (not waits or self._wakes >= MOST_WAKES):

@@ -138,8 +138,12 @@ class DecodeGroup:
 
     @property
     def next_tokens(self) -> int:
-        """Tokens that the next step yields."""
-        return len(self.members)
+        """Tokens that the next step yields; a sequence that reaches its end yields fewer."""
+        stop = self.tick + self.stride
+        excess = sum(
+            (stop - tick) * len(self.finish_at.get(tick, ())) for tick in range(self.tick + 1, stop)
+        )
+        return len(self.members) * self.stride - excess
 
     def context_of(self, seq: Sequence) -> int:
         return seq.base + self.tick
@@ -224,7 +228,11 @@ class DecodeGroup:
 
     def grow(self, pages: list[int], page_tokens: int) -> None:
         """Give one page to each sequence that is due."""
-        self._grow_at(self.tick, pages, page_tokens)
+        for tick in range(self.tick, self.tick + self.stride):
+            count = len(self.page_at.get(tick, ()))
+            if count:
+                self._grow_at(tick, pages[:count], page_tokens)
+                pages = pages[count:]
 
     def _grow_at(self, tick: int, pages: list[int], page_tokens: int) -> None:
         due = self.page_at.pop(tick)
@@ -329,27 +337,10 @@ class SpeculativeGroup(DecodeGroup):
         """Return a group without sequences that goes on at the same point."""
         return SpeculativeGroup(self._tokens_per_step, self._carry - self._tokens_per_step)
 
-    @property
-    def next_tokens(self) -> int:
-        """Tokens that the next step yields; a sequence that reaches its end yields fewer."""
-        stop = self.tick + self.stride
-        excess = sum(
-            (stop - tick) * len(self.finish_at.get(tick, ())) for tick in range(self.tick + 1, stop)
-        )
-        return len(self.members) * self.stride - excess
-
     def due_pages(self) -> list[Sequence]:
         """Return the sequences whose next step needs a new page."""
         ticks = range(self.tick, self.tick + self.stride)
         return [seq for tick in ticks for seq in self.page_at.get(tick, ())]
-
-    def grow(self, pages: list[int], page_tokens: int) -> None:
-        """Give one page to each sequence that is due."""
-        for tick in range(self.tick, self.tick + self.stride):
-            count = len(self.page_at.get(tick, ()))
-            if count:
-                self._grow_at(tick, pages[:count], page_tokens)
-                pages = pages[count:]
 
     def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
         """Record the tokens of a step, which come together; return the members that end."""
@@ -441,13 +432,11 @@ class ReadyQueue:
 
     def take(self, count: int, order: str) -> DecodeGroup:
         """Remove the first `count` members in `order` and return them as one group."""
-        groups = self._groups
-        part = count < self.num_sequences
-        if not part and len(groups) == 1 and order != "last_row":
+        if count == self.num_sequences and len(self._groups) == 1 and order != "last_row":
             self.num_sequences = 0
-            return groups.pop()
+            return self._groups.pop()
         self.num_sequences -= count
-        if order == "last_row" or (part and order == "arrival"):
+        if order == "last_row" or (order == "arrival" and self.num_sequences):
             return self._take_rows(count, order)
         end = 0 if order == "first_returned" else -1
         taken = self._take_from(end, count)

@@ -70,11 +70,14 @@ class Loop:
         self._recorder = recorder
         self._changed, self._wake, self._finished = owner.changed, owner.wake, owner.finished
         self._turns = deque(self.engines)
+        self._others = self.engines[1:]
         self._travelling: deque[tuple[Batcher, MicroBatch]] = deque()  # first sent, first back
         self._last_wait = ""
         # The dispatch rule: when to ask, and whether it is news that stage 0 is free again.
-        self._eager = world.dispatch == "eager"  # what could be sent then was sent before
-        self.freed: Callable[[float], None] = _ignore if self._eager else self._changed
+        eager = world.dispatch == "eager"  # what could be sent then was sent before
+        self._is_free = None if eager else pipeline.is_free
+        self.freed: Callable[[float], None] = _ignore if eager else self._changed
+        self._completed: Callable[[float], None] = self._changed
         self._start(world)
 
     def _start(self, world: World) -> None:
@@ -95,27 +98,24 @@ class Loop:
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
         """Take back the micro-batch that was sent first; see `Batcher.complete`."""
-        self._complete(now_s, stopped)
-        self._changed(now_s)
-
-    def _complete(self, now_s: float, stopped: Collection[int]) -> None:
         engine, batch = self._travelling.popleft()
         finished = engine.complete(batch, now_s, stopped)
         if finished:
             self._finished(finished, now_s)
+        self._completed(now_s)
 
     # -- and when it is over --------------------------------------------------------------------
 
     def settle(self, now_s: float) -> None:
         """Send micro-batches while the dispatch rule allows it and a policy has one."""
-        pipeline = self._pipeline
-        while self._eager or pipeline.is_free(now_s):
+        pipeline, is_free = self._pipeline, self._is_free
+        while is_free is None or is_free(now_s):
             batch = self._next(now_s)
             if batch is None:
                 return self._record_wait(now_s)
             pipeline.submit(batch)
         for engine in self.engines:
-            if engine.can_send:
+            if engine.can_send():
                 return pipeline.call_when_free()
         return self._record_wait(now_s)
 
@@ -128,7 +128,7 @@ class Loop:
                 self._finished(engine.given_up, now_s)
                 engine.given_up = []
             if batch is not None:
-                if len(turns) > 1:
+                if self._others:
                     turns.remove(engine)
                     turns.append(engine)
                 self._travelling.append((engine, batch))
@@ -143,7 +143,7 @@ class Loop:
     def _record_wait(self, now_s: float) -> None:
         """Record why there is nothing to send; of several engines, the most urgent reason."""
         reason = self.engines[0].wait_reason
-        for engine in self.engines[1:]:
+        for engine in self._others:
             reason = min(reason, engine.wait_reason, key=WAIT_REASONS.index)
         if reason != self._last_wait:
             self._recorder.wait(now_s, reason)
@@ -194,6 +194,7 @@ class EngineLoop(Loop):
         self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
         self._unseen: list[Request] = []
         self._waits = False
+        self._completed = _ignore  # the loop itself takes it back, and goes on
         self._sends_late = len(self._engine.queues.slots) > world.depth
         self._unsent: MicroBatch | None = None
 
@@ -252,7 +253,7 @@ class EngineLoop(Loop):
         self._waits = False
         self._send(now_s)
         if self._answers.popleft() is not None:
-            self._complete(now_s, self._back.popleft())
+            super().returned(now_s, self._back.popleft())
         return True
 
     @property

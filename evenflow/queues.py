@@ -31,7 +31,7 @@ def _by_pages(seq: Sequence) -> tuple[int, int]:
     return len(seq.pages), seq.order
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Queues:
     """The sequences of one engine, and how many there are of which.
 
@@ -75,6 +75,9 @@ class Queues:
     gap_count: list[int] = field(default_factory=list)
     _arrived: int = 0
     _unpublished: list[Sequence] = field(default_factory=list)  # until the next question
+    slots: list[ReadyQueue] = field(init=False)
+    slot: int = field(init=False)
+    ready: ReadyQueue = field(init=False)
 
     def __post_init__(self) -> None:
         self.slots = [ReadyQueue(self.kv.pool.page_tokens) for _ in range(self.num_slots)]

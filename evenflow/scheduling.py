@@ -23,6 +23,7 @@ __all__ = [
     "Prompt",
     "Scheduler",
     "SearchSpace",
+    "Upkeep",
     "Victim",
     "View",
 ]
@@ -338,10 +339,6 @@ class Plan(NamedTuple):
     needs a page and none is free, ready requests are preempted by the `victims` rule. `preempt`
     names requests to preempt before anything else. `wake_at_s` asks to be asked again at that time.
     `kv_limited` says that work was held back because pages do not suffice (for bubble attribution).
-    `give_up` names a request that ends here, for want of pages; its client gets what there is.
-    Before prefills get theirs, those that wait are put into the order `waiting`, if it is given;
-    those to `hold` get what a cache keeps of them; and content is evicted until `empty_pages` have
-    none, if so many can be.
     """
 
     prefills: abc.Sequence[Prefill] = ()
@@ -351,6 +348,16 @@ class Plan(NamedTuple):
     preempt: abc.Sequence[int] = ()
     wake_at_s: float | None = None
     kv_limited: bool = False
+
+
+class Upkeep(NamedTuple):
+    """What an answer in parts may have between its plans: orders about the queue and the pages.
+
+    `give_up` names a request that ends here, for want of pages; its client gets what there is.
+    Those that wait are put into the order `waiting`, if it is given; those to `hold` get what a
+    cache keeps of them; and content is evicted until `empty_pages` have none, if so many can be.
+    """
+
     give_up: int | None = None
     waiting: abc.Sequence[int] = ()
     hold: abc.Sequence[int] = ()
@@ -364,9 +371,9 @@ SearchSpace = abc.Mapping[str, abc.Sequence[Any] | abc.Mapping[str, Any]]
 class Scheduler(Protocol):
     """A policy: reads a view, returns a plan. It has no clock, no I/O and no unseeded randomness.
 
-    An answer may come in parts: `schedule` then yields plans, each of which is carried out before
-    the policy goes on, so it sees what is left. Together they are one micro-batch; at most one of
-    them takes decodes.
+    An answer may come in parts: `schedule` then yields plans, and upkeep between them, each of
+    which is carried out before the policy goes on, so it sees what is left. Together the plans are
+    one micro-batch; at most one of them takes decodes.
 
     A policy may also have
     - `pipelined_chunks` (bool, default False): consecutive chunks of one prompt may be in flight at
@@ -397,4 +404,4 @@ class Scheduler(Protocol):
       request, or None.
     """
 
-    def schedule(self, view: View) -> Plan | abc.Iterator[Plan]: ...
+    def schedule(self, view: View) -> Plan | abc.Iterator[Plan | Upkeep]: ...

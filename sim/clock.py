@@ -37,7 +37,7 @@ class Clock(Environment):
     def more_now(self) -> bool:
         """Say whether anything else is queued for this instant."""
         queue = self._queue
-        return bool(queue) and queue[0][0] <= self._now
+        return queue[0][0] <= self._now if queue else False
 
 
 class Signal(Event):

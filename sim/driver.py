@@ -55,7 +55,7 @@ class Driver:
         self._loop = loop_of(world)(world, self.engines, pipeline, self, self._recorder)
         pipeline.connect(self._loop.freed, self._loop.returned)
         self._settle = self._loop.settle
-        self._queues_ahead = pipeline.queues_ahead
+        self._more_now = self._clock.more_now if pipeline.queues_ahead else _perhaps
         self._over = Signal(self._clock, self._settle_later)
         self._over_queued = False
 
@@ -101,7 +101,7 @@ class Driver:
 
     def changed(self, now_s: float) -> None:
         """Something happened at this instant: ask when the instant is over."""
-        if self._queues_ahead and not self._clock.more_now():
+        if not self._more_now():
             self._settle(now_s)
         elif not self._over_queued:
             self._over_queued = True
@@ -114,3 +114,7 @@ class Driver:
     def _settle_later(self, now_s: float) -> None:
         self._over_queued = False
         self._settle(now_s)
+
+
+def _perhaps() -> bool:
+    return True

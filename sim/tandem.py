@@ -38,6 +38,7 @@ class Tandem:
         self._link_free_s = [0.0] * world.depth
         self._hops = world.hops
         self._prepared_s = [0.0] * world.depth
+        self._last = world.depth - 1
         self._host_free_s = 0.0
         self._started_s = 0.0  # when stage 0 began what it was sent last
         self._freed = Signal(clock, self._free)
@@ -73,18 +74,17 @@ class Tandem:
         """Return (available, start, end) on each stage, one after the other."""
         overheads, hops, prepares = self._overheads, self._hops, self._prepares
         free_s = self._stage_free_s
-        overlapped = overheads.overlapped
         scheduled_s = batch.scheduled_s
         at_s = scheduled_s
         if self._hosts:
             at_s, free_s[0] = self._by_host(scheduled_s, overheads.host_s(batch))
-        last = len(free_s) - 1
         times: list[float] = []
         for stage, seconds in enumerate(stage_seconds):
-            start_s = at_s if at_s > free_s[stage] else free_s[stage]
+            free_at_s = free_s[stage]
+            start_s = at_s if at_s > free_at_s else free_at_s
             if prepares:
                 prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
-                if not overlapped:
+                if not overheads.overlapped:
                     start_s += prepare_s
                 elif stage:
                     prepared_s = max(self._prepared_s[stage], scheduled_s) + prepare_s
@@ -92,9 +92,9 @@ class Tandem:
                     start_s = max(start_s, prepared_s)
             end_s = start_s + seconds
             free_s[stage] = end_s
-            times += (at_s, start_s, end_s)
+            times += at_s, start_s, end_s
             at_s = end_s
-            if hops and stage < last:
+            if hops and stage < self._last:
                 link = hops[stage]
                 departed_s = max(end_s, self._link_free_s[stage])
                 departed_s += link.per_token_s * batch.num_tokens

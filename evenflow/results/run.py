@@ -10,6 +10,7 @@ from collections import abc
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
+from struct import Struct
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_type_hints
 
 import numpy as np
@@ -250,7 +251,8 @@ class Recorder:
         self._blocks: Blocks = [] if blocks is None else blocks
         self._num_flushed = 0
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
-        self._batches = array("d")
+        self._batches = bytearray()
+        self._pack = Struct(f"{len(BATCHES) + len(STAGES) * depth}d").pack
         self._completed: list[Sequence] = []
         self._others: list[Ended] = []
         self._wait_s = array("d")
@@ -258,16 +260,14 @@ class Recorder:
 
     def batch(self, batch: MicroBatch, stage_times: abc.Sequence[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
-        self._batches.fromlist(
-            [
-                batch.scheduled_s,
-                batch.prefill_tokens,
-                batch.decode_tokens,
-                batch.output_tokens,
-                batch.free_pages,
-                batch.kv_tokens,
-                *stage_times,
-            ]
+        self._batches += self._pack(
+            batch.scheduled_s,
+            batch.prefill_tokens,
+            batch.decode_tokens,
+            batch.output_tokens,
+            batch.free_pages,
+            batch.kv_tokens,
+            *stage_times,
         )
 
     def wait(self, now_s: float, reason: str) -> None:
@@ -311,7 +311,7 @@ class Recorder:
         ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
         return {
             **gathered(REQUESTS, ended),
-            "batches": np.array(self._batches),
+            "batches": np.frombuffer(self._batches).copy(),
             "wait_s": np.array(self._wait_s),
             "wait_reason": np.array(self._wait_reason, dtype=np.int64),
             "gap_s": np.array(gap_s, dtype=np.float64),

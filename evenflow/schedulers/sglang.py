@@ -13,7 +13,7 @@ from evenflow.kv import PagePool
 from evenflow.schedulers.limits import checked
 from evenflow.schedulers.sglang_prompts import Prompts, Slot
 from evenflow.schedulers.sglang_rules import dynamic_chunk
-from evenflow.scheduling import Order, Plan, SearchSpace, View
+from evenflow.scheduling import Order, Plan, SearchSpace, Upkeep, View
 
 RETRACT_STEPS = 20  # tokens a decode is expected to generate before pages run short again
 ORDER: Order = "first_returned"
@@ -93,7 +93,7 @@ class SGLang:
             return None
         return f"{tokens} tokens, a page of them spare, do not leave one of the pool"
 
-    def schedule(self, view: View) -> Iterator[Plan]:
+    def schedule(self, view: View) -> Iterator[Plan | Upkeep]:
         slot = self._slots.setdefault(view.slot, Slot())
         running = view.running - len(view.partials) if self.overlap else view.ready_decodes
         slot.full &= running >= slot.running and running > 0 and not slot.cut
@@ -106,21 +106,23 @@ class SGLang:
         if room is None or not room.prefills:
             yield from self._decode(view, slot, running)
             return
-        yield Plan(room.prefills, empty_pages=room.needed_pages)
+        yield Upkeep(empty_pages=room.needed_pages)
+        yield Plan(room.prefills)
         self._decodes_until = view.asked + self.prefill_decode_interval
         ready = view.ready_decodes if self.mixed_chunk else running
         slot.full &= 0 < ready == running
         if ready and self.mixed_chunk and view.decode_pages(ready, ORDER) <= view.free_pages:
             slot.full = False
-            yield Plan(decodes=ready, order=ORDER, empty_pages=ready)
+            yield Upkeep(empty_pages=ready)
+            yield Plan(decodes=ready, order=ORDER)
         slot.running = ready + len(room.prefills) - slot.cut
 
-    def _decode(self, view: View, slot: Slot, running: int) -> Iterator[Plan]:
+    def _decode(self, view: View, slot: Slot, running: int) -> Iterator[Plan | Upkeep]:
         """Plan the decodes of a slot, without those whose last allowed token is in flight."""
         slot.running = ready = view.ready_decodes
         short = view.decode_pages(ready, ORDER) > view.free_pages
         if short and ready < running:
-            yield Plan(empty_pages=view.total_pages)
+            yield Upkeep(empty_pages=view.total_pages)
         elif short:
             yield from self._retract(view)
             slot.running = view.ready_decodes
@@ -128,19 +130,20 @@ class SGLang:
             self.new_token_ratio = max(self.new_token_ratio - self._decay, self._least_ratio)
         slot.full &= slot.running == running
         if slot.running and (not short or ready == running):
-            yield Plan(decodes=slot.running, order=ORDER, empty_pages=slot.running)
+            yield Upkeep(empty_pages=slot.running)
+            yield Plan(decodes=slot.running, order=ORDER)
         else:
             yield Plan(kv_limited=short or view.num_waiting > 0)
 
-    def _retract(self, view: View) -> Iterator[Plan]:
+    def _retract(self, view: View) -> Iterator[Plan | Upkeep]:
         """Retract who has generated least until the others fit; estimate the ratio anew."""
         decodes = view.decodes
         while view.decode_pages(view.ready_decodes, ORDER) > view.free_pages:
-            yield Plan(empty_pages=view.total_pages)
+            yield Upkeep(empty_pages=view.total_pages)
             last = min(reversed(decodes), key=lambda one: (one.generated, -one.prompt_tokens))
             decodes.remove(last)
-            yield Plan(preempt=[last.request_id]) if decodes else Plan(give_up=last.request_id)
-            yield Plan(empty_pages=view.pages_for(len(decodes) * RETRACT_STEPS))
+            yield Plan(preempt=[last.request_id]) if decodes else Upkeep(give_up=last.request_id)
+            yield Upkeep(empty_pages=view.pages_for(len(decodes) * RETRACT_STEPS))
         generated = sum(one.generated for one in decodes) + RETRACT_STEPS * len(decodes)
         allowed = sum(one.output_limit for one in decodes)
         self.new_token_ratio = min(generated / (allowed + 1), 1.0)

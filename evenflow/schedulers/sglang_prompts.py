@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from evenflow.schedulers.sglang_rules import Room, longest_prefix_first, needed_tokens
-from evenflow.scheduling import Plan, Prompt, View
+from evenflow.scheduling import Prompt, Upkeep, View
 
 LOOKED_UP = 128  # prompts that are looked up in a pass, at most
 REFRESH = 32  # passes
@@ -46,7 +46,7 @@ class Prompts:
 
     def take(
         self, view: View, slot: Slot, running: int, ratio: float
-    ) -> Generator[Plan, None, Room | None]:
+    ) -> Generator[Upkeep, None, Room | None]:
         """Take the next chunk of the prompt under way, then prompts that wait, in order."""
         partial = next(iter(view.partials), None)
         if partial is None and (slot.full or not view.num_waiting):
@@ -85,7 +85,7 @@ class Prompts:
             ratio=ratio,
         )
 
-    def _admit(self, view: View, slot: Slot, room: Room, places: int) -> Iterator[Plan]:
+    def _admit(self, view: View, slot: Slot, room: Room, places: int) -> Iterator[Upkeep]:
         """Take prompts that wait until one does not fit; with a place left, the slot is full."""
         waiting = view.waiting
         for _ in range(view.num_waiting):
@@ -101,17 +101,17 @@ class Prompts:
             if room.chunk_of(prompt) <= 0:
                 return
             if prompt.computed:
-                yield Plan(hold=[prompt.request_id])
+                yield Upkeep(hold=[prompt.request_id])
                 room.free = view.free_pages * view.page_tokens
             room.take(prompt, room.chunk_of(prompt))
             if not room.has_pages:
                 slot.full = True
                 return
 
-    def _look_up(self, view: View) -> Iterator[Plan]:
+    def _look_up(self, view: View) -> Iterator[Upkeep]:
         """Look up those that wait: to order them, or lest what they begin with is evicted."""
         if self.lpm and view.num_waiting <= LOOKED_UP:
-            yield Plan(waiting=longest_prefix_first(view))
+            yield Upkeep(waiting=longest_prefix_first(view))
             return
         if self.passes % REFRESH == 0:
             for prompt in reversed([*islice(view.queue, LOOKED_UP)]):

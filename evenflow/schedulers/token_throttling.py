@@ -109,13 +109,12 @@ class TokenThrottling:
         self.adaptive = AdaptiveReserve() if reserve == "adaptive" else None
         self.max_batch_rows = max_batch_rows or UNLIMITED
         self._turn = 0
-        self._package = PackageRules(iterations, max_prefill, min_prefill, kv_thresh)
+        package = PackageRules(iterations, max_prefill, min_prefill, kv_thresh)
+        self._whole = package.schedule if variant == "code" else self._couple if coupled else None
 
     def schedule(self, view: View) -> Plan:
-        if self.variant == "code":
-            return self._package.schedule(view)
-        if self.coupled:
-            return self._couple(view)
+        if self._whole is not None:
+            return self._whole(view)
         if self.adaptive is not None:
             self.adaptive.ask(view)
         prefills = self._throttle(view) if view.waiting_tokens else []
@@ -124,13 +123,7 @@ class TokenThrottling:
             decodes = min(decodes, self._share(view), self.max_batch_rows - len(prefills))
         elif not prefills and not view.in_flight:
             return self._unblock(view)
-        return Plan(
-            prefills,
-            decodes,
-            order="last_returned",
-            victims=self.victims,
-            kv_limited=not prefills,
-        )
+        return Plan(prefills, decodes, "last_returned", self.victims, (), None, not prefills)
 
     def _share(self, view: View) -> int:
         """Return the even share of the running decodes: equation 4."""

@@ -94,7 +94,7 @@ class Play:
         while self.owner.queues.live or self.in_flight:
             self.now_s += 0.01
             self.next()
-            if not self.owner.can_send or self.owner.wake_at_s is None:
+            if not self.owner.can_send() or self.owner.wake_at_s is None:
                 self.complete()
             self.check()
 

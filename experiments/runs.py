@@ -50,7 +50,7 @@ class Job:
     @property
     def folder(self) -> str:
         """The label, as a folder may be called."""
-        return re.sub(r"[^\w.=-]+", "-", self.label).strip("-")
+        return re.sub(r"[^\w.=-]+", "-", self.label).strip("-.")
 
     def built(self) -> Built:
         """Return what is simulated; UsageError for what cannot be."""

@@ -296,3 +296,15 @@ def test_a_terminal_has_a_bar_for_each_task(monkeypatch: pytest.MonkeyPatch) -> 
         shown.failed()
     words = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", " ", written.getvalue()).split()
     assert {"sarathi", "2/8", "vllm", "5/8", "failed"} <= set(words)
+
+
+def test_a_policy_may_be_named_by_its_file(folder: Path) -> None:
+    (folder / "policies").mkdir()
+    (folder / "policies" / "mine.py").write_text(
+        "from evenflow.schedulers.sarathi import Sarathi\n\n\nclass Mine(Sarathi): ...\n"
+    )
+    names = "./policies/mine.py:Mine,sarathi"
+    done("compare", "RUN.yaml", "--schedulers", names, "--out", "out", "--save", "summary")
+    first, second = (summary_of(f"out/{name}") for name in ("policies-mine.py-Mine", "sarathi"))
+    assert first["mean_ttft_ms"] > 0
+    assert second["mean_ttft_ms"] > 0

@@ -51,6 +51,13 @@ scheduler.tbt_slo_s=-1 | scheduler sarathi: tbt_slo_s should be greater than 0.0
     numbers of decode steps in rising order, not [1.5]
 scheduler.max_num_seqs=true | max_num_seqs should be a whole number, not true
 scheduler=nowhere:Policy | cannot import 'nowhere'
+scheduler=./nowhere.py:Policy | scheduler ./nowhere.py: no such file
+scheduler=./greedy.py:Gredy | ./greedy.py has no class 'Gredy'
+scheduler=./broken.py:Policy | scheduler ./broken.py: cannot import it (ZeroDivisionError: div
+dtype=fp9 | dtype: should be 'bfloat16', 'float16', 'fp8'
+model=Qwen2.5-32B gpu=A100 | unknown gpu "A100"; there are A100-40G, A100-80G
+--out RUN.yaml | RUN.yaml: is a file; give a folder with --out
+--out RUN.yaml/below | RUN.yaml/below: cannot write there: Not a directory
 scheduler=json:Nothing | json has no class 'Nothing'
 scheduler=distserv | did you mean 'distserve'?
 scheduler.name=distserve | distserve: unknown key "token_budget"; known: decode
@@ -174,6 +181,26 @@ none.yaml --slo p99_ttft_ms=500 | none.yaml: no such file
 --slo p99_itl_ms=200 --per-dollar prices.yaml | names no gpu
 --slo p99_itl_ms=200 --per-dollar prices.yaml gpu=L20 | price of L20 is missing
 --slo p99_itl_ms=200 --per-dollar free.yaml | free.yaml:2: H100
+--slo p99_itl_ms=200 --gpus 4,8 | --gpus 4,8: one number is right, a multiple of the 2 GPUs
+--slo p99_itl_ms=200 --out RUN.yaml | RUN.yaml: is a file; give a folder with --out
+## plan RUN.yaml
+| --gpus: says how many there may be, such as --gpus 4..64
+--gpus 4 | no limit is given
+--gpus 4..x --slo p99_ttft_ms=500 | --gpus 4..x: should be a number of GPUs, several (4,8) or a
+--gpus 0 --slo p99_ttft_ms=500 | --gpus 0: should be a number of GPUs
+--gpus 64..4 --slo p99_ttft_ms=500 | --gpus 64..4: should be a number of GPUs
+--gpus 2 --slo p99_tft_ms=500 model=Qwen2.5-0.5B gpu=L20 | did you mean "p99_ttft_ms"?
+--gpus 2 --slo p99_ttft_ms=500 workload.trace=empty.csv | empty.csv
+## plan
+none.yaml --gpus 4 --slo p99_ttft_ms=500 | none.yaml: no such file
+hollow --gpus 4 --slo p99_ttft_ms=500 | hollow: is a folder; a file is right
+##
+sweep RUN.yaml | RUN.yaml: holds a run, and a SWEEP.yaml is right: the keys run and parameters
+compare RUN.yaml --systems nosuch | --systems nosuch: no such system; known: distserve
+init RUN.yaml | RUN.yaml: is there already; name another file
+calibrate RUN.yaml none.json | none.json: cannot be read (No such file or directory)
+calibrate RUN.yaml empty.csv | empty.csv: not the results of a benchmark that is known
+calibrate RUN.yaml foreign/summary.json | summary.json: not the results of a benchmark that is
 ## diff
 RUN.yaml RUN.yaml | RUN.yaml: is a file; the folder of a run is right
 none none | none: no such folder
@@ -230,6 +257,8 @@ workload.skip=1000000000000 | workload.skip: should be at most 100000000
 @pytest.mark.parametrize(("words", "told"), MISTAKES)
 def test_what_is_typed(words: list[str], told: str) -> None:
     Path("empty.csv").touch()
+    Path("broken.py").write_text("1 / 0")
+    Path("greedy.py").write_text("class Greedy: ...")
     Path("hollow").mkdir()
     Path("foreign").mkdir()
     Path("foreign/summary.json").write_text('{"provenance": 1}')
@@ -404,7 +433,7 @@ def test_a_policy_that_cannot_be_made(scheduler: str, told: str) -> None:
 def test_an_output_folder_that_cannot_be_written(more: list[str]) -> None:
     Path("results").write_text("a file is in the way", encoding="utf-8")
     told = refusal(more[0], "RUN.yaml", *more[1:], "--out", "results")
-    assert "results: cannot write there" in told
+    assert "results: is a file; give a folder with --out" in told
     assert Path("results").read_text(encoding="utf-8") == "a file is in the way"
 
 

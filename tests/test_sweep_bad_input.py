@@ -147,4 +147,4 @@ def test_a_folder_of_another_version(folder: Path) -> None:
 def test_a_folder_that_cannot_be_written(folder: Path) -> None:
     write(folder)
     (folder / "out").write_text("a file is in the way", encoding="utf-8")
-    assert "cannot write there" in refusal()
+    assert "out: is a file; give a folder" in refusal()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -132,7 +133,7 @@ def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:
 def _imported(name: str) -> type[Scheduler]:
     module_name, _, class_name = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = sys.modules.get(module_name) or importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"scheduler {name!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"

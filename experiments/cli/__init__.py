@@ -195,7 +195,7 @@ def compare(
     run: RunFile,
     schedulers: Annotated[
         str,
-        typer.Option("--schedulers", metavar="A,B,...", help="Policies, or module:Class."),
+        typer.Option("--schedulers", metavar="A,B,...", help="Policies, or FILE.py:Class."),
     ] = "",
     set_: Set = None,
     *,
@@ -245,7 +245,7 @@ def list_schedulers() -> None:
         for entry in catalogue()
     ]
     print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
-    typer.echo("Your own: a class with schedule(view) -> Plan, named as module:Class.")
+    typer.echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
 
 
 traces_app.command("info")(info_command)

@@ -138,9 +138,11 @@ def _locked(folder: Path) -> int | None:
 def check_folder(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) -> None:
     """Raise UsageError for a folder that holds what evenflow did not write, unless `force`.
 
-    And for one in which an earlier run wrote a file that this one `reads`.
+    And for one in which an earlier run wrote a file that this one `reads`, and for a file.
     """
     if not folder.is_dir():
+        if folder.exists():
+            raise UsageError(f"{folder}: is a file; give a folder with --out")
         return
     ours = written_files(folder)
     for path in reads:

@@ -107,6 +107,8 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
     `holds` names some of its keys, for whoever gave an empty file.
     """
     require_file(path)
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder; a file is right")
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: has more than {MOST_BYTES} bytes; a shorter file is right")

@@ -212,11 +212,14 @@ def _files_of(value: object, beside: Path) -> Iterator[Path]:
             path /= "config.json"
         if path.is_file():
             yield path
-        elif ":" in value and (module := _module_file(value.partition(":")[0])):
+        elif ":" in value and (module := _module_file(value.partition(":")[0], beside)):
             yield module
 
 
-def _module_file(name: str) -> Path | None:
+def _module_file(name: str, beside: Path) -> Path | None:
+    if name.endswith(".py"):
+        path = Path(find(name, beside))
+        return path if path.is_file() else None
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):

@@ -193,6 +193,11 @@ def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) ->
     for assignment in overrides:
         if assignment not in of_run:
             document = yaml_file.override(document, assignment)
+    if not {"run", "parameters"} & document.data.keys() and "stages" in document.data:
+        raise UsageError(
+            f"{document.name}: holds a run, and a SWEEP.yaml is right: the keys run and "
+            "parameters; did you mean evenflow simulate?"
+        )
     config = checked(SweepConfig, document)
     run_document, beside = _run_document(document, config.run, beside)
     for assignment in of_run:

@@ -1,10 +1,23 @@
-"""The names that others build on are where the architecture says they are."""
+"""What others build on: names where the architecture says they are, and keys that are explained."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from experiments.run_file.reference import reference
+from experiments.run_file.run import RunConfig
+from experiments.run_file.schema import schema
+from experiments.study.sweep_file import SweepConfig
+
+DOCS = Path(__file__).parent.parent / "docs"
+SCHEMAS = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
 
 HOUSE = {
     "evenflow.types": {"Request", "Chunk", "MicroBatch", "View", "Plan", "Scheduler"},
@@ -22,3 +35,46 @@ HOUSE = {
 @pytest.mark.parametrize("module", HOUSE)
 def test_a_name_is_imported_from_its_module(module: str) -> None:
     assert HOUSE[module] <= set(dir(importlib.import_module(module)))
+
+
+UNITS = re.compile(
+    r"_(s|us|tokens|bytes|per_token|gb_s|gb|tflops|share|len|factor|efficiency|utilization)\b"
+    r"|\b([Ss]econds|[Mm]icroseconds|milliseconds|GiB|bytes|operations|[Tt]okens|[Pp]ages|requests"
+    r"|Requests|rows|GPUs|[Pp]ipelines|stages?|Cores|[Mm]icro-batch(es)?|share|ratio|times"
+    r"|probability|unit|points|clients|draws|Dollars|Policies|stage|rounds|reach)\b"
+)
+"""What tells a number's unit, in a key's name or in its description."""
+
+
+def keys(name: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield each key of a file, with the mapping it is in."""
+    whole = SCHEMAS[name]
+    for title, mapping in {name: whole, **whole["$defs"]}.items():
+        for key, value in mapping.get("properties", {}).items():
+            yield title, key, value
+
+
+def is_number(value: dict[str, Any]) -> bool:
+    kinds = {value.get("type"), *(each.get("type") for each in value.get("anyOf", ()))}
+    return bool(kinds & {"integer", "number"})
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_each_key_says_what_it_is_and_each_number_its_unit(name: str) -> None:
+    """In the text below it in its class; of a policy's parameter, in PARAMETERS of the schema."""
+    untold = [f"{title}.{key}" for title, key, value in keys(name) if not value["description"]]
+    assert not untold
+    bare = [
+        f"{title}.{key}"
+        for title, key, value in keys(name)
+        if is_number(value) and key != "seed" and not UNITS.search(f"{key} {value['description']}")
+    ]
+    assert not bare
+
+
+def test_the_committed_reference_is_that_of_the_code() -> None:
+    """`make reference` writes these files anew."""
+    assert (DOCS / "reference.md").read_text(encoding="utf-8") == reference(SCHEMAS)
+    for name, whole in SCHEMAS.items():
+        path = DOCS / f"{name.removesuffix('.yaml').lower()}.schema.json"
+        assert json.loads(path.read_text(encoding="utf-8")) == whole

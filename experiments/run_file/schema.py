@@ -38,6 +38,8 @@ PARAMETERS = {
     "`tbt_slo_s`.",
     "tbt_slo_s": "Seconds between tokens that `token_budget: auto` keeps by the cost model.",
     "mode": "Chunks beside decodes; chunks and decodes in turns; or whole prompts beside decodes.",
+    "share": "What of a micro-batch is shared out over the stages: the requests that may "
+    "be admitted, the decodes, or all tokens.",
     "chunked_prefill_size": "Most prompt tokens of a micro-batch; longer prompts are cut.",
     "max_prefill_tokens": "Most prompt tokens that are admitted in a micro-batch.",
     "max_running_requests": "Most requests that are admitted at a time.",

@@ -245,6 +245,13 @@ def test_a_run_that_takes_no_time() -> None:
     assert not [key for key in summary if key.startswith("steady")]
 
 
+def test_a_preempted_request_that_costs_no_time_keeps_each_gap_between_its_tokens() -> None:
+    requests = [Request(number, 0.0, 16, 20) for number in range(2)]
+    result = simulate(small_world(requests, costs=AffineCost(0.0, 0.0, 1), total_pages=4))
+    assert result.preemptions.sum() > 0
+    assert result.gap_count.sum() == 2 * 19
+
+
 @pytest.mark.parametrize(("limit", "good"), [(1000.0, 2), (999.0, 0), (1500.0, 2), (2000.0, 3)])
 def test_a_limit_is_met_by_what_takes_exactly_so_long(limit: float, good: int) -> None:
     """The first tokens of three requests come after 1, 1 and 2 s."""

@@ -37,6 +37,7 @@ exact_worlds = served_worlds(
 def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime.driver, "LOOK_S", 64 * TICK_S)
+        patch.setattr(runtime.driver, "FLUSH_S", 40 * TICK_S)
         real, batcher = drive(world)
     simulated = driver.Driver(world, Tandem, batcher=RecordingBatcher)
     expected, result = simulated.run(), real.result()
@@ -47,6 +48,8 @@ def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
         np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
     for name in ("wait_s", "wait_reason"):
         np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
+    gaps_s = [np.sort(np.repeat(run.gap_s, run.gap_count)) for run in (result, expected)]
+    np.testing.assert_array_equal(*gaps_s)
     journal = simulated.engines[0].journal
     assert sent(batcher.journal) == sent(journal)
 

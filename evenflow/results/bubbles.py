@@ -60,9 +60,9 @@ class Bubbles:
 
     def stage_totals(self) -> Floats:
         """Return idle seconds as [depth, len(CAUSES)]."""
-        seconds = np.zeros((self.depth, len(CAUSES)))
-        np.add.at(seconds, (self.stage, self.cause), self.end_s - self.start_s)
-        return seconds
+        place, count = self.stage * len(CAUSES) + self.cause, self.depth * len(CAUSES)
+        seconds = np.bincount(place, weights=self.end_s - self.start_s, minlength=count)
+        return seconds.astype(np.float64).reshape(self.depth, len(CAUSES))
 
     def totals(self) -> dict[str, float]:
         """Return idle seconds of all stages together for each of CAUSES."""

@@ -239,7 +239,7 @@ class Batcher:
         queues.leave_queues(seq)
         if queues.ahead:
             late_tokens = queues.recall(seq)
-            queues.give_up(seq)
+            queues.forget(seq, seq.held_tokens)
             seq.generated -= late_tokens
             return seq
         sent = (batch.decodes for batch in queues.in_flight.values())
@@ -249,7 +249,7 @@ class Batcher:
         if group is not None or (seq.chunks_in_flight and not seq.owed):
             queues.aborted.add(request_id)
         else:
-            queues.give_up(seq)
+            queues.forget(seq, seq.held_tokens)
         return seq
 
     # -- KV that leaves for another engine, or arrives from one ---------------------------------

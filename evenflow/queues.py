@@ -112,20 +112,20 @@ class Queues:
         """Let a request wait."""
         seq = Sequence(request, request.prompt_tokens)
         self.enter(seq)
-        if not self.kv.late:
-            self._look_up(seq)
-        self.waiting.append(seq)
-        self.waiting_tokens += seq.remaining
+        self._wait(seq, last=True)
 
-    def _look_up(self, seq: Sequence) -> None:
-        self.kv.look_up(seq, seq.prompt_tokens - 1)  # at least one is left to compute
-        seq.computed = seq.kept_tokens
+    def _wait(self, seq: Sequence, *, last: bool) -> None:
+        """Let a sequence wait, the first or the last."""
+        (self.waiting.append if last else self.waiting.appendleft)(seq)
+        self.waiting_tokens += seq.remaining
+        if not self.kv.late:
+            self.looked_up(seq)
 
     def looked_up(self, seq: Sequence) -> Sequence:
         """Return a sequence that waits after looking what is kept of it now."""
-        before = seq.remaining
-        self._look_up(seq)
-        self.waiting_tokens += seq.remaining - before
+        self.kv.look_up(seq, seq.prompt_tokens - 1)  # at least one is left to compute
+        self.waiting_tokens += seq.computed - seq.kept_tokens
+        seq.computed = seq.kept_tokens
         return seq
 
     def reorder(self, request_ids: abc.Iterable[int]) -> None:
@@ -260,35 +260,42 @@ class Queues:
         seq.completion_s = now_s
         self.completed += 1
         self.completed_tokens += seq.generated
-        if not seq.pages:  # preempted, and the last token was on its way
+        if seq.pages:
+            self.kv.publish(seq, held_tokens)
+        else:  # preempted, and the last token was on its way
             self.leave_queues(seq)
-            self.give_up(seq)
+        self.forget(seq, held_tokens, keeps_pages=keeps_pages)
+
+    def forget(self, seq: Sequence, held_tokens: int, *, keeps_pages: bool = False) -> None:
+        """Let go a sequence that is in no queue and no micro-batch, and its pages, if any."""
+        request_id = seq.request.request_id
+        del self.live[request_id]
+        if not seq.pages:
             return
-        self.kv.publish(seq, held_tokens)
         if keeps_pages:
-            self.moving[seq.request.request_id] = seq
+            self.moving[request_id] = seq
         else:
             self.kv.release(seq, held_tokens)
-        self._leave(seq)
-
-    def _leave(self, seq: Sequence) -> None:
-        del self.admitted[seq.request.request_id]
+        del self.admitted[request_id]
         self.running_decodes -= seq.decoding
-        del self.live[seq.request.request_id]
 
     # -- a client that leaves -------------------------------------------------------------------
 
-    def leave_queues(self, seq: Sequence) -> None:
-        """Take a sequence out of where it could be scheduled from; it still holds its pages."""
+    def leave_queues(self, seq: Sequence) -> bool:
+        """Take a sequence out of where it could be scheduled from; it still holds its pages.
+
+        Return whether it is not among the decodes in flight.
+        """
         if seq.decoding:
             if (ready := self.ready_with(seq)) is not None:
                 ready.remove(seq)
-            return
+            return ready is not None
         self.waiting_tokens -= seq.remaining
         if not seq.pages:
             self._leave_queue(seq)
         elif seq in self.partials:
             self.partials.remove(seq)
+        return True
 
     def ready_with(self, seq: Sequence) -> ReadyQueue | None:
         """Return the ready decodes of which a sequence is one; None for one that is not ready."""
@@ -316,16 +323,8 @@ class Queues:
         for seq in dict.fromkeys(gone):
             if not seq.chunks_in_flight:
                 self.aborted.remove(seq.request.request_id)
-                self.give_up(seq)
+                self.forget(seq, seq.held_tokens)
         return [seq for seq in finished if not seq.aborted]
-
-    def give_up(self, seq: Sequence) -> None:
-        """Forget a sequence that is in no queue and no micro-batch any more; its pages are free."""
-        if seq.pages:
-            self.kv.release(seq, seq.held_tokens)
-            self._leave(seq)
-        else:  # it has only waited
-            del self.live[seq.request.request_id]
 
     # -- preemption -----------------------------------------------------------------------------
 
@@ -368,15 +367,9 @@ class Queues:
         counts when it returns, the sequence waits so long.
         """
         computing = 0
-        if not seq.decoding:
-            if seq.remaining and not (seq.chunks_in_flight and not self.pipelined_chunks):
-                self.partials.remove(seq)
-            self.waiting_tokens -= seq.remaining
-        elif group is not None and seq in group:
+        if group is not None and seq in group:
             group.leave(seq)
-        elif (ready := self.ready_with(seq)) is not None:
-            ready.remove(seq)
-        elif not self.ahead:
+        elif not self.leave_queues(seq) and not self.ahead:
             computing = self._leave_in_flight(seq)
         seq.owed = seq.chunks_in_flight + (computing > 0) if self.delivers else 0
         held_tokens = seq.held_tokens + computing
@@ -394,10 +387,7 @@ class Queues:
         seq.prompt_tokens = seq.request.prompt_tokens + seq.generated
         seq.epoch += 1
         seq.computed = seq.kept_tokens
-        if not self.kv.late:
-            self._look_up(seq)
-        (self.waiting.append if self.preempted_last else self.waiting.appendleft)(seq)
-        self.waiting_tokens += seq.remaining
+        self._wait(seq, last=self.preempted_last)
 
     def _leave_in_flight(self, seq: Sequence) -> int:
         """Take a decode out of its micro-batch; return how many tokens this will yield it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -11,12 +13,30 @@ from pydantic import Field
 from evenflow.keys import Count, NonNegative
 from evenflow.kv import PagePool
 from evenflow.schedulers.limits import checked
-from evenflow.schedulers.sglang_prompts import Prompts, Slot
-from evenflow.schedulers.sglang_rules import dynamic_chunk
-from evenflow.scheduling import Order, Plan, SearchSpace, Upkeep, View
+from evenflow.schedulers.sglang_rules import (
+    Room,
+    dynamic_chunk,
+    longest_prefix_first,
+    needed_tokens,
+)
+from evenflow.scheduling import Order, Plan, Prompt, SearchSpace, Upkeep, View
 
+LOOKED_UP = 128  # prompts that are looked up in a pass, at most
+REFRESH = 32  # passes
 RETRACT_STEPS = 20  # tokens a decode is expected to generate before pages run short again
 ORDER: Order = "first_returned"
+
+
+@dataclass(slots=True)
+class Slot:
+    """The running decodes of one slot as its last answer left them.
+
+    `full`: a prompt did not fit, and nobody has left since. `cut`: its last prompt goes on.
+    """
+
+    running: int = 0
+    full: bool = False
+    cut: bool = False
 
 
 class SGLang:
@@ -64,15 +84,15 @@ class SGLang:
         if chunked_prefill_size % page_tokens:
             what = f"chunked_prefill_size {chunked_prefill_size} is no multiple of"
             raise ValueError(f"{what} kv.page_tokens, {page_tokens}")
-        limits = chunked_prefill_size, max_prefill_tokens
-        chunk_after = None
+        self.limits = chunked_prefill_size, max_prefill_tokens
+        self.chunk_after: Callable[[int, int], int] | None = None
         if dynamic_chunking:
             if prefill_s is None or max_model_len is None:
                 raise ValueError("dynamic_chunking needs max_model_len and a cost model")
-            chunk_after = partial(dynamic_chunk, prefill_s, max_model_len, limits)
-        rows = pp_max_micro_batch_size or max(max_running_requests // depth, 1)
-        lpm = schedule_policy == "lpm"
-        self._prompts = Prompts(*limits, max_running_requests, rows, mixed_chunk, lpm, chunk_after)
+            self.chunk_after = partial(dynamic_chunk, prefill_s, max_model_len, self.limits)
+        self.max_running_requests = max_running_requests
+        self.max_rows = pp_max_micro_batch_size or max(max_running_requests // depth, 1)
+        self.schedule_policy = schedule_policy
         self.newest_first = self.mixed_chunk = mixed_chunk
         self.leaves_out = page_tokens > 1 and (mixed_chunk or dynamic_chunking)
         self.prefill_decode_interval = prefill_decode_interval
@@ -83,7 +103,7 @@ class SGLang:
         self._decay = (self._most_ratio - self._least_ratio) / 600
         self.new_token_ratio = self._most_ratio
         self._slots: dict[int, Slot] = {}
-        self._idles = 0
+        self._idles = self._passes = 0
         self._decodes_until = 0  # no prompts in answer to the questions up to this one
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
@@ -101,7 +121,7 @@ class SGLang:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
         room = None
         if view.asked > self._decodes_until:
-            room = yield from self._prompts.take(view, slot, running, self.new_token_ratio)
+            room = yield from self._take_prompts(view, slot, running)
         slot.cut = room is not None and room.cut is not None
         if room is None or not room.prefills:
             yield from self._decode(view, slot, running)
@@ -116,6 +136,76 @@ class SGLang:
             yield Upkeep(empty_pages=ready)
             yield Plan(decodes=ready, order=ORDER)
         slot.running = ready + len(room.prefills) - slot.cut
+
+    def _take_prompts(
+        self, view: View, slot: Slot, running: int
+    ) -> Generator[Upkeep, None, Room | None]:
+        """Take the next chunk of the prompt under way, then prompts that wait, in order."""
+        partial = next(iter(view.partials), None)
+        if partial is None and (slot.full or not view.num_waiting):
+            return None
+        places = self.max_running_requests - view.running + (partial is not None)
+        places = min(self.max_rows - running, places)
+        if partial is None and places <= 0:
+            slot.full = True
+            return None
+        if view.prefix_cache and view.num_waiting:
+            yield from self._look_up(view)
+        room = self._room(view, partial, running if self.mixed_chunk else 0)
+        if partial is not None:
+            tokens = room.next_chunk_of(partial)
+            pages = view.pages_for(partial.computed + tokens) - partial.pages
+            if tokens <= 0 or pages > view.free_pages:  # of which SGLang dies
+                return None
+            room.take(partial, tokens)
+        yield from self._admit(view, slot, room, places)
+        return room
+
+    def _room(self, view: View, partial: Prompt | None, riding: int) -> Room:
+        chunk, inputs = self.limits
+        if partial is not None and self.chunk_after is not None:
+            chunk = self.chunk_after(partial.computed, view.page_tokens)
+        free, decodes = view.free_pages * view.page_tokens, view.decodes
+        reserved = riding + needed_tokens(decodes, self.new_token_ratio)
+        chunk, walks = chunk - riding, not view.prefix_cache
+        return Room(
+            *(view.page_tokens, chunk, inputs, free, riding, reserved, walks),
+            decodes=decodes,
+            ratio=self.new_token_ratio,
+        )
+
+    def _admit(self, view: View, slot: Slot, room: Room, places: int) -> Iterator[Upkeep]:
+        """Take prompts that wait until one does not fit; with a place left, the slot is full."""
+        waiting = view.waiting
+        for _ in range(view.num_waiting):
+            if room.has_pages and room.is_spent:
+                return
+            slot.full |= len(room.prefills) >= places
+            if slot.full:
+                return
+            prompt = next(waiting)
+            if not room.fits(prompt):
+                slot.full = bool(room.prefills or room.decodes)
+                return
+            if room.chunk_of(prompt) <= 0:
+                return
+            if prompt.computed:
+                yield Upkeep(hold=[prompt.request_id])
+                room.free = view.free_pages * view.page_tokens
+            room.take(prompt, room.chunk_of(prompt))
+            if not room.has_pages:
+                slot.full = True
+                return
+
+    def _look_up(self, view: View) -> Iterator[Upkeep]:
+        """Look up those that wait: to order them, or lest what they begin with is evicted."""
+        if self.schedule_policy == "lpm" and view.num_waiting <= LOOKED_UP:
+            yield Upkeep(waiting=longest_prefix_first(view))
+            return
+        if self._passes % REFRESH == 0:
+            for prompt in reversed([*islice(view.queue, LOOKED_UP)]):
+                view.cached_tokens(prompt)
+        self._passes += 1
 
     def _decode(self, view: View, slot: Slot, running: int) -> Iterator[Plan | Upkeep]:
         """Plan the decodes of a slot, without those whose last allowed token is in flight."""

@@ -74,12 +74,16 @@ def test_a_measure_is_kept_instead_of_the_summary() -> None:
     assert record.values == {"completed": 15}
 
 
-def test_results_of_other_code_are_refused(tmp_path: Path) -> None:
-    Store(tmp_path).put(Record("00", {}))
-    header = json.loads((tmp_path / HEADER).read_text())
-    (tmp_path / HEADER).write_text(json.dumps(header | {"code_sha256": "other"}))
-    with pytest.raises(UsageError, match="another version"):
-        Store(tmp_path)
+def test_results_of_other_code_stay_and_are_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    Store(folder).put(Record("00", {}))
+    header = json.loads((folder / HEADER).read_text())
+    (folder / HEADER).write_text(json.dumps(header | {"code_sha256": "other"}))
+    ours = Store(folder)
+    assert ours.get("00") is None
+    ours.put(Record("00", {"x": 1}))
+    assert Store(folder).get("00") == Record("00", {"x": 1})
+    assert json.loads((folder / "00/00.json").read_text())["values"] == {}
 
 
 def test_what_a_killed_study_had_begun_to_write_goes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.study.points import HEADER
-from tests.command_line import evenflow, killed
+from tests.command_line import done, evenflow, killed, rows_of
 from tests.sweeps import RUN, write
 
 ROOT = Path(__file__).parent.parent
@@ -131,3 +131,50 @@ def test_a_search_for_two_goals_draws_its_front(folder: Path) -> None:
     assert "on the Pareto front" in output
     assert {"pareto_front.png", "pareto_front.svg"} <= set(os.listdir("out"))
     assert json.loads((folder / "out/sweep.json").read_text())["pareto_front"]
+
+
+def test_a_dry_run_counts_points_and_writes_nothing(folder: Path) -> None:
+    tight = {**RUN, "model": "Qwen2.5-32B", "gpu": "L20", "kv": {"pages": "auto"}}
+    write(folder, run=tight, parameters={"stages": [1, 4]}, replications=2)
+    lines = done("sweep", "SWEEP.yaml", "--dry-run", "--out", "out").splitlines()
+    assert lines[:2] == ["3 points, 2 replications each: 6 simulations", "2 of the 3 fit in memory"]
+    assert lines[2].startswith("1 not, such as point 1 (PP=1): Qwen2.5-32B does not fit")
+    assert not Path("out").exists()
+    sweep("out")
+    assert "6 simulations, of which 6 are done" in done(
+        "sweep", "SWEEP.yaml", "--dry-run", "--out", "out"
+    )
+
+
+def test_what_a_gpu_gives_and_a_user_gets_may_decide(folder: Path) -> None:
+    names = ("output_throughput_per_gpu", "output_speed_per_user")
+    goals = [{"metric": name, "goal": "maximize"} for name in names]
+    write(folder, parameters={"stages": [1, 2, 4]}, objectives=goals, replications=1)
+    sweep("out")
+    for row in rows_of("out/points.csv"):
+        given, got = (float(row[name]) for name in names)
+        assert given == pytest.approx(float(row["output_throughput"]) / int(row["stages"]))
+        assert got == pytest.approx(1e3 / float(row["mean_tpot_ms"]))
+    assert "output tokens/s per user" in done("metrics")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "told"),
+    [([8, 16, 256], "budget=256 is the most"), ([128, 256], ""), ([64, 4096, 8192], "")],
+)
+def test_a_best_point_on_the_edge_is_told(folder: Path, budgets: list[int], told: str) -> None:
+    write(folder, parameters={"scheduler.token_budget": budgets}, replications=1)
+    output, _ = sweep("out")
+    assert ("on the edge of what was tried" in output) == bool(told)
+    assert told in output
+
+
+def test_tables_fit_into_80_columns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    both = [{"name": "sarathi", "token_budget": size} for size in (64, 256)]
+    write(folder, parameters={"scheduler": both, "max_in_flight": [1, 2], "stages": [2, 4]})
+    output, _ = sweep("out")
+    table = [line for line in output.splitlines() if line[:1] in "│┃"]
+    assert max(map(len, table)) == 80
+    assert "…" not in "".join(table)
+    assert "budget=256" in "".join(table)

@@ -44,14 +44,17 @@ def sweep_command(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
     ] = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Only say how many points there are, and which fit.")
+    ] = False,
     out: Out = None,
     force: Force = False,
 ) -> None:
     """Simulate a grid or a search over any keys of a run, several times each, and compare."""
     from experiments.cli.terminal import progress
-    from experiments.study.sweep import sweep, sweep_part
+    from experiments.study.sweep import dry_run, sweep, sweep_part
     from experiments.study.sweep_file import load_sweep
-    from experiments.study.trials import STORE, How
+    from experiments.study.trials import How
 
     part = None if shard is None else _part(shard)
     asked = load_sweep(file, set_ or ())
@@ -66,10 +69,12 @@ def sweep_command(
         retry_failed=retry_failed,
         watch=progress,
     )
+    if dry:
+        typer.echo("\n".join(dry_run(asked, how)))
+        return
     try:
         if part is not None:
-            sweep_part(asked, *part, how)
-            store = folder / STORE
+            store = sweep_part(asked, *part, how)
             typer.echo(f"shard {shard} is done: put {store} together with the others' stores")
             return
         findings = sweep(asked, how)
@@ -95,12 +100,12 @@ def _tell_findings(findings: Findings) -> None:
     """Print the best points; on stderr, how many failed."""
     from experiments.report.tables import print_table
     from experiments.study.findings import ranked
-    from experiments.study.sweep import best_table, failures, headline
+    from experiments.study.sweep import best_table, failures, told
 
     point = findings.trials[(ranked(findings) or [0])[0]]
     typer.echo(findings.sweep.study.config(point.labels).setup())
     print_table(*best_table(findings))
-    typer.echo(headline(findings))
+    typer.echo("\n".join(told(findings)))
     if lost := failures(findings):
         typer.echo(
             f"{len(lost)} of {len(findings.trials)} points failed, the first of them point "
@@ -215,10 +220,12 @@ def _names(text: str) -> list[str]:
 
 def _tell_tuned(tuned: Tuned) -> None:
     from experiments.report.tables import print_table
-    from experiments.study.tune import bubble_rows, check_rows, sentences, worth_rows
+    from experiments.run_file.run import configured
+    from experiments.study.tune import bubble_rows, check_rows, sentences, winner_of, worth_rows
     from experiments.study.tune_search import TUNED
 
     tuning = tuned.search.tuning
+    typer.echo(configured(winner_of(tuned.search)).setup())
     left_out = [each for each in tuning.layouts if each.reason]
     if left_out:
         print_table(("layout left out", "why"), [(each.label, each.reason) for each in left_out])

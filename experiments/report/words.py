@@ -75,6 +75,18 @@ METRICS = (
         best="high",
         meaning="the same without the start and the end of the run",
     ),
+    Metric(
+        "output_throughput_per_gpu",
+        "output tokens/s per GPU",
+        best="high",
+        meaning="of a sweep's points, and in --slo",
+    ),
+    Metric(
+        "output_speed_per_user",
+        "output tokens/s per user",
+        best="high",
+        meaning="1 / mean TPOT; of a sweep's points, and in --slo",
+    ),
     Metric("request_goodput", "requests/s within limits", "{:.2f}", "high"),
     Metric("median_queue_ms", "scheduling delay median (ms)", meaning="arrival to first chunk"),
     *(

@@ -235,7 +235,7 @@ def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:
     asked = [each.metric for each in question.slo if each is not KEEPS_UP]
     check_metrics(asked, values, "--slo")
     for each in question.slo:
-        if each.metric.endswith("_throughput") or each.metric == "request_goodput":
+        if "_throughput" in each.metric or each.metric == "request_goodput":
             raise UsageError(
                 f"--slo {each.metric}: grows with the rate, so that no rate is the largest to keep "
                 "it; limit a latency, or attainment"

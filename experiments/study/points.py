@@ -95,25 +95,26 @@ def simulate_point(point: Point) -> Record:
 class Store:
     """A folder of records by key, written one whole file at a time, of one version of the code.
 
-    Folders of several machines merge by copying them into one. Raises UsageError for a folder that
-    cannot be written or was made by other code.
+    Where other code's records lie in `folder`, they stay, and ours go beside it, into a folder of
+    its name and the digest of our code. Folders of several machines merge by copying them into one.
+    Raises UsageError for a folder that cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         self._header = code_version() | {"code_sha256": code_digest()}
-        if not (folder / HEADER).exists():
-            _require_writable(folder)
+        self.folder = folder
+        if self._is_others():
+            self.folder = folder.with_name(f"{folder.name}-{self._header['code_sha256'][:12]}")
+        if not (self.folder / HEADER).exists():
+            _require_writable(self.folder)
             return
         self._remove_stale()
-        found = _read_json(folder / HEADER)
-        same = ("schema_version", "code_sha256")
-        if any(found.get(key) != self._header[key] for key in same):
-            raise UsageError(
-                f"{folder}: holds results of another version of evenflow "
-                f"({found.get('evenflow_version')}, commit {found.get('git_commit')}); "
-                "write to another folder, or remove it"
-            )
+
+    def _is_others(self) -> bool:
+        found = (
+            _read_json(self.folder / HEADER) if (self.folder / HEADER).exists() else self._header
+        )
+        return any(found.get(key) != self._header[key] for key in ("schema_version", "code_sha256"))
 
     def get(self, key: str) -> Record | None:
         """Return the record of a key; None when there is none, or only half of one."""
@@ -128,24 +129,24 @@ class Store:
         path = self._path(record.key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not (self._folder / HEADER).exists():
-                self._write(self._folder / HEADER, self._header)
+            if not (self.folder / HEADER).exists():
+                self._write(self.folder / HEADER, self._header)
             self._write(path, {"key": record.key, "values": record.values, "error": record.error})
         except OSError as error:
-            raise UsageError(f"{self._folder}: cannot write there: {error.strerror}") from None
+            raise UsageError(f"{self.folder}: cannot write there: {error.strerror}") from None
 
     def _path(self, key: str) -> Path:
-        return self._folder / key[:2] / f"{key}.json"
+        return self.folder / key[:2] / f"{key}.json"
 
     def _remove_stale(self) -> None:
         """Remove what processes that were killed had begun to write; that takes no hour."""
-        for path in self._folder.glob(f"{SCRATCH}{'[a-z0-9_]' * 8}"):
+        for path in self.folder.glob(f"{SCRATCH}{'[a-z0-9_]' * 8}"):
             with suppress(OSError):
                 if path.is_file() and path.stat().st_mtime < time.time() - STALE_S:
                     path.unlink()
 
     def _write(self, path: Path, data: Mapping[str, Any]) -> None:
-        handle, scratch = tempfile.mkstemp(dir=self._folder, prefix=SCRATCH)
+        handle, scratch = tempfile.mkstemp(dir=self.folder, prefix=SCRATCH)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(data, file, indent=1)
         os.replace(scratch, path)

@@ -1,4 +1,7 @@
-"""What a deployment is made of and costs: its GPUs, dollars an hour, dollars a million tokens."""
+"""What a deployment is made of and costs: its GPUs, dollars an hour, dollars a million tokens.
+
+And what a GPU gives and a user gets, the two sides of what to choose between.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,27 @@ S_PER_HOUR = 3600
 
 
 def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
-    """Return a run's summary with its GPUs; and, at a `price` of a GPU an hour, what it costs."""
-    gpus = num_gpus(RunConfig.model_validate(outcome.result.provenance["config"]))
-    return outcome.summary | {"gpus": gpus} | costs(gpus, outcome.summary, price)
+    """Return a run's summary with its GPUs and what they give; at a `price` also what it costs.
+
+    `price` is that of a GPU an hour, in dollars.
+    """
+    gpus, own = _gpus_of(outcome), outcome.summary
+    return own | {"gpus": gpus} | _per_gpu_and_user(gpus, own) | costs(gpus, own, price)
+
+
+def per_gpu_and_user(outcome: Outcome) -> dict[str, float]:
+    """Return the output tokens a second of a GPU, and those that a user sees: 1 / mean TPOT."""
+    return _per_gpu_and_user(_gpus_of(outcome), outcome.summary)
+
+
+def _per_gpu_and_user(gpus: int, values: Mapping[str, float]) -> dict[str, float]:
+    tpot_ms = values["mean_tpot_ms"]
+    speed = {"output_speed_per_user": 1e3 / tpot_ms} if tpot_ms > 0 else {}
+    return {"output_throughput_per_gpu": values["output_throughput"] / gpus} | speed
+
+
+def _gpus_of(outcome: Outcome) -> int:
+    return num_gpus(RunConfig.model_validate(outcome.result.provenance["config"]))
 
 
 def costs(gpus: int, values: Mapping[str, float], price: float | None) -> dict[str, float]:

@@ -19,9 +19,11 @@ from evenflow.keys import Keys
 from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.run import RunResult
 from experiments.outcome import Outcome
+from experiments.study.prices import per_gpu_and_user
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
-LARGER_IS_BETTER = ("completed", "request_goodput", "attainment", "gap_attainment")
+OF_GPUS = ("output_throughput_per_gpu", "output_speed_per_user")
+LARGER_IS_BETTER = ("completed", "request_goodput", "attainment", "gap_attainment", *OF_GPUS)
 OF_LIMITS = ("attainment", "request_goodput")
 Limits = tuple[tuple[str, float], ...]
 """Limits in ms by latency (ttft, tpot, itl, e2el, queue), in a form that a point can hold."""
@@ -168,6 +170,8 @@ def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) 
     `gap_attainment` the share of gaps between tokens within the limit on ITL.
     """
     values = dict(outcome.summary)
+    if not set(OF_GPUS).isdisjoint(metrics):
+        values |= per_gpu_and_user(outcome)
     result = outcome.result
     for metric in metrics:
         found = LATENCY.fullmatch(metric)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas.api.types import is_object_dtype
 
-from evenflow.errors import UsageError
+from evenflow.errors import DoesNotFitError, UsageError
 from experiments.provenance import code_version, wall_clock
 from experiments.report import plots
 from experiments.report.page import page, picture, section
 from experiments.report.tables import html_table, is_number, number, write_json, write_table
 from experiments.report.words import metric_words
+from experiments.run_file.build import build
+from experiments.run_file.yaml_file import Patch
 from experiments.study.findings import (
     Findings,
     Panel,
@@ -38,13 +41,16 @@ from experiments.study.findings import (
     summary_cells,
 )
 from experiments.study.intervals import signed, with_width
-from experiments.study.points import code_digest
-from experiments.study.searches import Optuna
+from experiments.study.points import HEADER, Store, code_digest, workload_of
+from experiments.study.searches import Optuna, identity
 from experiments.study.sweep_file import Sweep, check, expected_points, known_patches
-from experiments.study.trials import How, Trial
+from experiments.study.trials import STORE, How, Trial
 
 BEST = 5
 """How many points the table of the best lists; of a Pareto front, all."""
+
+SHORT = {"token_budget": "budget", "stages": "PP", "tensor_parallel": "TP"}
+"""Names of keys where they are set, in tables."""
 
 COLUMNS = 4
 NEUTRAL = "#9AA5B1"
@@ -90,8 +96,59 @@ def sweep(asked: Sweep, how: How) -> Findings:
     return findings
 
 
-def sweep_part(asked: Sweep, index: int, count: int, how: How) -> None:
-    """Simulate every `count`-th point from the one at `index` on, for the store of `out`.
+def dry_run(asked: Sweep, how: How) -> list[str]:
+    """Return what a sweep would simulate, in sentences; simulates nothing and writes nothing.
+
+    UsageError for a mistake in the file, as `sweep`.
+    """
+    check(asked)
+    known, method = known_patches(asked), asked.config.method
+    count, repeated = len(known), asked.config.replications
+    more = (
+        f", and up to {method.trials} that the search asks for"
+        if isinstance(method, Optuna)
+        else ""
+    )
+    stored = 0
+    if how.out is not None and how.resume and (how.out / STORE / HEADER).exists():
+        store = Store(how.out / STORE)
+        keys = {point.key for point in asked.study.points(known)}
+        stored = sum(store.get(key) is not None for key in keys)
+    lost: dict[str, list[int]] = {}
+    for index, patch in enumerate(known):
+        if why := _does_not_fit(asked, patch):
+            lost.setdefault(why, []).append(index)
+    done = f", of which {stored} are done" if stored else ""
+    return [
+        f"{count} points{more}, {_each(repeated)}: {expected_points(asked)} simulations{done}",
+        f"{count - sum(map(len, lost.values()))} of the {count} fit in memory",
+        *(
+            f"{len(places)} not, such as point {places[0]} "
+            f"({setting(known[places[0]], asked.config.tied)}): {why}"
+            for why, places in lost.items()
+        ),
+    ]
+
+
+def _each(replications: int) -> str:
+    if replications == 1:
+        return "1 replication each, which says nothing of chance"
+    return f"{replications} replications each"
+
+
+def _does_not_fit(asked: Sweep, patch: Patch) -> str:
+    point = asked.study.points_of(patch)[0]
+    try:
+        build(point.config, workload_of(point).requests, point.beside)
+    except DoesNotFitError as error:
+        return str(error)
+    except UsageError:  # a point that is recorded as failed, for another reason
+        return ""
+    return ""
+
+
+def sweep_part(asked: Sweep, index: int, count: int, how: How) -> Path:
+    """Simulate every `count`-th point from the one at `index` on; return the folder of records.
 
     UsageError for a search, whose points follow from its results.
     """
@@ -101,6 +158,7 @@ def sweep_part(asked: Sweep, index: int, count: int, how: How) -> None:
     points = asked.study.points(known_patches(asked))[index::count]
     with how.simulator("points", len(points)) as who:
         who.records(points)
+        return who.store.folder
 
 
 def write_findings(folder: Path, findings: Findings, title: str) -> None:
@@ -147,7 +205,7 @@ def _page(
     findings: Findings, title: str, drawn: Mapping[str, Figure], source: Mapping[str, Any]
 ) -> str:
     parts = [
-        f'<div class="verdict"><p>{escape(headline(findings))}</p></div>',
+        f'<div class="verdict"><p>{escape(" ".join(told(findings)))}</p></div>',
         "<h2>Best points</h2>",
         html_table(*best_table(findings)),
     ]
@@ -160,10 +218,15 @@ def _page(
     return page(title, parts, source)
 
 
+def told(findings: Findings) -> list[str]:
+    """Return the sentences on what was found."""
+    return [headline(findings), *edges(findings)]
+
+
 def headline(findings: Findings) -> str:
     """Say in a sentence what the best point gains over the default, or that none counts."""
     config, order = findings.sweep.config, ranked(findings)
-    counts = f"{len(findings.trials)} points, {config.replications} replications each"
+    counts = f"{len(findings.trials)} points, {_each(config.replications)}"
     if beyond := sum(trial.overload is not None for trial in findings.trials):
         counts += f", {beyond} overloaded"
     if not order:
@@ -184,7 +247,7 @@ def headline(findings: Findings) -> str:
 
 
 def best_table(findings: Findings) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the best points: parameters, what decides, against the default.
+    """Return heads and rows of the best points: where they differ, what decides.
 
     The column `against the best` tells points that differ from the first from those that may not.
     """
@@ -197,14 +260,22 @@ def best_table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     metrics = [*config.metrics]
     if "gpus" not in metrics and len({findings.trials[index].mean("gpus") for index in shown}) > 1:
         metrics.append("gpus")
-    heads = ["point", *short_names(list(config.parameters)), *map(metric_words, metrics)]
+    trials = [findings.trials[index] for index in shown]
+    varied = [
+        name
+        for name in config.parameters
+        if len({identity({name: trial.labels[name]}) for trial in trials}) > 1
+    ]
+    heads = ["point", *(["setting"] if varied else []), *map(metric_words, metrics)]
     heads += [] if several or not order else ["against the best"]
     rows = []
     for index in shown:
         trial = findings.trials[index]
         marks = {"default": index == findings.default, "overloaded": trial.overload is not None}
         row = [", ".join([str(index), *(mark for mark, applies in marks.items() if applies)])]
-        row += [label(value) for value in trial.labels.values()]
+        row += (
+            [setting({name: trial.labels[name] for name in varied}, config.tied)] if varied else []
+        )
         row += [_mean(trial, metric) for metric in metrics]
         if not several and order:
             row.append(_against(trial, findings.trials[order[0]], config.objectives[0].metric))
@@ -223,6 +294,38 @@ def _nearest_words(findings: Findings) -> str:
         value = number(trial.mean(worst.metric), 3)
         return f"; the nearest is point {index}: {worst.metric} is {value}, not {worst.limit:g}"
     return ""
+
+
+def setting(labels: Mapping[str, Any], tied: Container[str] = ()) -> str:
+    """Return what is set, in short: budget=2048, or sarathi budget=2048; tied keys one by one."""
+    keys = [value if name in tied else {name: value} for name, value in labels.items()]
+    labels = {name: value for each in keys for name, value in each.items()}
+    return ", ".join(starmap(_set, zip(short_names(list(labels)), labels.values(), strict=True)))
+
+
+def _set(name: str, value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return f"{SHORT.get(name, name)}={label(value)}"
+    inner = setting({key: each for key, each in value.items() if key not in ("name", "kind")})
+    return " ".join(filter(None, [str(value.get("name") or value.get("kind") or name), inner]))
+
+
+def edges(findings: Findings) -> list[str]:
+    """Return a sentence where the best point lies on the edge of what was tried; else nothing.
+
+    Of a parameter of three values or more, all numbers: the best may lie beyond.
+    """
+    if len(findings.sweep.config.objectives) > 1 or not (order := ranked(findings)):
+        return []
+    best, beyond = findings.trials[order[0]], {}
+    for name in findings.sweep.config.parameters:
+        tried = {trial.labels[name] for trial in findings.trials if is_number(trial.labels[name])}
+        if len(tried) > 2 and best.labels[name] in (
+            ends := {min(tried): "least", max(tried): "most"}
+        ):
+            beyond[name] = ends[best.labels[name]]
+    words = [f"{setting({name: best.labels[name]})} is the {end}" for name, end in beyond.items()]
+    return [f"The best is on the edge of what was tried: {', '.join(words)}."] if words else []
 
 
 def label(value: Any) -> str:

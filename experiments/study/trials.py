@@ -153,7 +153,7 @@ class Simulator:
         *,
         retry: bool = False,
     ) -> None:
-        self._store = store
+        self.store = store
         self._executor = executor
         self._on_done = on_done
         self._on_failure = on_failure
@@ -167,7 +167,7 @@ class Simulator:
         UsageError; so is an input that changes meanwhile.
         """
         keys = [point.key for point in points]
-        stored = {key: record for key in keys if (record := self._store.get(key)) is not None}
+        stored = {key: record for key in keys if (record := self.store.get(key)) is not None}
         records = {key: rec for key, rec in stored.items() if not (self._retry and rec.error)}
         missing = {key: at for key, at in zip(keys, points, strict=True) if key not in records}
         copies = Counter(keys)
@@ -178,7 +178,7 @@ class Simulator:
                     "a file that results depend on has changed while they were made: a trace, a "
                     "profile, or code; run the same command again"
                 )
-            self._store.put(record)
+            self.store.put(record)
             records[record.key] = record
             if record.error is not None:
                 self._on_failure(record)

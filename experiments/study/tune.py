@@ -70,10 +70,13 @@ def _write(folder: Path, tuned: Tuned, final: Path) -> None:
 
 
 def _winner(search: Search, final: Path) -> str:
-    tuning = search.tuning
-    document = patched(tuning.document, search.winner.candidate.patch)
-    head = f"# The best settings that evenflow tune found for {tuning.document.name}.\n"
-    return head + run_yaml(document, tuning.beside, final)
+    head = f"# The best settings that evenflow tune found for {search.tuning.document.name}.\n"
+    return head + run_yaml(winner_of(search), search.tuning.beside, final)
+
+
+def winner_of(search: Search) -> Document:
+    """Return the run with the best settings that were found."""
+    return patched(search.tuning.document, search.winner.candidate.patch)
 
 
 def facts(tuned: Tuned) -> dict[str, Any]:

@@ -28,6 +28,9 @@ from sim.counterfactual import counterfactuals
 Save = Literal["summary", "requests", "all"]
 """How much is written of a run."""
 
+TIMELINE_BATCHES = 20_000
+"""Micro-batches that a timeline shows if no window is asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -90,12 +93,21 @@ def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_run(folder: Path, outcome: Outcome, save: Save, title: str | None = None) -> None:
-    """Write all that `save` asks for of a run; with a `title`, its report too, if that can be."""
+def write_run(
+    folder: Path,
+    outcome: Outcome,
+    save: Save,
+    title: str | None = None,
+    window: tuple[float, float] | None = None,
+) -> None:
+    """Write all that `save` asks for of a run; with a `title`, its report too, if that can be.
+
+    `window`: what the timeline shows, see `write_details`.
+    """
     write_results(folder, outcome, save)
     if save != "all":
         return
-    write_details(folder, outcome)
+    write_details(folder, outcome, window)
     if title is not None:
         write_page(folder, outcome.parts, title, outcome.result.provenance)
 
@@ -128,11 +140,14 @@ def write_results(
         write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
 
 
-def write_details(folder: Path, outcome: Outcome) -> None:
+def write_details(
+    folder: Path, outcome: Outcome, window: tuple[float, float] | None = None
+) -> None:
     """Write the tables of micro-batches, stages and bubbles, and the timeline.
 
-    Replicas have a folder each, and so have the pools of a system, with the requests as the pool
-    saw them.
+    The timeline shows a `window` (seconds of the run); None: all, or of more than TIMELINE_BATCHES
+    micro-batches so many around the middle of the steady window, as a viewer takes them. Replicas
+    have a folder each, and so have the pools of a system, with the requests as the pool saw them.
     """
     from experiments.report.timeline import write_timeline
 
@@ -143,7 +158,21 @@ def write_details(folder: Path, outcome: Outcome) -> None:
             place.mkdir(parents=True, exist_ok=True)
             names = ["batches", "stages", "bubbles", *(["requests"] if pools else [])]
             _write_tables(place, pipeline.tables(), *names)
-            write_timeline(place / "timeline.json.gz", pipeline.result, pipeline.idle)
+            shown = window or _shown(pipeline)
+            path = place / "timeline.json.gz"
+            write_timeline(path, pipeline.result, pipeline.idle, window=shown)
+
+
+def _shown(pipeline: Outcome) -> tuple[float, float]:
+    """Return the seconds of a run that its timeline shows if nothing else is asked for."""
+    from experiments.report.data import steady
+    from experiments.report.timeline import WHOLE
+
+    result = pipeline.result
+    if len(result.scheduled_s) <= TIMELINE_BATCHES:
+        return WHOLE
+    rows = steady(pipeline, TIMELINE_BATCHES)
+    return float(result.scheduled_s[rows.start]), float(result.returned_s[rows.stop - 1])
 
 
 def _write_tables(folder: Path, tables: Mapping[str, Columns], *names: str) -> None:

@@ -56,6 +56,8 @@ scheduler=./greedy.py:Gredy | ./greedy.py has no class 'Gredy'
 scheduler=./broken.py:Policy | scheduler ./broken.py: cannot import it (ZeroDivisionError: div
 dtype=fp9 | dtype: should be 'bfloat16', 'float16', 'fp8'
 model=Qwen2.5-32B gpu=A100 | unknown gpu "A100"; there are A100-40G, A100-80G
+--window 5..x | --window: give the seconds A..B, such as 10..12.5 or 0..inf: not 5..x
+--window 9..3 | --window: give the seconds A..B, such as 10..12.5 or 0..inf: not 9..3
 --out RUN.yaml | RUN.yaml: is a file; give a folder with --out
 --out RUN.yaml/below | RUN.yaml/below: cannot write there: Not a directory
 scheduler=json:Nothing | json has no class 'Nothing'

@@ -139,6 +139,25 @@ def test_the_limit_holds_for_requests(result, tmp_path: Path) -> None:
     assert {event["id"] for event in mine if "id" in event} == {0, 1, 2}
 
 
+def test_a_window_shows_what_is_there_in_it(result, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    since_s, until_s = result.scheduled_s[20], result.returned_s[40]
+    write_timeline(whole, result, attribute(result))
+    write_timeline(cut, result, attribute(result), window=(since_s, until_s))
+
+    def shown(events: list[Event]) -> list[Event]:
+        times_s = ((event, event["ts"] / 1e6, event["dur"] / 1e6) for event in events)
+        return [e for e, at, lasts in times_s if at <= until_s and at + lasts >= since_s]
+
+    for thread, own in slices(read(whole)).items():
+        mine = slices(read(cut))[thread]
+        assert [event for event in mine if event in shown(own)] == shown(own)
+        assert len(mine) <= len(shown(own)) + 2 * DEPTH  # on another stage at that time
+    waiting = [e["args"] for e in read(cut) if e["name"] == "waiting for the first token"]
+    assert all(args["requests"] >= 0 for args in waiting)
+    assert any("pipeline, " in str(event["args"]) for event in read(cut) if event["ph"] == "M")
+
+
 def test_one_stage_and_no_bubbles_need_neither_arrows_nor_idle_threads(tmp_path: Path) -> None:
     write_timeline(tmp_path / "one", synthetic_run(requests=5, depth=1))
     events = read(tmp_path / "one")

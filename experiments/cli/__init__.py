@@ -113,6 +113,19 @@ SaveOption = Annotated[
 ]
 
 
+def _window(text: str | None) -> tuple[float, float] | None:
+    """Return the seconds of a run that `A..B` names."""
+    if text is None:
+        return None
+    try:
+        first, last = map(float, text.split(".."))
+    except ValueError:
+        first, last = 1.0, 0.0
+    if not 0 <= first <= last:
+        raise UsageError(f"--window: give the seconds A..B, such as 10..12.5 or 0..inf: not {text}")
+    return first, last
+
+
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"evenflow {evenflow.__version__}")
@@ -135,6 +148,10 @@ def simulate(
     set_: Set = None,
     *,
     save: SaveOption = Save.all,
+    window: Annotated[
+        str | None,
+        typer.Option("--window", metavar="A..B", help="The seconds that the timeline shows."),
+    ] = None,
     out: Out = None,
     force: Force = False,
     counterfactuals: Annotated[
@@ -159,13 +176,14 @@ def simulate(
     from experiments.runs import Job, run_job, without_causes, write_run
     from experiments.study.points import inputs_of
 
+    shown = _window(window)
     config = load_config(run, set_ or ())
     folder = out or Path("out") / run.stem
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
         job = Job(config, load_workload(config, run.parent), run.parent)
         with progress([job.label], len(job.workload.requests)) as show:
             outcome = run_job(job, show.done)
-        write_run(scratch, outcome, save.value, run.name)
+        write_run(scratch, outcome, save.value, run.name, shown)
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
             as_is = {"as is": outcome.summary, **without}

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,22 @@ from numpy.typing import NDArray
 from pydantic_core import to_json
 
 from evenflow.results.bubbles import CAUSES, Bubbles
-from evenflow.results.run import Floats, Ints, RunResult
+from evenflow.results.run import BATCHES, STAGES, Floats, Ints, RunResult
+from evenflow.results.run import REQUESTS as REQUEST_COLUMNS
 from experiments.report.data import present
 
 PIPELINE, REQUESTS = 1, 2
 """Process ids of the trace; stage k computes on thread 2k + 1 and idles on thread 2k + 2."""
 
+PIECES = "stage", "start_s", "end_s", "cause", "batch"
+"""The columns of bubbles."""
+
 SIZES = "prompt_tokens", "output_tokens", "preemptions"
 """What is told of a request."""
+
+Window = tuple[float, float]
+"""Seconds of a run, from and until."""
+WHOLE: Window = (0.0, math.inf)
 
 BLOCK = 10_000
 """Micro-batches, idle slices or samples whose events are made at a time."""
@@ -40,35 +50,58 @@ def write_timeline(
     result: RunResult,
     bubbles: Bubbles | None = None,
     requests_limit: int | None = 2000,
+    window: Window = WHOLE,
 ) -> None:
     """Write `result` to `path` as a gzipped Chrome trace; equal runs give equal bytes.
 
     A slice per stage and micro-batch, arrows that follow a micro-batch through the stages, idle
     slices named by cause (with `bubbles`), counters, and a slice per phase of each of the first
-    `requests_limit` requests (None: all). Times in microseconds.
+    `requests_limit` requests (None: all). Only what is there at some time of the `window`: seconds
+    of the run, which the name of the pipeline then says. Times in microseconds.
     """
+    batches, name = slice(0, len(result.scheduled_s)), "pipeline"
+    if window != WHOLE:
+        batches, result, bubbles = _cut(result, bubbles, window)
+        name = f"pipeline, {window[0]:.6g} to {window[1]:.6g} s"
     with (
         open(path, "wb") as raw,
         gzip.GzipFile("", "wb", 1, raw, mtime=0) as packed,
         io.TextIOWrapper(packed, encoding="ascii") as text,
     ):
         separator = '{"displayTimeUnit":"ms","traceEvents":[\n'
-        for events in filter(None, _events(result, bubbles, requests_limit)):
+        parts = [
+            _names(name, result.depth, bubbles is not None),
+            _stage_slices(result, np.arange(batches.start, batches.stop)),
+            _idle_slices(bubbles) if bubbles is not None else (),
+            _counters(result),
+            _request_slices(result, requests_limit),
+        ]
+        for events in filter(None, chain(*parts)):
             text.write(separator + ",\n".join(events))
             separator = ",\n"
         text.write("\n]}\n")
 
 
-def _events(
-    result: RunResult, bubbles: Bubbles | None, requests_limit: int | None
-) -> Iterator[list[str]]:
-    """Yield events, many at a time."""
-    yield from _names(result.depth, bubbles is not None)
-    yield from _stage_slices(result)
+def _cut(
+    result: RunResult, bubbles: Bubbles | None, window: Window
+) -> tuple[slice, RunResult, Bubbles | None]:
+    """Return which micro-batches are there in a window, and the columns of what is."""
+    since_s, until_s = window
+    first = int(np.searchsorted(result.returned_s, since_s))
+    batches = slice(first, max(first, int(np.searchsorted(result.scheduled_s, until_s, "right"))))
+    gone = np.fmax(result.arrival_s, result.completion_s) < since_s
+    requests = np.flatnonzero((result.arrival_s <= until_s) & ~gone)
+    columns: dict[str, Any] = {}
+    for names, rows in ((REQUEST_COLUMNS, requests), ([*BATCHES, *STAGES], batches)):
+        for name in names:
+            column = getattr(result, name)
+            if column is not None:
+                columns[name] = np.asarray(column)[rows]
     if bubbles is not None:
-        yield from _idle_slices(bubbles)
-    yield from _counters(result)
-    yield from _request_slices(result, requests_limit)
+        near = (bubbles.end_s >= since_s) & (bubbles.start_s <= until_s)
+        kept = {name: getattr(bubbles, name)[near] for name in PIECES}
+        bubbles = replace(bubbles, **kept)
+    return batches, replace(result, **columns), bubbles
 
 
 def _event(
@@ -117,12 +150,12 @@ def _nanoseconds(times_s: Floats) -> Ints:
     return np.rint(np.asarray(times_s) * 1e9).astype(np.int64)
 
 
-def _names(depth: int, with_idle: bool) -> Iterator[list[str]]:
-    for process, name in ((PIPELINE, "pipeline"), (REQUESTS, "requests")):
+def _names(pipeline: str, depth: int, with_idle: bool) -> Iterator[list[str]]:
+    for process, name in ((PIPELINE, pipeline), (REQUESTS, "requests")):
         yield from _named("process", (process, "0"), name, process)
     for stage in range(depth):
-        for thread, name in enumerate(("", " idle") if with_idle else ("",), 2 * stage + 1):
-            yield from _named("thread", (PIPELINE, str(thread)), f"stage {stage}{name}", thread)
+        for thread, idle in enumerate(("", " idle") if with_idle else ("",), 2 * stage + 1):
+            yield from _named("thread", (PIPELINE, str(thread)), f"stage {stage}{idle}", thread)
 
 
 def _named(kind: str, place: tuple[int, Piece], name: str, position: int) -> Iterator[list[str]]:
@@ -131,9 +164,8 @@ def _named(kind: str, place: tuple[int, Piece], name: str, position: int) -> Ite
     yield _event("M", start, place, f"{kind}_sort_index", f',"args":{{"sort_index":{position}}}')
 
 
-def _stage_slices(result: RunResult) -> Iterator[list[str]]:
+def _stage_slices(result: RunResult, batches: Ints) -> Iterator[list[str]]:
     last = result.depth - 1
-    batches = np.arange(len(result.scheduled_s))
     for block in _blocks(len(batches)):
         prefill, decode = result.prefill_tokens[block], result.decode_tokens[block]
         names = np.where(decode == 0, "prefill", np.where(prefill == 0, "decode", "mixed"))

@@ -360,6 +360,6 @@ def live_server(
     path = None if config.model is None else Path(find(config.model, beside))
     folder = path if path is not None and path.is_dir() else None
     vocab_size = None if path is None else model(str(path)).vocab_size
-    made_up = config.workers.kind == "emulated"
-    codec = codec_of(folder, tokenizer, vocab_size, made_up=made_up)
-    return LiveServer(config.model or "evenflow", codec, bound, max_queue)
+    workers = config.workers.kind
+    codec = codec_of(folder, tokenizer, vocab_size, made_up=workers == "emulated")
+    return LiveServer(config.model or "evenflow", codec, bound, max_queue, workers)

@@ -176,6 +176,7 @@ def test_a_stop_string_ends_a_request_before_its_limit(server: Server) -> None:
 def test_models_and_health(server: Server) -> None:
     (entry,) = server.client().models.list().data
     assert (entry.id, entry.object, entry.max_model_len) == ("evenflow", "model", 1000)
+    assert entry.owned_by == "evenflow (emulated)"
     assert entry.root == "evenflow", "vLLM's benchmark asks for it"
     assert server.http.get("/health").status_code == 200
 
@@ -260,6 +261,14 @@ def test_a_body_that_is_none(server: Server, content: bytes, status: int) -> Non
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(("way", "path"), [("GET", "/v1/engines"), ("GET", "/v1/completions")])
+def test_an_unknown_path_says_what_exists(server: Server, way: str, path: str) -> None:
+    told = server.http.request(way, path).json()["error"]["message"]
+    assert told.startswith(f"{way} {path}: ")
+    for there in ("POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models"):
+        assert there in told
+
+
 def test_openai_s_client_raises_what_it_should(server: Server) -> None:
     client = server.client()
     with pytest.raises(openai.NotFoundError, match="no gpt-4; the model here is evenflow"):
@@ -270,4 +279,6 @@ def test_openai_s_client_raises_what_it_should(server: Server) -> None:
     answer = server.http.post("/v1/completions", content="{", headers=HEAD)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("the body is no JSON: Expecting")
-    assert server.http.get("/v1/chat/completions").json()["error"]["message"].endswith("Not Found")
+    chats = {"model": "evenflow", "messages": [{"role": "user", "content": "hello"}]}
+    with pytest.raises(openai.BadRequestError, match="a chat needs the model's chat template"):
+        client.chat.completions.create(**chats)

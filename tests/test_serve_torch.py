@@ -28,6 +28,9 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}w3"
+    values = {"chat_template": template, "unk_token": "w0"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +133,57 @@ def test_a_token_that_the_model_does_not_know_is_refused(
     server, _ = served
     with pytest.raises(openai.BadRequestError, match="token 97 is none: the model has 97"):
         server.client().completions.create(model=server.model, prompt=[1, 97], max_tokens=1)
+
+
+def test_a_chat_is_answered_as_its_template_s_text_is(
+    served: tuple[Server, list[list[int]]],
+) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'evenflow[chat]'")
+    pytest.importorskip("jinja2")
+    server, _ = served
+    client, how = server.client(), {"temperature": 0, "extra_body": {"ignore_eos": True}}
+    text = client.completions.create(model=server.model, prompt="w5 w9 w3", max_tokens=6, **how)
+    messages = [
+        {"role": "system", "content": "w5"},
+        {"role": "user", "content": [{"type": "text", "text": "w9"}]},
+    ]
+    asked = {"model": server.model, "messages": messages, **how}
+    whole = client.chat.completions.create(max_completion_tokens=6, **asked)
+    (choice,) = whole.choices
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
+    assert choice.message.content == text.choices[0].text
+    assert whole.usage == text.usage
+    assert whole.object == "chat.completion"
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        max_tokens=6, stream=True, stream_options=options, **asked
+    )
+    opening, *chunks, last = list(stream)
+    assert (opening.choices[0].delta.role, opening.choices[0].delta.content) == ("assistant", "")
+    assert "".join(each.choices[0].delta.content for each in chunks) == text.choices[0].text
+    assert [each.choices[0].finish_reason for each in chunks] == [None] * 5 + ["length"]
+    assert (last.choices, last.usage) == ([], text.usage)
+    assert {each.object for each in (opening, *chunks, last)} == {"chat.completion.chunk"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "messages: Field required"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.conte"),
+        ({"tools": [{"type": "function"}]}, "tools: only [] is supported"),
+        ({"logprobs": True}, "logprobs: only False is supported"),
+        ({"prompt": "w1"}, "prompt: is not supported"),
+        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+    ],
+)
+def test_a_chat_that_cannot_be_served_is_a_400_that_names_the_parameter(
+    served: tuple[Server, list[list[int]]], body: dict[str, Any], words: str
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "w1"}]} if "messages" not in body else {}
+    asked = {} if not body else {"max_tokens": 2} | chat | body
+    answer = served[0].http.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(words)

@@ -42,6 +42,39 @@ def test_without_a_tokenizer_a_token_is_its_number() -> None:
     assert Numbers().encode("three") is None
 
 
+TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}{% if message.role == "tool" %}\
+{{ raise_exception("no tools") }}{% endif %}[{{ message.role }}]{{ message.content }}\
+{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "é?"}]
+
+
+def test_a_chat_is_what_the_template_of_the_model_makes_of_it(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'evenflow[chat]'")
+    pytest.importorskip("jinja2")
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer.read_bytes())
+    with pytest.raises(UsageError, match="a chat needs the model's chat template"):
+        Tokenized(path).chat(CHAT)
+    named = [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    for template, bos in ((TEMPLATE, "<end>"), (named, {"content": "<end>", "lstrip": False})):
+        values = {"chat_template": template, "bos_token": bos}
+        path.with_name("tokenizer_config.json").write_text(json.dumps(values))
+        codec = codec_of(None, path, None, made_up=True)
+        text = "<end>[system]be brief[user]é?[assistant]"
+        assert codec.chat(CHAT) == codec.encode(text)
+        assert codec.chat(CHAT)[0] == 256, "the special token is one"
+    with pytest.raises(UsageError, match="the chat template refuses them: no tools"):
+        codec.chat([{"role": "tool", "content": ""}])
+    path.with_name("chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert Tokenized(path).chat(CHAT) == codec.encode("be brief")
+    path.with_name("tokenizer_config.json").write_text("[")
+    with pytest.raises(UsageError, match=r"tokenizer_config.json: cannot read it"):
+        Tokenized(path).chat(CHAT)
+
+
 def test_a_character_comes_with_its_last_token(tokenizer: Path) -> None:
     codec = Tokenized(tokenizer)
     ids = codec.encode("é🙂!")

@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's completions, /health and /metrics, as a FastAPI application.
+"""The HTTP server: OpenAI's completions and chats, /health and /metrics, by FastAPI.
 
 Knows HTTP; tokens, text and their order come from `runtime.http.answers`.
 """
@@ -17,12 +17,20 @@ import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError
 from runtime.http.exposition import exposition
-from runtime.http.protocol import CompletionRequest, StreamOptions, completion, error_body, usage
+from runtime.http.protocol import (
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    StreamOptions,
+    error_body,
+    usage,
+)
 
 T = TypeVar("T")
 
@@ -44,11 +52,12 @@ LOOK_S = 0.25
 class Service:
     """What the application serves: the name of the model, its answers, its state.
 
-    `failure` says why nothing can be served any more, None while it can; `gauges` are written to
-    /metrics as they are.
+    `workers` says what computes: torch, or emulated. `failure` says why nothing can be served any
+    more, None while it can; `gauges` are written to /metrics as they are.
     """
 
     model: str
+    workers: str
     max_model_len: int
     answers: Answers
     failure: Callable[[], str | None]
@@ -63,10 +72,17 @@ def make_app(service: Service) -> FastAPI:
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        if body.model not in (None, service.model):
-            message = f"model: no {body.model}; the model here is {service.model}"
-            raise ServiceError(message, 404, "model_not_found", "model")
-        generations = body.generations(service.answers.codec, rng)
+        _check_model(service, body)
+        return await respond(body, body.prompt_ids(service.answers.codec), request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        _check_model(service, body)
+        codec = service.answers.codec  # a template takes its time, and its library to load
+        return await respond(body, await asyncio.to_thread(body.prompt_ids, codec), request)
+
+    async def respond(body: Asked, prompts: list[list[int]], request: Request) -> Response:
+        generations = body.generations(prompts, rng, service.max_model_len)
         call = _Call(service, body, generations, service.answers.submit(generations))
         return await call.respond(request)
 
@@ -76,7 +92,7 @@ def make_app(service: Service) -> FastAPI:
             "id": service.model,
             "object": "model",
             "created": started_s,
-            "owned_by": "evenflow",
+            "owned_by": f"evenflow ({service.workers})",
             "root": service.model,  # as vLLM has it; its benchmark asks for it
             "max_model_len": service.max_model_len,
         }
@@ -98,6 +114,12 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
+def _check_model(service: Service, body: Asked) -> None:
+    if body.model not in (None, service.model):
+        message = f"model: no {body.model}; the model here is {service.model}"
+        raise ServiceError(message, 404, "model_not_found", "model")
+
+
 def _add_errors(app: FastAPI) -> None:
     """Have every error answered as OpenAI's clients read it."""
 
@@ -112,7 +134,16 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code in (404, 405):
+            there = ", ".join(_routes(app))
+            message += f"; there are {there}"
         return _error(ServiceError(message, error.status_code))
+
+
+def _routes(app: FastAPI) -> list[str]:
+    """Return what there is to call: POST /v1/completions, and so on."""
+    ours = [route for route in app.routes if isinstance(route, APIRoute)]
+    return [f"{way} {route.path}" for route in ours for way in sorted(route.methods or ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +151,7 @@ class _Call:
     """One client's call and the answers to it."""
 
     service: Service
-    body: CompletionRequest
+    body: Asked
     generations: list[Generation]
     reply: Reply
 
@@ -138,7 +169,7 @@ class _Call:
     @property
     def _head(self) -> dict[str, Any]:
         return {
-            "id": f"cmpl-{self.reply.request_ids[0]}",
+            "id": f"{self.body.form.prefix}-{self.reply.request_ids[0]}",
             "created": int(time.time()),
             "model": self.service.model,
         }
@@ -157,7 +188,7 @@ class _Call:
             tokens += 1
         pieces = [Piece(*answer) for answer in zip(range(len(texts)), texts, reasons, strict=True)]
         counts = {"usage": usage(self._prompt_tokens, tokens)}
-        return JSONResponse(completion(self._head, pieces) | counts)
+        return JSONResponse(self.body.form.answer(self._head, pieces) | counts)
 
     async def _events(self) -> AsyncIterator[str]:
         """A chunk a token; at the end, if asked for, the counts; then the word that it is over.
@@ -165,17 +196,21 @@ class _Call:
         A stream that breaks ends with the error.
         """
         options = self.body.stream_options or StreamOptions()
-        head, tokens = self._head, 0
+        head, tokens, form = self._head, 0, self.body.form
+        unopened = set(range(len(self.generations)))
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
         try:
             async for piece in self.reply.pieces():
+                if piece.choice in unopened and (opening := form.first(head, piece.choice)):
+                    yield _event(opening | counts)
+                unopened.discard(piece.choice)
                 tokens += 1
                 if options.include_usage and options.continuous_usage_stats:
                     counts = {"usage": usage(self._prompt_tokens, tokens)}
-                yield _event(completion(head, [piece]) | counts)
+                yield _event(form.chunk(head, [piece]) | counts)
             if options.include_usage:
                 counts = {"usage": usage(self._prompt_tokens, tokens)}
-                yield _event(completion(head, []) | counts)
+                yield _event(form.chunk(head, []) | counts)
             yield "data: [DONE]\n\n"
         except ServiceError as error:
             yield _event(error_body(error))

@@ -61,16 +61,23 @@ def listening(host: str, port: int) -> socket.socket:
 class LiveServer:
     """Serves a model, by its name, on a bound socket; `codec` reads and writes for its clients.
 
-    At most `max_queue` requests wait for their first token (None: no limit). `open`, `drain` (at
-    Ctrl-C), `ended` and `close` are called in this order.
+    `workers` says what computes: torch, or emulated. At most `max_queue` requests wait for their
+    first token (None: no limit). `open`, `drain` (at Ctrl-C), `ended` and `close` are called in
+    this order.
     """
 
     def __init__(
-        self, model: str, codec: Codec, bound: socket.socket, max_queue: int | None = None
+        self,
+        model: str,
+        codec: Codec,
+        bound: socket.socket,
+        max_queue: int | None = None,
+        workers: str = "emulated",
     ) -> None:
         self.front = LiveFront()
         self.answers = Answers(self.front, codec, max_queue)
         self.model = model
+        self.workers = workers
         self.on_open: Callable[[], None] = lambda: None
         self._bound = bound
         self._failure: str | None = None
@@ -121,6 +128,7 @@ class LiveServer:
         self._start(
             Service(
                 self.model,
+                self.workers,
                 batcher.max_model_len,
                 answers,
                 failure=lambda: self._failure,

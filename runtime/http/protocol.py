@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's completions: what a client may ask, and what it is answered.
+"""The wire format of OpenAI's completions and chats: what a client may ask and is answered.
 
 Knows no requests that are being served. A parameter that would change an answer and is not
 supported is refused, never ignored.
@@ -6,13 +6,15 @@ supported is refused, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from evenflow.errors import UsageError
 from runtime.http.answers import Generation, Piece, ServiceError
 from runtime.http.text import Codec
 
@@ -34,7 +36,82 @@ TokenId = Annotated[int, Field(ge=0, strict=True)]
 MOST_STOP_STRINGS = 4
 MOST = 10**9
 """Of tokens, or of choices for one: above it is a slip, and results count in machine words."""
+MaxTokens = Annotated[int, Field(ge=1, le=MOST)]
 SEEDS = 2**63
+
+
+WITHOUT_EFFECT_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "tools": (None, []),
+    "tool_choice": (None, "auto", "none"),
+    "response_format": (None, {"type": "text"}),
+}
+"""The same of chats only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the answers to a kind of call look: names of objects, and what a choice holds.
+
+    `whole` and `part` make what a choice has of a text: of a whole answer, and of a chunk.
+    `opening`: what a choice of a stream begins with, None: nothing.
+    """
+
+    prefix: str
+    name: str
+    chunk_name: str
+    whole: Callable[[str], dict[str, Any]]
+    part: Callable[[str], dict[str, Any]]
+    opening: dict[str, Any] | None = None
+
+    def answer(self, head: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the body of an answer under `head`: id, created, model."""
+        return self._body(head, self.name, self.whole, pieces)
+
+    def chunk(self, head: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return a chunk of a stream."""
+        return self._body(head, self.chunk_name, self.part, pieces)
+
+    def first(self, head: Mapping[str, Any], choice: int) -> dict[str, Any] | None:
+        """Return the chunk with which a choice of a stream begins; None where it has none."""
+        if self.opening is None:
+            return None
+        opening = self.opening
+        return self._body(head, self.chunk_name, lambda _: opening, [Piece(choice, "", None)])
+
+    def _body(
+        self,
+        head: Mapping[str, Any],
+        name: str,
+        holds: Callable[[str], dict[str, Any]],
+        pieces: Sequence[Piece],
+    ) -> dict[str, Any]:
+        choices = [
+            {
+                "index": piece.choice,
+                **holds(piece.text),
+                "logprobs": None,
+                "finish_reason": piece.finish_reason,
+            }
+            for piece in pieces
+        ]
+        return {**head, "object": name, "choices": choices}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+COMPLETION = Form("cmpl", "text_completion", "text_completion", _text, _text)
+CHAT = Form(
+    prefix="chatcmpl",
+    name="chat.completion",
+    chunk_name="chat.completion.chunk",
+    whole=lambda text: {"message": {"role": "assistant", "content": text}},
+    part=lambda text: {"delta": {"content": text}},
+    opening={"delta": {"role": "assistant", "content": ""}},
+)
 
 
 class StreamOptions(BaseModel):
@@ -49,14 +126,16 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class CompletionRequest(BaseModel):
-    """The body of /v1/completions. `ignore_eos` and `top_k` are as vLLM has them."""
+class Asked(BaseModel):
+    """What the bodies of both kinds of call have. `ignore_eos` and `top_k` are as vLLM has them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    without_effect: ClassVar[Mapping[str, tuple[Any, ...]]] = WITHOUT_EFFECT
+    form: ClassVar[Form]
+
     model: str | None = None
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    max_tokens: Annotated[int, Field(ge=1, le=MOST)] = 16
+    max_tokens: MaxTokens | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MOST)] = 0
@@ -73,8 +152,8 @@ class CompletionRequest(BaseModel):
         if not isinstance(data, dict):
             return data
         left = {name: value for name, value in data.items() if value is not None}
-        for name in left.keys() & WITHOUT_EFFECT.keys():
-            values = WITHOUT_EFFECT[name]
+        for name in left.keys() & cls.without_effect.keys():
+            values = cls.without_effect[name]
             if left[name] not in values:
                 right = f"only {values[-1]} is" if values[-1] is not None else "it is not"
                 raise PydanticCustomError(
@@ -84,7 +163,7 @@ class CompletionRequest(BaseModel):
         return left
 
     @model_validator(mode="after")
-    def _check_together(self) -> CompletionRequest:
+    def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("unsupported", "stream_options: only with stream: true")
         if not all(self.stop_strings) or len(self.stop_strings) > MOST_STOP_STRINGS:
@@ -97,16 +176,15 @@ class CompletionRequest(BaseModel):
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-    def generations(self, codec: Codec, rng: np.random.Generator) -> list[Generation]:
-        """Return what is asked of each prompt; ServiceError for a prompt that cannot be read.
-
-        Without a seed, one is drawn.
-        """
+    def generations(
+        self, prompts: Sequence[list[int]], rng: np.random.Generator, max_model_len: int
+    ) -> list[Generation]:
+        """Return what is asked of each prompt, in token ids. Without a seed, one is drawn."""
         seed = int(rng.integers(SEEDS)) if self.seed is None else self.seed
         return [
             Generation(
                 prompt_ids=ids,
-                max_tokens=self.max_tokens,
+                max_tokens=self.most_tokens(max_model_len - len(ids)),
                 temperature=self.temperature,
                 top_k=max(self.top_k, 0),
                 top_p=self.top_p,
@@ -114,10 +192,29 @@ class CompletionRequest(BaseModel):
                 stop=self.stop_strings,
                 ignore_eos=self.ignore_eos,
             )
-            for ids in self._prompt_ids(codec)
+            for ids in prompts
         ]
 
-    def _prompt_ids(self, codec: Codec) -> list[list[int]]:
+    def most_tokens(self, room: int) -> int:
+        """Return how many tokens an answer may have, of those that there is `room` for."""
+        raise NotImplementedError
+
+    def prompt_ids(self, codec: Codec) -> list[list[int]]:
+        """Return the token ids of each prompt; ServiceError for one that cannot be read."""
+        raise NotImplementedError
+
+
+class CompletionRequest(Asked):
+    """The body of /v1/completions."""
+
+    form = COMPLETION
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+
+    def most_tokens(self, room: int) -> int:
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    def prompt_ids(self, codec: Codec) -> list[list[int]]:
         prompts: Sequence[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         if prompts and isinstance(prompts[0], int):
             prompts = [prompts]
@@ -133,13 +230,66 @@ class CompletionRequest(BaseModel):
                     400,
                     param="prompt",
                 )
-            if not ids:
-                raise ServiceError("prompt: is empty", 400, param="prompt")
-            if codec.vocab_size is not None and max(ids) >= codec.vocab_size:
-                words = f"token {max(ids)} is none: the model has {codec.vocab_size}, from 0 on"
-                raise ServiceError(f"prompt: {words}", 400, param="prompt")
+            _check_ids(codec, ids, "prompt")
             prompt_ids.append(list(ids))
         return prompt_ids
+
+
+class TextPart(BaseModel):
+    """A part of a message that is text; pictures and sounds are not supported."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message of a chat; the template says which roles there are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """The message as a template reads it: its parts as one text, joined as vLLM joins them."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text, **named}
+
+
+class ChatRequest(Asked):
+    """The body of /v1/chat/completions; without a limit an answer may fill what the model has."""
+
+    without_effect = {**WITHOUT_EFFECT, **WITHOUT_EFFECT_IN_CHATS}
+    form = CHAT
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: MaxTokens | None = None
+
+    def most_tokens(self, room: int) -> int:
+        asked = self.max_completion_tokens or self.max_tokens
+        return max(room, 1) if asked is None else asked
+
+    def prompt_ids(self, codec: Codec) -> list[list[int]]:
+        try:
+            ids = codec.chat([message.plain for message in self.messages])
+        except UsageError as error:
+            raise ServiceError(f"messages: {error}", 400, param="messages") from None
+        _check_ids(codec, ids, "messages")
+        return [ids]
+
+
+def _check_ids(codec: Codec, ids: Sequence[int], param: str) -> None:
+    if not ids:
+        raise ServiceError(f"{param}: is empty", 400, param=param)
+    if codec.vocab_size is not None and max(ids) >= codec.vocab_size:
+        words = f"token {max(ids)} is none: the model has {codec.vocab_size}, from 0 on"
+        raise ServiceError(f"{param}: {words}", 400, param=param)
 
 
 def _encoded(codec: Codec, text: str) -> list[int] | None:
@@ -159,20 +309,6 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-
-
-def completion(head: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Return the body of an answer, or a chunk of a stream, under `head`: id, created, model."""
-    choices = [
-        {
-            "index": piece.choice,
-            "text": piece.text,
-            "logprobs": None,
-            "finish_reason": piece.finish_reason,
-        }
-        for piece in pieces
-    ]
-    return {**head, "object": "text_completion", "choices": choices}
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:

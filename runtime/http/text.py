@@ -7,7 +7,8 @@ and what may be the beginning of a stop string is held back.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""Tokens that a chat template may write, by name."""
+
+NO_CHAT = (
+    "a chat needs the model's chat template: a tokenizer.json with its tokenizer_config.json "
+    "beside it, in the model's folder or given to the server with --tokenizer"
+)
 UNFINISHED = "\ufffd"
 """What a decoder writes for bytes that are no character yet."""
 
@@ -43,6 +51,9 @@ class Codec(Protocol):
     def encode(self, text: str) -> list[int] | None:
         """Return the tokens of a prompt; None: there is no tokenizer."""
 
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the tokens of a chat, up to where the answer begins; UsageError if it cannot."""
+
     def stream(self) -> TextStream: ...
 
 
@@ -64,6 +75,11 @@ class Numbers:
 
     def encode(self, text: str) -> list[int] | None:
         return None if self._reader is None else self._reader.encode(text)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        if self._reader is None:
+            raise UsageError(NO_CHAT)
+        return self._reader.chat(messages)
 
     def stream(self) -> TextStream:
         return _NumberStream()
@@ -99,13 +115,55 @@ class Tokenized:
             raise UsageError(f"{path}: not a tokenizer.json: {error}") from None
         self.end_ids = end_ids
         self.vocab_size = vocab_size
+        self._path = path
 
     def encode(self, text: str) -> list[int] | None:
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
 
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        templated = self._templated  # a mistake in the files is none of the messages
+        try:
+            text = templated.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # a template is code, and refuses what it does not know
+            raise UsageError(f"the chat template refuses them: {error}") from None
+        return ids
+
+    @cached_property
+    def _templated(self) -> Any:
+        """The tokenizer of transformers, with the chat template that lies beside our file."""
+        try:
+            from transformers import PreTrainedTokenizerFast
+        except ImportError:
+            hint = "pip install 'evenflow[chat]' where the server runs"
+            raise UsageError(f"a chat template needs transformers: {hint}") from None
+        path, template = self._path.with_name("tokenizer_config.json"), None
+        try:
+            values: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            template = values.get("chat_template")
+            if (own := self._path.with_name("chat_template.jinja")).is_file():
+                template = own.read_text(encoding="utf-8")
+        except (AttributeError, OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"{path}: cannot read it: {error}") from None
+        if isinstance(template, list):  # several, by name
+            template = {each["name"]: each["template"] for each in template}.get("default")
+        if not isinstance(template, str):
+            raise UsageError(NO_CHAT)
+        special = {name: _word(values[name]) for name in SPECIAL if values.get(name)}
+        return PreTrainedTokenizerFast(
+            tokenizer_object=self._tokenizer, chat_template=template, **special
+        )
+
     def stream(self) -> TextStream:
         return _TokenizedStream(self._tokenizer)
+
+
+def _word(token: Any) -> str:
+    """Return a special token as text; a file may hold it with how it is split."""
+    return str(token["content"] if isinstance(token, dict) else token)
 
 
 class _TokenizedStream:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
-from evenflow.results.metrics import meets, summarize
+from evenflow.results.metrics import PERCENTILES, meets, statistics, summarize
 from evenflow.results.run import RunResult
 from evenflow.types import Request
 from sim import World, simulate
@@ -28,6 +28,28 @@ def load() -> list[Request]:
     """Requests of which the first fits nowhere, and some have one output token."""
     first, *others = poisson_requests(seed=3, count=120, rate_per_s=9.7)
     return [replace(first, prompt_tokens=10_000), *others]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, 300)), min_size=1, max_size=40),
+    st.sampled_from([128, 1 << 20]),
+)
+def test_gaps_with_counts_have_the_statistics_of_each_gap(
+    gaps: list[tuple[float, int]], at_once: int
+) -> None:
+    values_s, counts = (np.array(column) for column in zip(*gaps, strict=True))
+    each_ms = np.repeat(values_s, counts) * 1e3 if counts.any() else np.zeros(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenflow.results.metrics.SUMMED_AT_ONCE", at_once)
+        found = statistics("itl", values_s, counts)
+    points = np.percentile(each_ms, PERCENTILES).tolist()
+    assert found == {
+        "mean_itl_ms": each_ms.mean(),
+        "median_itl_ms": np.median(each_ms),
+        "std_itl_ms": each_ms.std(),
+        **{f"p{p}_itl_ms": at for p, at in zip(PERCENTILES, points, strict=True)},
+    }
 
 
 @pytest.fixture(scope="module")

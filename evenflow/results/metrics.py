@@ -8,6 +8,7 @@ limits: the first micro-batch with a part of the prompt - arrival.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 from evenflow.results.run import Floats, Ints, RunResult
 
 PERCENTILES = (50, 90, 95, 99)
+
+SUMMED_AT_ONCE = 1 << 20
+"""Tokens whose gaps are spread out at a time."""
 
 UNSERVED_SHARE = 0.1
 """A run is overloaded where its queue grows by more than this share of what arrives."""
@@ -199,16 +203,45 @@ def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> dict[
 
     `counts`: how often each of the values in seconds is there; None: once.
     """
-    values_ms = (values_s if counts is None else np.repeat(values_s, counts)) * 1e3
-    if not len(values_ms):
-        values_ms = np.zeros(1)
-    points = np.percentile(values_ms, PERCENTILES)
+    values_ms = values_s * 1e3
+    if counts is None:
+        counts = np.ones(len(values_ms), dtype=np.int64)
+    if not counts.any():
+        values_ms, counts = np.zeros(1), np.ones(1, dtype=np.int64)
+    stops, count = np.cumsum(counts), int(counts.sum())
+    mean = _sum(values_ms, stops, 0, count) / count
+    variance = _sum(values_ms, stops, 0, count, around=mean) / count
+    order = np.argsort(values_ms)
+    ranks, places = np.cumsum(counts[order]), (count - 1) * (np.array(PERCENTILES) / 100)
+    low, high = (
+        values_ms[order[np.searchsorted(ranks, near, "right")]]
+        for near in (np.floor(places), np.ceil(places))
+    )
+    share = places - np.floor(places)
+    points = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
+    middle = np.searchsorted(ranks, [(count - 1) // 2, count // 2], "right")
     return {
-        f"mean_{name}_ms": float(values_ms.mean()),
-        f"median_{name}_ms": float(np.median(values_ms)),
-        f"std_{name}_ms": float(values_ms.std()),
+        f"mean_{name}_ms": mean,
+        f"median_{name}_ms": float(values_ms[order[middle]].mean()),
+        f"std_{name}_ms": math.sqrt(variance),
         **{f"p{p}_{name}_ms": float(v) for p, v in zip(PERCENTILES, points, strict=True)},
     }
+
+
+def _sum(values: Floats, stops: Ints, start: int, stop: int, around: float | None = None) -> float:
+    """Return the sum of [start, stop) of the values, each repeated up to its place in `stops`.
+
+    Or of their squared differences from `around`. To the last digit as numpy sums the repeated
+    values, which are never there all at once: it halves what is more than 128 in the same way.
+    """
+    count = stop - start
+    if count > SUMMED_AT_ONCE:
+        half = start + count // 2 - count // 2 % 8
+        return _sum(values, stops, start, half, around) + _sum(values, stops, half, stop, around)
+    first, last = np.searchsorted(stops, [start, stop - 1], "right")
+    counts = np.diff(np.clip(stops[first : last + 1], start, stop), prepend=start).astype(np.int64)
+    part = np.repeat(values[first : last + 1], counts)
+    return float((part if around is None else (part - around) ** 2).sum())
 
 
 def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, float | int]:

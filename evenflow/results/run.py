@@ -234,7 +234,11 @@ def joined(blocks: abc.Iterable[Block]) -> Block:
         for name, column in block.items():
             parts.setdefault(name, []).append(column)
     return {
-        name: list(chain(*columns)) if isinstance(columns[0], list) else np.concatenate(columns)
+        name: columns[0]
+        if len(columns) == 1
+        else list(chain(*columns))
+        if isinstance(columns[0], list)
+        else np.concatenate(columns)
         for name, columns in parts.items()
     }
 
@@ -298,8 +302,8 @@ class Recorder:
         """Move what was collected to the blocks, with the gaps and `more` columns beside it."""
         self._blocks.append({**self._block(gap_s, gap_count), **more})
         self._num_flushed = self.num_done
-        self._completed, self._others = [], []
-        for collected in (self._batches, self._wait_s, self._wait_reason):
+        self._completed, self._others, self._batches = [], [], bytearray()
+        for collected in (self._wait_s, self._wait_reason):
             del collected[:]
 
     def column(self, name: str) -> NDArray[Any]:
@@ -311,7 +315,7 @@ class Recorder:
         ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
         return {
             **gathered(REQUESTS, ended),
-            "batches": np.frombuffer(self._batches).copy(),
+            "batches": np.frombuffer(self._batches),
             "wait_s": np.array(self._wait_s),
             "wait_reason": np.array(self._wait_reason, dtype=np.int64),
             "gap_s": np.array(gap_s, dtype=np.float64),

@@ -1,4 +1,4 @@
-"""The published outputs of the notebooks show no error; `make test` also runs them anew (nbmake)."""
+"""Published outputs of the notebooks show no error; `make test` runs them anew, too (nbmake)."""
 
 from __future__ import annotations
 

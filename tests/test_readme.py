@@ -25,7 +25,7 @@ from experiments.run_file.run import RunConfig
 from experiments.study.sweep_file import SweepConfig
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SET_UP_COMMANDS = {"git", "cd", "pip", "python", "python3", "source"}
 
@@ -113,7 +113,7 @@ def check(document: str, folder: Path) -> None:
             check_console(example.text, folder)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_examples_of_a_document_work(path: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     check(path.read_text(encoding="utf-8"), tmp_path)
@@ -125,7 +125,7 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -43,6 +43,11 @@ def test_replay_keeps_the_times_and_scale_divides_them() -> None:
     assert requests == [Request(0, 0.0, 10, 1), Request(1, 0.5, 20, 2), Request(2, 2.0, 30, 3)]
 
 
+def test_a_scale_alone_is_that_of_a_replay() -> None:
+    given = {"trace": "azure-conv-sample", "arrivals": {"scale": 2}}
+    assert checked(WorkloadConfig, Document("w", given, {})).arrivals == Replay(scale=2)
+
+
 def test_offline_and_closed_are_all_at_zero() -> None:
     for arrivals in (Offline(), Closed(concurrency=4)):
         assert [r.arrival_s for r in make_requests(a_trace(None), arrivals)] == [0.0] * 3

@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
-from pydantic import Discriminator, Field
+from pydantic import BeforeValidator, Discriminator, Field
 
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, Positive, short_form
@@ -125,12 +125,22 @@ class Closed(Keys):
         return np.zeros(n)
 
 
+def _replay_by_default(value: object) -> object:
+    """Return the mapping with its kind: what may only be said of a replay is one."""
+    if isinstance(value, dict) and value.keys() == {"scale"}:
+        return {"kind": "replay", **value}
+    return value
+
+
 AnyArrivals = Annotated[
     Replay | Poisson | Gamma | OnOff | Closed | Offline,
     short_form("kind"),
     Discriminator("kind"),
+    BeforeValidator(_replay_by_default),
 ]
-"""What a configuration says of arrivals: a mapping with one of the kinds, or the kind alone."""
+"""What a configuration says of arrivals: a mapping with one of the kinds, or the kind alone; a
+`scale` alone is that of a replay.
+"""
 
 
 def make_requests(

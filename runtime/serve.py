@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,28 @@ class Workers:
     patience_s: float = 30.0
     start_limit_s: float = 60.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def seen(self, world: World) -> World:
+        """Return the world as far as the times of its stages are known."""
+        return world
+
+    def start(self, world: World) -> AbstractContextManager[Any]:
+        """Return the pipeline of workers for a world, to be entered."""
+        from runtime.pipeline import Pipeline
+
+        return Pipeline(
+            self.settings,
+            world.page_tokens,
+            world.total_pages,
+            together=self.together,
+            start_limit_s=self.start_limit_s,
+        )
+
+    def driver(self) -> Callable[..., Driver]:
+        """Return the driver that goes with that pipeline."""
+        from runtime.driver import Driver
+
+        return Driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +131,17 @@ def serve(
     first Ctrl-C (of a server the second: the first sends new clients away): what is finished is
     returned. UsageError where the workers do not start.
     """
-    from runtime.driver import Driver
-    from runtime.pipeline import Pipeline
-
     recording = partial(RecordingBatcher, record=record)
     batcher = world.batcher(Batcher if record is None else recording)
-    drive = partial(Driver, world, batcher, patience_s=workers.patience_s, blocks=blocks)
     try:
-        with Pipeline(
-            workers.settings,
-            world.page_tokens,
-            world.total_pages,
-            together=workers.together,
-            start_limit_s=workers.start_limit_s,
-        ) as pipeline:
+        with workers.start(world) as pipeline:
+            drive = partial(
+                workers.driver(),
+                workers.seen(world),
+                batcher,
+                patience_s=workers.patience_s,
+                blocks=blocks,
+            )
             started_s = time.perf_counter()
             if live is None:
                 driver = drive(

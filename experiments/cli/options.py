@@ -17,6 +17,10 @@ Force = Annotated[
     bool,
     typer.Option("--force", help="Write beside files that evenflow did not write; they stay."),
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="vllm: real vLLM serves, with our policy in it."),
+]
 Slo = Annotated[
     list[str] | None,
     typer.Option("--slo", metavar="METRIC=LIMIT", help="A limit; may be given repeatedly."),

@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
-from experiments.cli.options import Force, Out, RunFile, Set
+from experiments.cli.options import Engine, Force, Out, RunFile, Set
 
 if TYPE_CHECKING:
     from experiments.outcome import Outcome
     from runtime import Served
 
 
-def run_command(run: RunFile, set_: Set = None, out: Out = None, force: Force = False) -> None:
+def run_command(
+    run: RunFile,
+    set_: Set = None,
+    out: Out = None,
+    *,
+    engine: Engine = None,
+    force: Force = False,
+) -> None:
     """Serve one configuration in real time, a process a stage, and write what happened."""
     from experiments.cli.terminal import progress
     from experiments.real import job_of, serve_into
     from experiments.report.folder import staged
     from experiments.study.points import inputs_of
 
-    job = job_of(run, set_ or ())
+    job = job_of(run, set_ or (), engine=engine)
     folder = out or Path("out") / f"{run.stem}-run"
     total = len(job.workload.requests)
     _say_killed(folder)
@@ -54,6 +61,7 @@ def serve_command(
         Path | None,
         typer.Option("--tokenizer", help="A tokenizer.json; default: the model folder's."),
     ] = None,
+    engine: Engine = None,
     out: Out = None,
     force: Force = False,
 ) -> None:
@@ -61,7 +69,7 @@ def serve_command(
     from experiments.real import job_of, live_server, serve_into
     from experiments.report.folder import staged
 
-    job = job_of(run, set_ or (), clients=True)
+    job = job_of(run, set_ or (), clients=True, engine=engine)
     from runtime.http.live import listening  # only now is it certain that there is ZeroMQ
 
     folder = out or Path("out") / f"{run.stem}-serve"

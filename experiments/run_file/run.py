@@ -286,7 +286,7 @@ class RunConfig(Keys):
             ("expert_parallel", self.expert_parallel, ("model", "gpu")),
             ("speculative.draft_model", draft is not None, ("model", "gpu")),
             ("kv.swap", self.kv.swap, ("model",)),
-            ("workers.kind: torch", self.workers.kind == "torch", ("model",)),
+            (f"workers.kind: {self.workers.kind}", self.workers.kind != "emulated", ("model",)),
         )
         for reason, applies, keys in needs:
             for key in keys:

@@ -82,4 +82,28 @@ class TorchWorkers(Keys):
         return f"real (torch on {self.device}{made_up})"
 
 
-Workers = Annotated[EmulatedWorkers | TorchWorkers, short_form("kind"), Discriminator("kind")]
+class VllmWorkers(Keys):
+    """Real vLLM: its engine and its workers, with the policy in its scheduler's place.
+
+    `dtype` and `weights` are as for torch, `threads` the cores of each worker on a CPU. Plans may
+    have `max_num_batched_tokens` tokens, and `max_num_seqs` requests may run at once.
+    """
+
+    kind: Literal["vllm"]
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    threads: Count = 1
+    weights: Literal["checkpoint", "random"] = "checkpoint"
+    max_num_batched_tokens: Count = 8192
+    max_num_seqs: Count = 256
+    sampling: SamplingConfig = SamplingConfig()
+
+    @property
+    def words(self) -> str:
+        """What is real of such a run."""
+        made_up = " with random weights" if self.weights == "random" else ""
+        return f"real (vLLM{made_up})"
+
+
+Workers = Annotated[
+    EmulatedWorkers | TorchWorkers | VllmWorkers, short_form("kind"), Discriminator("kind")
+]

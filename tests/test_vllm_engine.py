@@ -90,6 +90,17 @@ def test_tokens_are_those_of_vllm_by_itself_and_decisions_replay(
     assert evenflow("replay", str(folder / "out"))[0] == 0
 
 
+@needs_vllm
+@pytest.mark.slow
+def test_validate_has_decisions_and_end_to_end(folder: Path) -> None:
+    python(folder, "experiments.cli", "validate", "RUN.yaml", "--runs", "2", "--out", "validated")
+    found = json.loads((folder / "validated" / "validation.json").read_text())
+    assert len(found["decisions"]) == 2
+    assert min(found["decisions"]) > 0
+    assert found["end_to_end"]["mean_ttft_ms"]["measured"] > 0
+    assert not {"structure", "costs", "bubbles"} & set(found)
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from evenflow.errors import MOST_RUNS, UsageError
-from experiments.cli.options import Force, Out, RunFile, Set
+from experiments.cli.options import Engine, Force, Out, RunFile, Set
 
 
 def validate_command(
@@ -20,6 +20,7 @@ def validate_command(
     set_: Set = None,
     out: Out = None,
     *,
+    engine: Engine = None,
     schedulers: Annotated[
         str | None,
         typer.Option("--schedulers", metavar="A,B,...", help="One after the other; as compare."),
@@ -53,7 +54,7 @@ def validate_command(
 
     if profile is not None:
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
-    job = job_of(run, set_ or ())
+    job = job_of(run, set_ or (), engine=engine)
     folder = out or Path("out") / f"{run.stem}-validate"
     check_folder(folder, force=force, reads=inputs_of(job.config, run))
     contenders = {job.config.scheduler.name: job}

@@ -72,13 +72,14 @@ class Measured:
 class Validation:
     """What a validation came to. `found` is ready for JSON.
 
-    `measured` is the first real run, `again` that run simulated from its own times, `predicted` the
-    prediction of it: calibrated, if there was a calibration.
+    `measured` is the first real run, `again` that run simulated from its own times (None where a
+    run has none of its stages), `predicted` the prediction of it: calibrated, if there was a
+    calibration.
     """
 
     found: dict[str, Any]
     measured: RunResult
-    again: RunResult
+    again: RunResult | None
     predicted: RunResult
 
 
@@ -92,6 +93,8 @@ def validate(
     run is interrupted, UsageError when one does not finish.
     """
     check_comparable(job)
+    if job.config.workers.kind == "vllm":
+        return _without_stages(job, runs, watch)
     around = None
     if calibration:
         around = _measure(calibration_job(job, calibration), "calibration", watch)
@@ -125,6 +128,36 @@ def validate(
     return Validation(found, measured[0].result, structures[0].again, prediction)
 
 
+def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
+    """Return what can be said of runs whose stages tell no times: decisions and end to end.
+
+    Raises PolicyError when a run's decisions, replayed, are not those that it recorded.
+    """
+    world = servable(job.built())
+    served, loads = [], []
+    for number in range(runs):
+        journal: list[Entry] = []
+        each, load = _serve(job, f"run {number + 1} of {runs}", watch, journal)
+        priced(world, journal)
+        served.append(each)
+        loads.append(load)
+    predicted = simulate(world)
+    summaries = [summary_of(each.result) for each in served]
+    names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
+    found = {
+        "scheduler": job.config.scheduler.name,
+        "runs": runs,
+        "requests": len(world.requests),
+        "decisions": [len(each.result.scheduled_s) for each in served],
+        "end_to_end": {key: compared(key, summaries, summary_of(predicted)) for key in names},
+        "calibration": None,
+        "seconds": sum(each.wall_s for each in served),
+        "load": loads,
+        "provenance": served[0].result.provenance,
+    }
+    return Validation(found, served[0].result, None, predicted)
+
+
 def calibration_job(job: Job, requests: int) -> Job:
     """Return a short job of the same kind: as many requests, drawn with the next seed."""
     fewer = min(requests, len(job.workload.requests))
@@ -135,6 +168,17 @@ def calibration_job(job: Job, requests: int) -> Job:
 
 def _measure(job: Job, name: str, watch: Watch) -> Measured:
     journal: list[Entry] = []
+    served, load = _serve(job, name, watch, journal)
+    world = servable(job.built())
+    by_costs = priced(world, journal)
+    times = measured_times(served, world, by_costs.num_tokens)
+    return Measured(served, by_costs, times, load)
+
+
+def _serve(
+    job: Job, name: str, watch: Watch, journal: list[Entry]
+) -> tuple[Served, tuple[float, float]]:
+    """Serve a job, and return beside it the load of the machine before and after."""
     before = os.getloadavg()[0]
     with watch(name, len(job.workload.requests)) as on_done:
         served = serve_job(job, on_done, record=journal.append)
@@ -142,10 +186,7 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
             raise KeyboardInterrupt
         if served.failure is not None:
             raise UsageError(f"{name} did not finish: {served.failure}")
-    world = servable(job.built())
-    by_costs = priced(world, journal)
-    times = measured_times(served, world, by_costs.num_tokens)
-    return Measured(served, by_costs, times, (before, os.getloadavg()[0]))
+    return served, (before, os.getloadavg()[0])
 
 
 def _at_once(world: World, run: Measured) -> dict[str, float]:

@@ -59,7 +59,8 @@ def write_validation(folder: Path, validation: Validation, title: str) -> None:
     found = dict(validation.found)
     write_json(folder / "wall_clock.json", wall_clock(found.pop("seconds")))
     write_json(folder / "validation.json", found)
-    save(draw_validation(validation, f"{title}, {found['scheduler']}"), folder / "validation")
+    if validation.again is not None:
+        save(draw_validation(validation, f"{title}, {found['scheduler']}"), folder / "validation")
 
 
 def print_validation(found: Found) -> None:
@@ -90,12 +91,15 @@ def overview(validations: Sequence[Found]) -> Section:
     """Return the errors of several validations, a line for each layer of each."""
     rows = []
     for found in validations:
-        name, lines = found["scheduler"], [found["end_to_end"][metric] for metric in OVERVIEW]
+        name, none = found["scheduler"], {"spread": None, "error": None}
+        lines = [found["end_to_end"].get(metric, none) for metric in OVERVIEW]
         rows.append(_shares(f"{name}, spread of runs", (line["spread"] for line in lines)))
         rows.append(_errors(f"{name}, simulated", (line["error"] for line in lines)))
         if found["calibration"] is not None:
             errors = (line["calibrated_error"] for line in lines)
             rows.append(_errors(f"{name}, calibrated", errors))
+        if "structure" not in found:
+            continue
         worst = (
             max((layer["metrics"].get(metric, 0.0) for layer in found["structure"]), key=abs)
             for metric in OVERVIEW
@@ -107,12 +111,18 @@ def overview(validations: Sequence[Found]) -> Section:
 
 def sections(found: Found) -> list[Section]:
     """Return the tables of a validation."""
-    return [_end_to_end(found), _structure(found), _costs(found), _bubbles(found)]
+    parts = [_end_to_end, *([_structure, _costs, _bubbles] if "structure" in found else [])]
+    return [part(found) for part in parts]
 
 
 def notes(found: Found) -> list[str]:
     """Return what to know beside the tables: times around the stages, calibration, load."""
-    lines = [f"around the stages, on average: {_around(found['overheads'])}"]
+    if "structure" in found:
+        lines = [f"around the stages, on average: {_around(found['overheads'])}"]
+    else:
+        counts = ", ".join(f"{count:,}" for count in found["decisions"])
+        lines = [f"micro-batches whose decisions replay, all of each run's: {counts}"]
+        lines.append("vLLM tells no times of its stages: no structure, costs and bubbles")
     calibration = found["calibration"]
     if calibration is None:
         lines.append("not calibrated: the simulator knows only the configuration")
@@ -223,6 +233,7 @@ def _words(metric: str) -> str:
 def draw_validation(validation: Validation, title: str) -> Figure:
     """Draw each request measured against simulated, and the timelines."""
     measured, again, predicted = validation.measured, validation.again, validation.predicted
+    assert again is not None
     figure = Figure(figsize=(10, 8.4), layout="constrained")
     grid = figure.add_gridspec(4, 2, height_ratios=[3.4, 1, 1, 1])
     for column, name in enumerate(("ttft", "e2el")):

@@ -83,19 +83,21 @@ class TorchWorkers(Keys):
 
 
 class VllmWorkers(Keys):
-    """Real vLLM: its engine and its workers, with the policy in its scheduler's place.
-
-    `dtype` and `weights` are as for torch, `threads` the cores of each worker on a CPU. Plans may
-    have `max_num_batched_tokens` tokens, and `max_num_seqs` requests may run at once.
-    """
+    """Real vLLM: its engine and its workers, with the policy in its scheduler's place."""
 
     kind: Literal["vllm"]
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """What weights and activations are in; null: as config.json says."""
     threads: Count = 1
+    """Cores of each worker on a CPU."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
+    """Those in the model's folder, or random ones of its shapes."""
     max_num_batched_tokens: Count = 8192
+    """Tokens that a policy may plan for a micro-batch."""
     max_num_seqs: Count = 256
+    """Requests that may run at once."""
     sampling: SamplingConfig = SamplingConfig()
+    """How requests draw their tokens."""
 
     @property
     def words(self) -> str:

@@ -18,9 +18,8 @@ from evenflow.schedulers import create
 from evenflow.schedulers.token_throttling import TokenThrottling
 from evenflow.schedulers.token_throttling_rules import (
     AdaptiveReserve,
+    Throttle,
     decode_budget,
-    prefill_budget,
-    printed_budget,
 )
 from evenflow.types import Request
 from sim import World, simulate
@@ -36,9 +35,10 @@ idle = st.floats(0, 1)
 def test_alone_wt_is_equation_1_and_ut_is_equation_2_where_the_floor_does_not_act(
     waiting_tokens: int, idle_rate: float, iterations: int
 ) -> None:
-    budget = partial(
-        prefill_budget, waiting_tokens, idle_rate, **THROTTLES | {"iterations": 8, "kv_thresh": 0.0}
-    )
+    def budget(**throttles: Any) -> int:
+        given = THROTTLES | {"iterations": 8} | throttles
+        return Throttle(**given).read(waiting_tokens, idle_rate, 0.0)
+
     equation_1 = min(max(waiting_tokens / iterations, 32), 2048)
     assert equation_1 - 1 < budget(iterations=iterations, use_ut=False) <= equation_1
     assert abs(budget(use_wt=False) - 2048 * idle_rate) <= 0.5
@@ -48,8 +48,8 @@ def test_alone_wt_is_equation_1_and_ut_is_equation_2_where_the_floor_does_not_ac
 def test_both_are_equation_3_with_the_floor_on_wt_only(
     waiting_tokens: int, idle_rate: float, iterations: int, thresh: float
 ) -> None:
-    throttles = THROTTLES | {"iterations": iterations, "kv_thresh": thresh}
-    budget = prefill_budget(waiting_tokens, idle_rate, **throttles)
+    throttle = Throttle(iterations=iterations, **THROTTLES)
+    budget = throttle.read(waiting_tokens, idle_rate, thresh)
     if idle_rate < thresh:
         assert budget == 0
         return
@@ -66,8 +66,8 @@ def test_as_printed_the_floor_is_outermost(
     waiting_tokens: int, idle_rate: float, iterations: int, thresh: float
 ) -> None:
     def budget(**throttles: bool) -> int:
-        given = THROTTLES | {"iterations": iterations, "kv_thresh": thresh} | throttles
-        return printed_budget(waiting_tokens, idle_rate, **given)
+        given = THROTTLES | {"iterations": iterations} | throttles
+        return Throttle(**given).printed(waiting_tokens, idle_rate, thresh)
 
     share = waiting_tokens / iterations
     ramp = 2048 * (idle_rate - thresh) / (1 - thresh)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -13,9 +12,8 @@ from evenflow.schedulers.limits import Fraction, checked
 from evenflow.schedulers.token_throttling_code import PackageRules
 from evenflow.schedulers.token_throttling_rules import (
     AdaptiveReserve,
+    Throttle,
     decode_budget,
-    prefill_budget,
-    printed_budget,
 )
 from evenflow.scheduling import Plan, Prefill, SearchSpace, Victim, View
 
@@ -96,14 +94,8 @@ class TokenThrottling:
         self.kv_thresh = kv_thresh
         self.variant = variant
         self.leaves_out = variant == "code"
-        self.prefill_budget = partial(
-            printed_budget if variant == "paper" else prefill_budget,
-            iterations=iterations,
-            max_prefill=max_prefill,
-            min_prefill=min_prefill,
-            use_wt=use_wt,
-            use_ut=use_ut,
-        )
+        throttle = Throttle(iterations, max_prefill, min_prefill, use_wt, use_ut)
+        self.prefill_budget = throttle.printed if variant == "paper" else throttle.read
         self.coupled = coupled
         self.victims = VICTIMS[victim]
         self.adaptive = AdaptiveReserve() if reserve == "adaptive" else None
@@ -137,7 +129,7 @@ class TokenThrottling:
         """Plan prefills within equation 3 and, but in the paper, the pages above the reserve."""
         if self.variant == "paper":
             idle_rate = view.free_pages / view.total_pages
-            printed = self.prefill_budget(view.waiting_tokens, idle_rate, kv_thresh=self.kv_thresh)
+            printed = self.prefill_budget(view.waiting_tokens, idle_rate, self.kv_thresh)
             return self._spread(view, printed)
         reserve, thresh = self._reserve(view)
         pages = view.free_pages
@@ -147,7 +139,7 @@ class TokenThrottling:
         if view.depth == 1:
             return self._spread(view, min(self.max_prefill, budget))
         idle_rate = pages / view.total_pages
-        equation_3 = self.prefill_budget(view.waiting_tokens, idle_rate, kv_thresh=thresh)
+        equation_3 = self.prefill_budget(view.waiting_tokens, idle_rate, thresh)
         return self._spread(view, min(equation_3, budget))
 
     def _reserve(self, view: View) -> tuple[int, float]:

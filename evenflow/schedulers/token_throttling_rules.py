@@ -5,62 +5,58 @@ Knows the equations; not which variant uses which, nor when they are asked for.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from evenflow.scheduling import View
 
 
-def prefill_budget(
-    waiting_tokens: int,
-    idle_rate: float,
-    *,
-    iterations: int,
-    max_prefill: int,
-    min_prefill: int,
-    kv_thresh: float,
-    use_wt: bool,
-    use_ut: bool,
-) -> int:
-    """Return the prefill tokens of the next micro-batch (gLLM, equations 1 to 3).
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """What gLLM's equations 1 to 3 are given beside what waits and what is free.
 
-    `waiting_tokens` await prefill; `idle_rate` is the free share of the KV pages. WT spreads what
-    waits over `iterations` micro-batches; UT shrinks the budget as the KV cache fills, and suspends
-    prefill below `kv_thresh`. As in the public code, results are whole tokens and `min_prefill` is
-    a floor of WT only, so UT can push the budget below it where equation 3 would not.
+    WT (`use_wt`) spreads what waits over `iterations` micro-batches, UT (`use_ut`) shrinks the
+    budget as the KV cache fills. Tokens.
     """
-    if idle_rate < kv_thresh:
-        return 0
-    tokens = max_prefill
-    if use_ut:
-        tokens = round(max_prefill * (idle_rate - kv_thresh) / (1 - kv_thresh))
-    if use_wt:
-        tokens = min(tokens, max(waiting_tokens // iterations, min_prefill))
-    return tokens
 
+    iterations: int
+    max_prefill: int
+    min_prefill: int
+    use_wt: bool
+    use_ut: bool
 
-def printed_budget(
-    waiting_tokens: int,
-    idle_rate: float,
-    *,
-    iterations: int,
-    max_prefill: int,
-    min_prefill: int,
-    kv_thresh: float,
-    use_wt: bool,
-    use_ut: bool,
-) -> int:
-    """Return what `prefill_budget` does, but with gLLM's equations 1 to 3 as they are printed.
+    def read(self, waiting_tokens: int, idle_rate: float, kv_thresh: float) -> int:
+        """Return the prefill tokens of the next micro-batch.
 
-    `min_prefill` is a floor of the whole; only where both throttles act is prefill suspended below
-    `kv_thresh`.
-    """
-    spread = waiting_tokens / iterations
-    if not use_ut:  # equation 1
-        return min(max(int(spread), min_prefill), max_prefill) if use_wt else max_prefill
-    if not use_wt:  # equation 2
-        return max(int(max_prefill * idle_rate), min_prefill)
-    if idle_rate < kv_thresh:
-        return 0
-    ramp = max_prefill * (idle_rate - kv_thresh) / (1 - kv_thresh)
-    return max(int(min(spread, ramp)), min_prefill)
+        `waiting_tokens` await prefill; `idle_rate` is the free share of the KV pages; prefill is
+        suspended below `kv_thresh`. As in the public code, results are whole tokens and
+        `min_prefill` is a floor of WT only, so UT can push the budget below it where equation 3
+        would not.
+        """
+        if idle_rate < kv_thresh:
+            return 0
+        tokens = self.max_prefill
+        if self.use_ut:
+            tokens = round(tokens * (idle_rate - kv_thresh) / (1 - kv_thresh))
+        if self.use_wt:
+            tokens = min(tokens, max(waiting_tokens // self.iterations, self.min_prefill))
+        return tokens
+
+    def printed(self, waiting_tokens: int, idle_rate: float, kv_thresh: float) -> int:
+        """Return what `read` does, but with the equations as they are printed.
+
+        `min_prefill` is a floor of the whole; only where both throttles act is prefill suspended
+        below `kv_thresh`.
+        """
+        most, least = self.max_prefill, self.min_prefill
+        spread = waiting_tokens / self.iterations
+        if not self.use_ut:  # equation 1
+            return min(max(int(spread), least), most) if self.use_wt else most
+        if not self.use_wt:  # equation 2
+            return max(int(most * idle_rate), least)
+        if idle_rate < kv_thresh:
+            return 0
+        ramp = most * (idle_rate - kv_thresh) / (1 - kv_thresh)
+        return max(int(min(spread, ramp)), least)
 
 
 def decode_budget(running_decodes: int, depth: int, turn: int) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost
 from evenflow.request import Request
 from evenflow.schedulers import create, parameters, policy
-from experiments.engines.journal import Answers, Ask, Event, requests_of
+from experiments.engines import journal
+from experiments.engines.journal import Answers, Ask, Event
 from sim import World
 
 MARK = "iterations"
@@ -57,11 +57,10 @@ def world_of(
     params = {key: settings[key] for key in parameters(policy(name)) if key in settings}
     limit = config["pages"] * config["page_tokens"]
     make_scheduler = partial(create, name, params, max_model_len=limit)
-    make_scheduler()  # a name that is none
-    return World(
-        requests_of(events, _request),
+    return journal.world_of(
+        events,
+        _request,
         make_scheduler,
-        AffineCost(1.0, 0.0, config["depth"]),
         depth=config["depth"],
         total_pages=config["pages"],
         max_model_len=limit,

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
+from evenflow.costs import AffineCost
 from evenflow.errors import PolicyError, StallError, UsageError
 from evenflow.request import Prefix, Request
+from evenflow.scheduling import Scheduler
 from sim import World, simulate
 
 Event = Mapping[str, Any]
@@ -149,6 +151,21 @@ def simulated(world: World) -> dict[int, Times]:
     columns = result.request_id, result.first_token_s, result.completion_s
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return {number: Times(first_s, last_s) for number, first_s, last_s in rows}
+
+
+def world_of(
+    events: Sequence[Event],
+    request_of: Callable[[Event, float], Request],
+    make_scheduler: Callable[[], Scheduler],
+    *,
+    depth: int,
+    **deployment: Any,
+) -> World:
+    """Return the world of a journal's requests, on its clock, or one that does not matter."""
+    make_scheduler()  # a name that is none
+    times_s = events[0].get("base_s", 1.0), events[0].get("per_token_s", 0.0)
+    requests, cost = requests_of(events, request_of), AffineCost(*times_s, depth)
+    return World(requests, make_scheduler, cost, depth=depth, **deployment)
 
 
 def time_of(event: Event, number: int) -> float:

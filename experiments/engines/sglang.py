@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost
 from evenflow.request import Request
 from evenflow.schedulers import create, parameters, policy
 from evenflow.scheduling import Scheduler
+from experiments.engines import journal
 from experiments.engines.journal import (
     Answers,
     Ask,
     Contents,
     Event,
     refuse,
-    requests_of,
     tokens_of,
 )
 from sim import World
@@ -114,11 +113,10 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     refuse(path, config, MODELLED)
     contents = Contents(path, config["page_size"], generated) if config["radix"] else None
     make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
-    make_scheduler()  # a name that is none
-    return World(
-        requests_of(events, partial(_request, contents)),
+    return journal.world_of(
+        events,
+        partial(_request, contents),
         make_scheduler,
-        AffineCost(config.get("base_s", 1.0), config.get("per_token_s", 0.0), config["pp"]),
         depth=config["pp"],
         total_pages=config["tokens"] // config["page_size"],
         max_model_len=config.get("context", 1 << 30),

@@ -12,18 +12,17 @@ from functools import partial
 from pathlib import Path
 
 from evenflow.batcher import Batcher
-from evenflow.costs import AffineCost
 from evenflow.errors import UsageError
 from evenflow.request import Request
 from evenflow.schedulers import create, parameters, policy
 from evenflow.scheduling import Scheduler
+from experiments.engines import journal
 from experiments.engines.journal import (
     Answers,
     Ask,
     Contents,
     Event,
     refuse,
-    requests_of,
     tokens_of,
 )
 from sim import World
@@ -108,11 +107,10 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     if config.get("prefix_caching"):
         contents = Contents(path, config["block_size"], generated)
     make_scheduler = partial(scheduler_of, config, scheduler or "vllm_v1")
-    make_scheduler()  # a name that is none
-    return World(
-        requests_of(events, partial(_request, contents)),
+    return journal.world_of(
+        events,
+        partial(_request, contents),
         make_scheduler,
-        AffineCost(config.get("base_s", 1.0), config.get("per_token_s", 0.0), config["pp"]),
         depth=config["pp"],
         total_pages=config["blocks"] - 1,
         max_model_len=config.get("max_model_len", 1 << 30),

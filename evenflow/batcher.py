@@ -108,7 +108,6 @@ class Batcher:
         self.given_up: list[Sequence] = []  # that a policy has ended early; whoever asks takes them
         self._in_turns = bool(ahead) or slotted
         self._padded = getattr(scheduler, "padded", False)
-        self._in_flight_too = getattr(scheduler, "preempts_in_flight", False)
         self._leaves_out = getattr(scheduler, "leaves_out", False)
         self._asks_again = asks_again
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
@@ -498,7 +497,7 @@ class Batcher:
             return group
         pool, due = self.pool, group.due_pages()
         while len(due) > pool.free_pages:
-            if plan.victims == "latest_admitted" and not self._in_flight_too:
+            if plan.victims == "latest_admitted" and not self.queues.delivers:
                 raise PolicyError(f"policy {self.policy_name} does not say preempts_in_flight")
             self.queues.preempt(self.queues.victim(plan.victims, group), group)
             group = ready.top_up(group, count, plan.order)
@@ -510,15 +509,15 @@ class Batcher:
     def _preemptible(self, request_id: int) -> Sequence:
         seq = self.queues.live.get(request_id)
         ahead = seq is not None and self.queues.ahead and seq.decoding
-        sent_too = self._in_flight_too or ahead
+        sent_too = self.queues.delivers or ahead
         if seq is None or not seq.pages or (seq.chunks_in_flight and not sent_too):
             raise PolicyError(
                 f"policy {self.policy_name} preempts request {request_id}, which holds no pages "
                 "or is in flight"
             )
-        if seq.decoding and not self._in_flight_too and self.queues.ready_with(seq) is None:
+        if seq.decoding and not self.queues.delivers and self.queues.ready_with(seq) is None:
             raise self._broken(seq, "preempts it while it is in flight")
-        if seq.aborted or (self._in_flight_too and self.queues.is_forming(seq)):
+        if seq.aborted or (self.queues.delivers and self.queues.is_forming(seq)):
             raise self._broken(seq, "preempts it after it was aborted or planned")
         return seq
 

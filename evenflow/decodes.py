@@ -328,9 +328,6 @@ class SpeculativeGroup(DecodeGroup):
         super().__init__()
         self._tokens_per_step = tokens_per_step
         self._carry = carry + tokens_per_step
-        self._plan_step()
-
-    def _plan_step(self) -> None:
         self.stride = int(self._carry)
 
     def empty(self) -> SpeculativeGroup:
@@ -349,7 +346,7 @@ class SpeculativeGroup(DecodeGroup):
             if self.members:
                 finished += super().step(now_s, gap_s, gap_count)
         self._carry += self._tokens_per_step - self.stride
-        self._plan_step()
+        self.stride = int(self._carry)
         return finished
 
 

@@ -427,8 +427,7 @@ class Queues:
         """Record the tokens that decodes, gone ahead, get now; return those that end."""
         assert batch.ahead is not None
         for chunk in batch.chunks:
-            if self.return_chunk(chunk) and self.kv.late:
-                self.kv.publish(chunk.sequence, chunk.stop)
+            self.return_chunk(chunk)
         for seq, generated in batch.ahead.values():
             self._record_token(seq, now_s)
             if self.kv.append_only:

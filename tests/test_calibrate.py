@@ -125,7 +125,7 @@ def test_a_file_is_the_four_operators_of_a_layer_by_size(tmp_path: Path) -> None
 
 
 def test_the_bundled_efficiencies_are_near_published_rows() -> None:
-    """5.1 % on average, where docs/costs.md has 4.1 % on the whole file."""
+    """5.1 % on average, where docs/costs-errors.md has 4.1 % on the whole file."""
     seconds = np.array([sum(times) / 1e3 for times in PUBLISHED_MS.values()])
     times = layers(LLAMA, list(PUBLISHED_MS), seconds)
     assert times.errors(A40, bundled(A40)).mean == pytest.approx(0.051, abs=0.001)

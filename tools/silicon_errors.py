@@ -1,6 +1,6 @@
 """Leave points out of the silicon tables, estimate them from the rest, and say how far off it is.
 
-`python -m tools.silicon_errors` prints the table of docs/costs.md. Needs the extra
+`python -m tools.silicon_errors` prints the table of docs/costs-errors.md. Needs the extra
 `silicon`. Tables are compared as costs use them, read from memory, and as they were measured.
 """
 

@@ -16,7 +16,7 @@ from evenflow.specs.precision import Arithmetic
 L20_COMPUTE_EFFICIENCY = 0.9438
 L20_BANDWIDTH_EFFICIENCY = 0.7884
 L20_PER_LAYER_OVERHEAD_S = 1.378e-4
-"""Fitted by `tools.calibrate_l20` on two models measured on L20: docs/costs.md."""
+"""Fitted by `tools.calibrate l20` on two models measured on L20: docs/costs-errors.md."""
 
 TRANSFERRED = "efficiency transferred from L20 fit"
 

@@ -1,7 +1,7 @@
 """Estimate what the measured tables of a GPU do not hold: any product shape, any heads.
 
 Knows the tables and how operators scale; no model and no stage. A point taken out of a table it can
-estimate from the rest, which is how its errors are known (docs/costs.md).
+estimate from the rest, which is how its errors are known (docs/costs-errors.md).
 """
 
 from __future__ import annotations

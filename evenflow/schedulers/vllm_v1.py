@@ -22,9 +22,7 @@ class VLLMV1:
     version (v1: one stage only): a decode goes again before its last token is there.
     """
 
-    pipelined_chunks = True
-    preempts_in_flight = True
-    append_only_pages = True
+    pipelined_chunks = preempts_in_flight = append_only_pages = True
 
     search_space: ClassVar[SearchSpace] = VLLM.search_space
 
@@ -70,10 +68,7 @@ class VLLMV1:
         yield from self._admit(view, tokens)
 
     def _admit(self, view: View, tokens: int) -> Iterator[Plan]:
-        while tokens and view.running < self.max_num_seqs:
-            prompt = next(iter(view.waiting), None)
-            if prompt is None:
-                return
+        while tokens and view.running < self.max_num_seqs and (prompt := next(view.waiting, None)):
             blocks = view.total_pages + 1  # vLLM counts its null block, which holds nothing
             spare = int(self.watermark * blocks) if view.running else 0
             if view.pages_for(prompt.tokens) - prompt.pages > view.free_pages - spare:

@@ -11,6 +11,7 @@ from evenflow.scheduling import (
     Prompt,
     Scheduler,
     SearchSpace,
+    Upkeep,
     Victim,
     View,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "Request",
     "Scheduler",
     "SearchSpace",
+    "Upkeep",
     "Victim",
     "View",
 ]

@@ -90,7 +90,7 @@ def test_linear_time_climbs_in_steps_of_a_tile() -> None:
 
 
 def test_chunks_of_one_prompt_attend_to_every_pair_once() -> None:
-    rates = l20_cost()._attention
+    rates = l20_cost()._layers[0].attention
     long = rates.prefill_s(0, 16384)
     pieces = sum(rates.prefill_s(start, start + 1024) for start in range(0, 16384, 1024))
     assert pieces == pytest.approx(long, rel=1e-9)

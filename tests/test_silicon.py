@@ -96,7 +96,7 @@ def test_what_a_cache_held_is_read_from_memory() -> None:
     assert memory == 2 * 2048 * 2048 / product_s(1, 2048, 2048)
     cached = {**tables.gemm, 512: {**tables.gemm[512], 1024: {1: 1e-7, 1024: 1.0}}}
     steps = {**tables.generation, (8, 2): {(8, 1023): 1e-7, (64, 1023): 1.0}}
-    slow = from_memory(dataclasses.replace(tables, gemm=cached, generation=steps), 64)
+    slow = from_memory(dataclasses.replace(tables, gemm=cached, generation=steps), 4 * 64)
     assert slow.gemm[512][1024] == {1: pytest.approx(2 * 512 * 1024 / memory), 1024: 1.0}
     kept_s = 8 * 1023 * 2 * 64 * 2 * 2 / memory
     assert slow.generation[8, 2] == {(8, 1023): pytest.approx(kept_s), (64, 1023): 1.0}
@@ -213,7 +213,7 @@ def test_frameworks_and_versions_are_chosen_or_refused() -> None:
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("system", ["a100_sxm", "l40s", "h100_sxm", "h200_sxm"])
 def test_points_left_out_are_estimated_within_the_bound(system: str) -> None:
-    tables = from_memory(load_tables(system, "vllm"), 128)
+    tables = from_memory(load_tables(system, "vllm"), 4 * 128)
     products = product_errors(tables, peak_of(NAMES[system]), shapes=40)
     prompts = attention_errors(tables.context, prompt_times)
     steps = attention_errors(tables.generation, step_times)
@@ -223,7 +223,7 @@ def test_points_left_out_are_estimated_within_the_bound(system: str) -> None:
         assert products.p95 <= 0.15
         return
     # Two collections of one product on L40S differ by more than our estimate is off.
-    floor = disagreement(tables, from_memory(load_tables(system, "sglang"), 128))
+    floor = disagreement(tables, from_memory(load_tables(system, "sglang"), 4 * 128))
     assert products.p95 <= 0.21 < floor.p95
 
 

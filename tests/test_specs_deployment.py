@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GIB, gpu
-from evenflow.specs.model import model, models
+from evenflow.specs.model import in_precision, model, models
 from tests.command_line import refused
 
 
@@ -59,7 +60,8 @@ def test_a_wrong_split_is_refused(stages: Any, message: str) -> None:
 def test_the_stages_hold_the_whole_model(name: str, stages: int) -> None:
     """A tied embedding is shared by the ends of one stage, and on both ends of several."""
     deployment = deployed(name, "H200", stages)
-    spec = deployment.model
+    spec = in_precision(deployment.model, "bfloat16", None)
+    deployment = replace(deployment, model=spec)
     copies = spec.embedding_parameters if spec.tie_word_embeddings and stages > 1 else 0
     held = sum(deployment.weight_bytes(stage) for stage in range(stages))
     assert held == (spec.num_parameters + copies) * spec.dtype_bytes

@@ -120,7 +120,7 @@ def main() -> None:
     print("|---" * (len(kinds) + 3) + "|")
     for system, name in GPUS.items():
         measured = {each: load_tables(system, each) for each in ("vllm", "sglang", "trtllm")}
-        tables = {each: from_memory(table, HEAD_DIM) for each, table in measured.items()}
+        tables = {each: from_memory(table, 4 * HEAD_DIM) for each, table in measured.items()}
         peak = peak_of(name)
         for framework, chosen in tables.items():
             errors = (

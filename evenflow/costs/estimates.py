@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from itertools import accumulate
 from typing import TypedDict
 
 from evenflow.costs.base import BatchShape, Span, StageCost, Work, decode_work, prefill_work
@@ -93,13 +95,17 @@ def balanced_layers(
 ) -> tuple[int, ...]:
     """Return the layers of each stage that minimise the slowest stage's seconds for `work`.
 
-    The embedding counts on stage 0, the LM head on the last stage. Layers are alike, so handing
+    The embedding counts on stage 0, the LM head on the last stage. Where layers are alike, handing
     each to the stage that is done first with it gives the best split; of equal stages the first
-    takes it. Memory is not looked at: the stage with the fewest layers has the most room for KV,
-    so a balanced split may hold fewer pages than an even one, as the fullest stage decides.
+    takes it. Where they are of several kinds, all splits are compared. Memory is not looked at: the
+    stage with the fewest layers has the most room for KV, so a balanced split may hold fewer pages
+    than an even one, as the fullest stage decides.
     UsageError when there are more stages than layers.
     """
     split_layers(model.num_layers, stages)
+    if len(model.kinds()) > 1:
+        alone = Deployment(model, gpu, (1,) * model.num_layers, tensor_parallel)
+        return _split(tuple(RooflineCost(alone, fabric).times(work)), stages)
 
     def times(layers: tuple[int, ...]) -> list[float]:
         part = replace(model, num_layers=sum(layers))
@@ -113,3 +119,21 @@ def balanced_layers(
         layers[stage] += 1
         done_s[stage] += layer_s
     return tuple(layers)
+
+
+def _split(seconds: tuple[float, ...], stages: int) -> tuple[int, ...]:
+    """Return how many layers each stage takes such that the slowest is as fast as possible."""
+    done_s = [0.0, *accumulate(seconds)]
+
+    @cache
+    def best(start: int, left: int) -> tuple[float, tuple[int, ...]]:
+        if left == 1:
+            return done_s[-1] - done_s[start], (len(seconds) - start,)
+        options = []
+        for stop in range(start + 1, len(seconds) - left + 2):
+            slowest_s, rest = best(stop, left - 1)
+            own_s = done_s[stop] - done_s[start]
+            options.append((max(own_s, slowest_s), (stop - start, *rest)))
+        return min(options)
+
+    return best(0, stages)[1]

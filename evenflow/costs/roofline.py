@@ -79,16 +79,18 @@ def elementwise_values(model: ModelSpec, tensor_parallel: int) -> dict[str, floa
     4 x hidden for a norm fused with the residual (read two, write two), of which a layer has two; 2
     x (heads + KV heads) x head size for the rotary embedding (read, write) and as many for the
     norms of queries and keys, if there are any; 2 or 3 x MLP columns for the activation (read up
-    and gate, write); 4 x KV heads x head size for the KV write (read, write).
+    and gate, write); 2 x the values kept for the KV write (read, write). Latents are normed too.
     """
     heads = model.num_heads / tensor_parallel
     kv_heads = model.local_kv_heads(tensor_parallel)
     columns = model.shared_columns / tensor_parallel
+    rotated = model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
+    latents = 2 * (model.q_lora_rank + model.kv_lora_rank)
     return {
         "norm": 4 * model.hidden_size,
-        "rope": (4 if model.qk_norm else 2) * (heads + kv_heads) * model.head_dim,
+        "rope": (4 if model.qk_norm else 2) * (heads + kv_heads) * rotated + latents,
         "activation": (3 if model.gated_mlp else 2) * columns,
-        "kv_write": 4 * kv_heads * model.head_dim,
+        "kv_write": 2 * model.kv_values(tensor_parallel),
     }
 
 
@@ -103,12 +105,23 @@ def elementwise_s(tokens: int, model: ModelSpec, tensor_parallel: int, rates: Ra
     return tokens * values * model.dtype_bytes / rates.bytes_per_s
 
 
+def pairs(start: int, stop: int, window: int = 0) -> float:
+    """Return the (query, key) pairs of a chunk [start, stop), keys of a window's tokens at most."""
+    cut = min(max(window or stop, start), stop)  # tokens before it see all before them
+    return (cut - start) * (start + cut + 1) / 2 + (stop - cut) * window
+
+
 class AttentionRates(NamedTuple):
-    """Seconds of attention per unit of work in one layer on one rank."""
+    """Seconds of attention per unit of work in one layer on one rank.
+
+    `window`: a token attends to the last so many, 0: to all. `decode_pair_s` is a decode step's.
+    """
 
     per_pair_s: float
     per_key_s: float
     per_query_s: float
+    decode_pair_s: float
+    window: int = 0
 
     @classmethod
     def of(cls, model: ModelSpec, tensor_parallel: int, rates: Rates) -> AttentionRates:
@@ -116,35 +129,47 @@ class AttentionRates(NamedTuple):
 
         A pair takes 4 x heads x head size operations (2 each for the score and for the value); a
         key brings 2 x KV heads x head size values; a query reads and writes heads x head size.
+        Latent attention makes keys and values of a prompt's latents, and decodes against latents as
+        they are (absorbed): a key and a value of the latent's size, one for all heads.
         """
         heads = model.num_heads / tensor_parallel
-        kv_values = 2 * model.local_kv_heads(tensor_parallel) * model.head_dim
-        query_values = 2 * heads * model.head_dim
+        key, value = model.head_dim + model.qk_rope_head_dim, model.v_head_dim or model.head_dim
+        absorbed = key + value
+        if model.kv_lora_rank:
+            absorbed = 2 * model.kv_lora_rank + model.qk_rope_head_dim
         return cls(
-            4 * heads * model.head_dim / rates.flops_per_s,
-            kv_values * model.kv_value_bytes / rates.bytes_per_s,
-            query_values * model.dtype_bytes / rates.bytes_per_s,
+            2 * heads * (key + value) / rates.flops_per_s,
+            model.kv_values(tensor_parallel) * model.kv_value_bytes / rates.bytes_per_s,
+            heads * (key + value) * model.dtype_bytes / rates.bytes_per_s,
+            2 * heads * absorbed / rates.flops_per_s,
+            model.sliding_window,
         )
 
     def prefill_s(self, start: int, stop: int) -> float:
         """Return the seconds of one prompt chunk [start, stop), causal.
 
-        Token i attends to i + 1 tokens, so the pairs are the sum of start + 1 .. stop. Keys and
-        values are read once. Known error: attention kernels reach less of the peak than products
-        do (FlashAttention-2 reports 50-73 % on A100), so long contexts come out too fast.
+        Token i attends to i + 1 tokens, a window's at most; the pairs are the sum over the chunk.
+        Keys and values are read once. Known error: attention kernels reach less of the peak than
+        products do (FlashAttention-2 reports 50-73 % on A100), so long contexts come out too fast.
         """
-        tokens = stop - start
-        pairs = tokens * (start + stop + 1) / 2
-        return max(pairs * self.per_pair_s, stop * self.per_key_s + tokens * self.per_query_s)
+        tokens, keys = stop - start, stop
+        whole = tokens * (start + stop + 1) / 2
+        if 0 < self.window < stop:
+            whole = pairs(start, stop, self.window)
+            keys = min(stop, tokens + self.window)
+        return max(whole * self.per_pair_s, keys * self.per_key_s + tokens * self.per_query_s)
 
     def decode_s(self, rows: int, context_tokens: int) -> float:
         """Return the seconds of one decode step: every row attends to its context and to itself.
 
         Known error: only the total context counts, so a batch with one very long row, which leaves
-        parts of the GPU idle, comes out too fast.
+        parts of the GPU idle, comes out too fast; and of windows, rows shorter than one beside
+        longer ones count as a window's where the mean is above it.
         """
+        if self.window:
+            context_tokens = min(context_tokens, rows * (self.window - 1))
         keys = context_tokens + rows
-        return max(keys * self.per_pair_s, keys * self.per_key_s + rows * self.per_query_s)
+        return max(keys * self.decode_pair_s, keys * self.per_key_s + rows * self.per_query_s)
 
 
 def embedding_s(tokens: int, model: ModelSpec, rates: Rates) -> float:
@@ -210,7 +235,7 @@ def experts_s(
     if expert_parallel:
         active /= ranks
     operations = 2 * parameters(shapes) * pairs
-    weights = sum(map(model.matrix_bytes, shapes))
+    weights = sum(model.matrix_bytes(shape, expert=True) for shape in shapes)
     moved_bytes = active * weights + pairs * sum(map(sum, shapes)) * model.dtype_bytes
     product_s = max(operations / rates.flops_per_s, moved_bytes / rates.bytes_per_s)
     columns = shapes[-1][0]
@@ -232,6 +257,27 @@ def all_to_all_bytes(tokens: int, model: ModelSpec, ranks: int, imbalance: float
 # -- the cost model ---------------------------------------------------------------------------
 
 
+class _Layers:
+    """The layers of one kind: how many a stage has, and what one takes."""
+
+    __slots__ = ("attention", "by_tokens", "counts", "kind")
+
+    def __init__(self, deployment: Deployment, kind: ModelSpec, rates: Rates) -> None:
+        stages = range(deployment.depth)
+        self.kind = kind
+        self.counts = [float(deployment.kinds(stage).get(kind, 0)) for stage in stages]
+        self.attention = AttentionRates.of(kind, deployment.tensor_parallel, rates)
+        # A run asks for few distinct sizes, over and over: each is computed once.
+        self.by_tokens: dict[int, float] = {}
+
+    def with_attention(self, seconds: float, batch: BatchShape) -> float:
+        if batch.decode_tokens:
+            seconds += self.attention.decode_s(batch.decode_tokens, batch.decode_context)
+        for chunk in batch.chunks:
+            seconds += self.attention.prefill_s(chunk.start, chunk.stop)
+        return seconds
+
+
 class RooflineCost:
     """Predict each operator as the longer of arithmetic and memory traffic, and add them up.
 
@@ -242,10 +288,8 @@ class RooflineCost:
     """
 
     __slots__ = (
-        "_attention",
         "_embedding_per_token_s",
         "_head_by_rows",
-        "_layer_by_tokens",
         "_layers",
         "_product_rates",
         "_rates",
@@ -278,33 +322,32 @@ class RooflineCost:
         self.tile_tokens = tile_tokens
         self._rates = Rates.of(deployment.gpu)
         self._product_rates = Rates.of(deployment.gpu, deployment.arithmetic)
-        self._layers = tuple(float(count) for count in deployment.layers_per_stage)
-        self._attention = AttentionRates.of(model, deployment.tensor_parallel, self._rates)
+        self._layers = [_Layers(deployment, kind, self._rates) for kind in model.kinds()]
         self._embedding_per_token_s = embedding_s(1, model, self._rates)
         self._transfer_bytes_per_token = model.hidden_size * model.dtype_bytes
-        # A run asks for few distinct sizes, over and over: each is computed once.
-        self._layer_by_tokens: dict[int, float] = {}
         self._head_by_rows: dict[int, float] = {}
 
     @property
     def depth(self) -> int:
         """Number of pipeline stages."""
-        return len(self._layers)
+        return self.deployment.depth
 
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage."""
         tokens = batch.prefill_tokens + batch.decode_tokens
-        layer_s = self._layer_by_tokens.get(tokens)
-        if layer_s is None:
-            layer_s = self._layer_by_tokens[tokens] = self._layer_s(tokens)
-        if batch.decode_tokens:
-            layer_s += self._attention.decode_s(batch.decode_tokens, batch.decode_context)
-        for chunk in batch.chunks:
-            layer_s += self._attention.prefill_s(chunk.start, chunk.stop)
+        times: list[float] = []
+        for layers in self._layers:
+            layer_s = layers.by_tokens.get(tokens)
+            if layer_s is None:
+                layer_s = layers.by_tokens[tokens] = self._layer_s(tokens, layers.kind)
+            layer_s = layers.with_attention(layer_s, batch)
+            if times:
+                times = [s + n * layer_s for s, n in zip(times, layers.counts, strict=True)]
+            else:
+                times = [count * layer_s for count in layers.counts]
         logits_s = self._head_by_rows.get(batch.sampled_rows)
         if logits_s is None:
             logits_s = self._head_by_rows[batch.sampled_rows] = self._head_s(batch.sampled_rows)
-        times = [count * layer_s for count in self._layers]
         times[0] += tokens * self._embedding_per_token_s
         times[-1] += logits_s
         return times
@@ -317,13 +360,13 @@ class RooflineCost:
         """
         return self._transfer_bytes_per_token * (batch.prefill_tokens + batch.decode_tokens)
 
-    def all_reduce_s(self, tokens: int) -> float:
-        """Return the seconds that one layer spends in all-reduces of the hidden states."""
-        ranks, model = self.deployment.tensor_parallel, self.deployment.model
+    def all_reduce_s(self, tokens: int, kind: ModelSpec | None = None) -> float:
+        """Return the seconds that one layer (of a kind) spends in all-reduces of hidden states."""
+        ranks, model = self.deployment.tensor_parallel, kind or self.deployment.model
         if self.fabric is None or ranks == 1:
             return 0.0
         size_bytes = tokens * model.hidden_size * model.dtype_bytes
-        once = model.parallel_attention or self.deployment.expert_parallel
+        once = model.parallel_attention or (self.deployment.expert_parallel and model.num_experts)
         return (1 if once else 2) * self.fabric.all_reduce_s(size_bytes, ranks)
 
     def all_to_all_s(self, tokens: int) -> float:
@@ -339,21 +382,24 @@ class RooflineCost:
         size_bytes = all_to_all_bytes(tokens, model, ranks, self.expert_imbalance)
         return 2 * self.fabric.all_to_all_s(size_bytes, ranks)
 
-    def _layer_s(self, tokens: int) -> float:
+    def _layer_s(self, tokens: int, model: ModelSpec) -> float:
         """Return a layer's seconds without attention: all that follows from the tokens alone."""
-        model, ranks = self.deployment.model, self.deployment.tensor_parallel
-        products_s = sum(self._product_s(tokens, shape) for shape in model.linear_shapes(ranks))
+        ranks = self.deployment.tensor_parallel
+        shapes = model.linear_shapes(ranks)
+        products_s = sum(self._product_s(tokens, shape, model) for shape in shapes)
         moved_s = elementwise_s(tokens, model, ranks, self._rates)
         overhead_s = self.deployment.gpu.per_layer_overhead_s
-        exchange_s = self.all_reduce_s(tokens) + self.all_to_all_s(tokens)
-        return products_s + moved_s + overhead_s + exchange_s + self._experts_s(tokens)
+        exchange_s = self.all_reduce_s(tokens, model)
+        if model.num_experts:
+            exchange_s += self.all_to_all_s(tokens) + self._experts_s(tokens)
+        return products_s + moved_s + overhead_s + exchange_s
 
-    def _product_s(self, tokens: int, shape: tuple[int, int]) -> float:
-        model, tile = self.deployment.model, self.tile_tokens
-        if shape[1] == model.num_experts:  # the router
-            return linear_s(tokens, shape, model.dtype_bytes, tile, self._rates)
+    def _product_s(self, tokens: int, shape: tuple[int, int], model: ModelSpec) -> float:
+        tile = self.tile_tokens
         weight_only = self.deployment.arithmetic == "16-bit"
-        if model.quantization and weight_only:
+        if not model.is_quantized(shape):
+            return linear_s(tokens, shape, model.dtype_bytes, tile, self._rates)
+        if weight_only:
             tile = min(tile, WEIGHT_ONLY_TILE)
         weights, rates = model.matrix_bytes(shape), self._product_rates
         product_s = linear_s(tokens, shape, model.dtype_bytes, tile, rates, matrix_bytes=weights)
@@ -363,8 +409,6 @@ class RooflineCost:
 
     def _experts_s(self, tokens: int) -> float:
         deployment = self.deployment
-        if not deployment.model.num_experts:
-            return 0.0
         return experts_s(
             tokens,
             deployment.model,

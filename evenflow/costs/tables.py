@@ -224,6 +224,10 @@ def unmeasured(seconds_at: Callable[[int], float]) -> BySize:
     return estimate
 
 
+def _nothing(size: int) -> Estimate:
+    return Estimate(0.0, 0.0)
+
+
 def added(parts: Sequence[BySize]) -> BySize:
     """Return the sum of parts that follow from the same size."""
     if len(parts) == 1:
@@ -254,13 +258,15 @@ def all_reduces(model: ModelSpec, once: BySize) -> BySize:
 class TableCost:
     """Add up operators; what follows from a number of tokens alone is looked up once and kept.
 
-    `transfer_bytes_per_token` crosses from stage to stage.
+    `transfer_bytes_per_token` crosses from stage to stage. `others`: layers of other kinds, with
+    how many of them each stage has.
     """
 
     __slots__ = (
         "_by_rows",
         "_by_tokens",
         "_layers",
+        "_others",
         "_predicted_s",
         "_tables",
         "_total_layers",
@@ -269,9 +275,17 @@ class TableCost:
     )
 
     def __init__(
-        self, tables: Tables, layers_per_stage: Sequence[int], transfer_bytes_per_token: float
+        self,
+        tables: Tables,
+        layers_per_stage: Sequence[int],
+        transfer_bytes_per_token: float,
+        others: Sequence[tuple[Tables, Sequence[int]]] = (),
     ) -> None:
         self._tables = tables
+        self._others = [
+            TableCost(kind._replace(embedding=_nothing, head=_nothing), counts, 0.0)
+            for kind, counts in others
+        ]
         self._layers = tuple(float(count) for count in layers_per_stage)
         self._total_layers = sum(self._layers)
         self._transfer_bytes_per_token = transfer_bytes_per_token
@@ -288,7 +302,10 @@ class TableCost:
     @property
     def extrapolated_share(self) -> float:
         """Share of all the seconds predicted so far that no measurement surrounds."""
-        return self._unmeasured_s / self._predicted_s if self._predicted_s else 0.0
+        every = (self, *self._others)
+        predicted_s = sum(each._predicted_s for each in every)
+        unmeasured_s = sum(each._unmeasured_s for each in every)
+        return unmeasured_s / predicted_s if predicted_s else 0.0
 
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage."""
@@ -322,6 +339,8 @@ class TableCost:
         times = [count * layer_s for count in self._layers]
         times[0] += embedding_s
         times[-1] += head_s
+        for other in self._others:
+            times = [one + more for one, more in zip(times, other.times(batch), strict=True)]
         return times
 
     def transfer_bytes(self, batch: BatchShape) -> float:

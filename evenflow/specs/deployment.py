@@ -25,6 +25,8 @@ from evenflow.specs.precision import Arithmetic
 def require_shareable(model: ModelSpec, ranks: int) -> None:
     """Raise UsageError unless so many tensor-parallel ranks can share a model's heads evenly."""
     heads, kv_heads = model.num_heads, model.num_kv_heads
+    if model.kv_lora_rank:
+        kv_heads = 1
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         raise UsageError(
             f"tensor_parallel: {ranks} ranks cannot share the {heads} heads and {kv_heads} "
@@ -122,6 +124,11 @@ class Deployment:
         """Number of pipeline stages."""
         return len(self.layers_per_stage)
 
+    def kinds(self, stage: int) -> dict[ModelSpec, int]:
+        """Return how many of a stage's layers are of each kind."""
+        start = sum(self.layers_per_stage[:stage])
+        return self.model.kinds(start, start + self.layers_per_stage[stage])
+
     def weight_bytes(self, stage: int) -> int:
         """Return the bytes of weights on one GPU of a stage.
 
@@ -131,7 +138,10 @@ class Deployment:
         """
         model, ranks = self.model, self.tensor_parallel
         vocabulary = -(-model.embedding_parameters // ranks)
-        each = model.layer_bytes(ranks, expert_parallel=self.expert_parallel)
+        size = sum(
+            count * kind.layer_bytes(ranks, expert_parallel=self.expert_parallel)
+            for kind, count in self.kinds(stage).items()
+        )
         count = 0
         is_last = stage == self.depth - 1
         if stage == 0:
@@ -140,7 +150,7 @@ class Deployment:
             count += model.hidden_size
         if is_last and not (model.tie_word_embeddings and self.depth == 1):
             count += vocabulary
-        size = self.layers_per_stage[stage] * each + count * model.dtype_bytes
+        size += count * model.dtype_bytes
         if is_last and self.draft is not None:
             size += Deployment(self.draft, self.gpu, (self.draft.num_layers,), ranks).weight_bytes(
                 0
@@ -156,8 +166,11 @@ class Deployment:
         Known error: an estimate, some 20 % under what PyTorch's allocator holds.
         """
         model, ranks = self.model, self.tensor_parallel
-        columns = -(-model.shared_columns // ranks)
-        columns += model.experts_per_token * -(-model.expert_intermediate_size // ranks)
+        columns = max(
+            -(-kind.shared_columns // ranks)
+            + kind.experts_per_token * -(-kind.expert_intermediate_size // ranks)
+            for kind in self.kinds(stage)
+        )
         width = 2 * model.hidden_size + (3 if model.gated_mlp else 2) * columns
         count = self.activation_tokens * width * model.dtype_bytes
         if stage == self.depth - 1:
@@ -175,6 +188,9 @@ class Deployment:
     def kv_pages(self) -> int:
         """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.
 
+        Layers with a sliding window keep all tokens, or, if more pages fit then, have room for a
+        window of each of `logits_rows` requests, beside pages of the other layers.
+
         DoesNotFitError with the numbers when a stage has no room for a single page.
         """
         return min(self._pages_of(stage) for stage in range(self.depth))
@@ -183,7 +199,12 @@ class Deployment:
         usable = self.gpu.memory_bytes * self.memory_utilization
         weights, activations = self.weight_bytes(stage), self.activation_bytes(stage)
         free = usable - weights - activations
-        pages = int(free // (self.page_tokens * self.kv_bytes_per_token(stage)))
+        token_bytes = self.kv_bytes_per_token(stage)
+        pages = int(free // (self.page_tokens * token_bytes))
+        kept_bytes, window_bytes = self._window_bytes(stage)
+        if window_bytes and kept_bytes:
+            free -= self.logits_rows * window_bytes
+            pages = max(pages, int(free // (self.page_tokens * kept_bytes)))
         if pages < 1:
             raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
@@ -192,3 +213,13 @@ class Deployment:
                 f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, or a larger GPU"
             )
         return pages
+
+    def _window_bytes(self, stage: int) -> tuple[int, int]:
+        """Return the bytes of a token that leaves no window, and those of a request's windows."""
+        per_token, windows = self.kv_bytes_per_token(stage), 0
+        for kind, count in self.kinds(stage).items():
+            if kind.sliding_window:
+                each = kind.kv_bytes_per_token(count, self.tensor_parallel)
+                per_token -= each
+                windows += each * kind.sliding_window
+        return per_token, windows

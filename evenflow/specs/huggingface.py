@@ -1,8 +1,9 @@
-"""Reads a Hugging Face config.json of the Llama, Mistral, Qwen and Falcon families.
+"""Reads a Hugging Face config.json: Llama, Mistral, Qwen, Gemma, DeepSeek, Falcon and their like.
 
 Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
-Left unread: sliding windows, RoPE scaling, which layers a quantisation leaves out, and the o_proj
-bias of `attention_bias`.
+Left unread: RoPE scaling, attention sinks, biases but those of queries, keys and values, soft
+caps, Gemma's norms after a block, layers that predict several tokens (MTP), and what a quantisation
+leaves out, save that of gpt-oss.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ FAMILIES = {
     "qwen2_moe": "qwen2_moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3_moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt_oss",
+    "minimax_m2": "minimax_m2",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "kimi_k2": "deepseek",
     "falcon": "falcon",
     "RefinedWeb": "falcon",
     "RefinedWebModel": "falcon",
 }
 """`model_type` in the file -> family; the last two are Falcon's first spelling."""
+
+GEMMA = ("gemma2", "gemma3")
 
 INTEGERS = {4: "int4_wo", 8: "int8_wo"}
 """Bits of integer weights, which are widened as they are read -> format."""
@@ -75,6 +85,15 @@ class _Config:
             )
         return value
 
+    def whole(self, key: str, default: int = 0) -> int:
+        """Return a whole number, 0 or above; 0 also for null."""
+        value = self.get(key, default=default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise UsageError(
+                f'{self.path}: "{key}" is {value!r}; it must be a whole number, 0 or above'
+            )
+        return value
+
     def require_all(self) -> None:
         """Raise UsageError that names every count that was asked for and is not there."""
         keys = ", ".join(dict.fromkeys(self._missing))
@@ -98,7 +117,8 @@ class _Config:
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the fields of a ModelSpec from a config.json, or from the folder that holds one.
 
-    A file without a dtype is float32, as in transformers. UsageError names the file and the key.
+    A file without a dtype is float32, as in transformers; bfloat16, beside quantised matrices.
+    UsageError names the file and the key.
     """
     config = _Config(Path(path))
     model_type = config.get("model_type")
@@ -107,26 +127,32 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise UsageError(f'{config.path}: "model_type" is {model_type!r}, not supported; {known}')
     family = FAMILIES[model_type]
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
-    shape |= _experts(config, family)
+    shape |= _experts(config, family) | _windows(config, family, shape["num_layers"])
+    if family == "deepseek":
+        shape |= _latents(config)
     heads, hidden = shape["num_heads"], config.count("hidden_size")
     vocabulary = config.count("vocab_size")
     config.require_all()
-    if config.get("head_dim") is None and hidden % heads:
+    if config.get("head_dim") is None and "head_dim" not in shape and hidden % heads:
         raise UsageError(
             f'{config.path}: "hidden_size" {hidden} is no multiple of {heads} heads; add "head_dim"'
         )
-    return shape | {
-        "name": _name_of(config.path),
-        "family": family,
-        "hidden_size": hidden,
-        "head_dim": config.count("head_dim", default=max(hidden // heads, 1)),
-        "vocab_size": vocabulary,
-        "dtype_bytes": DTYPE_BYTES[_dtype(config)],
-        "max_position_embeddings": config.count("max_position_embeddings", default=2048),
-        "rope_theta": _rope_theta(config),
-        "quantization": _quantization(config),
-        "source": str(config.path),
-    }
+    head_dim = config.count("head_dim", default=max(hidden // heads, 1))
+    return (
+        {"head_dim": head_dim}
+        | shape
+        | {
+            "name": _name_of(config.path),
+            "family": family,
+            "hidden_size": hidden,
+            "vocab_size": vocabulary,
+            "dtype_bytes": DTYPE_BYTES[_dtype(config)],
+            "max_position_embeddings": config.count("max_position_embeddings", default=2048),
+            "rope_theta": _rope_theta(config),
+            "quantization": _quantization(config),
+            "source": str(config.path),
+        }
+    )
 
 
 def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
@@ -137,10 +163,11 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
         "num_kv_heads": config.count("num_key_value_heads", default=heads),
         "intermediate_size": config.count("intermediate_size"),
         "gated_mlp": True,
-        "tie_word_embeddings": config.flag("tie_word_embeddings", default=False),
+        # Gemma's files leave it out where it is so.
+        "tie_word_embeddings": config.flag("tie_word_embeddings", default=family in GEMMA),
         # Qwen2 has the bias by construction; its files have no key for it. Qwen3 has the norms.
         "attention_bias": config.flag("attention_bias", default=family.startswith("qwen2")),
-        "qk_norm": family.startswith("qwen3"),
+        "qk_norm": family.startswith(("qwen3", "gemma3")) or _normed(config),
         "parallel_attention": False,
         "norm_epsilon": config.number(config.get("rms_norm_eps", default=1e-6), "rms_norm_eps"),
     }
@@ -174,6 +201,15 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             "experts_per_token": config.count("num_experts_per_tok", default=2),
             "expert_intermediate_size": config.count("intermediate_size"),
         }
+    if family in ("gpt_oss", "minimax_m2"):
+        return {
+            "num_experts": config.count("num_local_experts"),
+            "experts_per_token": config.count("num_experts_per_tok", "experts_per_token"),
+            "expert_intermediate_size": config.count("intermediate_size"),
+            "quantized_experts_only": family == "gpt_oss",
+        }
+    if family == "deepseek":
+        return _deepseek_experts(config)
     if family not in ("qwen2_moe", "qwen3_moe"):
         return {}
     if (
@@ -193,6 +229,76 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             config.count("shared_expert_intermediate_size") if has_shared else 0
         ),
     }
+
+
+def _normed(config: _Config) -> bool:
+    return config.flag("use_qk_norm", default=False)
+
+
+def _deepseek_experts(config: _Config) -> dict[str, Any]:
+    frequency = config.count("moe_layer_freq", default=1)
+    if frequency != 1:
+        raise UsageError(
+            f'{config.path}: "moe_layer_freq" is {frequency}, not supported; dense layers come '
+            'first, "first_k_dense_replace" of them'
+        )
+    columns = config.count("moe_intermediate_size")
+    shared = config.whole("n_shared_experts")
+    dense, layers = config.whole("first_k_dense_replace"), config.count("num_hidden_layers")
+    if dense >= layers > 1:
+        raise UsageError(
+            f'{config.path}: "first_k_dense_replace" is {dense}; of {layers} layers some must have '
+            "experts"
+        )
+    return {
+        "num_experts": config.count("n_routed_experts"),
+        "experts_per_token": config.count("num_experts_per_tok"),
+        "expert_intermediate_size": columns,
+        "shared_intermediate_size": shared * columns,
+        "dense_layers": dense,
+    }
+
+
+def _latents(config: _Config) -> dict[str, Any]:
+    return {
+        "num_kv_heads": config.count("num_attention_heads"),
+        "head_dim": config.count("qk_nope_head_dim"),
+        "kv_lora_rank": config.count("kv_lora_rank"),
+        "q_lora_rank": config.whole("q_lora_rank"),
+        "qk_rope_head_dim": config.count("qk_rope_head_dim"),
+        "v_head_dim": config.count("v_head_dim"),
+    }
+
+
+WINDOWED = {"mistral": 0, "mixtral": 0, "gemma2": 2, "gemma3": 6, "gpt_oss": 2}
+"""Family -> every which layer attends to all where the file does not say; 0: none."""
+
+
+def _windows(config: _Config, family: str, layers: int) -> dict[str, Any]:
+    """Return the sliding window, and every which layer attends to all."""
+    window = config.whole("sliding_window")
+    if family not in WINDOWED or not window:
+        return {}
+    every = config.whole("sliding_window_pattern", default=WINDOWED[family])
+    types = config.get("layer_types")
+    if types is not None:
+        every = _period(config, types, layers)
+    # A window that is on no layer, or on each, is none of a pattern.
+    return {} if every == 1 else {"sliding_window": window, "full_every": every}
+
+
+def _period(config: _Config, types: Any, layers: int) -> int:
+    """Return n where every n-th layer attends to all, 0 for none, or raise UsageError."""
+    full = [name == "full_attention" for name in types] if isinstance(types, list) else []
+    every = full.index(True) + 1 if True in full else 0
+    expected = [bool(every) and (layer + 1) % every == 0 for layer in range(layers)]
+    known = {"full_attention", "sliding_attention"}
+    if full != expected or not known.issuperset(types):
+        raise UsageError(
+            f'{config.path}: "layer_types" is not supported; it must hold, for each of the '
+            f'{layers} layers, "sliding_attention", or "full_attention" at every n-th'
+        )
+    return every
 
 
 def _quantization(config: _Config) -> str:
@@ -242,7 +348,9 @@ def read_dtype(path: str | Path) -> str:
 
 
 def _dtype(config: _Config) -> str:
-    name = str(config.get("dtype", "torch_dtype", default="float32")).removeprefix("torch.")
+    quantized = config.get("quantization_config", default=None)
+    otherwise = "bfloat16" if quantized else "float32"
+    name = str(config.get("dtype", "torch_dtype", default=otherwise)).removeprefix("torch.")
     if name not in DTYPE_BYTES:
         known = instead_of(name, DTYPE_BYTES)
         raise UsageError(f'{config.path}: "torch_dtype" is {name!r}, not supported; {known}')

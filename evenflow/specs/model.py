@@ -1,13 +1,15 @@
 """The shape of a decoder-only transformer: what its memory and its costs follow from.
 
-Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Dense models, and mixtures of
-experts in which every layer is alike; no sliding window.
+Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Layers may be of several kinds
+(dense ones before a mixture's, sliding windows between global ones): `kinds` tells them apart, each
+as a model whose layers are all alike.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -42,9 +44,18 @@ class ModelSpec:
     `num_experts` > 0: a mixture of experts. A router sends each token to `experts_per_token` MLPs
     of `expert_intermediate_size` columns each; beside them every token passes one shared MLP of
     `shared_intermediate_size` columns with a gate of its own, if that is above 0.
-    `intermediate_size` is then without meaning.
+    `intermediate_size` is then that of the first `dense_layers` layers, which have no experts.
+
+    `kv_lora_rank` > 0: multi-head latent attention (DeepSeek-V2, section 2.1). A token keeps one
+    latent vector of that size and a rotated key of `qk_rope_head_dim`, for all heads; queries pass
+    a latent of `q_lora_rank` (0: none). A head compares `head_dim` values without position and the
+    rotated ones, and yields `v_head_dim`.
+
+    `sliding_window` > 0: tokens attend to the last so many, except in every `full_every`-th layer
+    (0: in no layer), where they attend to all.
 
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
+    `quantized_experts_only`: all but the experts stay in the model's dtype (gpt-oss).
     `kv_dtype`: that of keys and values, a name of `KV_BYTES`; "": the model's.
 
     `source`: where the shape is from; of the table, the repository on huggingface.co whose
@@ -75,6 +86,14 @@ class ModelSpec:
     shared_intermediate_size: Whole = 0
     quantization: str = ""
     kv_dtype: str = ""
+    dense_layers: Whole = 0
+    kv_lora_rank: Whole = 0
+    q_lora_rank: Whole = 0
+    qk_rope_head_dim: Whole = 0
+    v_head_dim: Whole = 0
+    sliding_window: Whole = 0
+    full_every: Whole = 0
+    quantized_experts_only: bool = False
     source: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +104,9 @@ class ModelSpec:
             )
         if self.num_experts:
             self._check_experts()
+        if self.kv_lora_rank:
+            sizes = {"qk_rope_head_dim": self.qk_rope_head_dim, "v_head_dim": self.v_head_dim}
+            require_counts(self.name, **sizes)
         for key, value, known in (
             ("quantization", self.quantization, FORMATS),
             ("kv_dtype", self.kv_dtype, KV_BYTES),
@@ -96,10 +118,32 @@ class ModelSpec:
     def from_config_json(cls, path: str | Path) -> ModelSpec:
         """Read a Hugging Face config.json, or the folder that holds one.
 
-        Families: Llama, Mistral, Qwen2, Qwen3, Falcon, and the mixtures Mixtral, Qwen2-MoE and
-        Qwen3-MoE. UsageError names the file and the key.
+        Families: Llama, Mistral, Qwen2, Qwen3, Falcon, Gemma 2 and 3, and the mixtures Mixtral,
+        Qwen2-MoE, Qwen3-MoE, gpt-oss, MiniMax-M2, DeepSeek-V2 and V3 and Kimi-K2. UsageError names
+        the file and the key.
         """
         return cls(**read_config(path))
+
+    def kinds(self, start: int = 0, stop: int | None = None) -> dict[ModelSpec, int]:
+        """Return how many of the layers [start, stop) are of each kind: models of such layers."""
+        layers = range(start, self.num_layers if stop is None else stop)
+        if not self.dense_layers and not self.full_every:
+            return {self: len(layers)}
+        return dict(Counter(map(self._kind, layers)))
+
+    def _kind(self, layer: int) -> ModelSpec:
+        kind = replace(self, dense_layers=0, full_every=0)
+        if self.full_every and (layer + 1) % self.full_every == 0:
+            kind = replace(kind, sliding_window=0)
+        if layer < self.dense_layers:
+            kind = replace(
+                kind,
+                num_experts=0,
+                experts_per_token=0,
+                expert_intermediate_size=0,
+                shared_intermediate_size=0,
+            )
+        return kind
 
     def linear_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of the matrices that every token passes in a layer, on one rank.
@@ -107,15 +151,38 @@ class ModelSpec:
         In order: qkv, o, and the MLP (gate and up, down); in a mixture of experts the MLP is the
         shared one, if there is one, and the router comes last, whole on every rank. Heads and MLP
         columns are divided over the ranks (rounded up); KV heads are replicated where there are
-        fewer of them than ranks.
+        fewer of them than ranks. Latent attention: see `_latent_shapes`.
         """
         heads = -(-self.num_heads // tensor_parallel)
-        qkv = (heads + 2 * self.local_kv_heads(tensor_parallel)) * self.head_dim
         hidden = self.hidden_size
-        attention = (hidden, qkv), (heads * self.head_dim, hidden)
+        if self.kv_lora_rank:
+            attention = self._latent_shapes(heads)
+        else:
+            qkv = (heads + 2 * self.local_kv_heads(tensor_parallel)) * self.head_dim
+            attention = ((hidden, qkv), (heads * self.head_dim, hidden))
         mlp = self._mlp_shapes(-(-self.shared_columns // tensor_parallel))
         router = ((hidden, self.num_experts),) if self.num_experts else ()
         return attention + mlp + router
+
+    def up_shape(self, tensor_parallel: int = 1) -> tuple[int, int] | None:
+        """Return the matrix that makes the heads' keys and values of latents; None without any."""
+        heads = -(-self.num_heads // tensor_parallel)
+        columns = heads * (self.head_dim + self.v_head_dim)
+        return (self.kv_lora_rank, columns) if self.kv_lora_rank else None
+
+    def _latent_shapes(self, heads: int) -> tuple[tuple[int, int], ...]:
+        """Return down (whole on every rank), the queries' up if there is one, the heads' up, o.
+
+        The heads' up-projection makes keys and values of latents, or, absorbed into queries and
+        outputs as in decode steps, as many operations with the same matrix.
+        """
+        hidden, queries = self.hidden_size, heads * (self.head_dim + self.qk_rope_head_dim)
+        down = self.kv_lora_rank + self.qk_rope_head_dim
+        up = (self.kv_lora_rank, heads * (self.head_dim + self.v_head_dim))
+        o = (heads * self.v_head_dim, hidden)
+        if not self.q_lora_rank:
+            return (hidden, down + queries), up, o
+        return (hidden, self.q_lora_rank + down), (self.q_lora_rank, queries), up, o
 
     def expert_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of one expert's matrices, columns divided over the ranks."""
@@ -146,11 +213,15 @@ class ModelSpec:
             )
 
     def local_kv_heads(self, tensor_parallel: int = 1) -> int:
-        """Return the KV heads that one tensor-parallel rank holds, at least 1."""
+        """Return the KV heads that one tensor-parallel rank holds, at least 1; a latent is one."""
+        if self.kv_lora_rank:
+            return 1
         return -(-self.num_kv_heads // tensor_parallel)
 
     def layer_parameters(self, tensor_parallel: int = 1, *, expert_parallel: bool = False) -> int:
         """Return the parameters of one layer on one rank: matrices, qkv bias, norm vectors.
+
+        Of a mixture's dense layers and the others, of each by itself: `kinds`.
 
         Every rank has its columns of all experts, or, `expert_parallel`, whole experts: its share
         of them, rounded up.
@@ -158,7 +229,9 @@ class ModelSpec:
         shapes = self.linear_shapes(tensor_parallel)
         bias = shapes[0][1] if self.attention_bias else 0
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        shared_gate = self.hidden_size if self.num_experts and self.shared_columns else 0
+        norms += self.kv_lora_rank + self.q_lora_rank
+        has_gate = self.num_experts and self.shared_columns and self.family == "qwen2_moe"
+        shared_gate = self.hidden_size if has_gate else 0
         experts, ranks_each = self.num_experts, tensor_parallel
         if expert_parallel:
             experts, ranks_each = -(-experts // tensor_parallel), 1
@@ -170,24 +243,29 @@ class ModelSpec:
         """The format of the layers' matrices; None for the model's own dtype."""
         return FORMATS[self.quantization] if self.quantization else None
 
-    def matrix_bytes(self, shape: tuple[int, int]) -> int:
+    def matrix_bytes(self, shape: tuple[int, int], *, expert: bool = False) -> int:
         """Return the bytes of one of the layers' matrices, with scales where it has any."""
-        inputs, outputs = shape
-        if self.format is None or outputs == self.num_experts:  # the router stays as it is
-            return inputs * outputs * self.dtype_bytes
+        if self.format is None or not (expert or self.is_quantized(shape)):
+            return shape[0] * shape[1] * self.dtype_bytes
         return self.format.matrix_bytes(shape)
+
+    def is_quantized(self, shape: tuple[int, int]) -> bool:
+        """Say whether a matrix that every token passes is in the format; a router never is."""
+        plain = self.quantized_experts_only or shape[1] == self.num_experts
+        return bool(self.quantization) and not plain
 
     def layer_bytes(self, tensor_parallel: int = 1, *, expert_parallel: bool = False) -> int:
         """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which."""
         count = self.layer_parameters(tensor_parallel, expert_parallel=expert_parallel)
-        matrices = [(shape, 1) for shape in self.linear_shapes(tensor_parallel)]
+        matrices = [(shape, 1, False) for shape in self.linear_shapes(tensor_parallel)]
         each = self.num_experts
         if expert_parallel:
             each, tensor_parallel = -(-each // tensor_parallel), 1
-        matrices += [(shape, each) for shape in self.expert_shapes(tensor_parallel)]
+        matrices += [(shape, each, True) for shape in self.expert_shapes(tensor_parallel)]
         saved = sum(
-            times * (parameters((shape,)) * self.dtype_bytes - self.matrix_bytes(shape))
-            for shape, times in matrices
+            times
+            * (parameters((shape,)) * self.dtype_bytes - self.matrix_bytes(shape, expert=expert))
+            for shape, times, expert in matrices
         )
         return count * self.dtype_bytes - saved
 
@@ -205,23 +283,39 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Parameters of the whole model; tied embedding and LM head count once."""
         ends = 1 if self.tie_word_embeddings else 2
-        layers = self.num_layers * self.layer_parameters()
+        layers = sum(count * kind.layer_parameters() for kind, count in self.kinds().items())
         return layers + ends * self.embedding_parameters + self.hidden_size
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token passes: all of them, less the experts it is not sent to."""
         unused = (self.num_experts - self.experts_per_token) * parameters(self.expert_shapes())
-        return self.num_parameters - self.num_layers * unused
+        return self.num_parameters - (self.num_layers - self.dense_layers) * unused
 
     def kv_bytes_per_token(self, layers: int | None = None, tensor_parallel: int = 1) -> int:
         """Return the bytes that one token's keys and values take in `layers` layers of one rank.
 
-        `layers` defaults to the whole model. 2 (K and V) x layers x KV heads x head size x bytes.
+        `layers` defaults to the whole model. layers x `kv_values` x bytes; a token that a sliding
+        window has left takes none, which `kv_bytes` counts.
         """
         count = self.num_layers if layers is None else layers
-        values = 2 * self.local_kv_heads(tensor_parallel) * self.head_dim
-        return count * values * self.kv_value_bytes
+        return count * self.kv_values(tensor_parallel) * self.kv_value_bytes
+
+    def kv_values(self, tensor_parallel: int = 1) -> int:
+        """Return the values that a token keeps in a layer on one rank.
+
+        2 (K and V) x KV heads x head size; or a latent and a rotated key, whole on every rank.
+        """
+        if self.kv_lora_rank:
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return 2 * self.local_kv_heads(tensor_parallel) * self.head_dim
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Return the bytes that a request of so many tokens keeps: at most a window's a layer."""
+        return sum(
+            kind.kv_bytes_per_token(count) * min(tokens, kind.sliding_window or tokens)
+            for kind, count in self.kinds().items()
+        )
 
 
 def in_precision(spec: ModelSpec, dtype: str | None, kv_dtype: str | None) -> ModelSpec:
@@ -245,8 +339,8 @@ def parameters(shapes: tuple[tuple[int, int], ...]) -> int:
 def models() -> dict[str, ModelSpec]:
     """Return the table of models (`models.csv`): those of the papers and common ones since.
 
-    All are 2 bytes a parameter. Llama-3.1-100B is the 405B cut to 30 of its 126 layers, which gives
-    the size that the gLLM paper names.
+    Each is in its repository's format. Llama-3.1-100B is the 405B cut to 30 of its 126 layers,
+    which gives the size that the gLLM paper names.
     """
     text = resources.files("evenflow.specs").joinpath("models.csv").read_text(encoding="utf-8")
     specs = map(_from_row, csv.DictReader(text.splitlines()))

@@ -252,6 +252,8 @@ class SiliconCosts(Keys):
     """Whose operators."""
     version: str | None = None
     """The framework's version; null: the newest of each operator."""
+    expert_load: Literal["balanced", "power_law_1.01", "power_law_1.2"] = "power_law_1.01"
+    """How tokens are spread over experts, as measured: evenly, or by a power law's exponent."""
     all_reduce: NameOrAllReduce | None = None
     """The link or points in place of the measured all-reduces; null: those."""
     cuda_graph_sizes: list[Count] | None = None
@@ -261,7 +263,7 @@ class SiliconCosts(Keys):
         from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 
         deployment = hardware.deployment
-        source = silicon_source(deployment, self.framework, self.version)
+        source = silicon_source(deployment, self.framework, self.version, self.expert_load)
         other = self.all_reduce is not None or hardware.spans_nodes
         cost = silicon_cost(deployment, source, hardware.fabric() if other else None)
         return _with_graphs(MadeCosts(cost, cost, source.facts()), self.cuda_graph_sizes)

@@ -155,8 +155,11 @@ def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
         raise UsageError(
             f"{name}: measured for other layer shapes than {model.name}'s: {'; '.join(differences)}"
         )
-    if getattr(model, "num_experts", 0):
-        raise UsageError(f"{name}: {model.name} has experts; profiles have dense layers")
+    if model.num_experts or model.kv_lora_rank or model.sliding_window:
+        raise UsageError(
+            f"{name}: {model.name} has experts, latent attention or windows; profiles have dense "
+            "layers whose tokens attend to all"
+        )
     if model.quantization or model.kv_dtype:
         raise UsageError(
             f"{name}: measured in {profile.header.dtype}, and the model is in "

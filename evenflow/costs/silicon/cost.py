@@ -8,12 +8,14 @@ tables have (a launch each, and their bytes at the bandwidth that products reach
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from evenflow.costs.collectives import Fabric
 from evenflow.costs.roofline import Rates, elementwise_s
+from evenflow.costs.silicon.experts import Load, Split, bits_of, expert_times, read_experts
+from evenflow.costs.silicon.latent import read_latent, require_measured
 from evenflow.costs.silicon.points import (
     Peak,
     chunk_times,
@@ -23,8 +25,17 @@ from evenflow.costs.silicon.points import (
     product_times,
     prompt_times,
     step_times,
+    windowed,
 )
-from evenflow.costs.silicon.tables import DTYPE, SiliconTables, load_tables, package_version
+from evenflow.costs.silicon.tables import (
+    DTYPE,
+    ExpertShape,
+    NotMeasuredError,
+    SiliconTables,
+    data_folder,
+    load_tables,
+    package_version,
+)
 from evenflow.costs.tables import (
     Attention,
     BySize,
@@ -39,8 +50,13 @@ from evenflow.costs.tables import (
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
+from evenflow.specs.model import ModelSpec
 
 TILE_TOKENS = 128
+DEFAULT_LOAD: Load = "power_law_1.01"
+MEASURED_HEAD = 128
+"""A head size that all attention tables have: those of latents replace them."""
+
 KERNELS = 5
 """Memory-bound kernels of a layer: two norms, rotary embedding, activation, KV write."""
 
@@ -79,10 +95,15 @@ applications. An assumption, not a measurement; memory-bound work scales with th
 
 @dataclass(frozen=True, slots=True)
 class SiliconSource:
-    """The tables a run uses, and what to say about them in its results."""
+    """The tables a run uses, by kind of layer where kinds differ, and what its results say."""
 
     measured: Measured
     tables: SiliconTables
+    others: Mapping[ModelSpec, SiliconTables] = field(default_factory=dict)
+
+    def of(self, kind: ModelSpec) -> SiliconTables:
+        """Return the tables for a kind of layers."""
+        return self.others.get(kind, self.tables)
 
     def facts(self) -> dict[str, Any]:
         """Return where the seconds come from, for the provenance."""
@@ -97,9 +118,15 @@ class SiliconSource:
 
 
 def silicon_source(
-    deployment: Deployment, framework: str = "vllm", version: str | None = None
+    deployment: Deployment,
+    framework: str = "vllm",
+    version: str | None = None,
+    load: Load = DEFAULT_LOAD,
 ) -> SiliconSource:
-    """Read the tables for a deployment's GPU; UsageError lists GPUs, frameworks and versions."""
+    """Read the tables for a deployment's GPU; UsageError lists GPUs, frameworks and versions.
+
+    `load`: how tokens are spread over the experts of a mixture.
+    """
     name = deployment.gpu.name
     if name not in GPUS:
         raise UsageError(
@@ -109,23 +136,55 @@ def silicon_source(
     spec, measured = deployment.model, GPUS[name]
     if spec.dtype_bytes != 2:
         raise UsageError("costs: silicon has 16-bit operators and less; use a 2-byte dtype")
-    if spec.num_experts:
-        raise UsageError("costs: silicon knows dense layers only; use roofline for experts")
-    tables = load_tables(
-        measured.system,
-        framework,
-        version,
-        head_dim=spec.head_dim,
-        quantization=spec.quantization,
-        kv_dtype="fp8" if spec.kv_value_bytes == 1 else DTYPE,
-    )
-    if deployment.arithmetic != "16-bit" and not tables.quantized:
+    kinds = {kind: _tables(kind, measured, framework, version, load) for kind in spec.kinds()}
+    tables = next(iter(kinds.values()))
+    arithmetic, plain = deployment.arithmetic, spec.quantized_experts_only
+    if arithmetic != "16-bit" and not tables.quantized and not plain:
         raise UsageError(
             f"costs: silicon has no {spec.quantization} products of {framework} "
             f"{tables.versions['gemm']} on {name}; use another framework, or costs: roofline"
         )
-    bits = 16 if spec.format is None else spec.format.bits
-    return SiliconSource(measured, from_memory(tables, spec.head_dim, bits, spec.kv_value_bytes))
+    return SiliconSource(measured, tables, kinds)
+
+
+def _tables(
+    kind: ModelSpec, measured: Measured, framework: str, version: str | None, load: Load
+) -> SiliconTables:
+    kv_dtype = "fp8" if kind.kv_value_bytes == 1 else DTYPE
+    quantization = kind.quantization
+
+    def load_with(window: int) -> SiliconTables:
+        return load_tables(
+            measured.system,
+            framework,
+            version,
+            head_dim=MEASURED_HEAD if kind.kv_lora_rank else kind.head_dim,
+            quantization=quantization,
+            kv_dtype=kv_dtype,
+            window=window,
+        )
+
+    try:
+        tables = load_with(kind.sliding_window)
+    except NotMeasuredError:
+        if not kind.sliding_window:
+            raise
+        tables = load_with(0)
+        tables = replace(tables, **windowed(tables, kind.sliding_window))
+    base = data_folder() / measured.system
+    if kind.kv_lora_rank:
+        require_measured(kind)
+        on = gpu(measured.on)
+        peak = Peak(on.fp16_tflops * 1e12, on.memory_bandwidth_gb_s * 1e9)
+        parts = read_latent(base, framework, version, kv_dtype, products=(tables.gemm, peak))
+        tables = replace(tables, context=parts[0], generation=parts[1])
+    if kind.num_experts:
+        shape = shape_of(kind)
+        experts = read_experts(base, framework, version, shape, wanted=(quantization, load))
+        tables = replace(tables, experts=experts)
+    bits = 16 if kind.format is None else kind.format.bits
+    key_bytes = kind.kv_bytes_per_token(1, kind.num_kv_heads)
+    return from_memory(tables, key_bytes, bits, kind.sliding_window)
 
 
 def silicon_cost(
@@ -136,23 +195,31 @@ def silicon_cost(
     `fabric` replaces the measured all-reduces; a UsageError without it where ranks have other links
     than those measured, or were not measured in such number.
     """
-    parts = _Parts(deployment, source)
-    layer, model = parts.layer(), deployment.model
-    if parts.ranks > 1:
-        layer = added([layer, all_reduces(model, parts.all_reduce(fabric))])
-    attention = (parts.prefill(), parts.decode())
-    tables = Tables(layer, *attention, parts.embedding(), parts.head(), parts.prefill_launch_s())
-    return TableCost(tables, deployment.layers_per_stage, model.hidden_size * model.dtype_bytes)
+    model = deployment.model
+    kinds = []
+    for kind in model.kinds():
+        parts = _Parts(deployment, source, kind)
+        layer = parts.layer()
+        if parts.ranks > 1:
+            layer = added([layer, all_reduces(kind, parts.all_reduce(fabric))])
+        attention = (parts.prefill(), parts.decode())
+        tables = Tables(
+            layer, *attention, parts.embedding(), parts.head(), parts.prefill_launch_s()
+        )
+        counts = [deployment.kinds(stage).get(kind, 0) for stage in range(deployment.depth)]
+        kinds.append((tables, counts))
+    return TableCost(*kinds[0], model.hidden_size * model.dtype_bytes, kinds[1:])
 
 
 class _Parts:
     """What a layer and the ends take, from one set of tables, corrected for a derived GPU."""
 
-    def __init__(self, deployment: Deployment, source: SiliconSource) -> None:
-        self.model = deployment.model
+    def __init__(self, deployment: Deployment, source: SiliconSource, kind: ModelSpec) -> None:
+        self.model = kind
         self.ranks = deployment.tensor_parallel
+        self.expert_parallel = deployment.expert_parallel
         self.source = source
-        self.tables = source.tables
+        self.tables = source.of(kind)
         on, target = gpu(source.measured.on), deployment.gpu
         share = source.measured.compute_share
         self.peak = Peak(on.fp16_tflops * 1e12, on.memory_bandwidth_gb_s * 1e9)
@@ -197,9 +264,25 @@ class _Parts:
         return unmeasured(lambda size: launch_s + size * bytes_each * self.per_byte_s)
 
     def layer(self) -> BySize:
-        products = [self.product(shape) for shape in self.model.linear_shapes(self.ranks)]
-        bytes_per_token = elementwise_s(1, self.model, self.ranks, Rates(1.0, 1.0))
-        return added([added(products), self.moving(bytes_per_token, KERNELS)])
+        model = self.model
+        up = model.up_shape(self.ranks)  # in the tables of latent attention
+        shapes = [shape for shape in model.linear_shapes(self.ranks) if shape != up]
+        products = [self.product(shape, plain=not model.is_quantized(shape)) for shape in shapes]
+        bytes_per_token = elementwise_s(1, model, self.ranks, Rates(1.0, 1.0))
+        kernels = KERNELS + (model.num_experts > 0)  # a mixture's choice of experts
+        parts = [added(products), self.moving(bytes_per_token, kernels)]
+        return added([*parts, self.experts()] if model.num_experts else parts)
+
+    def experts(self) -> BySize:
+        """Return the experts of a layer against tokens, on the busiest rank."""
+        experts = self.tables.experts
+        assert experts is not None
+        split = Split(1, self.ranks) if self.expert_parallel else Split(self.ranks, 1)
+        narrow = self.quantized if experts.format else self.peak
+        on = narrow._replace(matrix_bits=bits_of(experts.format))
+        times, measured = expert_times(experts, shape_of(self.model), split, on, self.narrow)
+        curve = Curve(sorted(times), [times[size] for size in sorted(times)])
+        return curve.estimate if measured else unmeasured(curve)
 
     def embedding(self) -> BySize:
         return self.moving(2 * self.model.hidden_size * self.model.dtype_bytes)
@@ -218,7 +301,7 @@ class _Parts:
         """Return attention of a chunk: prompts are measured, context before a chunk is derived."""
         times = prompt_times(self.tables.context, self.heads)
         tile = min(self.tables.context)
-        chunk = chunk_times(times, self.tables.context[tile])
+        chunk = chunk_times(times, self.tables.context[tile], self.model.sliding_window)
         slower = self.peak.flops_per_s / self.target.flops_per_s
         first, last = min(times), max(times)
 
@@ -264,6 +347,12 @@ class _Parts:
             )
         times = self.tables.all_reduce[ranks]
         return Curve(sorted(times), [times[size] for size in sorted(times)]).estimate
+
+
+def shape_of(kind: ModelSpec) -> ExpertShape:
+    """Return a mixture's layer of experts as the tables name it."""
+    sizes = (kind.expert_intermediate_size, kind.num_experts, kind.experts_per_token)
+    return ExpertShape(kind.hidden_size, *sizes)
 
 
 def _tabled(seconds: Callable[[int, int], tuple[float, bool]], sizes: list[int]) -> Attention:

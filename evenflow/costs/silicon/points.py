@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from evenflow.costs.roofline import pairs
 from evenflow.costs.silicon.tables import Heads, Products, SiliconTables
 from evenflow.costs.tables import Surface
 
@@ -47,14 +48,14 @@ def memory_bytes_per_s(gemm: Products) -> float:
 
 
 def from_memory(
-    tables: SiliconTables, head_dim: int, bits: float = 16, kv_bytes: int = 2
+    tables: SiliconTables, key_bytes: int, bits: float = 16, window: int = 0
 ) -> SiliconTables:
     """Return products and decode steps as a model meets them: read from memory, not from a cache.
 
     A benchmark repeats one operator, so that a large cache (96 MB on L40S) holds its matrix, or its
     keys and values; in a model those of all other layers come between. So no operator takes less
     than its matrix, keys and values do at `memory_bytes_per_s`. `bits` are of a value of the
-    quantised matrices, `kv_bytes` of a key's or value's element.
+    quantised matrices; `key_bytes` a token keeps for a KV head, in a window at most.
     """
     per_byte_s = 1 / memory_bytes_per_s(tables.gemm)
 
@@ -67,10 +68,12 @@ def from_memory(
             for n, by_k in gemm.items()
         }
 
-    per_key = 2 * kv_bytes * head_dim
+    most = window or math.inf
     generation = {
         (heads, kv_heads): {
-            (rows, context): max(seconds, per_key * kv_heads * rows * context * per_byte_s)
+            (rows, context): max(
+                seconds, key_bytes * kv_heads * rows * min(context, most) * per_byte_s
+            )
             for (rows, context), seconds in steps.items()
         }
         for (heads, kv_heads), steps in tables.generation.items()
@@ -81,6 +84,31 @@ def from_memory(
         quantized=read(tables.quantized, bits),
         generation=generation,
     )
+
+
+def windowed(tables: SiliconTables, window: int) -> dict[str, Any]:
+    """Return attention to a window, as fields of the tables, from attention to all tokens.
+
+    A decode step takes what one with as much context does; a prompt has its share of the pairs.
+    """
+
+    def share(tokens: int) -> float:
+        return pairs(0, tokens, window) / pairs(0, tokens)
+
+    context = {
+        heads: {
+            tokens: times[min(times)] + (seconds - times[min(times)]) * share(tokens)
+            for tokens, seconds in times.items()
+        }
+        for heads, times in tables.context.items()
+    }
+    generation = {}
+    for heads, steps in tables.generation.items():
+        surface = Surface(steps)
+        generation[heads] = {
+            (rows, step): surface.decode(rows, rows * min(step, window))[0] for rows, step in steps
+        }
+    return {"context": context, "generation": generation}
 
 
 def product_times(
@@ -239,7 +267,7 @@ def _over_heads(
 
 
 def chunk_times(
-    times: Mapping[int, float], tile_times: Mapping[int, float]
+    times: Mapping[int, float], tile_times: Mapping[int, float], window: int = 0
 ) -> Callable[[int, int], float]:
     """Return seconds of a chunk after some context, from prompts without any.
 
@@ -258,8 +286,9 @@ def chunk_times(
         whole_s, _ = prompt.prefill(length, 0)
         if not context:
             return whole_s
-        share = tokens * (context + (tokens + 1) / 2) / (length * (length + 1) / 2)
-        return max(launch_s + (whole_s - launch_s) * share, tile.prefill(min(length, last), 0)[0])
+        share = pairs(context, length, window) / pairs(0, length, window)
+        keys = min(length, last, window or length)
+        return max(launch_s + (whole_s - launch_s) * share, tile.prefill(keys, 0)[0])
 
     return seconds
 

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenflow.errors import UsageError, instead_of
 
 PACKAGE = "aiconfigurator_core"
 DTYPE = "bfloat16"
 """The tables' 16-bit type; float16 takes as long."""
+
+PER_TENSOR, PER_BLOCK = "fp8", "fp8_block"
 
 PROMPT_DTYPES = {"vllm": (DTYPE, "fp8")}
 """What prompts are attended to in with 8-bit keys and values, by what a framework prefers."""
@@ -32,6 +34,31 @@ Products = Mapping[int, Mapping[int, Mapping[int, float]]]
 
 Heads = tuple[int, int]
 """(heads, KV heads) on one rank."""
+
+
+class NotMeasuredError(UsageError):
+    """A table has other heads, windows or formats than those asked for."""
+
+
+class ExpertShape(NamedTuple):
+    """A layer of experts as the tables name it."""
+
+    hidden_size: int
+    columns: int
+    num_experts: int
+    experts_per_token: int
+
+
+class Experts(NamedTuple):
+    """A layer of experts: its shape and format as measured.
+
+    `times[slices, ranks][tokens]`: seconds on the busiest rank where each expert is cut in so many
+    slices and the experts are spread over so many ranks; tokens of all of these ranks together.
+    """
+
+    shape: ExpertShape
+    format: str
+    times: Mapping[tuple[int, int], Mapping[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +81,7 @@ class SiliconTables:
     generation: Mapping[Heads, Mapping[tuple[int, int], float]]
     all_reduce: Mapping[int, Mapping[int, float]]
     quantized: Products = field(default_factory=dict)
+    experts: Experts | None = None
 
 
 def data_folder() -> Path:
@@ -90,8 +118,11 @@ def load_tables(
     head_dim: int = 128,
     quantization: str = "",
     kv_dtype: str = DTYPE,
+    window: int = 0,
 ) -> SiliconTables:
     """Read the tables of one GPU and framework; `version` None takes the newest of each operator.
+
+    `window`: of attention to so many tokens.
 
     All-reduce is measured for other versions than the rest: the named one where there is, else the
     newest. UsageError lists what there is.
@@ -105,12 +136,15 @@ def load_tables(
         raise UsageError(f'costs: silicon has no framework "{framework}" for {system}; {hint}')
     base = folder / system
     files = {
-        "gemm": _file(base, GEMM, framework, version),
-        "context": _file(base, CONTEXT, framework, version),
-        "generation": _file(base, GENERATION, framework, version),
-        "all_reduce": _file(base, ALL_REDUCE, framework, version, or_newest=True),
+        "gemm": table_file(base, GEMM, framework, version),
+        "context": table_file(base, CONTEXT, framework, version),
+        "generation": table_file(base, GENERATION, framework, version),
+        "all_reduce": table_file(base, ALL_REDUCE, framework, version, or_newest=True),
     }
-    products = _gemm(files["gemm"], {DTYPE, quantization})
+    products = _gemm(files["gemm"], {DTYPE, PER_TENSOR, quantization})
+    quantized = products.get(quantization, {})
+    if quantization == PER_BLOCK and PER_TENSOR in products:
+        quantized = without_host(quantized, products[PER_TENSOR])
     prompts = (DTYPE,) if kv_dtype == DTYPE else PROMPT_DTYPES.get(framework, ("fp8", DTYPE))
     return SiliconTables(
         system,
@@ -118,29 +152,71 @@ def load_tables(
         framework,
         {kind: path.parent.name for kind, path in files.items()},
         products[DTYPE],
-        _context(files["context"], head_dim, prompts, kv_dtype),
-        _generation(files["generation"], head_dim, kv_dtype),
+        _context(files["context"], head_dim, prompts, kv_dtype, window),
+        _generation(files["generation"], head_dim, kv_dtype, window),
         _all_reduce(files["all_reduce"]),
-        products.get(quantization, {}),
+        quantized,
     )
 
 
-def _file(
+def without_host(
+    blocks: Mapping[int, Mapping[int, Mapping[int, float]]], plain: Products
+) -> Products:
+    """Return FP8 products with a scale a block, without those that waited for the host.
+
+    vLLM's were measured as they are launched one by one: below some size all take as long as the
+    smallest, 57 us on H200 and 155 on B200, where SGLang's and TensorRT-LLM's tables have 10 for
+    the same product. Where the smallest takes more than twice the smallest with a scale a matrix,
+    what takes less than 1.5 times as long as it counts as the product with a scale a matrix.
+    """
+    ends = (_least(blocks), _least(plain))
+    waits_s = {m: 1.5 * s for m, s in ends[0].items() if s > 2 * ends[1].get(m, s)}
+    return {
+        n: {
+            k: {
+                m: min(s, plain.get(n, {}).get(k, {}).get(m, s)) if s < waits_s.get(m, 0) else s
+                for m, s in by_m.items()
+            }
+            for k, by_m in by_k.items()
+        }
+        for n, by_k in blocks.items()
+    }
+
+
+def _least(gemm: Products) -> dict[int, float]:
+    """Return m -> seconds of the fastest product of so many rows."""
+    least: dict[int, float] = {}
+    for by_k in gemm.values():
+        for by_m in by_k.values():
+            for m, seconds in by_m.items():
+                least[m] = min(seconds, least.get(m, seconds))
+    return least
+
+
+def table_file(
     base: Path, pattern: str, framework: str, version: str | None, *, or_newest: bool = False
 ) -> Path:
+    """Return the table of a version, the newest for None; UsageError lists the versions."""
+    return table_files(base, pattern, framework, version, or_newest=or_newest)[0]
+
+
+def table_files(
+    base: Path, pattern: str, framework: str, version: str | None, *, or_newest: bool = False
+) -> list[Path]:
+    """Return the tables to look into, in turn: of the version if there is one, else the newest."""
     found = {
         path.parent.name: path
         for path in base.glob(pattern.format(framework=framework, version="*"))
     }
     if version in found:
-        return found[version]
+        return [found[version]]
     if not found or (version is not None and not or_newest):
         what = pattern.split("/", maxsplit=1)[0]
         raise UsageError(
             f"costs: silicon has no {what} of {framework} {version or ''} for {base.name}; "
             f"versions: {', '.join(sorted(found, key=_ordered)) or 'none'}"
         )
-    return found[max(found, key=_ordered)]
+    return [found[each] for each in sorted(found, key=_ordered, reverse=True)]
 
 
 def _ordered(version: str) -> list[int]:
@@ -149,8 +225,10 @@ def _ordered(version: str) -> list[int]:
     return [*numbers, *([] if re.search(r"rc|dev", version) else [10**9])]
 
 
-def _columns(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> Any:
-    """Return a table's columns as lists."""
+def columns_of(
+    path: Path, names: tuple[str, ...], optional: tuple[str, ...] = (), where: Any = None
+) -> Any:
+    """Return a table's columns as lists; `where` are pyarrow's filters."""
     from pyarrow import parquet
 
     there = set(parquet.read_schema(path).names)
@@ -160,17 +238,19 @@ def _columns(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ())
             f"{path}: lacks the columns {', '.join(missing)}; another package version?"
         )
     wanted = [*names, *(name for name in optional if name in there)]
-    columns: dict[str, list[Any]] = parquet.read_table(path, columns=wanted).to_pydict()
+    columns: dict[str, list[Any]] = parquet.read_table(
+        path, columns=wanted, filters=where
+    ).to_pydict()
     return columns
 
 
 def _device(path: Path) -> str:
-    return str(_columns(path, ("device",))["device"][0])
+    return str(columns_of(path, ("device",))["device"][0])
 
 
 def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[int, float]]]]:
     names = ("gemm_dtype", "m", "n", "k", "latency")
-    columns = _columns(path, names)
+    columns = columns_of(path, names)
     tables: dict[str, dict[int, dict[int, dict[int, float]]]] = {}
     for dtype, m, n, k, latency_ms in zip(*(columns[name] for name in names), strict=True):
         if dtype in wanted:
@@ -180,36 +260,38 @@ def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[in
 
 
 def _attention_rows(
-    path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str
+    path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str, window: int = 0
 ) -> list[tuple[int, int, int, int, int, float]]:
-    """Return (heads, KV heads, batch, tokens, step, seconds) of full attention.
+    """Return (heads, KV heads, batch, tokens, step, seconds), of attention to a window.
 
     Of the `dtypes` that it is computed in, the first that was measured.
     """
     keys = ("attn_dtype", "kv_cache_dtype", "head_dim")
     sizes = ("num_heads", "num_key_value_heads", "batch_size", "isl", "step", "latency")
-    columns = _columns(path, (*keys, *sizes), ("window_size",))
+    columns = columns_of(path, (*keys, *sizes), ("window_size",))
     windows = columns.get("window_size", [0] * len(columns["latency"]))
     rows = list(zip(*(columns[name] for name in (*keys, *sizes)), windows, strict=True))
     for dtype in dtypes:
         wanted = (dtype, kv_dtype, head_dim)
         found = [
-            (*row[3:8], row[8] / 1000) for row in rows if row[:3] == wanted and not max(row[9], 0)
+            (*row[3:8], row[8] / 1000)
+            for row in rows
+            if row[:3] == wanted and max(row[9], 0) == window
         ]
         if found:
             return found
     known = sorted({f"{row[2]} with {row[1]} KV" for row in rows})
     there = ", ".join(known)
-    raise UsageError(
+    raise NotMeasuredError(
         f"costs: silicon, {path.parent}: heads of {head_dim} with {kv_dtype} KV; measured: {there}"
     )
 
 
 def _context(
-    path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str
+    path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str, window: int
 ) -> dict[Heads, dict[int, float]]:
     table: dict[Heads, dict[int, float]] = {}
-    rows = _attention_rows(path, head_dim, dtypes, kv_dtype)
+    rows = _attention_rows(path, head_dim, dtypes, kv_dtype, window)
     for heads, kv_heads, batch, tokens, _, seconds in rows:
         if batch == 1:
             table.setdefault((heads, kv_heads), {}).setdefault(tokens, seconds)
@@ -217,10 +299,10 @@ def _context(
 
 
 def _generation(
-    path: Path, head_dim: int, kv_dtype: str
+    path: Path, head_dim: int, kv_dtype: str, window: int
 ) -> dict[Heads, dict[tuple[int, int], float]]:
     table: dict[Heads, dict[tuple[int, int], float]] = {}
-    rows = _attention_rows(path, head_dim, (DTYPE,), kv_dtype)
+    rows = _attention_rows(path, head_dim, (DTYPE,), kv_dtype, window)
     for heads, kv_heads, batch, _, step, seconds in rows:
         table.setdefault((heads, kv_heads), {}).setdefault((batch, step), seconds)
     return table
@@ -228,7 +310,7 @@ def _generation(
 
 def _all_reduce(path: Path) -> dict[int, dict[int, float]]:
     """Read device times: of kernels in a CUDA graph where both kinds were measured."""
-    columns = _columns(path, ("num_gpus", "message_size", "latency"), ("kernel_source",))
+    columns = columns_of(path, ("num_gpus", "message_size", "latency"), ("kernel_source",))
     sources = columns.get("kernel_source", [""] * len(columns["latency"]))
     graphs = any("graph" in str(source) for source in sources)
     table: dict[int, dict[int, float]] = {}

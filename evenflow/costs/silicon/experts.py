@@ -1,0 +1,116 @@
+"""Seconds of a layer of experts, from those that were measured.
+
+Knows the tables of experts and how they scale; no stage. A shape, format or split that was not
+measured is the nearest one that was, times the ratio of the two rooflines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from evenflow.costs.roofline import active_experts
+from evenflow.costs.silicon.points import Peak
+from evenflow.costs.silicon.tables import DTYPE, Experts, ExpertShape, columns_of, table_files
+from evenflow.errors import UsageError
+from evenflow.specs.precision import FORMATS
+
+MOE = "moe/{framework}/{version}/moe_perf.parquet"
+
+Load = Literal["balanced", "power_law_1.01", "power_law_1.2"]
+"""How tokens are spread over experts: evenly, or with the stated exponent of a power law."""
+
+NAMES = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"), "fp8": ("fp8", "fp8_block")}
+"""Format -> what the tables call it, best first; others go by their own name."""
+
+
+class Split(NamedTuple):
+    """How many slices each expert is cut in, and over how many ranks experts are spread."""
+
+    slices: int
+    ranks: int
+
+
+def read_experts(
+    base: Path,
+    framework: str,
+    version: str | None,
+    shape: ExpertShape,
+    *,
+    wanted: tuple[str, Load],
+) -> Experts:
+    """Read the experts nearest to a shape, of the format and load that are wanted.
+
+    Where none has the format, those of 16 bits.
+    """
+    quantization, load = wanted
+    formats = (*NAMES.get(quantization, (quantization,) * bool(quantization)), DTYPE)
+    measured: dict[tuple[str, ExpertShape], dict[tuple[int, int], dict[int, float]]] = {}
+    for path in table_files(base, MOE, framework, version, or_newest=True):
+        for name, *sizes, slices, ranks, tokens, latency_ms in _rows(path, formats, load):
+            times = measured.setdefault((name, ExpertShape(*sizes)), {})
+            times.setdefault((slices, ranks), {}).setdefault(tokens, latency_ms / 1000)
+        if any((name, shape) in measured for name in formats[:-1] or formats):
+            break  # newer tables hold fewer shapes
+    if not measured:
+        raise UsageError(f"costs: silicon has no experts of {framework} for {base.name}")
+
+    def unlike(key: tuple[str, ExpertShape]) -> tuple[bool, float, int]:
+        far = sum(abs(math.log(one / other)) for one, other in zip(key[1], shape, strict=True))
+        return key[0] == DTYPE != formats[0], far, formats.index(key[0])
+
+    dtype, nearest = min(measured, key=unlike)
+    return Experts(nearest, "" if dtype == DTYPE else dtype, measured[dtype, nearest])
+
+
+def _rows(path: Path, formats: Sequence[str], load: Load) -> Iterator[tuple[Any, ...]]:
+    """Yield format, sizes, slices, ranks, tokens and milliseconds."""
+    names = ("moe_dtype", *COLUMNS, "moe_tp_size", "moe_ep_size", "num_tokens", "latency")
+    where = [("distribution", "=", load), ("moe_dtype", "in", list(formats))]
+    columns = columns_of(path, names, where=where)
+    yield from zip(*(columns[name] for name in names), strict=True)
+
+
+COLUMNS = ("hidden_size", "inter_size", "num_experts", "topk")
+
+
+def least_s(shape: ExpertShape, tokens: int, split: Split, bits: float, peak: Peak) -> float:
+    """Return the least seconds of a layer of experts: its arithmetic, or the weights it wakes."""
+    one = 3 * shape.hidden_size * shape.columns / split.slices
+    pairs = tokens * shape.experts_per_token / split.ranks
+    active = active_experts(tokens, shape.num_experts, shape.experts_per_token) / split.ranks
+    moved = active * one * bits / 8 + 4 * pairs * shape.hidden_size
+    return max(2 * pairs * one / peak.flops_per_s, moved / peak.bytes_per_s)
+
+
+def expert_times(
+    experts: Experts, shape: ExpertShape, split: Split, on: Peak, target: Peak
+) -> tuple[dict[int, float], bool]:
+    """Return tokens -> seconds of a layer of experts, and whether it was measured as it is.
+
+    `on` is the GPU that was measured, with the bits of the measured weights, `target` the GPU and
+    bits in question.
+    """
+    nearest = min(experts.times, key=lambda each: _far(each, split))
+    times: Mapping[int, float] = experts.times[nearest]
+    if nearest == split and shape == experts.shape and on == target:
+        return dict(times), True
+    measured = Split(*nearest)
+
+    def scaled(tokens: int) -> float:
+        ratio = least_s(shape, tokens, split, target.matrix_bits, target)
+        return ratio / least_s(experts.shape, tokens, measured, on.matrix_bits, on)
+
+    return {tokens: seconds * scaled(tokens) for tokens, seconds in times.items()}, False
+
+
+def _far(one: tuple[int, int], other: tuple[int, int]) -> float:
+    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+
+
+def bits_of(name: str) -> float:
+    """Return the bits of a value of the weights in a format of the tables."""
+    known = {"": 16, "w4a16_mxfp4": 4, "w4a8_mxfp4_mxfp8": 4}
+    return known[name] if name in known else FORMATS[name].bits

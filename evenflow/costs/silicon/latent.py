@@ -1,0 +1,137 @@
+"""Multi-head latent attention, from measured kernels or measured modules.
+
+Knows the tables of latent attention. Prompts and decode steps are given with what the heads'
+up-projection takes: of keys and values in prompts, of queries and outputs in decode steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from evenflow.costs.silicon.points import Peak, product_times
+from evenflow.costs.silicon.tables import (
+    DTYPE,
+    Heads,
+    NotMeasuredError,
+    Products,
+    columns_of,
+    table_file,
+)
+from evenflow.costs.tables import Curve
+from evenflow.specs.model import ModelSpec
+
+KERNELS = "mla/{framework}/{version}/KIND_mla_perf.parquet"
+MODULES = "mla/{framework}/{version}/mla_KIND_module_perf.parquet"
+BATCHED = "mla_bmm/{framework}/{version}/mla_bmm_perf.parquet"
+
+LATENT, ROTATED, KEY, VALUE = SIZES = (512, 64, 128, 128)
+"""Those of DeepSeek-V2 and V3 and Kimi-K2; key and value of a head."""
+
+HIDDEN, QUERIES = 7168, 1536
+"""Hidden size and the queries' latent of the measured modules: DeepSeek-V3's."""
+
+Row = tuple[int, int, int, int, float]
+ByTokens = Callable[[int], float]
+
+
+def read_latent(
+    base: Path,
+    framework: str,
+    version: str | None,
+    kv_dtype: str,
+    *,
+    products: tuple[Products, Peak],
+) -> tuple[dict[Heads, dict[int, float]], dict[Heads, dict[tuple[int, int], float]]]:
+    """Return prompts by (heads, 1) and tokens, and decode steps by (heads, 1), rows and context.
+
+    vLLM's are modules in 16 bits, from which the measured products of the same shapes are taken.
+    """
+    modules = framework == "vllm"
+    gemm, peak = products
+    prompts, steps = (
+        _rows(table_file(base, pattern.replace("KIND", kind), framework, version), kv_dtype)
+        for pattern in [MODULES if modules else KERNELS]
+        for kind in ("context", "generation")
+    )
+
+    def product(k: int, n: int) -> ByTokens:
+        times = product_times(gemm, n, k, peak)
+        return Curve(sorted(times), [times[m] for m in sorted(times)])
+
+    def rest(heads: int) -> ByTokens:
+        shapes = (
+            (HIDDEN, QUERIES + LATENT + ROTATED),
+            (QUERIES, heads * (KEY + ROTATED)),
+            (heads * VALUE, HIDDEN),
+        )
+        parts = [product(*shape) for shape in shapes]
+        return lambda tokens: -sum(part(tokens) for part in parts)
+
+    heads_known = sorted({row[0] for row in prompts} & {row[0] for row in steps})
+    if modules:
+        in_prompts = in_steps = {heads: rest(heads) for heads in heads_known}
+    else:
+        in_prompts = {heads: product(LATENT, heads * (KEY + VALUE)) for heads in heads_known}
+        in_steps = _batched(table_file(base, BATCHED, framework, version))
+    launch_s = min(by_m[min(by_m)] for by_k in gemm.values() for by_m in by_k.values())
+    context = {
+        (heads, 1): {
+            tokens: max(seconds + in_prompts[heads](tokens), launch_s)
+            for each, rows, tokens, _, seconds in prompts
+            if each == heads and rows == 1
+        }
+        for heads in heads_known
+    }
+    generation = {
+        (heads, 1): {
+            (rows, step): max(seconds + in_steps[heads](rows), launch_s)
+            for each, rows, _, step, seconds in steps
+            if each == heads
+        }
+        for heads in heads_known
+        if heads in in_steps
+    }
+    return context, generation
+
+
+def require_measured(model: ModelSpec) -> None:
+    """Raise UsageError where latents have other sizes than those measured."""
+    sizes = model.kv_lora_rank, model.qk_rope_head_dim, model.head_dim, model.v_head_dim
+    if sizes != SIZES:
+        raise NotMeasuredError(
+            f"costs: silicon: latents, rotated keys, keys and values of {model.name} have sizes "
+            f"{sizes}; measured: {SIZES}; use costs: roofline"
+        )
+
+
+def _rows(path: Path, kv_dtype: str) -> list[Row]:
+    """Return (heads, rows, tokens, step, seconds) of attention with 16-bit products."""
+    keys = ("mla_dtype", "kv_cache_dtype")
+    sizes = ("num_heads", "batch_size", "isl", "step", "latency")
+    columns = columns_of(path, (*keys, *sizes), ("gemm_type",))
+    formats = columns.get("gemm_type", [DTYPE] * len(columns["latency"]))
+    found = [
+        (heads, rows, tokens, step, latency_ms / 1000)
+        for dtype, kv, heads, rows, tokens, step, latency_ms, gemm in zip(
+            *(columns[name] for name in (*keys, *sizes)), formats, strict=True
+        )
+        if (dtype, kv, gemm) == (DTYPE, kv_dtype, DTYPE)
+    ]
+    if not found:
+        raise NotMeasuredError(f"costs: silicon, {path.parent}: no latents with {kv_dtype} KV")
+    return found
+
+
+def _batched(path: Path) -> dict[int, ByTokens]:
+    """Return heads -> seconds of both products of a decode step's queries and outputs, by rows."""
+    columns = columns_of(path, ("bmm_dtype", "op_name", "num_heads", "num_tokens", "latency"))
+    times: dict[int, dict[int, dict[str, float]]] = {}
+    for dtype, name, heads, tokens, latency_ms in zip(*columns.values(), strict=True):
+        if dtype == DTYPE:
+            by_tokens = times.setdefault(heads, {})
+            by_tokens.setdefault(tokens, {}).setdefault(name, latency_ms / 1000)
+    return {
+        heads: Curve(sorted(by), [sum(by[tokens].values()) for tokens in sorted(by)])
+        for heads, by in times.items()
+    }

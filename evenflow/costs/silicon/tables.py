@@ -142,7 +142,7 @@ def load_tables(
         "all_reduce": table_file(base, ALL_REDUCE, framework, version, or_newest=True),
     }
     products = _gemm(files["gemm"], {DTYPE, PER_TENSOR, quantization})
-    quantized = products.get(quantization, {})
+    quantized: Products = products.get(quantization, {})
     if quantization == PER_BLOCK and PER_TENSOR in products:
         quantized = without_host(quantized, products[PER_TENSOR])
     prompts = (DTYPE,) if kv_dtype == DTYPE else PROMPT_DTYPES.get(framework, ("fp8", DTYPE))
@@ -167,10 +167,10 @@ def without_host(
     vLLM's were measured as they are launched one by one: below some size all take as long as the
     smallest, 57 us on H200 and 155 on B200, where SGLang's and TensorRT-LLM's tables have 10 for
     the same product. Where the smallest takes more than twice the smallest with a scale a matrix,
-    what takes less than 1.5 times as long as it counts as the product with a scale a matrix.
+    what takes less than twice as long as it counts as the product with a scale a matrix.
     """
     ends = (_least(blocks), _least(plain))
-    waits_s = {m: 1.5 * s for m, s in ends[0].items() if s > 2 * ends[1].get(m, s)}
+    waits_s = {m: 2 * s for m, s in ends[0].items() if s > 2 * ends[1].get(m, s)}
     return {
         n: {
             k: {

@@ -121,7 +121,6 @@ clean:
 	rm -rf .venv-demo .venv-test .venv-newest .venv-sglang .venv-vllm build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
-.venv-demo/installed: extras = report
 .venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)
 .venv-demo/installed .venv-test/installed: constraints = --constraint constraints.txt
 comma := ,
@@ -135,10 +134,10 @@ comma := ,
 		echo "error: no Python >= 3.11 with venv and pip found; install one (on Debian and Ubuntu:" \
 			"apt install python3 python3-venv) or name it: make PYTHON=/path/to/python" >&2; \
 		exit 1; fi; \
-	echo "installing evenflow[$(extras)] into $(@D) with $$($$python --version)"; \
+	echo "installing evenflow$(if $(extras),[$(extras)]) into $(@D) with $$($$python --version)"; \
 	$$python -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		$(constraints) --editable ".[$(extras)]" $(TORCH)
+		$(constraints) --editable ".$(if $(extras),[$(extras)])" $(TORCH)
 	@touch $@
 
 # Its wheel asks for torch 2.13.0+cpu; of what comes with it, three packages may not fit that torch.

@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,7 +99,7 @@ def write_run(
     title: str | None = None,
     window: tuple[float, float] | None = None,
 ) -> None:
-    """Write all that `save` asks for of a run; with a `title`, its report too, if that can be.
+    """Write all that `save` asks for of a run; with a `title`, its report too.
 
     `window`: what the timeline shows, see `write_details`.
     """
@@ -115,11 +114,10 @@ def write_run(
 def write_page(
     folder: Path, runs: Mapping[str, Outcome], title: str, provenance: Mapping[str, Any]
 ) -> None:
-    """Write one report about all runs, where the library is installed that draws it."""
-    if can_report():
-        from experiments.report.run_page import write_report
+    """Write one report about all runs."""
+    from experiments.report.run_page import write_report
 
-        write_report(folder / "report.html", runs, title, provenance)
+    write_report(folder / "report.html", runs, title, provenance)
 
 
 def write_results(
@@ -180,8 +178,3 @@ def _write_tables(folder: Path, tables: Mapping[str, Columns], *names: str) -> N
     for name in names:
         if name in tables:
             write_table(folder / f"{name}.csv", tables[name])
-
-
-def can_report() -> bool:
-    """Say whether the report's plotting library is installed."""
-    return find_spec("plotly") is not None

@@ -145,20 +145,6 @@ def test_a_policy_from_the_current_folder() -> None:
     assert summary_of("run")["completed"] == 20
 
 
-@pytest.mark.parametrize("command", [("simulate",), ("compare", "--schedulers", "sarathi,vllm")])
-def test_without_plotly_all_but_the_report_is_there(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("experiments.runs.find_spec", lambda name: None)
-    status, output, errors = evenflow(command[0], "RUN.yaml", *command[1:], "--out", "run")
-    assert status == 0
-    assert errors == "no report.html: it needs plotly; pip install 'evenflow[report]'\n"
-    assert output.splitlines()[-1] == "run"
-    table = "stages.csv" if command == ("simulate",) else "comparison.csv"
-    assert Path("run", table).exists()
-    assert not Path("run/report.html").exists()
-
-
 def test_the_list_of_schedulers() -> None:
     output = done("schedulers")
     names = ["token_throttling", "sarathi", "orca", "static", "vllm", "td_pipe", "distserve"]
@@ -212,7 +198,7 @@ def test_a_lean_run_loads_no_heavy_module(folder: Path) -> None:
     code = (
         "import sys; from experiments.cli import app\n"
         "app(['simulate', 'RUN.yaml', '--save', 'requests'], standalone_mode=False)\n"
-        "heavy = {'pandas', 'plotly', 'matplotlib', 'scipy', 'torch'} & set(sys.modules)\n"
+        "heavy = {'pandas', 'matplotlib', 'scipy', 'torch'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
     root = Path(package.__file__).parent.parent

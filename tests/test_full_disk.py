@@ -33,7 +33,6 @@ def serve(run: Path) -> tuple[int, str, set[str]]:
 
 
 def test_what_does_not_fit_is_left_out_and_named(run: Path) -> None:
-    pytest.importorskip("plotly", reason="the report is what does not fit")
     with files_of_at_most(20_000):
         status, errors, files = serve(run)
     assert status == 1

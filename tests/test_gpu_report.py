@@ -79,5 +79,5 @@ def test_a_bare_machine_has_what_the_report_imports() -> None:
     done = subprocess.run(
         [sys.executable, "-c", statement], capture_output=True, text=True, check=True
     )
-    not_there = {"pydantic", "simpy", "typer", "rich", "yaml", "plotly", "matplotlib"}
+    not_there = {"pydantic", "simpy", "typer", "rich", "yaml", "matplotlib"}
     assert not not_there & set(done.stdout.split())

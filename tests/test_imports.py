@@ -115,7 +115,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_the_command_starts_without_heavy_modules() -> None:
-    heavy = {"pandas", "plotly", "matplotlib", "scipy", "torch", "simpy", "numpy"}
+    heavy = {"pandas", "matplotlib", "scipy", "torch", "simpy", "numpy"}
     assert not heavy & loaded_by("import experiments.cli")
 
 

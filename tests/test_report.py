@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from synthetic_run import nothing_ran, synthetic_run
 
-from evenflow.errors import UsageError
 from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import summarize
 from experiments.outcome import Outcome
@@ -22,10 +20,12 @@ from experiments.report.data import (
     cumulative,
     present,
     shares,
+    shares_over_time,
     steady,
     used_share,
 )
 from experiments.report.draw_comparison import draw_comparison
+from experiments.report.page import plotly_library
 from experiments.report.run_page import render, write_report
 from experiments.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
 from experiments.report.words import CAUSE_WORDS, table, verdict
@@ -51,7 +51,7 @@ def runs() -> dict[str, Outcome]:
 
 
 def figures(page: str) -> list[dict]:
-    return [json.loads(found) for found in re.findall(r"\)\((\{.*\})\)</script>", page)]
+    return [json.loads(found) for found in re.findall(r'draw\("[\w-]+",(\{.*\})\)</script>', page)]
 
 
 def plain(sentences: list[str]) -> list[str]:
@@ -67,11 +67,10 @@ def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Outco
     assert drawn == [
         "causes",
         "causes-by-stage",
-        "tokens",
-        "occupancy-0",
-        "occupancy-1",
-        "latency",
-        "queues",
+        *("tokens-0", "tokens-0-steady", "tokens-1", "tokens-1-steady"),
+        *("whole-0", "occupancy-0", "whole-1", "occupancy-1"),
+        *("latency-ttft", "latency-tpot", "latency-e2el"),
+        *("queue-0", "queue-1"),
         "kv",
     ]
     assert len(figures(page)) == len(drawn)
@@ -91,35 +90,64 @@ def test_a_single_run_makes_a_page_too(depth: int) -> None:
     page = render({"alone": make(depth=depth)}, "One", {}, plotly_js="")
     assert "<b>alone</b> keeps up with the" in page
     assert 'class="best"' not in page
-    assert len(figures(page)) == 7
+    assert len(figures(page)) == 12
 
 
 def test_equal_runs_give_equal_bytes_with_the_library_inside(
     runs: dict[str, Outcome], tmp_path: Path
 ) -> None:
-    pytest.importorskip("plotly")
     for name in ("first", "second"):
         write_report(tmp_path / name, runs, "Twice", {"seed": 0})
     page = (tmp_path / "first").read_bytes()
     assert page == (tmp_path / "second").read_bytes()
     assert b"Plotly" in page
-    assert len(page) < 8_000_000
+    assert len(page) < 1_500_000
 
 
-def test_without_plotly_the_user_reads_what_to_install(
-    runs: dict[str, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_smaller_build_of_the_library_has_every_trace_that_is_drawn(
+    runs: dict[str, Outcome],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(UsageError, match=r"pip install 'evenflow\[report\]'"):
-        write_report(tmp_path / "page.html", runs, "No library", {})
-    assert not (tmp_path / "page.html").exists()
+    traces = [each for drawn in figures(render(runs, "", {}, "")) for each in drawn["data"]]
+    assert {each["type"] for each in traces} == {"bar", "scatter"}
+    assert "plotly.js (basic - minified)" in plotly_library()[:100]
+
+
+def test_what_is_compared_has_the_same_axes(runs: dict[str, Outcome]) -> None:
+    page = render(runs, "", {}, "")
+    drawn = dict(re.findall(r'draw\("([\w-]+)",(\{.*\})\)</script>', page))
+    for kind in ("tokens-{}", "tokens-{}-steady", "whole-{}"):
+        axes = [json.loads(drawn[kind.format(run)])["layout"] for run in (0, 1)]
+        assert axes[0]["yaxis"]["range"] == axes[1]["yaxis"]["range"]
+        if "steady" not in kind:
+            assert axes[0]["xaxis"]["range"] == axes[1]["xaxis"]["range"]
+
+
+def test_limits_are_drawn_where_requests_have_them(runs: dict[str, Outcome]) -> None:
+    given = {"config": {"goodput": {"tpot": 50.0}}}
+    run = replace(runs["even"], result=replace(runs["even"].result, provenance=given))
+    page = render({"even": run}, "", {}, "")
+    drawn = [each["layout"] for each in figures(page)]
+    assert [each["shapes"][0]["x0"] for each in drawn if "shapes" in each] == [50.0]
+    assert "SLO: TPOT 50 ms" in page
+
+
+def test_shares_of_short_parts_of_a_run_add_up_to_those_of_the_whole(
+    runs: dict[str, Outcome],
+) -> None:
+    run = runs["greedy"]
+    edges = np.linspace(0.0, run.result.returned_s.max(), 8)
+    parts = shares_over_time(run, edges)
+    assert parts.shape == (4, 7, 1 + len(CAUSES))
+    computing_s = (parts[:, :, 0] * np.diff(edges)).sum(axis=1)
+    assert computing_s == pytest.approx((run.result.end_s - run.result.start_s).sum(axis=0))
+    assert parts.sum(axis=2).max() <= 1 + 1e-9
 
 
 def test_names_from_the_user_cannot_break_the_page(runs: dict[str, Outcome]) -> None:
     evil = "</script><img>"
     page = render({evil: runs["even"]}, evil, {"note": evil}, plotly_js="")
     assert "<img>" not in page
-    assert len(figures(page)) == 7
+    assert len(figures(page)) == 12
 
 
 def test_the_data_do_not_grow_with_the_run() -> None:
@@ -216,7 +244,7 @@ def test_cumulative_goes_from_the_least_to_the_greatest_known_value() -> None:
     values, share = cumulative(np.array([3.0, np.nan, 1.0, 2.0]))
     assert values.tolist() == [1.0, 2.0, 3.0]
     assert share.tolist() == [0.0, 0.5, 1.0]
-    assert len(cumulative(np.arange(10_000.0))[0]) == 300
+    assert len(cumulative(np.arange(10_000.0))[0]) == 150
     assert len(cumulative(np.array([np.nan]))[0]) == 0
 
 

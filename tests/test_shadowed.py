@@ -74,7 +74,7 @@ def test_a_run_file_that_names_no_policy_runs_no_code_beside_it(tmp_path: Path) 
     downloads = tmp_path / "downloads"
     downloads.mkdir()
     write_inputs(downloads)
-    for name in ("plotly", "optuna", "rich", "simpy", "sim", "mine"):
+    for name in ("optuna", "rich", "simpy", "sim", "mine"):
         (downloads / f"{name}.py").write_text("open('imported', 'w')")
     assert run(tmp_path, "simulate", "downloads/RUN.yaml").startswith("0:")
     assert not (tmp_path / "imported").exists()

@@ -194,7 +194,7 @@ def simulate(
         print_counterfactuals(as_is)
     if advise:
         _advise(run, config)
-    print_folder(folder, report=save is Save.all)
+    print_folder(folder)
 
 
 def _advise(run: Path, config: RunConfig) -> None:

@@ -121,13 +121,10 @@ def _say_killed(folder: Path) -> None:
 
 
 def _tell(outcome: Outcome, folder: Path, dropped: Mapping[str, int], failure: str | None) -> None:
-    from experiments.cli.terminal import print_left_out, print_no_report, print_outcomes
-    from experiments.runs import can_report
+    from experiments.cli.terminal import print_left_out, print_outcomes
 
     print_outcomes([outcome])
     print_left_out(dropped, outcome.result, failure)
-    if not can_report():
-        print_no_report()
     typer.echo(folder)
 
 

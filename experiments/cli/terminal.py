@@ -24,17 +24,10 @@ TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
 
 
-def print_folder(folder: Path, *, report: bool = True) -> None:
-    """Say where the results are, and that there is no page where a `report` was asked for."""
+def print_folder(folder: Path) -> None:
+    """Say where the results are: the page, where there is one."""
     page = folder / "report.html"
-    if report and not page.exists():
-        print_no_report()
     typer.echo(page if page.exists() else folder)
-
-
-def print_no_report() -> None:
-    """Say that a folder is complete but for the report, and why."""
-    typer.echo("no report.html: it needs plotly; pip install 'evenflow[report]'", err=True)
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:

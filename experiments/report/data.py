@@ -43,7 +43,7 @@ def span_s(result: RunResult) -> float:
     return float(result.returned_s.max()) if len(result.returned_s) else 0.0
 
 
-def cumulative(values: Floats, points: int = 300) -> tuple[Floats, Floats]:
+def cumulative(values: Floats, points: int = 150) -> tuple[Floats, Floats]:
     """Return (value, share of values at or below it) at `points` or fewer quantiles."""
     known = np.sort(values[~np.isnan(values)])
     if not len(known):
@@ -94,6 +94,36 @@ def shares_by_stage(run: Outcome) -> Floats:
     computing = np.sum(run.result.end_s - run.result.start_s, axis=0)
     times = np.column_stack([computing, run.idle.stage_totals()])
     return np.asarray(times / np.maximum(times.sum(axis=1, keepdims=True), 1e-300))
+
+
+def shares_over_time(run: Outcome, edges: Floats) -> Floats:
+    """Return shares of the time between edges (s): computing, and idle by cause.
+
+    [depth, len(edges) - 1, 1 + causes]; what is neither is idle before the first micro-batch or
+    after the last.
+    """
+    idle, result = run.idle, run.result
+    starts, ends = np.asarray(idle.start_s), np.asarray(idle.end_s)
+    stages, kinds = np.asarray(idle.stage), np.asarray(idle.cause)
+    covered = []
+    for stage in range(result.depth):
+        own = [_covered(result.start_s[:, stage], result.end_s[:, stage], edges)]
+        for cause in range(len(CAUSES)):
+            of = (stages == stage) & (kinds == cause)
+            own.append(_covered(starts[of], ends[of], edges))
+        covered.append(np.column_stack(own))
+    return np.asarray(np.stack(covered) / np.diff(edges)[:, None])
+
+
+def _covered(start_s: Floats, end_s: Floats, edges: Floats) -> Floats:
+    """Return how much of the time between edges intervals take that do not overlap."""
+    order = np.argsort(start_s, kind="stable")
+    at = np.column_stack([start_s[order], end_s[order]]).ravel()
+    if not len(at):
+        return np.zeros(len(edges) - 1)
+    so_far = np.cumsum((end_s - start_s)[order])
+    total = np.column_stack([np.append(0.0, so_far[:-1]), so_far]).ravel()
+    return np.diff(np.interp(edges, at, total))
 
 
 def shares(run: Outcome) -> dict[str, float]:

@@ -8,44 +8,72 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from evenflow.errors import UsageError
-from experiments.report.style import WIDTH, Figure
+from experiments.report.style import THEMES, WIDTH, Figure
 
 STYLE = f"""
-body {{ font: 16px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: #1f2933;
-  max-width: {WIDTH}px; margin: 32px auto 64px; padding: 0 16px; }}
+:root {{ color-scheme: light dark; --text: #1f2933; --soft: #52606d; --back: #ffffff;
+  --box: #f3f6f9; --line: #e4e7eb; --best: #e3f1e8; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --text: #d5dae1; --soft: #9aa5b1; --back: #14181d;
+  --box: #1f252c; --line: #323a44; --best: #1d3a2b; }} }}
+body {{ font: 16px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: var(--text);
+  background: var(--back); max-width: {WIDTH}px; margin: 32px auto 64px; padding: 0 16px; }}
 h1 {{ font-size: 28px; line-height: 1.2; margin: 0 0 12px; }}
 h2 {{ font-size: 20px; margin: 40px 0 4px; }}
-.verdict {{ background: #f3f6f9; border-left: 4px solid #0072B2; padding: 12px 18px; }}
+.verdict {{ background: var(--box); border-left: 4px solid #0072B2; padding: 12px 18px; }}
 .verdict p {{ font-size: 18px; margin: 4px 0; }}
 .verdict ul {{ margin: 6px 0; padding-left: 22px; }}
-.caption {{ color: #52606d; font-size: 14px; margin: 0 0 6px; }}
+.caption {{ color: var(--soft); font-size: 14px; margin: 0 0 6px; }}
+.head {{ font-size: 14px; margin: 10px 0 0; overflow-wrap: anywhere; }}
+.row {{ display: grid; gap: 0 16px; }}
+.row > div {{ min-width: 0; }}
+.two {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); }}
+.three {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 270px), 1fr)); }}
 table {{ border-collapse: collapse; width: 100%; font-size: 15px; table-layout: fixed; }}
 thead th:first-child {{ width: 38%; }}
-table.narrow {{ table-layout: auto; width: auto; }}
+table.narrow {{ table-layout: auto; width: auto; display: block; overflow-x: auto; }}
+table.narrow th {{ overflow-wrap: normal; }}
 table.narrow thead th:first-child {{ width: auto; }}
-th, td {{ padding: 5px 10px; text-align: right; border-bottom: 1px solid #e4e7eb; }}
+th, td {{ padding: 5px 10px; text-align: right; border-bottom: 1px solid var(--line); }}
+th {{ overflow-wrap: anywhere; vertical-align: bottom; }}
 tbody th {{ text-align: left; font-weight: 500; }}
-th small {{ display: block; color: #7b8794; font-weight: 400; font-size: 12.5px; }}
-.unit {{ color: #7b8794; font-weight: 400; }}
+th small {{ display: block; color: var(--soft); font-weight: 400; font-size: 12.5px; }}
+.unit {{ color: var(--soft); font-weight: 400; }}
 td {{ font-variant-numeric: tabular-nums; }}
-td.best {{ font-weight: 700; background: #eaf4ee; }}
+td.best {{ font-weight: 700; background: var(--best); }}
 .key {{ font-size: 13.5px; margin: 8px 0 0; }}
-.key span {{ margin-right: 16px; white-space: nowrap; }}
+.key span {{ display: inline-block; margin-right: 16px; }}
 i {{ display: inline-block; width: 12px; height: 12px; margin-right: 6px; vertical-align: -1px; }}
+.key svg {{ margin-right: 6px; vertical-align: 2px; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; font-size: 14px; }}
 dt {{ font-weight: 600; }}
 dd {{ margin: 0; }}
-pre {{ background: #f3f6f9; padding: 12px; overflow-x: auto; font-size: 13px; }}
-div[id] {{ overflow-x: auto; }}
-th {{ overflow-wrap: anywhere; }}
-.picture svg {{ max-width: 100%; height: auto; }}
+pre {{ background: var(--box); padding: 12px; overflow-x: auto; font-size: 13px; }}
+.picture svg {{ max-width: 100%; height: auto; background: white; }}
 summary {{ cursor: pointer; font-weight: 600; margin-top: 12px; }}
+@media (max-width: 600px) {{
+  body {{ margin-top: 16px; padding: 0 10px; }}
+  table {{ font-size: 13px; }}
+  th, td {{ padding: 4px 5px; }}
+  dl {{ grid-template-columns: 1fr; }}
+}}
 """
 
-CONFIG = '{displaylogo:false,modeBarButtonsToRemove:["select2d","lasso2d","autoScale2d"]}'
+DRAW = """
+const dark = matchMedia("(prefers-color-scheme: dark)"), themes = THEMES;
+const look = () => ({layout: themes[dark.matches ? 1 : 0]});
+const config = {displaylogo: false, responsive: true,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]};
+const figures = [];
+const draw = (name, f) => figures.push([name, f]);
+addEventListener("DOMContentLoaded", () => figures.forEach(([name, f]) =>
+  Plotly.newPlot(name, f.data, {...f.layout, template: look()}, config)));
+dark.addEventListener("change", () => document.querySelectorAll(".js-plotly-plot")
+  .forEach(each => Plotly.relayout(each, {template: look()})));
+""".replace("THEMES", json.dumps(THEMES, separators=(",", ":")))
+"""Draws when all has its place; colours follow the reader's system."""
 
 
 def page(
@@ -59,7 +87,9 @@ def page(
     lines = [
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1"><title>{escape(title)}'
-        f"</title>\n<style>{STYLE}</style>\n<script>{plotly_js}</script></head>\n<body>",
+        f"</title>\n<style>{STYLE}</style>\n"
+        f"<script>{plotly_js and plotly_js + DRAW}</script></head>\n"
+        "<body>",
         f"<h1>{escape(title)}</h1>",
         *parts,
         f"<details><summary>Configuration and provenance</summary><pre>{escape(facts)}</pre>"
@@ -73,16 +103,20 @@ def section(heading: str, caption: str) -> str:
     return f'<h2>{heading}</h2>\n<p class="caption">{caption}</p>'
 
 
-def figure(name: str, drawn: Figure) -> str:
+def figure(name: str, drawn: Figure, head: str = "") -> str:
     """Return a place on the page, with `name` as its id, and the script that draws there.
 
-    A fixed id and an escaped "<" keep the page deterministic and whole.
+    `head`: HTML to stand over it. A fixed id and an escaped "<" keep the page deterministic and
+    whole.
     """
     text = json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return (
-        f'<div id="{name}"></div>\n<script>(f=>Plotly.newPlot("{name}",f.data,f.layout,'
-        f"{CONFIG}))({text})</script>"
-    )
+    over = f'<p class="head">{head}</p>' if head else ""
+    return f'<div>{over}<div id="{name}"></div>\n<script>draw("{name}",{text})</script></div>'
+
+
+def beside(kind: str, figures: Sequence[str]) -> str:
+    """Return figures side by side, "two" or "three" in a row, fewer where it is narrow."""
+    return f'<div class="row {kind}">{"".join(figures)}</div>'
 
 
 def picture(svg: str) -> str:
@@ -91,9 +125,5 @@ def picture(svg: str) -> str:
 
 
 def plotly_library() -> str:
-    """Return Plotly's script; UsageError where it is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise UsageError("the report needs plotly: pip install 'evenflow[report]'") from error
-    return str(get_plotlyjs())
+    """Return Plotly's script: its own smaller build, of which the file beside says the source."""
+    return Path(__file__).with_name("plotly-basic.min.js").read_text(encoding="utf-8")

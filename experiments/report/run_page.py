@@ -6,7 +6,7 @@ was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from experiments.report.data import (
     present,
     shares,
     shares_by_stage,
+    shares_over_time,
     span_s,
     steady,
     used_share,
 )
-from experiments.report.page import figure, page, plotly_library, section
+from experiments.report.page import beside, figure, page, plotly_library, section
 from experiments.report.style import (
     DECODE,
     PARTS,
@@ -38,14 +39,27 @@ from experiments.report.style import (
     blend,
     colour,
     compact,
+    dash,
     faint,
 )
-from experiments.report.words import ALIKE, CAUSE_WORDS, cause_label, table, verdict
+from experiments.report.words import (
+    ALIKE,
+    CAUSE_WORDS,
+    about,
+    cause_label,
+    headline,
+    slo,
+    table,
+    verdict,
+)
 
-WINDOW_BATCHES, MARGIN_BATCHES = 60, 60
+WINDOW_BATCHES, MARGIN_BATCHES = 60, 20
 """Micro-batches a Gantt shows at first, and how many more on each side can be scrolled to."""
 
-WHOLE_BINS, ZOOM_BATCHES = 250, 200
+WHOLE_BINS, ZOOM_BATCHES, RUN_BINS, QUEUE_BINS = 150, 150, 180, 120
+LEAST_SHARE = 0.005
+"""A cause that never takes so much of a part of the run is not drawn there."""
+
 CAPTIONS = {
     "Summary": f"The best of a row, and all within {100 * ALIKE:.0f} % of it, are in bold. Mean "
     "and P99 (99 of 100 are at or below it) are defined as in vLLM's benchmark.",
@@ -54,17 +68,19 @@ CAPTIONS = {
     "Tokens in each micro-batch": "Micro-batches that hold equally many tokens take about equally "
     "long, and stages then need not wait for each other: a flat top is good, a ragged one makes "
     "bubbles. Left: the whole run, mean of neighbouring micro-batches. Right: consecutive ones in "
-    "the steady state, a bar each. Every scheduler has its own scale; ± is the standard deviation "
+    "the steady state, a bar each. All schedulers have the same axes; ± is the standard deviation "
     "over the run.",
-    "Stages at work": "A block is one micro-batch on one stage, from decode only (blue) to prefill "
-    "only (orange). A slim bar is idle time, coloured by cause. Drag to zoom, double-click to "
-    "reset, use the strip below to move; hover for the numbers. All show the middle of the steady "
-    "state.",
+    "Stages at work": f"First the whole run in {RUN_BINS} parts: how much of each a stage "
+    "computes, and why it idles. Then the middle of the steady state: a block is one micro-batch "
+    "on one stage, from decode only (blue) to prefill only (orange); a slim bar is idle time, "
+    "coloured by cause. Drag to zoom, double-click to reset, use the strip below to move; hover "
+    "for the numbers. The micro-batches are in timeline.json.gz too, which ui.perfetto.dev opens.",
     "Latency": "For each time on the x axis, the share of requests that were at least as fast. A "
     "line further left is better. Mind the scale: where latencies differ more than tenfold it is "
-    "logarithmic.",
+    "logarithmic. A dashed upright line is a limit of the SLO.",
     "Requests in the system": "Waiting requests have arrived and have no token yet; generating "
-    "ones have their first token and not their last. A left curve that keeps rising means the "
+    f"ones have their first token and not their last: the most at once in each of "
+    f"{QUEUE_BINS} parts of the run. A waiting curve that keeps rising means the "
     "pipeline is overloaded.",
     "KV cache": "Share of KV-cache pages held by requests when a micro-batch was scheduled: the "
     "line is the mean, the band the range. At 100 % requests must wait or are preempted.",
@@ -76,7 +92,7 @@ def write_report(
 ) -> None:
     """Write a self-contained page about `runs` (by name, in the order shown) to `path`.
 
-    Equal input gives equal bytes. Raises UsageError when plotly is not installed.
+    Equal input gives equal bytes.
     """
     Path(path).write_text(render(runs, title, provenance, plotly_library()), encoding="utf-8")
 
@@ -87,40 +103,44 @@ def render(
     """Return the page as HTML, with the given Plotly library inside."""
     first, *others = verdict(runs)
     points = "".join(f"<li>{sentence}</li>" for sentence in others)
-    setups = dict.fromkeys(str(run.result.provenance.get("setup", "")) for run in runs.values())
-    parts = [f'<p class="caption">{escape(setup)}</p>' for setup in setups if setup]
+    told = [title, *about(runs)]
+    parts = [f'<p class="caption">{"<br>".join(map(escape, told))}</p>']
     parts.append(f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>')
     parts += [_section("Summary"), table(runs)]
     if all(len(run.result.scheduled_s) for run in runs.values()):
         parts += _figures(runs)
     else:
         parts.append("<p>A run computed no micro-batch: there is nothing to draw.</p>")
-    return page(title, parts, provenance, plotly_js)
+    return page(headline(runs) or title, parts, provenance, plotly_js)
 
 
 def _figures(runs: Mapping[str, Outcome]) -> list[str]:
     lines = pipelines(runs)
+    computing = {"computing": PARTS["computing"]}
     blocks = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
     return [
         _section("Where the stage time goes"),
-        _cause_key(lines, {"computing": PARTS["computing"]}),
+        _cause_key(lines, computing),
         figure("causes", causes(lines)),
         f"<details><summary>What the causes mean</summary>{_cause_list()}</details>",
-        # Drawn while hidden, its labels have no size: draw again once it is shown.
-        "<details ontoggle=\"Plotly.redraw('causes-by-stage')\">"
+        "<details ontoggle=\"Plotly.Plots.resize('causes-by-stage')\">"
         "<summary>The same, stage by stage</summary>",
         figure("causes-by-stage", causes_by_stage(lines)),
         "</details>",
         _section("Tokens in each micro-batch"),
-        figure("tokens", tokens(lines)),
+        _key({"prefill tokens": _swatch(PREFILL), "decode tokens": _swatch(DECODE)}),
+        beside("two", tokens(lines)),
         _section("Stages at work"),
-        _cause_key(lines, {words: blend(share) for words, share in blocks.items()}),
-        *(figure(f"occupancy-{i}", occupancy(*named)) for i, named in enumerate(lines.items())),
+        _cause_key(lines, computing | {words: blend(share) for words, share in blocks.items()}),
+        *_stages_at_work(lines),
         _section("Latency"),
-        figure("latency", latency(runs)),
+        _line_key(runs),
+        beside("three", latency(runs)),
         _section("Requests in the system"),
-        figure("queues", queues(runs)),
+        _line_key(runs),
+        beside("two", queues(runs)),
         _section("KV cache"),
+        _line_key(lines),
         figure("kv", kv_usage(lines)),
     ]
 
@@ -131,7 +151,7 @@ def _section(heading: str) -> str:
 
 def _cause_list() -> str:
     entries = [
-        f"<dt>{_swatch(PARTS[cause], label)}</dt><dd>{meaning}</dd>"
+        f"<dt>{_swatch(PARTS[cause])}{label}</dt><dd>{meaning}</dd>"
         for cause, (label, meaning) in CAUSE_WORDS.items()
     ]
     return f"<dl>{''.join(entries)}</dl>"
@@ -141,12 +161,34 @@ def _cause_key(runs: Mapping[str, Outcome], others: Mapping[str, str]) -> str:
     """A legend shared by figures below it: `others` (words: colour), then the causes that occur."""
     occurring = [cause for cause in CAUSES if any(shares(run)[cause] > 0 for run in runs.values())]
     colours = {**others, **{cause_label(cause): PARTS[cause] for cause in occurring}}
-    entries = " ".join(_swatch(shade, words) for words, shade in colours.items())
+    return _key({words: _swatch(shade) for words, shade in colours.items()})
+
+
+def _line_key(runs: Mapping[str, Outcome]) -> str:
+    """A legend of the lines of runs below it."""
+    return _key({escape(name): _stroke(index) for index, name in enumerate(runs)})
+
+
+def _key(marks: Mapping[str, str]) -> str:
+    entries = " ".join(f"<span>{mark}{words}</span>" for words, mark in marks.items())
     return f'<p class="key">{entries}</p>'
 
 
-def _swatch(shade: str, words: str) -> str:
-    return f'<span><i style="background:{shade}"></i>{words}</span>'
+def _swatch(shade: str) -> str:
+    return f'<i style="background:{shade}"></i>'
+
+
+def _stroke(index: int) -> str:
+    look = f'stroke="{colour(index)}" stroke-width="3" stroke-dasharray="{dash(index)}"'
+    return f'<svg width="36" height="4"><path d="M0 2H36" {look}/></svg>'
+
+
+def _stages_at_work(runs: Mapping[str, Outcome]) -> Iterator[str]:
+    longest_s = max(span_s(run.result) for run in runs.values())
+    for index, (name, run) in enumerate(runs.items()):
+        head = f"<b>{escape(name)}</b>"
+        yield figure(f"whole-{index}", whole_run(run, longest_s), f"{head}: the whole run")
+        yield figure(f"occupancy-{index}", occupancy(run), f"{head}: in the steady state")
 
 
 def causes(runs: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -165,8 +207,8 @@ def causes_by_stage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
 
 
 def _stacked(names: list[str], parts: Floats, height: int) -> dict[str, Any]:
-    drawing = Drawing(height, barmode="stack", bargap=0.25, showlegend=False, margin={"t": 30})
-    drawing.axis("x", title="share of stage time (%)", range=[0, 100])
+    drawing = Drawing(height, barmode="stack", bargap=0.25, margin={"l": 10})
+    drawing.axis("x", "share of stage time (%)", range=[0, 100])
     drawing.axis("y", autorange="reversed", automargin=True)
     for (part, shade), percent in zip(PARTS.items(), 100 * parts.T, strict=True):
         label = cause_label(part)
@@ -183,38 +225,48 @@ def _stacked(names: list[str], parts: Floats, height: int) -> dict[str, Any]:
     return drawing.figure
 
 
-def tokens(runs: Mapping[str, Outcome]) -> dict[str, Any]:
-    """Draw prefill and decode tokens of the micro-batches: the whole run, and a stretch of it."""
-    rows = len(runs)
-    drawing = Drawing(190 * rows + 90, rows, 2, barmode="stack", bargap=0, grid={"ygap": 0.35})
-    drawing.set(legend={"y": 1 + 30 / (190 * rows)})
+def tokens(runs: Mapping[str, Outcome]) -> list[str]:
+    """Draw prefill and decode tokens of the micro-batches: the whole run, and a stretch of it.
+
+    All wholes have the same axes, and all stretches the same height.
+    """
     longest_s = max(span_s(run.result) for run in runs.values())
-    for row, (name, run) in enumerate(runs.items()):
-        result, whole, close = run.result, 2 * row + 1, 2 * row + 2
+    wholes, stretches = [], []
+    for run in runs.values():
+        result, near = run.result, steady(run, ZOOM_BATCHES)
         bins = chunks_of(len(result.scheduled_s), WHOLE_BINS)
         times = np.append(result.scheduled_s[bins[:-1]], span_s(result))
-        near = steady(run, ZOOM_BATCHES)
+        wholes.append(_token_bars(result, bins, times))
+        wholes[-1].axis("x", "whole run: time (s)", range=[0, longest_s])
         batches = np.arange(near.start, near.stop + 1)
-        _token_bars(drawing, result, bins, times, whole)
-        _token_bars(drawing, result, batches, batches, close)
-        count = result.prefill_tokens + result.decode_tokens
+        stretches.append(_token_bars(result, batches, batches))
+        stretches[-1].axis("x", "steady state: micro-batch number")
+    for column in (wholes, stretches):
+        top = max((_height(drawing) for drawing in column), default=1.0)
+        for drawing in column:
+            drawing.axis("y", "tokens", range=[0, 1.05 * top or 1.0])
+    parts = []
+    for row, (name, run) in enumerate(runs.items()):
+        count = run.result.prefill_tokens + run.result.decode_tokens
         spread = f"{count.mean():,.0f} tokens on average, ± {count.std():,.0f}"
-        drawing.head(whole, f"<b>{escape(name)}</b>: {spread}")
-        drawing.axis("x", whole, range=[0, longest_s])
-        drawing.axis("y", whole, "tokens", rangemode="tozero")
-        drawing.axis("y", close, rangemode="tozero", matches=f"y{whole if whole > 1 else ''}")
-    drawing.axis("x", 2 * rows - 1, "whole run: time (s)")
-    drawing.axis("x", 2 * rows, "steady state: micro-batch number")
-    return drawing.figure
+        parts += [
+            figure(f"tokens-{row}", wholes[row].figure, f"<b>{escape(name)}</b>: {spread}"),
+            figure(f"tokens-{row}-steady", stretches[row].figure, "&nbsp;"),
+        ]
+    return parts
 
 
-def _token_bars(
-    drawing: Drawing, result: RunResult, edges: Ints, places: Floats | Ints, panel: int
-) -> None:
+def _height(drawing: Drawing) -> float:
+    """Return how high the highest of the stacked bars are."""
+    return float(np.max(np.sum([bars["y"] for bars in drawing.data], axis=0), initial=0.0))
+
+
+def _token_bars(result: RunResult, edges: Ints, places: Floats | Ints) -> Drawing:
     """Stacked bars: mean tokens of micro-batches [edges[i], edges[i+1]), from places[i] on."""
+    drawing = Drawing(210, barmode="stack", bargap=0)
     counts = np.diff(edges)
     if not counts.all() or not len(counts):
-        return
+        return drawing
     for label, shade, column in (
         ("decode tokens", DECODE, result.decode_tokens),
         ("prefill tokens", PREFILL, result.prefill_tokens),
@@ -222,29 +274,46 @@ def _token_bars(
         mean = np.add.reduceat(column[: edges[-1]], edges[:-1]) / counts
         drawing.bars(
             label, shade, compact(places[:-1], 9), compact(mean),
-            panel=panel,
-            legendgroup=label,
-            showlegend=panel == 1,
             width=compact(np.diff(places), 9),
             offset=0,
             hovertemplate="%{y:.0f} " + label + "<extra></extra>",
         )  # fmt: skip
+    return drawing
 
 
-def occupancy(name: str, run: Outcome) -> dict[str, Any]:
+def whole_run(run: Outcome, longest_s: float) -> dict[str, Any]:
+    """Draw what each stage's time goes to over the whole run: shares of short parts of it."""
+    depth = run.result.depth
+    drawing = Drawing(120 + 34 * depth, hovermode=False)
+    slider = {"visible": True, "thickness": 0.14}
+    drawing.axis("x", "time (s)", range=[0, longest_s], rangeslider=slider)
+    _stage_axis(drawing, depth, scale=100, range=[100 * depth - 50, -50])
+    edges = np.linspace(0.0, span_s(run.result), RUN_BINS + 1)
+    for stage, parts in enumerate(shares_over_time(run, edges)):
+        tops = 100 * stage + 42 - 84 * np.cumsum(parts, axis=1)
+        drawing.level(np.full(len(parts), 100 * stage + 42), edges, "")
+        for shade, share, top in zip(PARTS.values(), parts.T, tops.T, strict=True):
+            if share.max() > LEAST_SHARE:
+                drawing.level(top, edges, shade)
+    return drawing.figure
+
+
+def _stage_axis(drawing: Drawing, depth: int, scale: int = 1, **keys: Any) -> None:
+    names = [f"stage {stage}" for stage in range(depth)]
+    stages = [scale * stage for stage in range(depth)]
+    drawing.axis("y", fixedrange=True, tickvals=stages, ticktext=names, showgrid=False, **keys)
+
+
+def occupancy(run: Outcome) -> dict[str, Any]:
     """Draw what each stage computes, and why it idles, in the middle of the steady state."""
     result = run.result
     shown = steady(run, WINDOW_BATCHES + 2 * MARGIN_BATCHES)
     start, stop = _span(result, shown)
-    drawing = Drawing(155 + 34 * result.depth, barmode="overlay", bargap=0.1, hovermode="closest")
-    drawing.set(showlegend=False, margin={"t": 40, "b": 45})
+    drawing = Drawing(120 + 34 * result.depth, barmode="overlay", bargap=0.1, hovermode="closest")
     slider = {"visible": True, "thickness": 0.14, "range": [start, stop]}
     window = list(_span(result, steady(run, WINDOW_BATCHES)))
-    drawing.axis("x", title="time (s)", range=window, rangeslider=slider)
-    stages = list(range(result.depth))
-    names = [f"stage {stage}" for stage in stages]
-    drawing.axis("y", autorange="reversed", fixedrange=True, tickvals=stages, ticktext=names)
-    drawing.head(1, f"<b>{escape(name)}</b>")
+    drawing.axis("x", "time (s)", range=window, rangeslider=slider)
+    _stage_axis(drawing, result.depth, autorange="reversed")
     _busy(drawing, result, shown)
     _idle(drawing, run, start, stop)
     return drawing.figure
@@ -256,17 +325,16 @@ def _span(result: RunResult, batches: slice) -> tuple[float, float]:
 
 def _busy(drawing: Drawing, result: RunResult, shown: slice) -> None:
     prefill, decode = result.prefill_tokens[shown], result.decode_tokens[shown]
-    share = prefill / np.maximum(prefill + decode, 1)
-    colours = [blend(round(part, 1)) for part in share.tolist()]
+    share = np.round(prefill / np.maximum(prefill + decode, 1), 1).tolist()
     about = np.stack([np.arange(shown.start, shown.stop), prefill, decode], axis=1)
     drawing.bars(
         "computing",
-        colours * result.depth,
+        share * result.depth,
         compact((result.end_s - result.start_s)[shown].T.ravel()),
         np.repeat(np.arange(result.depth), len(about)).tolist(),
         edge=0.7,
         orientation="h",
-        base=compact(result.start_s[shown].T.ravel(), 9),
+        base=compact(result.start_s[shown].T.ravel(), 8),
         customdata=np.tile(about, (result.depth, 1)).tolist(),
         hovertemplate="micro-batch %{customdata[0]}: %{customdata[1]} prefill + "
         "%{customdata[2]} decode tokens, %{x:.4f} s<extra>stage %{y}</extra>",
@@ -289,29 +357,33 @@ def _idle(drawing: Drawing, run: Outcome, start: float, stop: float) -> None:
                 np.asarray(bubbles.stage)[inside].tolist(),
                 orientation="h",
                 width=0.36,
-                base=compact(begin[inside], 9),
+                base=compact(begin[inside], 8),
                 hovertemplate=f"idle: {label}, %{{x:.4f}} s<extra>stage %{{y}}</extra>",
             )
 
 
-def latency(runs: Mapping[str, Outcome]) -> dict[str, Any]:
+def latency(runs: Mapping[str, Outcome]) -> list[str]:
     """Draw the share of requests served within a time: TTFT, TPOT and E2EL side by side."""
     metrics = {name: request_metrics(run.result) for name, run in runs.items()}
-    shown: dict[str, Callable[[Any], Floats]] = {
-        "time to first token (s)": lambda own: own.ttft_s,
-        "time per output token (ms)": lambda own: own.tpot_s * 1000.0,
-        "end-to-end latency (s)": lambda own: own.e2el_s,
+    shown: dict[str, tuple[str, float, Callable[[Any], Floats]]] = {
+        "ttft": ("time to first token (s)", 1.0, lambda own: own.ttft_s),
+        "tpot": ("time per output token (ms)", 1000.0, lambda own: own.tpot_s),
+        "e2el": ("end-to-end latency (s)", 1.0, lambda own: own.e2el_s),
     }
-    drawing = Drawing(360, columns=3)
-    for panel, (title, column) in enumerate(shown.items(), start=1):
+    limits = slo(runs)
+    parts = []
+    for key, (title, scale, column) in shown.items():
+        drawing = Drawing(290)
         for index, (name, own) in enumerate(metrics.items()):
-            values, share = cumulative(column(own))
-            drawing.line(name, index, values, 100 * share, panel)
-        scale = _scale(np.concatenate([column(own) for own in metrics.values()]))
-        drawing.axis("x", panel, title, **scale)
-        drawing.axis("y", panel, range=[0, 101])
-    drawing.axis("y", title="share of requests (%)")
-    return drawing.figure
+            values, share = cumulative(scale * column(own))
+            drawing.line(name, index, values, 100 * share)
+        everything = scale * np.concatenate([column(own) for own in metrics.values()])
+        drawing.axis("x", title, **_scale(everything))
+        drawing.axis("y", "share of requests (%)", range=[0, 101])
+        if key in limits:
+            drawing.limit(scale * limits[key] / 1000.0, f"SLO {limits[key]:g} ms")
+        parts.append(figure(f"latency-{key}", drawing.figure))
+    return parts
 
 
 def _scale(values: Floats) -> dict[str, Any]:
@@ -323,37 +395,46 @@ def _scale(values: Floats) -> dict[str, Any]:
     return {"type": "log", "dtick": ticks, "tickformat": "~g"}
 
 
-def queues(runs: Mapping[str, Outcome]) -> dict[str, Any]:
+def queues(runs: Mapping[str, Outcome]) -> list[str]:
     """Draw how many requests wait for their first token, and how many generate, over time."""
-    drawing = Drawing(320, columns=2, legend={"y": 1.08})
+    left, right = Drawing(280), Drawing(280)
     for index, (name, run) in enumerate(runs.items()):
         result = run.result
-        at = np.linspace(0.0, span_s(result), 400)
         served = ~np.isnan(result.first_token_s)
-        waiting = present(result.arrival_s[served], result.first_token_s[served], at)
-        drawing.line(name, index, at, waiting, 1)
-        drawing.line(name, index, at, present(result.first_token_s, result.completion_s, at), 2)
-    for panel, title in ((1, "waiting for a first token"), (2, "generating")):
-        drawing.axis("x", panel, "time (s)", rangemode="tozero")
-        drawing.axis("y", panel, "requests", rangemode="tozero")
-        drawing.head(panel, title)
-    return drawing.figure
+        waiting = result.arrival_s[served], result.first_token_s[served]
+        for drawing, (enter_s, leave_s) in (
+            (left, waiting),
+            (right, (result.first_token_s, result.completion_s)),
+        ):
+            at = np.sort(np.concatenate([enter_s, leave_s]))
+            at = at[~np.isnan(at)]
+            if len(at):
+                most = binned(at, present(enter_s, leave_s, at), span_s(result), QUEUE_BINS)
+                drawing.line(name, index, most.middle_s, most.high)
+    for drawing in (left, right):
+        drawing.axis("x", "time (s)", rangemode="tozero")
+        drawing.axis("y", "requests", rangemode="tozero")
+    heads = {"waiting for a first token": left, "generating": right}
+    return [
+        figure(f"queue-{i}", drawing.figure, head)
+        for i, (head, drawing) in enumerate(heads.items())
+    ]
 
 
 def kv_usage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw the used share of the KV pages over time: mean of each bin, and its range."""
-    drawing = Drawing(300)
-    drawing.axis("x", title="time (s)", range=[0, max(span_s(r.result) for r in runs.values())])
-    drawing.axis("y", title="KV pages used (%)", range=[0, 101])
+    drawing = Drawing(280)
+    drawing.axis("x", "time (s)", range=[0, max(span_s(r.result) for r in runs.values())])
+    drawing.axis("y", "KV pages used (%)", range=[0, 101])
     for index, (name, run) in enumerate(runs.items()):
         if not len(run.result.scheduled_s):
             continue
-        bins = binned(run.result.scheduled_s, 100 * used_share(run.result), span_s(run.result))
+        used = 100 * used_share(run.result)
+        bins = binned(run.result.scheduled_s, used, span_s(run.result), QUEUE_BINS)
         for edge, fill in ((bins.low, "none"), (bins.high, "tonexty")):
             drawing.line(
                 name, index, bins.middle_s, edge,
                 hoverinfo="skip",
-                showlegend=False,
                 line={"width": 0},
                 fill=fill,
                 fillcolor=faint(colour(index)),

@@ -174,9 +174,48 @@ def overload(own: Mapping[str, Any]) -> str | None:
     )
 
 
+def headline(runs: Mapping[str, Outcome]) -> str:
+    """Return the model, the GPUs and the layout of runs that share them; else nothing."""
+    setups = {str(run.result.provenance.get("setup", "")) for run in runs.values()}
+    told = {", ".join(setup.partition(": ")[2].split(", ")[:2]) for setup in setups}
+    return told.pop() if len(told) == 1 else ""
+
+
+def about(runs: Mapping[str, Outcome]) -> list[str]:
+    """Return lines: real, emulated or simulated on what; trace, rate and SLO, where known."""
+    setups = [str(run.result.provenance.get("setup", "")) for run in runs.values()]
+    lines = [setup for setup in dict.fromkeys(setups) if setup]
+    for run in list(runs.values())[:1]:
+        workload = _config(run).get("workload", {})
+        if workload:
+            given = {k: v for k, v in workload["arrivals"].items() if v not in (None, False)}
+            kind = given.pop("kind")
+            words = ", ".join(f"{key} {value}" for key, value in given.items())
+            asked = f"{kind} arrivals{f' ({words})' if words else ''}"
+            count = len(run.result.request_id)
+            rate = run.summary.get("offered_requests_per_s")
+            offered = f", {number(rate, DIGITS)} requests/s offered" if rate else ""
+            lines.append(f"{workload['trace']}, {count} requests, {asked}{offered}")
+    limits = slo(runs)
+    told = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in limits.items())
+    return [*lines, f"SLO: {told}"] if limits else lines
+
+
+def slo(runs: Mapping[str, Outcome]) -> dict[str, float]:
+    """Return the limits in ms that a request must meet, by latency, where runs have them."""
+    return next(
+        (dict(found) for run in runs.values() if (found := _config(run).get("goodput"))), {}
+    )
+
+
+def _config(run: Outcome) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = run.result.provenance.get("config", {})
+    return found
+
+
 def _closed(run: Outcome) -> bool:
     """Say whether a request arrives when another one leaves, and so never too early."""
-    workload = run.result.provenance.get("config", {}).get("workload", {})
+    workload = _config(run).get("workload", {})
     return bool(workload.get("arrivals", {}).get("kind") == "closed")
 
 

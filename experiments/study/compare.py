@@ -60,7 +60,7 @@ class Comparison:
         return draw_comparison(self.runs)
 
     def write(self, folder: Path, title: str) -> None:
-        """Write comparison.csv and, where its library is installed, report.html."""
+        """Write comparison.csv and report.html."""
         write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
         sources = {name: run.result.provenance for name, run in self.runs.items()}
         write_page(folder, self.runs, title, sources)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from evenflow.errors import MOST
 from experiments.run_file.schema import Json
 
 HEAD = """# RUN.yaml and SWEEP.yaml: every key
@@ -106,6 +107,8 @@ def _default(value: Any) -> str:
 
 def _values(part: Json, titles: Mapping[str, str]) -> str:
     """Return in words which values a key takes."""
+    if "$comment" in part:
+        return str(part["$comment"]).removesuffix(f" and at most {MOST}")
     if "anyOf" in part:
         found = dict.fromkeys(_values(each, titles) for each in part["anyOf"])
         return " or ".join(each for each in found if each)

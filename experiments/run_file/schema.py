@@ -110,9 +110,13 @@ class _Described(GenerateJsonSchema):
         return False
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> Json:
+        """Add the bare word of a short form; and what `expect` asks for, in words."""
         made = super().function_before_schema(schema)
-        bare = "short_form" in schema["function"]["function"].__qualname__
-        return {"anyOf": [{"type": "string"}, made]} if bare else made
+        check = schema["function"]["function"]
+        if "short_form" in check.__qualname__:
+            return {"anyOf": [{"type": "string"}, made]}
+        words = inspect.getclosurevars(check).nonlocals.get("expected")
+        return made | {"$comment": words} if words else made
 
     def model_schema(self, schema: core_schema.ModelSchema) -> Json:
         return _described(super().model_schema(schema), schema["cls"])
@@ -188,7 +192,7 @@ def _named(made: Json, name: str) -> Json:
 
 def _as_written(key: str, value: Json, known: Json) -> Json:
     """Return a key's schema with the bare words and the GPU's keys that a file may have there."""
-    about = {name: value[name] for name in ("description", "default") if name in value}
+    about = {name: value[name] for name in ("description", "default", "$comment") if name in value}
     rest = {name: value[name] for name in value if name not in about}
     choices = rest.get("anyOf") or [rest]
     choices = [inner for each in choices for inner in each.get("oneOf", [each])]

@@ -346,9 +346,8 @@ class Recorder:
         numbers = found["batches"].reshape(-1, width + len(STAGES) * self._depth)
         for index, (name, column) in enumerate(BATCHES.items()):
             columns[name] = numbers[:, index].astype(column.kind)
-        stages = numbers[:, width:].reshape(-1, self._depth, len(STAGES))
         for index, name in enumerate(STAGES):
-            columns[name] = stages[:, :, index].copy()
+            columns[name] = numbers[:, width + index :: len(STAGES)].copy()
         if not np.all(columns["end_s"] <= LATEST_S):
             raise UsageError(
                 f"the run would last for more than {LATEST_S:g} s; give costs and links that are "

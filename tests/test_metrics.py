@@ -202,6 +202,14 @@ def test_a_burst_that_is_worked_off_is_no_overload() -> None:
     assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
 
 
+def test_where_generating_outlasts_the_arrivals_the_queue_is_for_a_first_token() -> None:
+    """Each gets its first token at once, and its last one 10 s after; all arrive within 4 s."""
+    requests = [Request(index, 0.1 * index, 16, 1000) for index in range(41)]
+    world = small_world(requests, "vllm", times_s=(0.01, 0.0), total_pages=9999, max_model_len=2000)
+    summary = summarize(simulate(world))
+    assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
+
+
 def test_what_is_served_is_a_share_of_what_arrives_while_the_queue_grows() -> None:
     """Most arrive within 40 of 100 s, five a second; all the time one a second is served."""
     times = np.sort([*np.arange(0, 100, 5.0), *np.arange(30, 70, 0.2)])

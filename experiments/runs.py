@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -98,26 +98,32 @@ def write_run(
     save: Save,
     title: str | None = None,
     window: tuple[float, float] | None = None,
+    *,
+    more: Sequence[str] = (),
 ) -> None:
     """Write all that `save` asks for of a run; with a `title`, its report too.
 
-    `window`: what the timeline shows, see `write_details`.
+    `window`: what the timeline shows, see `write_details`; `more`: HTML of the report.
     """
     write_results(folder, outcome, save)
     if save != "all":
         return
     write_details(folder, outcome, window)
     if title is not None:
-        write_page(folder, outcome.parts, title, outcome.result.provenance)
+        write_page(folder, outcome.parts, title, outcome.result.provenance, more)
 
 
 def write_page(
-    folder: Path, runs: Mapping[str, Outcome], title: str, provenance: Mapping[str, Any]
+    folder: Path,
+    runs: Mapping[str, Outcome],
+    title: str,
+    provenance: Mapping[str, Any],
+    more: Sequence[str] = (),
 ) -> None:
-    """Write one report about all runs."""
+    """Write one report about all runs, with `more` HTML below the summary."""
     from experiments.report.run_page import write_report
 
-    write_report(folder / "report.html", runs, title, provenance)
+    write_report(folder / "report.html", runs, title, provenance, more)
 
 
 def write_results(

@@ -26,6 +26,7 @@ from experiments.report.data import (
 )
 from experiments.report.draw_comparison import draw_comparison
 from experiments.report.page import plotly_library
+from experiments.report.parallel import parallel
 from experiments.report.run_page import render, write_report
 from experiments.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
 from experiments.report.words import CAUSE_WORDS, table, verdict
@@ -162,6 +163,24 @@ def test_a_run_in_which_nothing_ran_says_so() -> None:
     page = render({"none": Outcome(empty, summarize(empty))}, "", {}, plotly_js="")
     assert "computed no micro-batch" in page
     assert "<b>none</b> completed no request" in page
+
+
+def test_the_page_has_what_else_is_told(runs: dict[str, Outcome]) -> None:
+    page = render(runs, "", {}, "", ["<h2>What would help</h2>"])
+    assert (
+        page.index("Summary</h2>") < page.index("What would help") < page.index("stage time goes")
+    )
+
+
+def test_parallel_axes_take_numbers_words_and_gaps() -> None:
+    columns = {"budget": [2, 8, 5], "scheduler": ["a", "<b>", "a"], "ms": [1.0, np.nan, 3.0]}
+    drawn = parallel(columns, ["point 0", "point 1", "point 2"], [2])
+    lines = [each for each in drawn["data"] if each["mode"] == "lines+markers"]
+    assert [each["y"] for each in lines] == [[0, 0, 0], [1, 1, None], [0.5, 0, 1]]
+    assert [each["name"] for each in lines] == ["point 0", "point 1", "point 2"]
+    assert lines[2]["line"] != lines[0]["line"] == lines[1]["line"]
+    assert "<b>" not in json.dumps(drawn)
+    json.dumps(drawn, allow_nan=False)
 
 
 # --- the words

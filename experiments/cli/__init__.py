@@ -40,6 +40,7 @@ from experiments.cli.validate import validate_command
 
 if TYPE_CHECKING:
     from experiments.run_file.run import RunConfig
+    from experiments.study.advice import Advice
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
@@ -170,10 +171,11 @@ def simulate(
         progress,
     )
     from experiments.report.folder import staged
-    from experiments.report.tables import write_summaries
+    from experiments.report.tables import print_numbers, write_summaries
     from experiments.run_file.build import load_workload
     from experiments.run_file.run import load_config
     from experiments.runs import Job, run_job, without_causes, write_run
+    from experiments.study.advice import html, rows, sentence
     from experiments.study.points import inputs_of
 
     shown = _window(window)
@@ -183,7 +185,9 @@ def simulate(
         job = Job(config, load_workload(config, run.parent), run.parent)
         with progress([job.label], len(job.workload.requests)) as show:
             outcome = run_job(job, show.done)
-        write_run(scratch, outcome, save.value, run.name, shown)
+        advice = _advice(run, config) if advise else None
+        more = [] if advice is None else [html(advice)]
+        write_run(scratch, outcome, save.value, run.name, shown, more=more)
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
             as_is = {"as is": outcome.summary, **without}
@@ -192,21 +196,18 @@ def simulate(
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:
         print_counterfactuals(as_is)
-    if advise:
-        _advise(run, config)
+    if advice is not None:
+        print_numbers(*rows(advice))
+        typer.echo(sentence(advice))
     print_folder(folder)
 
 
-def _advise(run: Path, config: RunConfig) -> None:
-    """Print the changes that would help a run most."""
+def _advice(run: Path, config: RunConfig) -> Advice:
     from experiments.cli.terminal import progress
-    from experiments.report.tables import print_numbers
-    from experiments.study.advice import advise, rows, sentence
+    from experiments.study.advice import advise
     from experiments.study.trials import How
 
-    advice = advise(config.document(str(run)), run.parent, How(watch=progress))
-    print_numbers(*rows(advice))
-    typer.echo(sentence(advice))
+    return advise(config.document(str(run)), run.parent, How(watch=progress))
 
 
 @app.command()

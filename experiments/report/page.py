@@ -13,6 +13,19 @@ from typing import Any
 
 from experiments.report.style import THEMES, WIDTH, Figure
 
+SORT = """
+function sortBy(head) {
+  const body = head.closest("table").tBodies[0], at = head.cellIndex;
+  const key = row => row.cells[at].textContent.replaceAll(",", "");
+  const rows = [...body.rows], sign = head.dataset.down ? -1 : 1;
+  head.dataset.down = sign > 0 ? "1" : "";
+  rows.sort((a, b) => sign * (parseFloat(key(a)) - parseFloat(key(b)) ||
+    key(a).localeCompare(key(b), undefined, {numeric: true})));
+  body.append(...rows);
+}
+"""
+"""Sorts a table's rows by the column of a head, the other way at the next click."""
+
 STYLE = f"""
 :root {{ color-scheme: light dark; --text: #1f2933; --soft: #52606d; --back: #ffffff;
   --box: #f3f6f9; --line: #e4e7eb; --best: #e3f1e8; }}
@@ -41,6 +54,7 @@ th {{ overflow-wrap: anywhere; vertical-align: bottom; }}
 tbody th {{ text-align: left; font-weight: 500; }}
 th small {{ display: block; color: var(--soft); font-weight: 400; font-size: 12.5px; }}
 .unit {{ color: var(--soft); font-weight: 400; }}
+th[onclick] {{ cursor: pointer; text-decoration: underline dotted; }}
 td {{ font-variant-numeric: tabular-nums; }}
 td.best {{ font-weight: 700; background: var(--best); }}
 .key {{ font-size: 13.5px; margin: 8px 0 0; }}
@@ -88,7 +102,7 @@ def page(
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1"><title>{escape(title)}'
         f"</title>\n<style>{STYLE}</style>\n"
-        f"<script>{plotly_js and plotly_js + DRAW}</script></head>\n"
+        f"<script>{plotly_js and plotly_js + DRAW}{SORT}</script></head>\n"
         "<body>",
         f"<h1>{escape(title)}</h1>",
         *parts,

@@ -110,9 +110,13 @@ def front(
     """Draw points (x, y); in colour those at the positions `best` on the Pareto front, in order."""
     at = np.asarray(points, dtype=float).reshape(-1, 2)
     axes.plot(*at.T, "o", color="0.8", markersize=5, label="all points")
-    axes.plot(*at[list(best)].T, "o-", color=colour(0), label="Pareto front")
+    axes.plot(*at[list(best)].T, "o", color=colour(0), label="Pareto front")
     if default:
         axes.plot(*at[list(default)].T, "D", color=colour(1), label="default", zorder=3)
+    for axis, values in ((axes.xaxis, at[:, 0]), (axes.yaxis, at[:, 1])):
+        if len(values) and values.min() > 0 and values.max() > 10 * values.min():
+            axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+            plain_decades(axis)
     finish(axes)
     axes.legend(frameon=False)
 

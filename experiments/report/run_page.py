@@ -6,7 +6,7 @@ was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -88,17 +88,25 @@ CAPTIONS = {
 
 
 def write_report(
-    path: str | Path, runs: Mapping[str, Outcome], title: str, provenance: Mapping[str, Any]
+    path: str | Path,
+    runs: Mapping[str, Outcome],
+    title: str,
+    provenance: Mapping[str, Any],
+    more: Sequence[str] = (),
 ) -> None:
     """Write a self-contained page about `runs` (by name, in the order shown) to `path`.
 
-    Equal input gives equal bytes.
+    Equal input gives equal bytes. `more` is HTML below the summary.
     """
-    Path(path).write_text(render(runs, title, provenance, plotly_library()), encoding="utf-8")
+    Path(path).write_text(render(runs, title, provenance, plotly_library(), more), encoding="utf-8")
 
 
 def render(
-    runs: Mapping[str, Outcome], title: str, provenance: Mapping[str, Any], plotly_js: str
+    runs: Mapping[str, Outcome],
+    title: str,
+    provenance: Mapping[str, Any],
+    plotly_js: str,
+    more: Sequence[str] = (),
 ) -> str:
     """Return the page as HTML, with the given Plotly library inside."""
     first, *others = verdict(runs)
@@ -106,7 +114,7 @@ def render(
     told = [title, *about(runs)]
     parts = [f'<p class="caption">{"<br>".join(map(escape, told))}</p>']
     parts.append(f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>')
-    parts += [_section("Summary"), table(runs)]
+    parts += [_section("Summary"), table(runs), *more]
     if all(len(run.result.scheduled_s) for run in runs.values()):
         parts += _figures(runs)
     else:

@@ -60,10 +60,10 @@ def blend(share: float) -> str:
     return "#" + "".join(f"{part:02X}" for part in mixed)
 
 
-def faint(solid: str) -> str:
-    """Return a colour `#RRGGBB` made nearly transparent."""
+def faint(solid: str, share: float = 0.15) -> str:
+    """Return a colour `#RRGGBB` made transparent but for a share, by default nearly."""
     red, green, blue = (int(solid[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.15)"
+    return f"rgba({red},{green},{blue},{share:g})"
 
 
 def _theme(text: str, grid: str, line: str) -> Figure:

@@ -156,9 +156,10 @@ def markdown_table(heads: Cells, rows: Iterable[Cells], *, right: bool = False) 
     return "".join([head, f"|{'|'.join(rules)}|\n", *body])
 
 
-def html_table(heads: Cells, rows: Iterable[Cells]) -> str:
-    """Return a table of words as HTML, as wide as it needs to be."""
-    head = "".join(f"<th>{escape(word)}</th>" for word in heads)
+def html_table(heads: Cells, rows: Iterable[Cells], *, sorts: bool = False) -> str:
+    """Return a table of words as HTML, as wide as it needs to be; `sorts`: by a click on a head."""
+    click = ' onclick="sortBy(this)" title="sort"' if sorts else ""
+    head = "".join(f"<th{click}>{escape(word)}</th>" for word in heads)
     body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in rows)
     return f'<table class="narrow"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 

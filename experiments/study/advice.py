@@ -14,7 +14,8 @@ from typing import Any
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED
 from evenflow.specs.gpu import LINKS
-from experiments.report.tables import number, percent
+from experiments.report.page import section
+from experiments.report.tables import html_table, number, percent
 from experiments.report.words import metric_words
 from experiments.run_file.build import load_workload
 from experiments.run_file.links import link_spec
@@ -157,6 +158,11 @@ def rows(advice: Advice) -> tuple[list[str], list[list[str]]]:
         ]
         for trial in (advice.base, *best(advice))
     ]
+
+
+def html(advice: Advice) -> str:
+    """Return the same for a run's page."""
+    return section("What would help", sentence(advice)) + html_table(*rows(advice))
 
 
 def sentence(advice: Advice) -> str:

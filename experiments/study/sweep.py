@@ -22,7 +22,8 @@ from pandas.api.types import is_object_dtype
 from evenflow.errors import DoesNotFitError, UsageError
 from experiments.provenance import code_version, wall_clock
 from experiments.report import plots
-from experiments.report.page import page, picture, section
+from experiments.report.page import figure, page, picture, plotly_library, section
+from experiments.report.parallel import in_words, parallel
 from experiments.report.tables import html_table, is_number, number, write_json, write_table
 from experiments.report.words import metric_words
 from experiments.run_file.build import build
@@ -54,6 +55,10 @@ SHORT = {"token_budget": "budget", "stages": "PP", "tensor_parallel": "TP"}
 
 COLUMNS = 4
 NEUTRAL = "#9AA5B1"
+ALL_POINTS = (
+    "A line is a point, the best in blue; hover for its values. An axis whose numbers span more "
+    "than tenfold is logarithmic. A click on a head of the table sorts by it."
+)
 
 CAPTIONS = {
     "pareto_front": (
@@ -175,8 +180,8 @@ def write_findings(folder: Path, findings: Findings, title: str) -> None:
             frame[name] = cells[name].fillna("").astype(str)
         frame.to_parquet(folder / "points.parquet", index=False)
     drawn = pictures(findings)
-    for name, figure in drawn.items():
-        plots.save(figure, folder / name)
+    for name, each in drawn.items():
+        plots.save(each, folder / name)
     source = facts(findings)
     (folder / "report.html").write_text(_page(findings, title, drawn, source), encoding="utf-8")
     write_json(folder / "sweep.json", source)
@@ -212,10 +217,37 @@ def _page(
     for name, caption in CAPTIONS.items():
         if name in drawn:
             parts += [section(*caption), picture(plots.svg(drawn[name], name))]
+    parts += _all_points(findings)
     if lost := failures(findings):
         parts.append(f"<h2>{len(lost)} points failed</h2>")
         parts.append(html_table(["point", *findings.sweep.config.parameters, "error"], lost))
-    return page(title, parts, source)
+    return page(title, parts, source, plotly_library())
+
+
+def _all_points(findings: Findings) -> list[str]:
+    """Return all points that were completed as parallel coordinates, and as a table that sorts."""
+    config, order = findings.sweep.config, ranked(findings)
+    done = [index for index, trial in enumerate(findings.trials) if not trial.errors]
+    if not done:
+        return []
+    trials = [findings.trials[index] for index in done]
+    metrics = list(dict.fromkeys([*config.metrics, "gpus"]))
+    heads = [*short_names(list(config.parameters)), *map(metric_words, metrics)]
+    cells = [
+        [
+            *(v if is_number(v) else label(v) for v in trial.labels.values()),
+            *(trial.mean(metric) for metric in metrics),
+        ]
+        for trial in trials
+    ]
+    columns = dict(zip(heads, zip(*cells, strict=True), strict=True))
+    best = [done.index(index) for index in (order if len(config.objectives) > 1 else order[:1])]
+    rows = [[str(index), *map(in_words, row)] for index, row in zip(done, cells, strict=True)]
+    return [
+        section("All points", ALL_POINTS),
+        figure("parallel", parallel(columns, [f"point {index}" for index in done], best)),
+        html_table(["point", *heads], rows, sorts=True),
+    ]
 
 
 def told(findings: Findings) -> list[str]:
@@ -426,7 +458,8 @@ def _draw_front(findings: Findings) -> Figure:
 def _draw_means(axes: Axes, panel: Panel, metric: str, index: int, words: str) -> None:
     at = panel.values if panel.scattered else range(len(panel.values))
     means, reach = zip(*((own.mean, own.half_width) for own in panel.means[metric]), strict=True)
-    plots.whiskers(axes, at, means, reach, index, joined=not panel.scattered, label=words)
+    joined = not panel.scattered and all(map(is_number, panel.values))
+    plots.whiskers(axes, at, means, reach, index, joined=joined, label=words)
 
 
 def _finish(axes: Axes, panel: Panel) -> None:

@@ -171,6 +171,17 @@ def test_rows_of_aiconfigurator_are_closed_loops(tmp_path: Path) -> None:
     assert (second.facts["engine"], second.run["gpu"]) == ("TensorRT-LLM 1.0", "b100_sxm")
 
 
+def test_a_row_with_as_many_expert_ranks_as_ranks_has_whole_experts(tmp_path: Path) -> None:
+    head, row, *_ = AICONFIGURATOR.strip().splitlines()
+    path = tmp_path / "means.csv"
+    for ranks, whole in ((2, True), (1, False)):
+        moe = row.replace("Qwen3-32B,h100_sxm,", "Qwen3-235B-A22B-FP8,h100_sxm,fp8") + f",{ranks}"
+        path.write_text(f"{head},moe_ep_size\n{moe}\n")
+        (run,) = read_results(path)
+        assert run.run["model"] == "Qwen3-235B-A22B"
+        assert ("expert_parallel" in run.run) is whole
+
+
 EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}
 
 

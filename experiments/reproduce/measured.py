@@ -296,7 +296,8 @@ def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
     table = table.assign(precision=precision.fillna("bf16"))
     table = table.drop_duplicates(["silicon_ttft_ms", "silicon_tpot_ms"])
     for row in table[table["tp_size"].notna()].to_dict("records"):
-        model = str(row["model_path"]).rpartition("/")[2].removesuffix("-Instruct")
+        model = str(row["model_path"]).rpartition("/")[2]
+        model = model.removesuffix("-Instruct").removesuffix("-FP8")
         ranks, stages, clients = (int(row[k]) for k in ("tp_size", "pp_size", "concurrency"))
         lengths = int(row["isl"]), int(row["osl"])
         layout = f"TP{ranks}" + (f" x PP{stages}" if stages > 1 else "")
@@ -310,6 +311,7 @@ def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
                 "gpu": GPUS.get(row["system"], row["system"]),
                 "stages": stages,
                 "tensor_parallel": ranks,
+                **({"expert_parallel": True} if row.get("moe_ep_size") == ranks > 1 else {}),
                 "workload.arrivals": _closed(clients),
             },
             facts={

@@ -6,8 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+import yaml
 
+from experiments.figures.make import FOLDER
 from experiments.report.style import DECODE, PARTS, PREFILL, SCHEDULER_COLOURS
+from experiments.report.words import cause_label
 
 SIGHT = {
     "usual": np.eye(3),
@@ -69,3 +72,11 @@ def test_distances_are_those_of_the_definition() -> None:
 )
 def test_colours_that_meet_are_apart(meet: list[str], least: float, sight: str) -> None:
     assert nearest(meet, SIGHT[sight]) > least
+
+
+def test_a_figure_of_the_causes_has_the_words_and_colours_of_the_report() -> None:
+    plot = yaml.safe_load((FOLDER / "decides_3.yaml").read_text(encoding="utf-8"))["plot"]
+    (panel,) = plot["panels"]
+    words = {"computing" if name == "busy" else name: each for name, each in panel["y"].items()}
+    assert words == {part: cause_label(part) for part in PARTS}
+    assert panel["colors"] == list(PARTS.values())

@@ -31,7 +31,7 @@ from sim import PooledWorld, TransferLink, World, simulate
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 
-LIGHT = {"fill_drain", "starvation", "uneven_decode", "uneven_stages"}  # black letters can be read
+LIGHT = {"fill_drain", "starvation", "kv_limited"}  # black letters can be read
 TITLES = {
     "fill_drain": "Three equal micro-batches fill and drain three stages",
     "starvation": "The second request arrives at 3 s",

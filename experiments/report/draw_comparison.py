@@ -33,6 +33,9 @@ def draw_comparison(runs: Mapping[str, Outcome]) -> Figure:
         finish(time, grid="")
         time.spines["left"].set_visible(False)
         shown |= {cause for cause in CAUSES if parts[cause] > LEAST_SHARE}
+    top = max(axes.get_ylim()[1] for axes in cells[::2])
+    for axes in cells[::2]:
+        axes.set_ylim(0, top)
     for axes in cells[:-2]:
         axes.tick_params(labelbottom=False)
     cells[-2].set_xlabel(f"{SHOWN_BATCHES} consecutive micro-batches of the steady state")

@@ -34,7 +34,7 @@ ENGINES = {
 
 
 def of_engines(path: Path) -> list[Path]:
-    """Return the journals of engines at a path: itself, or those of a folder.
+    """Return the journals of engines at a path: itself, or those of a folder and its folders.
 
     None for what evenflow run wrote, a folder or the journal in it.
     """
@@ -42,11 +42,11 @@ def of_engines(path: Path) -> list[Path]:
         return [] if path.name == NAME else [path]
     if (path / NAME).is_file():
         return []
-    return [file for file in sorted(path.glob("*.jsonl.gz")) if _is_journal(file)]
+    return [file for file in sorted(path.rglob("*.jsonl.gz")) if _is_journal(file)]
 
 
 def _is_journal(file: Path) -> bool:
-    return file.is_file() and "prompts." not in file.name
+    return file.is_file() and file.name != NAME and "prompts." not in file.name
 
 
 def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | None]:

@@ -232,7 +232,7 @@ def test_a_file_that_is_no_text(run_yaml: Path) -> None:
     run_yaml.write_bytes(b"\xff\xfe\x00")
     assert refusal(run_yaml).startswith("RUN.yaml: ")
     assert refusal(run_yaml.with_name("none.yaml")) == "none.yaml: no such file"
-    assert "cannot be read" in refusal(Path("."))
+    assert refusal(Path(".")) == ".: is a folder; a file is right"
 
 
 def test_the_digest_is_that_of_the_meaning(run_yaml: Path) -> None:

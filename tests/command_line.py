@@ -20,7 +20,9 @@ import pytest
 from typer.testing import CliRunner
 
 from evenflow.errors import UsageError
-from experiments.cli import app
+from experiments.cli import app, terminal
+
+terminal.FIRST_LINE_S = terminal.LINE_EVERY_S  # what is told is not how fast the machine is
 
 RUN = """\
 stages: 2

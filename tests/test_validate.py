@@ -32,7 +32,7 @@ from experiments.validation.layers import (
 )
 from experiments.validation.measured_times import AROUND, Recorded, Times, drawn, measured_times
 from experiments.validation.validate import Validation
-from experiments.validation.write import draw_validation
+from experiments.validation.write import OVERVIEW, draw_validation, verdict
 from sim import Link, World, simulate, simulate_timed
 from tests.virtual_run import WORLD, serve_noisily
 from tests.worlds import MAX_MODEL_LEN, served_worlds, small_world
@@ -243,6 +243,32 @@ def test_one_metric_of_several_runs() -> None:
     nothing = compared("mean_tpot_ms", [{"mean_tpot_ms": 0.0}], {"mean_tpot_ms": 0.0})
     assert (nothing["error"], nothing["spread"]) == (None, None)
     assert "calibrated" not in nothing
+
+
+@pytest.mark.parametrize(
+    ("runs", "predicted", "told"),
+    [
+        (
+            [9.0, 11.0],
+            10.5,
+            "WITHIN the spread of the 2 runs: 8 of 8 numbers are, and at most 5.0%",
+        ),
+        (
+            [9.0, 11.0],
+            12.0,
+            "NOT WITHIN the spread of the 2 runs: 0 of 8 numbers are, and at most 20",
+        ),
+        ([10.0], 11.0, "what is simulated is at most 10.0% off (TTFT mean (ms)); one run has no"),
+    ],
+)
+def test_the_verdict_begins_with_the_load(runs: list[float], predicted: float, told: str) -> None:
+    lines = {
+        name: compared(name, [{name: v} for v in runs], {name: predicted}) for name in OVERVIEW
+    }
+    found = {"load": [(0.5, 3.25)], "calibration": None, "runs": len(runs), "end_to_end": lines}
+    words = verdict(found)
+    assert words.startswith("load average of the machine, run by run: 0.5 to 3.2; what is simul")
+    assert told in words
 
 
 def test_bubbles_add_up_to_what_is_not_busy() -> None:

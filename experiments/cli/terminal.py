@@ -17,8 +17,10 @@ from experiments.outcome import Outcome
 from experiments.report.tables import print_numbers
 from experiments.report.words import METRICS, overload
 
+FIRST_LINE_S = 10.0
 LINE_EVERY_S = 60.0
-"""Where nobody watches a bar, such as in a log, a line says how far it is so often."""
+"""Where nobody watches a bar, such as in a log, a line says how far it is: the first after so long,
+then after twice as long each time, up to so long."""
 
 TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
@@ -99,6 +101,7 @@ class Progress:
         self.counts: Sequence[int] = [0] * len(labels)
         self.failures = 0
         self._told_s = time.monotonic()
+        self._wait_s = FIRST_LINE_S
 
     def __call__(self, counts: Sequence[int]) -> None:
         self.counts = counts
@@ -115,8 +118,9 @@ class Progress:
         self._show()
 
     def _show(self) -> None:
-        if time.monotonic() - self._told_s >= LINE_EVERY_S:
+        if time.monotonic() - self._told_s >= min(self._wait_s, LINE_EVERY_S):
             self._told_s = time.monotonic()
+            self._wait_s *= 2
             typer.echo("; ".join(self.lines()), err=True)
 
     def lines(self) -> list[str]:

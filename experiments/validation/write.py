@@ -132,9 +132,30 @@ def notes(found: Found) -> list[str]:
             f"{calibration['micro_batches']} micro-batches, {calibration['seconds']:.0f} s): "
             + _around(calibration)
         )
+    return [*lines, *notes_of(found["provenance"]), verdict(found)]
+
+
+def verdict(found: Found) -> str:
+    """Say whether the best prediction lies within what the runs measured, the load first."""
     loads = ", ".join(f"{before:.1f} to {after:.1f}" for before, after in found["load"])
-    lines.append(f"load average of the machine, run by run: {loads}")
-    return [*lines, *notes_of(found["provenance"])]
+    load = f"load average of the machine, run by run: {loads}"
+    how = "simulated" if found["calibration"] is None else "calibrated"
+    error = "error" if found["calibration"] is None else "calibrated_error"
+    lines = {metric: found["end_to_end"][metric] for metric in OVERVIEW}
+    known = {name: abs(line[error]) for name, line in lines.items() if line[error] is not None}
+    if not known:
+        return load
+    worst = max(known, key=lambda name: known[name])
+    off = f"at most {percent(known[worst], 1, sign=False)} off ({_words(worst)})"
+    if found["runs"] == 1:
+        return f"{load}; what is {how} is {off}; one run has no spread to compare with"
+    within = sum(line["least"] <= line[how] <= line["most"] for line in lines.values())
+    verb = "WITHIN" if within == len(lines) else "NOT WITHIN"
+    return (
+        f"{load}; what is {how} is {verb} the spread of the {found['runs']} runs: {within} of "
+        f"{len(lines)} numbers are, and {off}, where the runs differ by "
+        f"{percent(lines[worst]['spread'], 1, sign=False)}"
+    )
 
 
 def _around(times: Found) -> str:

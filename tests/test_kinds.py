@@ -85,9 +85,17 @@ def test_windows_alternate_with_global_layers(tmp_path: Path) -> None:
         (DEEPSEEK | {"first_k_dense_replace": 61}, '"first_k_dense_replace" is 61; of 61 layers'),
         (DEEPSEEK | {"first_k_dense_replace": -1}, "whole number, 0 or above"),
         (DEEPSEEK | {"moe_layer_freq": 2}, '"moe_layer_freq" is 2, not supported'),
+        (DEEPSEEK | {"kv_lora_rank": 0}, '"kv_lora_rank" is 0; it must be a whole number, 1 or'),
         (DEEPSEEK | {"num_experts_per_tok": 300}, "there are only 256 experts"),
         (GEMMA | {"layer_types": ["full_attention"] * 3}, '"layer_types" is not supported'),
         (GEMMA | {"layer_types": 7}, '"layer_types" is not supported'),
+        (GEMMA | {"layer_types": [[]] * 42}, '"layer_types" is not supported'),
+        (
+            GEMMA | {"layer_types": ["sliding_attention"] * 42, "sliding_window": None},
+            'config.json: "layer_types" has "sliding_attention"; add its "sliding_window"',
+        ),
+        (GEMMA | {"num_key_value_heads": 7}, "config.json: "),
+        (GEMMA | {"model_type": ["gemma2"]}, "\"model_type\" is ['gemma2'], not supported"),
     ],
 )
 def test_a_contradictory_config_is_one_line(tmp_path: Path, values: Any, message: str) -> None:

@@ -348,7 +348,10 @@ def test_a_quantised_checkpoint_is_read(tmp_path: Path, said: Any, quantization:
 
 
 def test_a_quantisation_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    for said in ({"quant_method": "aqlm"}, {"quant_method": "gptq", "bits": 3}, "fp8 or so"):
+    groups: list[Any] = [[1], {"a": None}, {"a": {"weights": "x"}}]
+    compressed = [{"quant_method": "compressed-tensors", "config_groups": each} for each in groups]
+    unknown = [{"quant_method": "aqlm"}, {"quant_method": "gptq", "bits": 3}, "fp8 or so"]
+    for said in (*unknown, {"quant_method": "awq", "bits": [4]}, *compressed):
         with refused('"quantization_config" of '):
             ModelSpec.from_config_json(written(tmp_path, QWEN | {"quantization_config": said}))
 

@@ -97,6 +97,11 @@ class Deployment:
                 f"expert_parallel: {self.model.name} has no experts; leave it out, or use a "
                 "mixture of experts"
             )
+        if self.expert_parallel and self.model.num_experts % self.tensor_parallel:
+            raise UsageError(
+                f"expert_parallel: {self.tensor_parallel} ranks cannot share the "
+                f"{self.model.num_experts} experts of {self.model.name} evenly; use a divisor"
+            )
 
     @property
     def arithmetic(self) -> Arithmetic:

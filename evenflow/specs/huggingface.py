@@ -37,7 +37,7 @@ FAMILIES = {
 
 GEMMA = ("gemma2", "gemma3")
 
-INTEGERS = {4: "int4_wo", 8: "int8_wo"}
+INTEGERS = {"4": "int4_wo", "8": "int8_wo"}
 """Bits of integer weights, which are widened as they are read -> format."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -122,7 +122,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     config = _Config(Path(path))
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = instead_of(model_type, FAMILIES)
         raise UsageError(f'{config.path}: "model_type" is {model_type!r}, not supported; {known}')
     family = FAMILIES[model_type]
@@ -276,11 +276,16 @@ WINDOWED = {"mistral": 0, "mixtral": 0, "gemma2": 2, "gemma3": 6, "gpt_oss": 2}
 
 def _windows(config: _Config, family: str, layers: int) -> dict[str, Any]:
     """Return the sliding window, and every which layer attends to all."""
-    window = config.whole("sliding_window")
-    if family not in WINDOWED or not window:
+    window, types = config.whole("sliding_window"), config.get("layer_types")
+    if family not in WINDOWED:
+        return {}
+    if not window:
+        if isinstance(types, list) and "sliding_attention" in types:
+            raise UsageError(
+                f'{config.path}: "layer_types" has "sliding_attention"; add its "sliding_window"'
+            )
         return {}
     every = config.whole("sliding_window_pattern", default=WINDOWED[family])
-    types = config.get("layer_types")
     if types is not None:
         every = _period(config, types, layers)
     # A window that is on no layer, or on each, is none of a pattern.
@@ -292,8 +297,8 @@ def _period(config: _Config, types: Any, layers: int) -> int:
     full = [name == "full_attention" for name in types] if isinstance(types, list) else []
     every = full.index(True) + 1 if True in full else 0
     expected = [bool(every) and (layer + 1) % every == 0 for layer in range(layers)]
-    known = {"full_attention", "sliding_attention"}
-    if full != expected or not known.issuperset(types):
+    known = ("full_attention", "sliding_attention")
+    if full != expected or not all(name in known for name in types):
         raise UsageError(
             f'{config.path}: "layer_types" is not supported; it must hold, for each of the '
             f'{layers} layers, "sliding_attention", or "full_attention" at every n-th'
@@ -309,14 +314,15 @@ def _quantization(config: _Config) -> str:
     said = config.get("quantization_config", default={})
     if not said:
         return ""
-    method = said.get("quant_method") if isinstance(said, dict) else said
-    found = None
+    if not isinstance(said, dict):
+        said = {"quant_method": said}
+    method, found = said.get("quant_method"), None
     if method in ("fp8", "fbgemm_fp8"):
         found = "fp8_block" if said.get("weight_block_size") else "fp8"
     elif method == "modelopt":
         found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(str(said.get("quant_algo")))
     elif method in ("awq", "gptq"):
-        found = INTEGERS.get(said.get("bits", 0))
+        found = INTEGERS.get(str(said.get("bits")))
     elif method == "compressed-tensors":
         found = _compressed(said)
     elif method == "mxfp4":
@@ -330,13 +336,17 @@ def _quantization(config: _Config) -> str:
 
 
 def _compressed(said: dict[str, Any]) -> str | None:
-    for group in list((said.get("config_groups") or {}).values())[:1]:
-        weights = group.get("weights") or {}
-        if weights.get("type") == "float" and weights.get("num_bits") == 8:
-            return "fp8"
-        if weights.get("type") == "int" and not group.get("input_activations"):
-            return INTEGERS.get(weights.get("num_bits", 0))
+    group = _mapping(next(iter(_mapping(said.get("config_groups")).values()), None))
+    weights = _mapping(group.get("weights"))
+    if weights.get("type") == "float" and weights.get("num_bits") == 8:
+        return "fp8"
+    if weights.get("type") == "int" and not group.get("input_activations"):
+        return INTEGERS.get(str(weights.get("num_bits")))
     return None
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def read_dtype(path: str | Path) -> str:
@@ -359,9 +369,8 @@ def _dtype(config: _Config) -> str:
 
 def _rope_theta(config: _Config) -> float:
     # transformers 5 moved the key into a mapping.
-    nested = config.get("rope_parameters", default={})
-    inner = nested.get("rope_theta") if isinstance(nested, dict) else None
-    theta = config.get("rope_theta", default=inner)
+    nested = _mapping(config.get("rope_parameters"))
+    theta = config.get("rope_theta", default=nested.get("rope_theta"))
     return config.number(10000.0 if theta is None else theta, "rope_theta")
 
 

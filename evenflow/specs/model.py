@@ -122,7 +122,11 @@ class ModelSpec:
         Qwen2-MoE, Qwen3-MoE, gpt-oss, MiniMax-M2, DeepSeek-V2 and V3 and Kimi-K2. UsageError names
         the file and the key.
         """
-        return cls(**read_config(path))
+        values = read_config(path)
+        try:
+            return cls(**values)
+        except UsageError as error:
+            raise UsageError(f"{values['source']}: {error}") from None
 
     def kinds(self, start: int = 0, stop: int | None = None) -> dict[ModelSpec, int]:
         """Return how many of the layers [start, stop) are of each kind: models of such layers."""
@@ -224,7 +228,7 @@ class ModelSpec:
         Of a mixture's dense layers and the others, of each by itself: `kinds`.
 
         Every rank has its columns of all experts, or, `expert_parallel`, whole experts: its share
-        of them, rounded up.
+        of them.
         """
         shapes = self.linear_shapes(tensor_parallel)
         bias = shapes[0][1] if self.attention_bias else 0
@@ -234,7 +238,7 @@ class ModelSpec:
         shared_gate = self.hidden_size if has_gate else 0
         experts, ranks_each = self.num_experts, tensor_parallel
         if expert_parallel:
-            experts, ranks_each = -(-experts // tensor_parallel), 1
+            experts, ranks_each = experts // tensor_parallel, 1
         routed = experts * parameters(self.expert_shapes(ranks_each))
         return parameters(shapes) + bias + norms + shared_gate + routed
 
@@ -260,7 +264,7 @@ class ModelSpec:
         matrices = [(shape, 1, False) for shape in self.linear_shapes(tensor_parallel)]
         each = self.num_experts
         if expert_parallel:
-            each, tensor_parallel = -(-each // tensor_parallel), 1
+            each, tensor_parallel = each // tensor_parallel, 1
         matrices += [(shape, each, True) for shape in self.expert_shapes(tensor_parallel)]
         saved = sum(
             times

@@ -213,8 +213,8 @@ def test_tied_keys_change_together_and_points_have_gpus_and_costs(tmp_path: Path
     assert len(rows) == 3
     assert [row[1] for row in rows] == [
         "PP=1, max_in_flight=3",
-        "PP=2, replicas count=3",
-        "PP=4, replicas count=1",
+        "PP=2, replicas=3",
+        "PP=4, replicas=1",
     ]
     assert "the nearest is point" in headline(found)
     assert "mean_e2el_ms is" in headline(found)

@@ -79,6 +79,7 @@ DRAW = """
 const dark = matchMedia("(prefers-color-scheme: dark)"), themes = THEMES;
 const look = () => ({layout: themes[dark.matches ? 1 : 0]});
 const config = {displaylogo: false, responsive: true,
+  displayModeBar: matchMedia("(hover: hover)").matches && "hover",
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]};
 const figures = [];
 const draw = (name, f) => figures.push([name, f]);

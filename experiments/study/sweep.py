@@ -13,6 +13,7 @@ from html import escape
 from importlib.util import find_spec
 from itertools import starmap
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -54,6 +55,9 @@ SHORT = {"token_budget": "budget", "stages": "PP", "tensor_parallel": "TP"}
 """Names of keys where they are set, in tables."""
 
 COLUMNS = 4
+LINE = 36
+"""Letters that stand side by side below a panel."""
+
 NEUTRAL = "#9AA5B1"
 ALL_POINTS = (
     "A line is a point, the best in blue; hover for its values. An axis whose numbers span more "
@@ -210,6 +214,7 @@ def _page(
     findings: Findings, title: str, drawn: Mapping[str, Figure], source: Mapping[str, Any]
 ) -> str:
     parts = [
+        f'<p class="caption">{"<br>".join(map(escape, _about(findings)))}</p>',
         f'<div class="verdict"><p>{escape(" ".join(told(findings)))}</p></div>',
         "<h2>Best points</h2>",
         html_table(*best_table(findings)),
@@ -222,6 +227,21 @@ def _page(
         parts.append(f"<h2>{len(lost)} points failed</h2>")
         parts.append(html_table(["point", *findings.sweep.config.parameters, "error"], lost))
     return page(title, parts, source, plotly_library())
+
+
+def _about(findings: Findings) -> list[str]:
+    """Return lines: the setup of the first point shown, trace and arrivals, the limits."""
+    asked = findings.sweep
+    point = findings.trials[(ranked(findings) or nearest(findings) or [0])[0]]
+    config = asked.study.config(point.labels)
+    arrivals = config.workload.arrivals.model_dump(exclude_none=True)
+    words = ", ".join(f"{key} {value}" for key, value in arrivals.items() if key != "kind")
+    lines = [config.setup(), f"{config.workload.trace}, {arrivals['kind']} arrivals {words}"]
+    limits = [
+        f"{metric_words(each.metric)} {'at least' if each.at_least else 'at most'} {each.limit:g}"
+        for each in asked.config.conditions
+    ]
+    return [*lines, *([f"limits: {', '.join(limits)}"] if limits else [])]
 
 
 def _all_points(findings: Findings) -> list[str]:
@@ -338,8 +358,9 @@ def setting(labels: Mapping[str, Any], tied: Container[str] = ()) -> str:
 def _set(name: str, value: Any) -> str:
     if not isinstance(value, Mapping):
         return f"{SHORT.get(name, name)}={label(value)}"
-    inner = setting({key: each for key, each in value.items() if key not in ("name", "kind")})
-    return " ".join(filter(None, [str(value.get("name") or value.get("kind") or name), inner]))
+    if list(value) == ["count"]:
+        return f"{name}={label(value['count'])}"
+    return label(value) if value.keys() & {"name", "kind"} else f"{name} {label(value)}"
 
 
 def edges(findings: Findings) -> list[str]:
@@ -361,10 +382,15 @@ def edges(findings: Findings) -> list[str]:
 
 
 def label(value: Any) -> str:
-    """Return a parameter's value as an axis shows it."""
+    """Return a parameter's value as axes and tables show it, a mapping as `setting` does."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={label(inner)}" for key, inner in value.items())
+        named = [str(value[key]) for key in ("name", "kind") if key in value]
+        return " ".join([*named, *filter(None, [setting(_without_name(value))])])
     return f"{value:g}" if is_number(value) else str(cell(value))
+
+
+def _without_name(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: each for key, each in value.items() if key not in ("name", "kind")}
 
 
 def without_unit(metric: str) -> str:
@@ -468,12 +494,13 @@ def _finish(axes: Axes, panel: Panel) -> None:
             axes.set_xscale("log")
             plots.plain_decades(axes.xaxis)
     else:
-        labels = list(map(label, panel.values))
-        crowded = sum(map(len, labels)) > 36
+        room = max(LINE // len(panel.values), 7)
+        labels = [fill(label(value), room, break_long_words=False) for value in panel.values]
+        crowded = any(len(line) > room for text in labels for line in text.split("\n"))
         turned: dict[str, Any] = {"ha": "right", "rotation": 30} if crowded else {}
         axes.set_xticks(range(len(labels)), labels, **turned)
         axes.margins(x=0.08)
         if panel.default is not None:
             axes.axvline(panel.default, color=NEUTRAL, linewidth=0.9, linestyle=":")
-    axes.set_xlabel(panel.parameter)
+    axes.set_xlabel(short_names([panel.parameter])[0])
     plots.finish(axes, grid="y")

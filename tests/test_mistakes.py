@@ -134,6 +134,7 @@ speculative.k=20 | the key "speculative.acceptance" is missing
 '' | nothing is named
 sarathi,sarathi | sarathi is there twice
 sarathi --systems gLLM | no such system; did you mean "gllm"
+gLLM | gLLM: is a system; --systems gllm is right
 'sarathi,{token_budget: 3}' | should be a name, or a mapping with a name
 '[' | should be like
 sarathi,sarathy | unknown scheduler 'sarathy'

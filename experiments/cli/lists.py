@@ -86,7 +86,7 @@ def metrics_command() -> None:
 
 
 def init_command(
-    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write.")] = Path(
         "RUN.yaml"
     ),
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from evenflow.errors import UsageError
+from evenflow.schedulers import POLICIES, POOLED
 from experiments.given_policy import GivenPolicy
 from experiments.outcome import Outcome
 from experiments.report.tables import write_summaries
@@ -22,7 +23,7 @@ from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Patch, value_of
 from experiments.runs import Job, Save, run_job, write_page, write_run
 from experiments.study.executors import processes
-from experiments.systems import System
+from experiments.systems import System, systems
 
 if TYPE_CHECKING:
     from ctypes import Array, c_long
@@ -90,7 +91,10 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
         if labels.count(label) > 1:
             raise UsageError(f"--schedulers, --systems: {label} is there twice")
     if not entries:
-        raise UsageError("--schedulers, --systems: nothing is named; give at least one")
+        raise UsageError(
+            "--schedulers, --systems: nothing is named; give at least one, like "
+            "--schedulers sarathi,token_throttling"
+        )
     configs = [with_(config, patch) for _, patch in patches]
     workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
     jobs = [
@@ -108,6 +112,7 @@ def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
     if isinstance(entry, System):
         return entry.name, entry.patch()
     if isinstance(entry, str):
+        _refuse_system(entry)
         return entry, {} if entry == config.scheduler.name else {"scheduler": {"name": entry}}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise UsageError(f"--schedulers: {entry!r} should be a name, or a mapping with a name")
@@ -115,6 +120,14 @@ def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
     listed = ",".join(f"{key}={value}" for key, value in params.items())
     label = f"{entry['name']}({listed})" if listed else entry["name"]
     return label, {"scheduler": {"name": entry["name"], **params}}
+
+
+def _refuse_system(name: str) -> None:
+    """UsageError for the name or title of a published system that is no policy's name."""
+    for system in systems():
+        own = (system.name, system.title.casefold())
+        if name not in (*POLICIES, *POOLED) and name.casefold() in own:
+            raise UsageError(f"--schedulers {name}: is a system; --systems {system.name} is right")
 
 
 def run_all(

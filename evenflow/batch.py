@@ -42,7 +42,8 @@ class MicroBatch:
     of the sequences: padding, or pages copied to and from the host. Of decodes that were preempted
     on the way, `preempted` says which, and how many tokens each is still to get. Where decodes run
     ahead, `ahead` has those that get a token, by request id, and how many they then have. Its
-    decodes go on in the slot that sent it.
+    decodes go on in the slot that sent it. `parts` are those of engines that step together; of
+    their numbers it has the sums, and of their sequences none.
     """
 
     batch_id: int
@@ -60,6 +61,7 @@ class MicroBatch:
     charged: Work | None = None
     preempted: abc.Sequence[tuple[Sequence, int]] = ()
     ahead: dict[int, tuple[Sequence, int]] | None = None
+    parts: abc.Sequence[MicroBatch] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -71,6 +73,25 @@ class MicroBatch:
         """The sequences of the micro-batch, prefill chunks first."""
         decoding = list(self.decodes.sequences()) if self.decodes is not None else []
         return [chunk.sequence for chunk in self.chunks] + decoding
+
+
+def joined(parts: abc.Sequence[MicroBatch], batch_id: int) -> MicroBatch:
+    """Return what engines that step together send as one micro-batch."""
+    (scheduled_s,) = {part.scheduled_s for part in parts}
+    return MicroBatch(
+        batch_id,
+        scheduled_s,
+        chunks=(),
+        decodes=None,
+        prefill_tokens=sum(part.prefill_tokens for part in parts),
+        decode_tokens=sum(part.decode_tokens for part in parts),
+        decode_context=sum(part.decode_context for part in parts),
+        sampled_rows=sum(part.sampled_rows for part in parts),
+        free_pages=sum(part.free_pages for part in parts),
+        output_tokens=sum(part.output_tokens for part in parts),
+        kv_tokens=sum(part.kv_tokens for part in parts),
+        parts=parts,
+    )
 
 
 def rectangle(chunks: abc.Sequence[ChunkShape]) -> Rectangle:

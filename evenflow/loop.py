@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Protocol
 
-from evenflow.batch import MicroBatch
+from evenflow.batch import MicroBatch, joined
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.errors import PolicyError
@@ -123,22 +123,28 @@ class Loop:
         """Ask the engines in turn; the one that was served longest ago goes first."""
         turns = self._turns
         for engine in turns:
-            batch = engine.next(now_s)
-            if engine.given_up:
-                self._finished(engine.given_up, now_s)
-                engine.given_up = []
+            batch = self._of(engine, now_s)
             if batch is not None:
                 if self._others:
                     turns.remove(engine)
                     turns.append(engine)
                 self._travelling.append((engine, batch))
-                self._last_wait = ""
                 return batch
-            if (wake_at_s := engine.wake_at_s) is not None:
-                if not wake_at_s > now_s:
-                    raise PolicyError(f"a policy asks at {now_s} s to be woken at {wake_at_s} s")
-                self._wake(wake_at_s)
         return None
+
+    def _of(self, engine: Batcher, now_s: float) -> MicroBatch | None:
+        """Ask one engine."""
+        batch = engine.next(now_s)
+        if engine.given_up:
+            self._finished(engine.given_up, now_s)
+            engine.given_up = []
+        if batch is not None:
+            self._last_wait = ""
+        elif (wake_at_s := engine.wake_at_s) is not None:
+            if not wake_at_s > now_s:
+                raise PolicyError(f"a policy asks at {now_s} s to be woken at {wake_at_s} s")
+            self._wake(wake_at_s)
+        return batch
 
     def _record_wait(self, now_s: float) -> None:
         """Record why there is nothing to send; of several engines, the most urgent reason."""
@@ -173,9 +179,46 @@ class Loop:
             max_in_flight=self._world.max_in_flight,
             total_pages=sum(engine.pool.total_pages for engine in self.engines),
             page_tokens=self._world.page_tokens,
-            engines=len(self.engines),
+            engines=1 if self._world.lock_step else len(self.engines),
             prefix_cache=self._world.prefix_cache,
         )
+
+
+class LockStep(Loop):
+    """The loop of engines that step together: what all of them send at a time is one micro-batch.
+
+    An engine with nothing to send takes part in the step and waits for the others.
+    """
+
+    def _start(self, world: World) -> None:
+        self._most = world.max_in_flight or 1 << 60
+        self._steps: deque[list[tuple[Batcher, MicroBatch]]] = deque()
+        self._sent = 0
+
+    def _next(self, now_s: float) -> MicroBatch | None:
+        """Ask all engines."""
+        if len(self._steps) >= self._most:
+            return None
+        asked = [(engine, self._of(engine, now_s)) for engine in self.engines]
+        parts = [(engine, part) for engine, part in asked if part is not None]
+        if not parts:
+            return None
+        self._steps.append(parts)
+        batch = joined([part for _, part in parts], self._sent)
+        self._sent += 1
+        for engine, part in asked:
+            if part is None:
+                batch.free_pages += engine.pool.free_pages
+                batch.kv_tokens += engine.kv.tokens
+        return batch
+
+    def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
+        """Take back the micro-batches that were sent first."""
+        parts = self._steps.popleft()
+        finished = [seq for engine, part in parts for seq in engine.complete(part, now_s, stopped)]
+        if finished:
+            self._finished(finished, now_s)
+        self._completed(now_s)
 
 
 class EngineLoop(Loop):
@@ -264,6 +307,8 @@ class EngineLoop(Loop):
 
 def loop_of(world: World) -> type[Loop]:
     """Return the kind of loop that a world's dispatch rule asks for."""
+    if world.lock_step:
+        return LockStep
     return EngineLoop if world.dispatch == "engine_loop" else Loop
 
 

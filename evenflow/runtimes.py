@@ -72,7 +72,12 @@ class RuntimeOverheads:
         return max(self.schedule_s, self.per_prefill_s, *per_unit) > 0
 
     def host_s(self, batch: BatchShape) -> float:
-        """Return the seconds that the host spends on a micro-batch."""
+        """Return the seconds that the host spends on a micro-batch.
+
+        Of engines that step together, each on a host of its own, those of the slowest.
+        """
+        if parts := getattr(batch, "parts", ()):
+            return max(map(self.host_s, parts))
         rows = len(batch.chunks) + batch.decode_tokens
         return (
             self.schedule_s

@@ -42,16 +42,17 @@ class World:
     `concurrency`: a closed loop, in which that many requests are in the system and each completion
     lets the next one arrive (arrival times of `requests` are then ignored). `virtual_engines` > 1
     gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM
-    V0). `dispatch`: the driver asks for a micro-batch when stage 0 can take one (`stage0`) or
-    whenever the cap allows (`eager`), or in turns with waiting for one (`engine_loop`, see
-    `evenflow.loop.EngineLoop`). `max_in_flight` None: no cap. `hop_links` gives each hop
-    between stages a link of its own kind, in place of `link`. `replicas` > 1: as many pipelines of
-    this kind, each with its own pages and policy, among which `router` divides the requests.
-    `prefix_cache`: requests share the pages of common prefixes. `swap`: preempted requests are
-    copied to the host and back; what the copies cost is up to `costs` (SwapCost). `before`: what
-    the same engines served earlier, one set of requests when the one before is done; of it only
-    their prefix caches are left. Raises UsageError for more engines than pages, and for an arrival
-    after LATEST_S.
+    V0); with `lock_step` they step together instead, so that a micro-batch of each is one of
+    all (data parallelism). `dispatch`: the driver asks for a micro-batch when stage 0 can take
+    one (`stage0`) or whenever the cap allows (`eager`), or in turns with waiting for one
+    (`engine_loop`, see `evenflow.loop.EngineLoop`). `max_in_flight` None: no cap. `hop_links`
+    gives each hop between stages a link of its own kind, in place of `link`. `replicas` > 1: as
+    many pipelines of this kind, each with its own pages and policy, among which `router`
+    divides the requests. `prefix_cache`: requests share the pages of common prefixes. `swap`:
+    preempted requests are copied to the host and back; what the copies cost is up to `costs`
+    (SwapCost). `before`: what the same engines served earlier, one set of requests when the one
+    before is done; of it only their prefix caches are left. Raises UsageError for more engines
+    than pages, and for an arrival after LATEST_S.
     """
 
     requests: Sequence[Request]
@@ -63,6 +64,7 @@ class World:
     page_tokens: int = 16
     max_in_flight: int | None = None
     virtual_engines: int = 1
+    lock_step: bool = False
     dispatch: Dispatch = "stage0"
     pipelined_chunks: bool | None = None
     overheads: RuntimeOverheads = field(default_factory=RuntimeOverheads)
@@ -83,7 +85,8 @@ class World:
                 "pages; at least one page each is right"
             )
         if self.virtual_engines > 1 and self.dispatch == "engine_loop":
-            raise UsageError("dispatch: engine_loop is the loop of one engine; virtual_engines: 1")
+            key = "data_parallel" if self.lock_step else "virtual_engines"
+            raise UsageError(f"dispatch: engine_loop is the loop of one engine; {key}: 1")
         if self.requests and not self.requests[-1].arrival_s <= LATEST_S:
             raise UsageError(
                 f"workload: the last request would arrive after {self.requests[-1].arrival_s:g} s; "
@@ -102,7 +105,7 @@ class World:
             scheduler,
             KvCache(self._pages(scheduler) if pages is None else pages, swap=self.swap),
             depth=self.depth,
-            max_in_flight=self.max_in_flight if self.virtual_engines == 1 else 1,
+            max_in_flight=self.max_in_flight if self.virtual_engines == 1 or self.lock_step else 1,
             max_model_len=self.max_model_len,
             pipelined_chunks=self.pipelined_chunks,
             speculation=self.speculation,

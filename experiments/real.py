@@ -180,6 +180,7 @@ def check_servable(config: RunConfig) -> None:
         (config.scheduler.name in POOLED, f"scheduler {config.scheduler.name}", "one policy"),
         (config.replicas is not None, "replicas", "one pipeline"),
         (bool(config.virtual_engines), "virtual_engines", "false"),
+        (config.data_parallel > 1, "data_parallel", "1"),
         (config.speculative is not None, "speculative", "null"),
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),

@@ -107,7 +107,7 @@ def test_expert_parallel_reaches_deployment_and_costs() -> None:
     built = roofline(**TP4, model="Qwen3-30B-A3B", expert_parallel=True, costs=costs)
     assert built.deployment.expert_parallel
     assert built.expert_imbalance == 1.3
-    assert built.all_to_all_s(100) > 0
+    assert built.exchange_s(100) > 0
 
 
 def test_graphs_pad_and_save_launches() -> None:

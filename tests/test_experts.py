@@ -13,7 +13,7 @@ from evenflow.costs import RooflineCost, decode_work, prefill_work
 from evenflow.costs.roofline import Rates, active_experts, all_to_all_bytes, experts_s
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import ModelSpec, Split, model
 from tests.command_line import refused
 from tests.profiles import PLAIN
 
@@ -39,7 +39,8 @@ def on_h100(name: str, ranks: int, parallel: bool) -> Deployment:
 
 
 def seconds(rates: Rates, ranks: int = 1, parallel: bool = False, imbalance: float = 1.0) -> float:
-    return experts_s(3, TINY, ranks, rates, expert_parallel=parallel, imbalance=imbalance)
+    split = Split(1, ranks) if parallel else Split(ranks, 1)
+    return experts_s(3, TINY, split, rates, imbalance=imbalance)
 
 
 def test_active_experts_are_the_mean_over_all_choices() -> None:
@@ -73,9 +74,9 @@ def test_tokens_travel_to_the_experts_that_are_elsewhere() -> None:
     assert all_to_all_bytes(100, TINY, 4, 1.2) == pytest.approx(1.2 * 25 * 2 * 0.75 * 64 * 2)
     size_bytes = 50 * 2 * 0.5 * 64 * 2
     there_and_back = 2 * (5e-6 + size_bytes / 10e9)
-    assert cost(2, expert_parallel=True).all_to_all_s(100) == pytest.approx(there_and_back)
-    assert cost(2, expert_parallel=False).all_to_all_s(100) == 0.0
-    assert cost(1, expert_parallel=True).all_to_all_s(100) == 0.0
+    assert cost(2, expert_parallel=True).exchange_s(100) == pytest.approx(there_and_back)
+    assert cost(2, expert_parallel=False).exchange_s(100) == 0.0
+    assert cost(1, expert_parallel=True).exchange_s(100) == 0.0
 
 
 def test_expert_parallel_reduces_once_a_layer() -> None:

@@ -103,6 +103,8 @@ dispatch=engine_loop 'scheduler={name: sglang, chunked_prefill_size: 1000}' |
 split=balnced | split: should be 'even' or 'balanced', not "balnced"
 split=balanced 'stages=[16, 16, 16, 16]' | split: balanced: stages lists the layers alr
 expert_parallel=true | expert_parallel: Qwen2.5-32B has no experts
+data_parallel=2 | data_parallel: Qwen2.5-32B has no experts to share; use replicas
+data_parallel=2 virtual_engines=true | virtual_engines: false
 tensor_parallel=3 | tensor_parallel: 3 ranks cannot share the 40 heads
 'nodes={link: socket-73g}' | the key "nodes.gpus" is missing
 'nodes={gpus: 2, lnk: x}' | unknown key "nodes.lnk"; did you mean "link"?
@@ -216,6 +218,7 @@ workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
 'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1
 'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
 virtual_engines=true | virtual_engines: can only be simulated; for a real run, false
+data_parallel=2 model=Mixtral-8x7B gpu=H100 | data_parallel: can only be simulated;
 kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
 'replicas={count: 2}' | replicas: can only be simulated
 'speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}' | speculative: can only be

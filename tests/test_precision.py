@@ -12,7 +12,7 @@ from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import in_precision, model
+from evenflow.specs.model import Split, in_precision, model
 from evenflow.specs.precision import FORMATS
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
@@ -55,7 +55,7 @@ def test_embedding_and_head_stay_as_they_are(dtype: str, bytes_each: float) -> N
 
 def test_ranks_share_quantised_layers_and_experts_alike() -> None:
     spec = in_precision(model("Qwen3-30B-A3B"), "fp8", None)
-    whole, half = spec.layer_bytes(), spec.layer_bytes(2, expert_parallel=True)
+    whole, half = spec.layer_bytes(), spec.layer_bytes(2, Split(1, 2))
     assert 0.5 < half / whole < 0.51  # the router and the norms are on both
     assert spec.layer_bytes(2) == pytest.approx(half, rel=1e-3)
 

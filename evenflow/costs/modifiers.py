@@ -1,4 +1,4 @@
-"""What wraps a cost model: captured CUDA graphs, the drafts of speculation, copies to the host.
+"""What wraps a cost model: CUDA graphs, drafts, copies to the host, ranks that step together.
 
 Knows the numbers of a micro-batch and another cost model; which rows it holds is not asked.
 """
@@ -120,3 +120,27 @@ class SwapCost(Modified):
         per_byte_s = batch.swapped_pages / self.bandwidth_bytes_per_s
         copies_s = [latency_s + per_byte_s * size_bytes for size_bytes in self.page_bytes]
         return [seconds + copy_s for seconds, copy_s in zip(times, copies_s, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class RanksCost(Modified):
+    """`costs` of the slowest of `ranks` groups of GPUs that step together, and what they share.
+
+    Each part of a micro-batch (`parts`, a group's each) is computed apart; `experts`, if there are
+    any, serve the tokens of all. What is no such micro-batch is one group's, and all have the like.
+    Known error: the slowest group is that of a whole stage; where layers are of several kinds
+    another group may be the slowest in each.
+    """
+
+    ranks: int
+    experts: StageCost | None = None
+
+    def times(self, batch: BatchShape) -> list[float]:
+        parts = getattr(batch, "parts", ())
+        works = [part.charged or part for part in parts] or [batch]
+        slowest = [max(times) for times in zip(*map(self.costs.times, works), strict=True)]
+        if self.experts is None:
+            return slowest
+        tokens = sum(work.prefill_tokens + work.decode_tokens for work in works)
+        shared = self.experts.times(Work((), tokens if parts else self.ranks * tokens))
+        return [own + more for own, more in zip(slowest, shared, strict=True)]

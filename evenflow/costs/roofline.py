@@ -9,14 +9,14 @@ in docs/costs.md, with numbers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from evenflow.costs.base import BatchShape
 from evenflow.costs.collectives import Fabric, Ring
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import ModelSpec, parameters
+from evenflow.specs.model import ModelSpec, Split, parameters
 from evenflow.specs.precision import Arithmetic
 
 WEIGHT_ONLY_TILE = 16
@@ -211,10 +211,9 @@ def active_experts(tokens: int, num_experts: int, experts_per_token: int) -> flo
 def experts_s(
     tokens: int,
     model: ModelSpec,
-    ranks: int,
+    split: Split,
     rates: Rates,
     *,
-    expert_parallel: bool,
     imbalance: float,
 ) -> float:
     """Return the seconds of a layer's experts for `tokens` tokens, on the busiest rank.
@@ -222,18 +221,14 @@ def experts_s(
     Operations: 2 x parameters of an expert x tokens x experts a token, divided over the ranks.
     Bytes: the weights of the active experts, once each, and the inputs and outputs of every token
     at each of its experts; then the activation in between (3 x columns, 2 without a gate) and the
-    weighted sum of the experts' outputs. With `expert_parallel` a rank holds whole experts, so it
-    has 1/ranks of the (token, expert) pairs on average, and `imbalance` times that on the busiest
-    rank; without it every rank has a slice of all of them. Known error: grouped kernels pad
-    the rows of each expert to blocks of 16 to 128, so small batches come out too fast.
+    weighted sum of the experts' outputs. A rank that holds whole experts has 1/ranks of the (token,
+    expert) pairs on average, and `imbalance` times that on the busiest rank. Known error: grouped
+    kernels pad the rows of each expert to blocks of 16 to 128, so small batches come out too fast.
     """
-    slices = 1 if expert_parallel else ranks
-    shapes = model.expert_shapes(slices)
-    share = imbalance / ranks if expert_parallel else 1.0
+    shapes = model.expert_shapes(split.slices)
+    share = imbalance / split.ranks if split.ranks > 1 else 1.0
     pairs = tokens * model.experts_per_token * share
-    active = active_experts(tokens, model.num_experts, model.experts_per_token)
-    if expert_parallel:
-        active /= ranks
+    active = active_experts(tokens, model.num_experts, model.experts_per_token) / split.ranks
     operations = 2 * parameters(shapes) * pairs
     weights = sum(model.matrix_bytes(shape, expert=True) for shape in shapes)
     moved_bytes = active * weights + pairs * sum(map(sum, shapes)) * model.dtype_bytes
@@ -255,6 +250,11 @@ def all_to_all_bytes(tokens: int, model: ModelSpec, ranks: int, imbalance: float
 
 
 # -- the cost model ---------------------------------------------------------------------------
+
+
+Part = Literal["all", "own", "experts"]
+"""What of the layers a cost model counts: of groups of GPUs with requests of their own, which share
+experts, each costs by itself what is its own."""
 
 
 class _Layers:
@@ -284,7 +284,7 @@ class RooflineCost:
     `fabric` is what connects the tensor-parallel ranks of a stage (a link means a ring over it); a
     UsageError without it when there are several. `tile_tokens`: linear operators compute whole
     tiles of that many tokens. `expert_imbalance` is the load of the busiest expert-parallel rank
-    over the mean.
+    over the mean. `part`: only the experts, with what is exchanged around them, or all the rest.
     """
 
     __slots__ = (
@@ -297,6 +297,7 @@ class RooflineCost:
         "deployment",
         "expert_imbalance",
         "fabric",
+        "part",
         "tile_tokens",
     )
 
@@ -307,23 +308,25 @@ class RooflineCost:
         *,
         tile_tokens: int = 128,
         expert_imbalance: float = 1.0,
+        part: Part = "all",
     ) -> None:
         require_counts("costs: roofline", tile_tokens=tile_tokens)
         _check_imbalance(expert_imbalance, deployment)
-        if deployment.tensor_parallel > 1 and fabric is None:
+        if deployment.stage_gpus > 1 and fabric is None:
             raise UsageError(
-                f"tensor_parallel: {deployment.tensor_parallel} ranks all-reduce over a link; "
+                f"tensor_parallel: {deployment.stage_gpus} ranks all-reduce over a link; "
                 "give its bandwidth_gb_s and latency_us"
             )
         model = deployment.model
         self.deployment = deployment
         self.fabric = Ring(fabric) if isinstance(fabric, LinkSpec) else fabric
         self.expert_imbalance = expert_imbalance
+        self.part = part
         self.tile_tokens = tile_tokens
         self._rates = Rates.of(deployment.gpu)
         self._product_rates = Rates.of(deployment.gpu, deployment.arithmetic)
         self._layers = [_Layers(deployment, kind, self._rates) for kind in model.kinds()]
-        self._embedding_per_token_s = embedding_s(1, model, self._rates)
+        self._embedding_per_token_s = embedding_s(int(part != "experts"), model, self._rates)
         self._transfer_bytes_per_token = model.hidden_size * model.dtype_bytes
         self._head_by_rows: dict[int, float] = {}
 
@@ -366,33 +369,42 @@ class RooflineCost:
         if self.fabric is None or ranks == 1:
             return 0.0
         size_bytes = tokens * model.hidden_size * model.dtype_bytes
-        once = model.parallel_attention or (self.deployment.expert_parallel and model.num_experts)
+        apart = self.deployment.expert_parallel or self.deployment.data_parallel > 1
+        once = model.parallel_attention or (apart and model.num_experts)
         return (1 if once else 2) * self.fabric.all_reduce_s(size_bytes, ranks)
 
-    def all_to_all_s(self, tokens: int) -> float:
+    def exchange_s(self, tokens: int) -> float:
         """Return the seconds that one layer spends sending tokens to their experts and back.
 
-        Only where the ranks hold whole experts. The all-reduce of the attention is then the only
-        one: its scatter half leaves each rank its share of the tokens, its gather half comes after
-        the experts.
+        Where the ranks hold whole experts. The all-reduce of the attention is then the only one:
+        its scatter half leaves each rank its share of the tokens, its gather half comes after the
+        experts. Where each has slices of all of them, groups of ranks with requests of their own
+        gather the tokens of all and add up the outputs, in all an all-reduce.
         """
-        ranks, model = self.deployment.tensor_parallel, self.deployment.model
-        if self.fabric is None or ranks == 1 or not self.deployment.expert_parallel:
+        deployment, model, fabric = self.deployment, self.deployment.model, self.fabric
+        ranks = deployment.stage_gpus
+        if fabric is None or ranks == 1:
             return 0.0
-        size_bytes = all_to_all_bytes(tokens, model, ranks, self.expert_imbalance)
-        return 2 * self.fabric.all_to_all_s(size_bytes, ranks)
+        if deployment.expert_parallel:
+            size_bytes = all_to_all_bytes(tokens, model, ranks, self.expert_imbalance)
+            return 2 * fabric.all_to_all_s(size_bytes, ranks)
+        if deployment.data_parallel == 1:
+            return 0.0
+        return fabric.all_reduce_s(tokens * model.hidden_size * model.dtype_bytes, ranks)
 
     def _layer_s(self, tokens: int, model: ModelSpec) -> float:
         """Return a layer's seconds without attention: all that follows from the tokens alone."""
+        shared_s = 0.0
+        if model.num_experts and self.part != "own":
+            shared_s = self.exchange_s(tokens) + self._experts_s(tokens)
+        if self.part == "experts":
+            return shared_s
         ranks = self.deployment.tensor_parallel
         shapes = model.linear_shapes(ranks)
         products_s = sum(self._product_s(tokens, shape, model) for shape in shapes)
         moved_s = elementwise_s(tokens, model, ranks, self._rates)
         overhead_s = self.deployment.gpu.per_layer_overhead_s
-        exchange_s = self.all_reduce_s(tokens, model)
-        if model.num_experts:
-            exchange_s += self.all_to_all_s(tokens) + self._experts_s(tokens)
-        return products_s + moved_s + overhead_s + exchange_s
+        return products_s + moved_s + overhead_s + (self.all_reduce_s(tokens, model) + shared_s)
 
     def _product_s(self, tokens: int, shape: tuple[int, int], model: ModelSpec) -> float:
         tile = self.tile_tokens
@@ -412,9 +424,8 @@ class RooflineCost:
         return experts_s(
             tokens,
             deployment.model,
-            deployment.tensor_parallel,
+            deployment.expert_split,
             self._product_rates,
-            expert_parallel=deployment.expert_parallel,
             imbalance=self.expert_imbalance,
         )
 

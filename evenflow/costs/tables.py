@@ -243,10 +243,9 @@ def added(parts: Sequence[BySize]) -> BySize:
     return total
 
 
-def all_reduces(model: ModelSpec, once: BySize) -> BySize:
-    """Return what a layer spends in all-reduces against tokens; `once` is one against bytes."""
+def all_reduces(model: ModelSpec, once: BySize, count: int) -> BySize:
+    """Return so many all-reduces of hidden states against tokens; `once` is one against bytes."""
     bytes_per_token = model.hidden_size * model.dtype_bytes
-    count = 1 if model.parallel_attention else 2
 
     def seconds(tokens: int) -> Estimate:
         taken = once(tokens * bytes_per_token)

@@ -18,7 +18,7 @@ from evenflow.errors import (
     require_declared,
 )
 from evenflow.specs.gpu import GIB, GpuSpec
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import ModelSpec, Split
 from evenflow.specs.precision import Arithmetic
 
 
@@ -62,15 +62,17 @@ def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Describe a model spread over `len(layers_per_stage)` x `tensor_parallel` GPUs of one kind.
+    """Describe a model spread over `depth` x `stage_gpus` GPUs of one kind.
 
     `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at
     once: both are memory that must stay free of KV. `memory_utilization` is the share of a GPU's
     nominal memory that the engine may use.
 
-    `expert_parallel`: the ranks of a stage hold whole experts, not a slice of each. `draft`: a
-    second model that proposes tokens (speculative decoding); it lives on the last stage, divided
-    over its ranks, with KV of its own.
+    `expert_parallel`: the GPUs of a stage hold whole experts, not a slice of each. `data_parallel`
+    > 1: a stage is as many groups of `tensor_parallel` GPUs, each with all of the model but the
+    experts, which are over all of them, and with requests and KV of its own. `draft`: a second
+    model that proposes tokens (speculative decoding); it lives on the last stage, divided over its
+    ranks, with KV of its own.
     """
 
     model: ModelSpec
@@ -83,6 +85,7 @@ class Deployment:
     page_tokens: Count = 16
     expert_parallel: bool = False
     draft: ModelSpec | None = None
+    data_parallel: Count = 1
 
     def __post_init__(self) -> None:
         split_layers(self.model.num_layers, self.layers_per_stage)
@@ -97,11 +100,25 @@ class Deployment:
                 f"expert_parallel: {self.model.name} has no experts; leave it out, or use a "
                 "mixture of experts"
             )
-        if self.expert_parallel and self.model.num_experts % self.tensor_parallel:
+        if self.data_parallel > 1 and not self.model.num_experts:
             raise UsageError(
-                f"expert_parallel: {self.tensor_parallel} ranks cannot share the "
+                f"data_parallel: {self.model.name} has no experts to share; use replicas"
+            )
+        if self.model.num_experts % self.expert_split.ranks:
+            raise UsageError(
+                f"expert_parallel: {self.stage_gpus} ranks cannot share the "
                 f"{self.model.num_experts} experts of {self.model.name} evenly; use a divisor"
             )
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of a stage, among which experts are divided."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def expert_split(self) -> Split:
+        """How the experts are divided among the GPUs of a stage."""
+        return Split(1, self.stage_gpus) if self.expert_parallel else Split(self.stage_gpus, 1)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -144,7 +161,7 @@ class Deployment:
         model, ranks = self.model, self.tensor_parallel
         vocabulary = -(-model.embedding_parameters // ranks)
         size = sum(
-            count * kind.layer_bytes(ranks, expert_parallel=self.expert_parallel)
+            count * kind.layer_bytes(ranks, self.expert_split)
             for kind, count in self.kinds(stage).items()
         )
         count = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from evenflow.errors import (
     Count,
@@ -30,6 +30,13 @@ from evenflow.specs.precision import FORMATS, KV_BYTES, Format
 
 VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGNORECASE)
 """What names a training, not a shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
+
+
+class Split(NamedTuple):
+    """How many slices each expert is cut in, and over how many ranks experts are spread."""
+
+    slices: int
+    ranks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +229,11 @@ class ModelSpec:
             return 1
         return -(-self.num_kv_heads // tensor_parallel)
 
-    def layer_parameters(self, tensor_parallel: int = 1, *, expert_parallel: bool = False) -> int:
+    def layer_parameters(self, tensor_parallel: int = 1, split: Split | None = None) -> int:
         """Return the parameters of one layer on one rank: matrices, qkv bias, norm vectors.
 
-        Of a mixture's dense layers and the others, of each by itself: `kinds`.
-
-        Every rank has its columns of all experts, or, `expert_parallel`, whole experts: its share
-        of them.
+        Of a mixture's dense layers and the others, of each by itself: `kinds`. `split` is that of
+        its experts; None: every rank has its columns of all of them.
         """
         shapes = self.linear_shapes(tensor_parallel)
         bias = shapes[0][1] if self.attention_bias else 0
@@ -236,10 +241,8 @@ class ModelSpec:
         norms += self.kv_lora_rank + self.q_lora_rank
         has_gate = self.num_experts and self.shared_columns and self.family == "qwen2_moe"
         shared_gate = self.hidden_size if has_gate else 0
-        experts, ranks_each = self.num_experts, tensor_parallel
-        if expert_parallel:
-            experts, ranks_each = experts // tensor_parallel, 1
-        routed = experts * parameters(self.expert_shapes(ranks_each))
+        slices, ranks = split or (tensor_parallel, 1)
+        routed = self.num_experts // ranks * parameters(self.expert_shapes(slices))
         return parameters(shapes) + bias + norms + shared_gate + routed
 
     @property
@@ -258,14 +261,13 @@ class ModelSpec:
         plain = self.quantized_experts_only or shape[1] == self.num_experts
         return bool(self.quantization) and not plain
 
-    def layer_bytes(self, tensor_parallel: int = 1, *, expert_parallel: bool = False) -> int:
+    def layer_bytes(self, tensor_parallel: int = 1, split: Split | None = None) -> int:
         """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which."""
-        count = self.layer_parameters(tensor_parallel, expert_parallel=expert_parallel)
+        count = self.layer_parameters(tensor_parallel, split)
         matrices = [(shape, 1, False) for shape in self.linear_shapes(tensor_parallel)]
-        each = self.num_experts
-        if expert_parallel:
-            each, tensor_parallel = each // tensor_parallel, 1
-        matrices += [(shape, each, True) for shape in self.expert_shapes(tensor_parallel)]
+        slices, ranks = split or (tensor_parallel, 1)
+        each = self.num_experts // ranks
+        matrices += [(shape, each, True) for shape in self.expert_shapes(slices)]
         saved = sum(
             times
             * (parameters((shape,)) * self.dtype_bytes - self.matrix_bytes(shape, expert=expert))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.results.bubbles import CAUSES, attribute
+from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, Ints
 from experiments.figures.study import overview
@@ -37,9 +37,9 @@ def prepared(outcome: Outcome) -> dict[str, Any]:
 
 def shares(outcome: Outcome) -> dict[str, Any]:
     """Return the share of stage time that is busy, and that of each cause of idle time."""
-    bubbles = attribute(outcome.result)
-    total_s = bubbles.busy_s + bubbles.idle_s
-    idle = {cause: seconds / total_s for cause, seconds in bubbles.totals().items()}
+    every = [part.idle for part in outcome.parts.values()]
+    total_s = sum(each.busy_s + each.idle_s for each in every)
+    idle = {cause: sum(each.totals()[cause] for each in every) / total_s for cause in CAUSES}
     return {**overview(outcome), "busy": 1 - sum(idle[cause] for cause in CAUSES), **idle}
 
 

@@ -41,15 +41,17 @@ class Case(NamedTuple):
     @property
     def labels(self) -> dict[str, str]:
         """Which engine on what, for tables."""
-        stages, ranks = self.config.num_stages, self.config.tensor_parallel
-        layout = f"TP{ranks}" + (f" x PP{stages}" if stages > 1 else "")
+        config = self.config
+        layout = f"TP{config.tensor_parallel}"
+        layout += f" x DP{config.data_parallel}" if config.data_parallel > 1 else ""
+        layout += f" x PP{config.num_stages}" if config.num_stages > 1 else ""
         name = "-" if self.config.gpu is None else gpu(self.config.gpu).name
         engine = self.entry.keys.engine or self.measured.facts.get("engine", "-")
         return {
             "entry": self.entry.name,
             "run": self.measured.label,
             "engine": str(engine),
-            "gpu": f"{stages * ranks} {name}",
+            "gpu": f"{config.pipeline_gpus} {name}",
             "layout": layout,
         }
 

@@ -123,8 +123,8 @@ def _build_pools(
     Where policies of several pools predict lengths, the last pool's predictions hold.
     """
     given = system(config.scheduler)
-    for key in ("virtual_engines", "replicas"):
-        if getattr(config, key):
+    for key, plain in (("virtual_engines", False), ("replicas", None), ("data_parallel", 1)):
+        if getattr(config, key) != plain:
             raise UsageError(
                 f"{key}: not with {config.scheduler.name}, whose pools are one engine each; leave "
                 "it out"
@@ -168,13 +168,15 @@ def _build_world(
     hardware = _hardware(config, beside)
     made = config.costs.make(hardware)
     costs, spec, speculative = made.cost, hardware.spec, config.speculative
+    groups = config.data_parallel
     pages = config.kv.num_pages(hardware)
     most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
     max_model_len = config.max_model_len or min(most, MOST_MODEL_LEN)
-    make = _scheduler_maker(config, costs, max_model_len, make_scheduler)
+    alike = made.on_ranks(costs, groups)
+    make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
     scheduler = make()
     token_bytes = costs.transfer_bytes(prefill_work(1))
-    (near, nodes, _), ranks = config.wires, config.tensor_parallel
+    (near, nodes, _), ranks = config.wires, config.stage_gpus
     link, hop_links = hops_of(near, nodes, config.num_stages, ranks, token_bytes)
     if config.link is None and made.hop is not None:
         latency_s, per_byte_s = made.hop
@@ -186,13 +188,14 @@ def _build_world(
     world = World(
         requests=known(predicted(requests, texts)),
         make_scheduler=make,
-        costs=config.kv.swapped(costs, hardware),
+        costs=made.on_ranks(config.kv.swapped(costs, hardware), groups),
         depth=config.num_stages,
-        total_pages=pages,
+        total_pages=pages * groups,
         max_model_len=max_model_len,
         page_tokens=config.kv.page_tokens,
         max_in_flight=_cap(config, scheduler),
-        virtual_engines=_engines(config),
+        virtual_engines=_engines(config) if groups == 1 else groups,
+        lock_step=groups > 1,
         dispatch=config.dispatch,
         pipelined_chunks=config.pipelined_chunks,
         overheads=config.overheads(made.host),
@@ -214,14 +217,14 @@ def _hardware(config: RunConfig, beside: Path) -> Hardware:
     spec = None if config.model is None else model_of(config, config.model, beside)
     if config.gpu is not None:
         gpu(config.gpu)  # refuses what is none, whether these costs need it or not
-    nodes, ranks = config.wires.nodes, config.tensor_parallel
+    nodes = config.wires.nodes
     return Hardware(
         config.stages,
-        ranks,
+        config.tensor_parallel,
         spec,
         None if spec is None else _deployment(config, spec, beside),
         config.fabric,
-        nodes is not None and ranks > nodes.gpus,
+        nodes is not None and config.stage_gpus > nodes.gpus,
         lambda path: find(path, beside),
     )
 
@@ -240,6 +243,7 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         memory_utilization=config.kv.memory_utilization,
         page_tokens=config.kv.page_tokens,
         expert_parallel=config.expert_parallel,
+        data_parallel=config.data_parallel,
         draft=None if draft is None else model(find(draft, beside)),
     )
 

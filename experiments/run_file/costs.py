@@ -19,10 +19,12 @@ from evenflow.costs import (
     DraftedCost,
     Fabric,
     GraphCost,
+    RanksCost,
     RooflineCost,
     StageCost,
 )
 from evenflow.costs.modifiers import share_of, step_of
+from evenflow.costs.roofline import Part
 from evenflow.costs.tables import TableCost
 from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
@@ -84,7 +86,8 @@ class MadeCosts(NamedTuple):
     """A cost model; of tables also themselves without what wraps them, and where they are from.
 
     `hop`: seconds, and seconds a byte, from stage to stage, and `host`: the CPU time around a
-    micro-batch, where they were measured too.
+    micro-batch, where they were measured too. `experts`: what groups of GPUs with requests of their
+    own share, which is then not in `cost`.
     """
 
     cost: StageCost
@@ -92,6 +95,11 @@ class MadeCosts(NamedTuple):
     origin: Mapping[str, Any] = MappingProxyType({})
     hop: tuple[float, float] | None = None
     host: RuntimeOverheads = RuntimeOverheads()
+    experts: StageCost | None = None
+
+    def on_ranks(self, cost: StageCost, ranks: int) -> StageCost:
+        """Return the costs of so many groups that step together, from those of each."""
+        return cost if ranks == 1 else RanksCost(cost, ranks, self.experts)
 
     def source(self) -> dict[str, Any]:
         """Return the origin of tables, with the share of seconds that rests on no measurement.
@@ -159,23 +167,26 @@ class RooflineCosts(Keys):
         return self
 
     def make(self, hardware: Hardware) -> MadeCosts:
-        deployment = hardware.deployment
-        eager = self._roofline(deployment, hardware)
-        if self.cuda_graph_sizes is None:
-            return MadeCosts(eager)
+        deployment, apart = hardware.deployment, hardware.deployment.data_parallel > 1
+        own: Part = "own" if apart else "all"
+        eager = self._roofline(deployment, hardware, own)
+        made = MadeCosts(eager)
+        if apart:
+            made = made._replace(experts=self._roofline(deployment, hardware, "experts"))
         overhead_s = self.graph_layer_overhead_s
-        if overhead_s is None:
-            return MadeCosts(GraphCost(eager, self.cuda_graph_sizes))
+        if self.cuda_graph_sizes is None or overhead_s is None:
+            return _with_graphs(made, self.cuda_graph_sizes)
         launched = replace(deployment.gpu, per_layer_overhead_s=overhead_s)
-        captured = self._roofline(replace(deployment, gpu=launched), hardware)
-        return MadeCosts(GraphCost(eager, self.cuda_graph_sizes, captured))
+        captured = self._roofline(replace(deployment, gpu=launched), hardware, own)
+        return made._replace(cost=GraphCost(eager, self.cuda_graph_sizes, captured))
 
-    def _roofline(self, deployment: Deployment, hardware: Hardware) -> RooflineCost:
+    def _roofline(self, deployment: Deployment, hardware: Hardware, part: Part) -> RooflineCost:
         return RooflineCost(
             deployment,
             hardware.fabric(),
             tile_tokens=self.tile_tokens,
             expert_imbalance=self.expert_imbalance,
+            part=part,
         )
 
 
@@ -223,6 +234,8 @@ class ProfileCosts(Keys):
         from evenflow.costs.profile.file import read_profile
 
         path, ranks, deployment = Path(hardware.find(self.path)), hardware.ranks, hardware.placed
+        if deployment is not None and deployment.data_parallel > 1:
+            raise UsageError("data_parallel: needs costs.kind: roofline or silicon")
         profile = read_profile(path)
         if deployment is not None and deployment.gpu.name in {spec.name for spec in GPUS}:
             check_device(profile, deployment.gpu.name, str(path))
@@ -265,8 +278,12 @@ class SiliconCosts(Keys):
         deployment = hardware.deployment
         source = silicon_source(deployment, self.framework, self.version, self.expert_load)
         other = self.all_reduce is not None or hardware.spans_nodes
-        cost = silicon_cost(deployment, source, hardware.fabric() if other else None)
-        return _with_graphs(MadeCosts(cost, cost, source.facts()), self.cuda_graph_sizes)
+        fabric, apart = hardware.fabric() if other else None, deployment.data_parallel > 1
+        cost = silicon_cost(deployment, source, fabric, "own" if apart else "all")
+        made = MadeCosts(cost, cost, source.facts())
+        if apart:
+            made = made._replace(experts=silicon_cost(deployment, source, fabric, "experts"))
+        return _with_graphs(made, self.cuda_graph_sizes)
 
 
 Costs = Annotated[

@@ -203,6 +203,10 @@ class RunConfig(Keys):
     """
     tensor_parallel: Count = 1
     """GPUs of each stage (tensor_parallel_size)."""
+    data_parallel: Count = 1
+    """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with requests of their
+    own; they step together, and a model's experts are over all of them.
+    """
     expert_parallel: bool = False
     """Whether the GPUs of a stage divide a model's experts instead of splitting each."""
     link: NameOrLink | None = None
@@ -284,6 +288,7 @@ class RunConfig(Keys):
             ("nodes", self.nodes is not None, ("model", "link")),
             ("split: balanced", self.split == "balanced", ("model", "gpu")),
             ("expert_parallel", self.expert_parallel, ("model", "gpu")),
+            ("data_parallel", self.data_parallel > 1, ("model", "gpu")),
             ("speculative.draft_model", draft is not None, ("model", "gpu")),
             ("kv.swap", self.kv.swap, ("model",)),
             (f"workers.kind: {self.workers.kind}", self.workers.kind != "emulated", ("model",)),
@@ -306,9 +311,25 @@ class RunConfig(Keys):
             raise needed("workload.after", '"kv.prefix_cache: true"')
         return self
 
+    @model_validator(mode="after")
+    def _one_kind_of_engines(self) -> Self:
+        if self.data_parallel > 1 and self.virtual_engines:
+            raise needed("data_parallel", '"virtual_engines: false"')
+        return self
+
     @property
     def num_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of a stage."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def pipeline_gpus(self) -> int:
+        """GPUs of one pipeline, of all its stages."""
+        return self.num_stages * self.stage_gpus
 
     def overheads(self, measured: RuntimeOverheads) -> RuntimeOverheads:
         """Return the CPU work beside the kernels: `measured`, of a named runtime, or as given."""
@@ -334,7 +355,7 @@ class RunConfig(Keys):
         A single stage that says how its GPUs add up says all. UsageError for a GPU that is none.
         """
         given = Wires(self.link, self.nodes, getattr(self.costs, "all_reduce", None))
-        alone = self.num_stages == 1 and (self.tensor_parallel == 1 or given.all_reduce is not None)
+        alone = self.num_stages == 1 and (self.stage_gpus == 1 or given.all_reduce is not None)
         if given.link is not None or alone or self.gpu is None or self.costs.kind == "affine":
             return given
         host = HOSTS.get(gpu(self.gpu).name, given)
@@ -343,7 +364,7 @@ class RunConfig(Keys):
     def fabric(self) -> Fabric | None:
         """Return what connects the GPUs of a stage; None if no link is known."""
         link, nodes, all_reduce = self.wires
-        return fabric_of(link, nodes, self.tensor_parallel, all_reduce)
+        return fabric_of(link, nodes, self.stage_gpus, all_reduce)
 
     def setup(self) -> str:
         """Say in a line what is simulated on what, and which of it nobody chose: "(default)"."""
@@ -356,8 +377,10 @@ class RunConfig(Keys):
 
     def _setup(self, cpu_time: str) -> str:
         ranks, copies = self.tensor_parallel, 1 if self.replicas is None else self.replicas.count
-        gpus, device = self.num_stages * ranks, "GPU" if self.gpu is None else gpu(self.gpu).name
+        gpus, device = self.pipeline_gpus, "GPU" if self.gpu is None else gpu(self.gpu).name
         layout = [f"PP{self.num_stages}", *([f"TP{ranks}"] if ranks > 1 else [])]
+        layout += [f"DP{self.data_parallel}"] if self.data_parallel > 1 else []
+        layout += [f"EP{self.stage_gpus}"] if self.expert_parallel else []
         layout += [f"{copies} replicas"] if copies > 1 else []
         parts = [f"{self.model or 'no model'} on {copies * gpus} x {device}", " x ".join(layout)]
         parts += [*self._wires_in_words()] if gpus > 1 else []
@@ -372,7 +395,7 @@ class RunConfig(Keys):
                 yield f"{link_words(nodes.link)} between nodes of {nodes.gpus}"
         elif self.num_stages > 1:
             yield "links that take no time (default)"
-        if self.tensor_parallel > 1 and self.costs.kind in ("roofline", "silicon"):
+        if self.stage_gpus > 1 and self.costs.kind in ("roofline", "silicon"):
             given = getattr(self.costs, "all_reduce", None)
             words = "over the same" if all_reduce is None else link_words(all_reduce) or "as given"
             measured = given is None and self.costs.kind == "silicon"

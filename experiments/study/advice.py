@@ -94,7 +94,7 @@ def _layouts(document: Document, config: RunConfig, beside: Path) -> Iterator[tu
         return
     workload = load_workload(config, beside)
     few = replace(workload, requests=workload.requests[:1], texts=None, before=())
-    pairs = pairs_of([config.num_stages * config.tensor_parallel])
+    pairs = pairs_of([config.pipeline_gpus])
     for each in layouts(document, few, beside, pairs, shifts=(1, 2)):
         if each.keys and not each.reason:
             yield f"layers: {each.label}", each.keys

@@ -48,6 +48,7 @@ ENGINES = (
         "vllm serve {model}",
         {
             "tensor_parallel": "--tensor-parallel-size",
+            "data_parallel": "--data-parallel-size",
             "stages": "--pipeline-parallel-size",
             "memory": "--gpu-memory-utilization",
             "page": "--block-size",
@@ -161,6 +162,7 @@ def _command(engine: Engine, config: RunConfig, layers: Sequence[int]) -> tuple[
     """Return an engine's command for one replica, and what of the run it does not say."""
     values = {
         "tensor_parallel": config.tensor_parallel,
+        "data_parallel": config.data_parallel if config.data_parallel > 1 else None,
         "stages": config.num_stages,
         "memory": config.kv.memory_utilization,
         "page": config.kv.page_tokens,

@@ -89,7 +89,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
 
 def on_gpus(config: RunConfig, gpus: Sequence[int]) -> RunConfig:
     """Return the run with as many replicas as have so many GPUs; UsageError where none has."""
-    pipeline = config.num_stages * config.tensor_parallel
+    pipeline = config.pipeline_gpus
     if len(gpus) > 1 or gpus[0] % pipeline:
         listed = ",".join(map(str, gpus))
         words = f"one number is right, a multiple of the {pipeline} GPUs of one pipeline"

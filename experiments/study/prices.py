@@ -81,7 +81,7 @@ def num_gpus(config: RunConfig) -> int:
 def _gpus(config: RunConfig) -> list[tuple[Any, int]]:
     replicas = 1 if config.replicas is None else config.replicas.count
     if config.scheduler.name not in POOLED:
-        return [(config.gpu, replicas * config.num_stages * config.tensor_parallel)]
+        return [(config.gpu, replicas * config.pipeline_gpus)]
     given = system(config.scheduler)
     pools = given.pools()
     shares = divide(config, given).items()

@@ -291,7 +291,8 @@ class Parts:
     def all_reduces(self) -> BySize:
         """Return what a layer spends in all-reduces, against tokens."""
         if self.profile.of("all_reduce", self.ranks):
-            return all_reduces(self.model, self._curve("all_reduce").estimate)
+            count = 1 if self.model.parallel_attention else 2
+            return all_reduces(self.model, self._curve("all_reduce").estimate, count)
         return self.by_tokens("all_reduce")
 
     def layer(self, with_all_reduces: bool) -> BySize:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from evenflow.costs.collectives import Fabric
-from evenflow.costs.roofline import Rates, elementwise_s
-from evenflow.costs.silicon.experts import Load, Split, bits_of, expert_times, read_experts
+from evenflow.costs.roofline import Part, Rates, elementwise_s
+from evenflow.costs.silicon.experts import Load, bits_of, expert_times, read_experts
 from evenflow.costs.silicon.latent import read_latent, require_measured
 from evenflow.costs.silicon.points import (
     Peak,
@@ -188,24 +188,23 @@ def _tables(
 
 
 def silicon_cost(
-    deployment: Deployment, source: SiliconSource, fabric: Fabric | None = None
+    deployment: Deployment,
+    source: SiliconSource,
+    fabric: Fabric | None = None,
+    part: Part = "all",
 ) -> TableCost:
     """Return the costs of a deployment from measured tables.
 
     `fabric` replaces the measured all-reduces; a UsageError without it where ranks have other links
-    than those measured, or were not measured in such number.
+    than those measured, or were not measured in such number. `part`: as for `RooflineCost`.
     """
     model = deployment.model
     kinds = []
     for kind in model.kinds():
-        parts = _Parts(deployment, source, kind)
-        layer = parts.layer()
-        if parts.ranks > 1:
-            layer = added([layer, all_reduces(kind, parts.all_reduce(fabric))])
-        attention = (parts.prefill(), parts.decode())
-        tables = Tables(
-            layer, *attention, parts.embedding(), parts.head(), parts.prefill_launch_s()
-        )
+        parts = _Parts(deployment, source, kind, fabric)
+        layer, attention = parts.layer(part), (parts.prefill(), parts.decode())
+        embedding = unmeasured(_free) if part == "experts" else parts.embedding()
+        tables = Tables(layer, *attention, embedding, parts.head(), parts.prefill_launch_s())
         counts = [deployment.kinds(stage).get(kind, 0) for stage in range(deployment.depth)]
         kinds.append((tables, counts))
     return TableCost(*kinds[0], model.hidden_size * model.dtype_bytes, kinds[1:])
@@ -214,10 +213,17 @@ def silicon_cost(
 class _Parts:
     """What a layer and the ends take, from one set of tables, corrected for a derived GPU."""
 
-    def __init__(self, deployment: Deployment, source: SiliconSource, kind: ModelSpec) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        source: SiliconSource,
+        kind: ModelSpec,
+        fabric: Fabric | None,
+    ) -> None:
         self.model = kind
+        self.deployment = deployment
         self.ranks = deployment.tensor_parallel
-        self.expert_parallel = deployment.expert_parallel
+        self.fabric = fabric
         self.source = source
         self.tables = source.of(kind)
         on, target = gpu(source.measured.on), deployment.gpu
@@ -263,26 +269,47 @@ class _Parts:
         launch_s = kernels * self.launch_s
         return unmeasured(lambda size: launch_s + size * bytes_each * self.per_byte_s)
 
-    def layer(self) -> BySize:
+    def layer(self, part: Part) -> BySize:
+        """Return a layer without attention, or a part of it."""
+        shared = [] if part == "own" or not self.model.num_experts else [self.experts()]
+        return added(shared if part == "experts" else [self.own(), *shared, *self.all_reduces()])
+
+    def own(self) -> BySize:
+        """Return what each token passes."""
         model = self.model
         up = model.up_shape(self.ranks)  # in the tables of latent attention
         shapes = [shape for shape in model.linear_shapes(self.ranks) if shape != up]
         products = [self.product(shape, plain=not model.is_quantized(shape)) for shape in shapes]
         bytes_per_token = elementwise_s(1, model, self.ranks, Rates(1.0, 1.0))
         kernels = KERNELS + (model.num_experts > 0)  # a mixture's choice of experts
-        parts = [added(products), self.moving(bytes_per_token, kernels)]
-        return added([*parts, self.experts()] if model.num_experts else parts)
+        return added([*products, self.moving(bytes_per_token, kernels)])
+
+    def all_reduces(self) -> list[BySize]:
+        """Return those of the attention and of what MLP the ranks have for themselves."""
+        if self.ranks == 1:
+            return []
+        apart = self.model.num_experts > 0 and self.deployment.data_parallel > 1
+        count = 1 if self.model.parallel_attention or apart else 2
+        return [all_reduces(self.model, self.all_reduce(self.ranks), count)]
 
     def experts(self) -> BySize:
-        """Return the experts of a layer against tokens, on the busiest rank."""
-        experts = self.tables.experts
+        """Return the experts of a layer against tokens, on the busiest rank.
+
+        Groups with requests of their own gather the tokens of all before, and scatter the sums of
+        the outputs after: in all an all-reduce.
+        """
+        experts, deployment = self.tables.experts, self.deployment
         assert experts is not None
-        split = Split(1, self.ranks) if self.expert_parallel else Split(self.ranks, 1)
+        split = deployment.expert_split
         narrow = self.quantized if experts.format else self.peak
         on = narrow._replace(matrix_bits=bits_of(experts.format))
         times, measured = expert_times(experts, shape_of(self.model), split, on, self.narrow)
         curve = Curve(sorted(times), [times[size] for size in sorted(times)])
-        return curve.estimate if measured else unmeasured(curve)
+        seconds = curve.estimate if measured else unmeasured(curve)
+        if deployment.data_parallel == 1:
+            return seconds
+        once = self.all_reduce(deployment.stage_gpus)
+        return added([seconds, all_reduces(self.model, once, 1)])
 
     def embedding(self) -> BySize:
         return self.moving(2 * self.model.hidden_size * self.model.dtype_bytes)
@@ -334,9 +361,9 @@ class _Parts:
 
         return wider
 
-    def all_reduce(self, fabric: Fabric | None) -> BySize:
-        """Return one all-reduce against bytes."""
-        ranks = self.ranks
+    def all_reduce(self, ranks: int) -> BySize:
+        """Return one all-reduce of so many ranks against bytes."""
+        fabric = self.fabric
         if fabric is not None:
             return unmeasured(lambda size_bytes: fabric.all_reduce_s(size_bytes, ranks))
         if not self.source.measured.nvlink or ranks not in self.tables.all_reduce:
@@ -347,6 +374,10 @@ class _Parts:
             )
         times = self.tables.all_reduce[ranks]
         return Curve(sorted(times), [times[size] for size in sorted(times)]).estimate
+
+
+def _free(size: int) -> float:
+    return 0.0
 
 
 def shape_of(kind: ModelSpec) -> ExpertShape:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from evenflow.costs.roofline import active_experts
 from evenflow.costs.silicon.points import Peak
 from evenflow.costs.silicon.tables import DTYPE, Experts, ExpertShape, columns_of, table_files
 from evenflow.errors import UsageError
+from evenflow.specs.model import Split
 from evenflow.specs.precision import FORMATS
 
 MOE = "moe/{framework}/{version}/moe_perf.parquet"
@@ -24,13 +25,6 @@ Load = Literal["balanced", "power_law_1.01", "power_law_1.2"]
 
 NAMES = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"), "fp8": ("fp8", "fp8_block")}
 """Format -> what the tables call it, best first; others go by their own name."""
-
-
-class Split(NamedTuple):
-    """How many slices each expert is cut in, and over how many ranks experts are spread."""
-
-    slices: int
-    ranks: int
 
 
 def read_experts(

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.figures import own
+from experiments.figures import claims, own
 from experiments.figures.axes import cases_of, rates
 from experiments.figures.claims import answer
 from experiments.figures.panels import draw
@@ -180,6 +180,27 @@ RUNS = rows(
 )
 def test_our_value_of_a_claim(query: dict[str, Any], ours: Any) -> None:
     assert answer(RUNS, Query.model_validate({"take": "rate", **query})) == ours
+
+
+def test_the_papers_value_stands_where_ours_would_have_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    papers = {"both": {"s": 9.0, "t": 4.0}, "ratio": 3.0, "best": 7.0}
+    monkeypatch.setattr(claims, "published_value", papers.get)
+    load = {"place": "a", "load": 0.5}
+    queries = {
+        "both": {"take": "rate", "where": load | {"system": {"s": "S", "t": "T"}}},
+        "ratio": {"take": "rate", "where": {"place": "b", "system": "S"}, "over": {"system": "T"}},
+        "best": {"take": "rate", "where": {"system": "S"}, "best": "max"},
+    }
+    asked = {name: Query.model_validate(query) for name, query in queries.items()}
+    beside = claims.with_papers(RUNS, asked)
+    assert beside["rate, paper"].fillna(0).tolist() == [9, 9, 4, 4, 6, 0, 0, 0]
+    panel = {"kind": "bars", "x": "place", "y": {"rate": "{system}"}, "hue": ["system"]}
+    figure = draw({"panels": [panel]}, beside, {})
+    (axes,) = figure.axes
+    marks = {float(y) for line in axes.lines if line.get_marker() == "D" for y in line.get_ydata()}
+    assert {9.0, 4.0, 6.0} <= marks
 
 
 def test_a_claim_of_a_table_without_seeds() -> None:

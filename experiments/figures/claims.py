@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from experiments.figures.schema import Query
+from experiments.figures.schema import PAPER, Query
 
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"
@@ -87,19 +87,64 @@ def answer(table: pd.DataFrame, query: Query) -> Any:
     if query.then is not None:
         given = answer(table, query.model_copy(update={"then": None}))
         return {"max": max, "min": min}[query.then](given)
+    if isinstance(parts := _parts(query), Mapping):
+        return {name: answer(table, part) for name, part in parts.items()}
+    if parts is not None:
+        return [answer(table, part) for part in parts]
+    value = _value(table, query)
+    return value if math.isfinite(value) else None
+
+
+def _parts(query: Query) -> Mapping[str, Query] | list[Query] | None:
+    """Return what a list or a mapping in a query asks for, one by one; None where there is none."""
     keys = query.model_dump()
     inside = [(keys[part], name) for part in ("where", "over") for name in keys[part]]
     for mapping, name in (*inside, (keys, "take"), (keys, "best")):
         several = mapping[name]
         if not isinstance(several, list | dict):
             continue
-        answers = []
+        parts = []
         for one in several.values() if isinstance(several, dict) else several:
             mapping[name] = one
-            answers.append(answer(table, Query.model_validate(keys)))
-        return dict(zip(several, answers, strict=True)) if isinstance(several, dict) else answers
-    value = _value(table, query)
-    return value if math.isfinite(value) else None
+            parts.append(Query.model_validate(keys))
+        return dict(zip(several, parts, strict=True)) if isinstance(several, dict) else parts
+    return None
+
+
+def with_papers(table: pd.DataFrame, queries: Mapping[str, Query]) -> pd.DataFrame:
+    """Return a table with a column `COLUMN, paper` beside each column that a claim is about.
+
+    It has the paper's value where the claim is about one point; of a ratio, times our value of what
+    it is over, so that it stands where ours would have to be.
+    """
+    table = table.copy()
+    for name, query in queries.items():
+        for one, value in _leaves(query, published_value(name)):
+            _put(table, one, value)
+    return table
+
+
+def _leaves(query: Query, paper: Any) -> Iterator[tuple[Query, float]]:
+    parts = _parts(query)
+    if isinstance(parts, Mapping) and isinstance(paper, Mapping):
+        pairs = [(part, paper[name]) for name, part in parts.items() if name in paper]
+    elif isinstance(parts, list) and isinstance(paper, list):
+        pairs = list(zip(parts, paper, strict=False))
+    else:
+        pairs = []
+        if parts is None and isinstance(paper, int | float) and query.then is None:
+            yield query, paper
+    for part, value in pairs:
+        yield from _leaves(part, value)
+
+
+def _put(table: pd.DataFrame, query: Query, value: float) -> None:
+    found = _means(table, query, query.where)
+    if query.over:
+        value *= float(_means(table, query, query.where | query.over).mean())
+    if len(found) == 1 and math.isfinite(value) and query.take in table:
+        rows = _rows(table, query.where).index
+        table.loc[rows, f"{query.take}{PAPER}"] = value
 
 
 def _value(table: pd.DataFrame, query: Query) -> float:
@@ -117,9 +162,7 @@ def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Se
 
     Of a table without seeds, an axis is what is no fraction.
     """
-    for name, value in where.items():
-        near = (table[name] - value).abs().min() if isinstance(value, float) else None
-        table = table[table[name] == value if near is None else (table[name] - value).abs() == near]
+    table = _rows(table, where)
     known = table.loc[:, :"seed"] if "seed" in table else table.select_dtypes(exclude="float")
     axes = [name for name in known if name not in {"seed", *where, *query.over}]
     _, inverse, column = str(query.take).rpartition("1/")
@@ -128,6 +171,13 @@ def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Se
     by = [table[name] for name in axes] or [pd.Series(0, table.index)]
     means = taken.groupby(by, sort=False).mean()
     return np.exp(means) if query.how == "geomean" else means
+
+
+def _rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    for name, value in where.items():
+        near = (table[name] - value).abs().min() if isinstance(value, float) else None
+        table = table[table[name] == value if near is None else (table[name] - value).abs() == near]
+    return table
 
 
 def by_claim(found: Sequence[Answer]) -> Iterator[list[Answer]]:

@@ -19,6 +19,7 @@ from experiments.figures.claims import (
     load_claims,
     load_misses,
     number,
+    with_papers,
     worst,
 )
 from experiments.figures.facts import annotate, footnote
@@ -102,7 +103,8 @@ def from_keys(study: Study) -> Drawing:
     keys = study.plan.keys
     table = table_of(study)
     words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
-    figure = function(keys.draw)(study, table) if keys.draw else draw(keys.plot, table, words)
+    beside = with_papers(table, keys.claims) if study.plan.published else table
+    figure = function(keys.draw)(study, table) if keys.draw else draw(keys.plot, beside, words)
     claims = {name: answer(table, query) for name, query in keys.claims.items()}
     shown = None if keys.shown is None else columns_of(study, table, keys.shown)
     return Drawing(figure, table, shown, claims if study.plan.published else {})

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from evenflow.keys import Keys
 from experiments.figures.layers import layered
+from experiments.figures.schema import PAPER
 from experiments.figures.style import MARKERS, colors_of, decades, grid_lines
 from experiments.run_file.yaml_file import Document, checked
 
@@ -102,10 +103,11 @@ class Plot(Keys):
 
 
 class Curve(NamedTuple):
-    """Words, `mean`, `min` and `max` by what is across, the rows behind them, and the looks."""
+    """Words, `mean`, `min`, `max` and the paper's value by what is across, the rows, the looks."""
 
     name: str
     points: pd.DataFrame
+    paper: pd.Series
     rows: pd.DataFrame
     also: str | None
     color: str
@@ -270,10 +272,12 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[Curve]
     colors = panel.colors or list(spare.values())
     ticks = _across(panel, rows).dropna().unique()
     for index, (name, column, own) in enumerate(found):
-        points = own.groupby(_across(panel, own))[column].agg(["mean", "min", "max"])
+        with_paper = own.columns.union([f"{column}{PAPER}"], sort=False)
+        by_place = own.reindex(columns=with_paper).groupby(_across(panel, own))
+        points, paper = by_place[column].agg(["mean", "min", "max"]), by_place[f"{column}{PAPER}"]
         marker = MARKERS.get(name, SPARE_MARKERS[index % len(SPARE_MARKERS)])
         also, color = panel.also.get(column), colors[index % len(colors)]
-        yield Curve(name, points.reindex(ticks), own, also, color, marker)
+        yield Curve(name, points.reindex(ticks), paper.mean(), own, also, color, marker)
 
 
 def _reach(values: pd.DataFrame) -> list[pd.Series]:
@@ -291,11 +295,22 @@ def _draw_lines(axes: Axes, panel: Panel, curves: Sequence[Curve], rows: pd.Data
         name = _with_points(panel, curve, points.index)
         whiskers = _reach(points) if "seed" in rows else None
         axes.errorbar(across, points["mean"], whiskers, label=name, capsize=2, **look)
+        _mark_paper(axes, curve, points.index, across)
         if curve.also is not None:
             steady = curve.rows.groupby(_across(panel, curve.rows))[curve.also].mean()
             axes.plot(across, steady.reindex(points.index), ls=":", mfc="white", **look)
     if curves and all(curve.points["mean"].isna().all() for curve in curves):
         axes.text(0.5, 0.5, "does not fit", transform=axes.transAxes, ha="center")
+
+
+def _mark_paper(axes: Axes, curve: Curve, words: pd.Index, places: Any) -> None:
+    """Draw the paper's own values as hollow diamonds."""
+    values = curve.paper.reindex(words)
+    if values.notna().any():
+        axes.plot(places, values, "D", mfc="none", mec="k", ms=9, mew=2.4, label="_")
+        axes.plot(places, values, "D", mfc="none", mec=curve.color, ms=9, mew=1.4, label="_")
+        axes.annotate("hollow diamond: the paper's value", (1, 1), (0, 2), fontsize=7,
+                      xycoords="axes fraction", textcoords="offset points", ha="right")  # fmt: skip
 
 
 def _ticks(axes: Axes, panel: Panel, rows: pd.DataFrame) -> Mapping[Any, Any]:
@@ -367,6 +382,7 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
 def _finish_bars(axes: Axes, panel: Panel, curve: Curve, places: Any) -> None:
     """Draw whiskers, the rings of the steady window, what is written over bars, and why not."""
     values, tops = curve.points, curve.points["max"]
+    _mark_paper(axes, curve, values.index, places)
     if "seed" in curve.rows:
         looks: Words = {"fmt": "none", "color": "0.2", "capsize": 2, "lw": 0.9}
         axes.errorbar(places, values["mean"], _reach(values), **looks)

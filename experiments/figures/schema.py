@@ -48,6 +48,9 @@ class Over(Keys):
     inverse: bool = False
 
 
+PAPER = ", paper"
+"""Ends the name of a column that has the paper's values of another."""
+
 Shape = str | list[str] | dict[str, str]
 
 

@@ -79,7 +79,8 @@ def decades(axes: Axes) -> None:
     def words(value: float, _: float) -> str:
         low, high = axes.get_ylim()
         digits = 3 if high < TIGHT * low else 2
-        return f"{value:.{digits}g}" if high < SHORT * low or f"{value:e}"[0] in "25" else ""
+        shown = high < SHORT * low or f"{value:e}"[0] in "25"
+        return f"{float(f'{value:.{digits}g}'):g}" if shown else ""
 
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")

@@ -13,7 +13,7 @@ from evenflow.kv import PagePool, PrefixCache
 from evenflow.radix import RadixCache
 from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.scheduling import View
-from evenflow.types import Plan, Prefill, Prefix, Request
+from evenflow.types import Handover, Plan, Prefill, Prefix, Request
 from tests.worlds import send
 
 
@@ -233,6 +233,30 @@ def test_sending_nothing_with_nothing_in_flight_is_a_stall() -> None:
     patient = batcher(Plan(wake_at_s=3.0, kv_limited=True), asked=[(5, 4, 2)])
     assert patient.next(2.0) is None
     assert (patient.wake_at_s, patient.wait_reason) == (3.0, "kv")
+
+
+@pytest.mark.parametrize("comes", ["as a request", "with its KV"])
+def test_a_policy_may_ask_to_be_woken_so_often_and_no_more(
+    comes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenflow.batcher.MOST_WAKES", 3)
+    serving, request = batcher(*[Plan(wake_at_s=9.0)] * 3), Request(0, 0.0, 4, 2)
+    if comes == "as a request":
+        serving.add(request)
+    else:
+        serving.reserve(Handover(request, 1, 0.0, 0.0, 0))
+        serving.adopt(0)
+    assert [serving.next(0.0), serving.next(1.0)] == [None, None]
+    with pytest.raises(StallError, match="sends nothing when asked 3 times"):
+        serving.next(2.0)
+
+
+def test_why_nothing_was_sent_before_the_last_micro_batch_is_forgotten() -> None:
+    plans = Plan(wake_at_s=1.0, kv_limited=True), prefill(0, 4), Plan(preempt=[0])
+    serving = batcher(*plans, asked=[(0, 4, 3)], asks_again=False)
+    assert (serving.next(0.0), serving.wait_reason) == (None, "kv")
+    serving.complete(send(serving, 1.0), 1.5)
+    assert (serving.next(2.0), serving.wait_reason) == (None, "policy")
 
 
 def test_a_micro_batch_completes_once() -> None:

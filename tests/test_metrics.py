@@ -15,7 +15,7 @@ from evenflow.costs import AffineCost
 from evenflow.results.metrics import PERCENTILES, meets, statistics, summarize
 from evenflow.results.run import RunResult
 from evenflow.types import Request
-from sim import World, simulate
+from sim import PooledWorld, World, simulate
 from tests.oracle.cases import poisson_requests, world_of
 from tests.oracle.plain import Plain, Row, Setting
 from tests.worlds import small_world
@@ -202,6 +202,20 @@ def test_a_burst_that_is_worked_off_is_no_overload() -> None:
     assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        [*np.arange(0, 10, 0.25), *np.arange(10, 110, 1.0)],
+        [0.0, *np.arange(50, 90, 1.25), *np.arange(90, 100, 0.2)],
+    ],
+)
+def test_a_queue_that_grows_early_or_at_the_very_end_is_no_overload(times: list[float]) -> None:
+    """One a second is served, and no more come in the second and most of the last quarter."""
+    requests = [Request(index, at, 16, 1) for index, at in enumerate(times)]
+    summary = summarize(simulate(small_world(requests, "vllm", {"max_num_seqs": 1})))
+    assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
+
+
 def test_where_generating_outlasts_the_arrivals_the_queue_is_for_a_first_token() -> None:
     """Each gets its first token at once, and its last one 10 s after; all arrive within 4 s."""
     requests = [Request(index, 0.1 * index, 16, 1000) for index in range(41)]
@@ -252,6 +266,12 @@ def test_a_run_in_which_nothing_is_completed() -> None:
         **dict.fromkeys(("preemptions", "num_micro_batches", "busy_share", "prefix_hit_rate"), 0),
         "failed": 1,
     }
+
+
+def test_pools_in_which_nothing_is_completed_were_not_busy() -> None:
+    part = small_world(())
+    summary = summarize(simulate(PooledWorld([Request(0, 0.0, 10_000, 2)], part, part)))
+    assert [summary[key] for key in summary if key.endswith("busy_share")] == [0, 0, 0, 0]
 
 
 def test_a_run_that_takes_no_time() -> None:

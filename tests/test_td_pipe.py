@@ -207,6 +207,28 @@ def test_an_occupancy_is_reached_at_exactly_its_share_of_the_pages(
     assert batcher.next(0.0) is None
 
 
+@pytest.mark.parametrize(("variant", "prompts"), [("paper", 62), ("code", 56)])
+def test_prefill_ends_above_the_pool_or_in_the_code_at_nine_tenths_of_it(
+    variant: str, prompts: int
+) -> None:
+    """Each holds 26 tokens in ten steps: 62 of them exceed 1600 tokens, 56 have 1440."""
+    points = {"variant": variant, "future_points": [10], "max_num_batched_tokens": 16}
+    batcher = batcher_of(td_pipe(**points), pages=100)
+    for request in offline(100, 16, 20):
+        batcher.add(request)
+    assert all(send(batcher, 0.0).chunks for _ in range(prompts))
+    assert batcher.next(0.0) is None
+
+
+@pytest.mark.parametrize(("pages", "answer"), [(25, "D"), (26, "P")])
+def test_decode_goes_on_if_the_predicted_use_leaves_no_prefill_room(
+    pages: int, answer: str
+) -> None:
+    """In 64 steps the first four hold 81 tokens each, a fifth 80: 404 are more than 25 pages."""
+    policy = TDPipe(future_points=[64], decode_s=flat, prefill_s=lambda tokens: 1.0)
+    assert after_an_arrival(deciding(policy, [90] * 4, pages=pages)) == answer
+
+
 @pytest.mark.parametrize("ratio", [0.2, 0.4, 0.6, 0.8])
 def test_a_finish_ratio_is_reached_at_exactly_its_share_of_the_requests(ratio: float) -> None:
     ends = round(10 * ratio)

@@ -124,6 +124,26 @@ def test_the_budget_falls_with_the_free_share_of_the_pages(variant: str, tokens:
     assert simulate(small).prefill_tokens.tolist() == tokens
 
 
+def test_an_adaptive_reserve_is_also_where_prefill_stops() -> None:
+    """After 50 calls 0.6 of 350 tokens are 13 pages of 100: 64 x (0.95 - 0.13) / 0.87 = 60.3."""
+    params = {"reserve": "adaptive", "iterations": 1, "max_prefill": 64, "min_prefill": 1}
+    asked = [Request(0, 0.0, 16, 400, 400), Request(1, 1.0, 256, 1, 1)]
+    small = replace(world(asked, depth=2, **params), total_pages=100)
+    tokens = simulate(small).prefill_tokens
+    assert tokens[tokens > 0].tolist() == [16, 60, 57, 54, 52, 33]
+
+
+@pytest.mark.parametrize("variant", ["reading", "code"])
+def test_on_one_stage_prefill_takes_the_pages_above_the_reserve(variant: str) -> None:
+    """Of 20 pages a quarter is kept for decodes; then 15 pages are all there is to take."""
+    policy = create("token_throttling", {"variant": variant, "kv_thresh": 0.25})
+    batcher = Batcher(policy, PagePool(20), depth=1, max_in_flight=2, max_model_len=500)
+    for number, prompt in enumerate((300, 10)):
+        batcher.add(Request(number, 0.0, prompt, 2))
+    assert send(batcher, 0.0).prefill_tokens == 15 * 16
+    assert batcher.next(0.0) is None
+
+
 def test_the_output_still_expected_is_as_predicted_or_else_the_mean_of_what_has_ended() -> None:
     """Two end, with 2 and 6 tokens; the others have 1, and 9, nothing and 0 are predicted."""
     policy = create("sarathi", {})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evenflow.batcher import Batcher
+from evenflow.decodes import Speculation
 from evenflow.errors import PolicyError, UsageError
 from evenflow.kv import KvCache, PagePool
 from evenflow.replay import RecordingBatcher, decision_of, replay
@@ -178,13 +180,14 @@ class InParts:
         yield from self.answers.pop(0)
 
 
-def in_parts(*answers: list[Plan], pages: int = 4) -> RecordingBatcher:
+def in_parts(*answers: list[Plan], pages: int = 4, **options: Any) -> RecordingBatcher:
     return RecordingBatcher(
         InParts(*answers),
         PagePool(pages),
         depth=2,
         max_in_flight=4,
         max_model_len=500,
+        **options,
     )
 
 
@@ -237,6 +240,29 @@ def test_a_decode_in_flight_is_preempted_and_waits_for_its_token() -> None:
     assert [seq.owed for seq in batcher.queues.waiting] == [1, 0]
     batcher.complete(decode, 2.0)
     assert [seq.generated for seq in batcher.queues.waiting] == [2, 0]
+
+
+def test_a_speculative_decode_in_flight_yields_no_more_than_its_rest() -> None:
+    """A step yields four tokens; the request wants three, and one came with its prompt."""
+    answers = [Plan([Prefill(0, 16)])], [Plan(decodes=1)], [Plan(preempt=[0])], [Plan()]
+    batcher = in_parts(*answers, speculation=Speculation(3, 1.0))
+    batcher.add(Request(0, 0.0, 16, 3))
+    batcher.complete(send(batcher, 0.0), 0.5)
+    decode = send(batcher, 1.0)
+    assert batcher.next(1.5) is None
+    (ended,) = batcher.complete(decode, 2.0)
+    assert (ended.generated, batcher.queues.gap_s) == (3, [1.5, 0.0])
+
+
+def test_a_decode_taken_while_another_is_in_flight_is_not_preempted() -> None:
+    one = Plan(decodes=1)
+    batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], [one], [one, Plan(preempt=[1])])
+    for number in (0, 1):
+        batcher.add(Request(number, 0.0, 16, 3))
+    batcher.complete(send(batcher, 0.0), 0.5)
+    assert decision_of(send(batcher, 1.0)) == ((), (0,))
+    with pytest.raises(PolicyError, match="request 1: preempts it after it was aborted or planned"):
+        batcher.next(1.5)
 
 
 def test_a_client_leaves_while_its_preempted_request_is_in_flight() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from pydantic import Field
 
 from evenflow.keys import Keys
@@ -114,6 +115,8 @@ class Curve(NamedTuple):
     marker: str
 
 
+PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": "none", "ms": 9}
+
 Placed = list[tuple[Panel, pd.DataFrame]]
 
 
@@ -142,6 +145,10 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
         handles = grid[0, 0].get_legend_handles_labels()
         looks = {"fontsize": 8, "title_fontsize": 8, **_in_words(keys.legend, numbers)}
         figure.legend(*handles, loc="outside right center", **looks)
+    if any(str(name).endswith(PAPER) for name in table):
+        mark = Line2D([], [], **PAPER_MARK, mec="k", mew=1.4)
+        where: Words = {"loc": "outside upper right", "frameon": False, "fontsize": 8}
+        figure.legend([mark], ["the paper's value"], **where)
     grid_lines(figure.axes)
     return figure
 
@@ -307,10 +314,8 @@ def _mark_paper(axes: Axes, curve: Curve, words: pd.Index, places: Any) -> None:
     """Draw the paper's own values as hollow diamonds."""
     values = curve.paper.reindex(words)
     if values.notna().any():
-        axes.plot(places, values, "D", mfc="none", mec="k", ms=9, mew=2.4, label="_")
-        axes.plot(places, values, "D", mfc="none", mec=curve.color, ms=9, mew=1.4, label="_")
-        axes.annotate("hollow diamond: the paper's value", (1, 1), (0, 2), fontsize=7,
-                      xycoords="axes fraction", textcoords="offset points", ha="right")  # fmt: skip
+        for color, width in (("k", 2.4), (curve.color, 1.4)):
+            axes.plot(places, values, **PAPER_MARK, mec=color, mew=width, label="_")
 
 
 def _ticks(axes: Axes, panel: Panel, rows: pd.DataFrame) -> Mapping[Any, Any]:

@@ -145,6 +145,8 @@ def print_numbers(heads: Cells, rows: Iterable[Cells], title: str | None = None)
         table.add_column(head, justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
+        longest = max((len(word) for word in row[0].split()), default=0)
+        table.columns[0].min_width = max(table.columns[0].min_width or 0, longest)
     Console().print(table)
 
 

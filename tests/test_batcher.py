@@ -228,7 +228,9 @@ def test_a_policy_that_raises_is_named() -> None:
 
 def test_sending_nothing_with_nothing_in_flight_is_a_stall() -> None:
     serving = batcher(Plan(), asked=[(5, 4, 2)])
-    with pytest.raises(StallError, match=r"Scripted stalls at 2 s.*request 5 first"):
+    with pytest.raises(
+        StallError, match=r"Scripted stalls at 2 s.*request 5 first\), and it sends nothing; "
+    ):
         serving.next(2.0)
     patient = batcher(Plan(wake_at_s=3.0, kv_limited=True), asked=[(5, 4, 2)])
     assert patient.next(2.0) is None

@@ -239,6 +239,21 @@ def test_a_finish_ratio_is_reached_at_exactly_its_share_of_the_requests(ratio: f
         assert after_an_arrival(batcher) == answer
 
 
+def test_of_a_decode_phase_that_began_with_nobody_a_share_ends() -> None:
+    """KV on its way held all pages when the prompt came; then one decodes, the other leaves."""
+    batcher = batcher_of(TDPipe(request_finish_ratio=0.5), depth=2, pages=4)
+    for number in (0, 1):
+        batcher.reserve(Handover(Request(number, 0.0, 30, 20, 20), 1, 0.0, 0.0, 0))
+    batcher.add(Request(2, 0.0, 8, 9, 9))
+    assert batcher.next(0.0) is None
+    batcher.adopt(0)
+    batcher.release(1)
+    for now_s in (1.0, 2.0, 3.0):
+        batch = send(batcher, now_s)
+        assert batch.decodes is not None
+        batcher.complete(batch, now_s)
+
+
 @pytest.mark.parametrize(("live", "answer"), [(380, "P"), (384, "D")])
 def test_from_192_rows_a_batch_the_public_code_counts_as_saturated(live: int, answer: str) -> None:
     """Its peak is that of 256 rows: 190 / 256 < 1 by the intensities, and 192 are enough."""

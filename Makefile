@@ -1,13 +1,14 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
 .PHONY: help demo test test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm \
-	test-serve-long test-fuzz freeze freeze-update bench gpu-report clean
+	test-compiled test-serve-long test-fuzz freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
 	@echo "make test   ruff, mypy, pytest, notebooks; with TORCH=torch==2.13.0 also what needs torch"
 	@echo "make test-sdist  build the sdist, and run some of its tests where it is unpacked"
+	@echo "make test-compiled  run the core's tests with what mypyc makes of it (a minute to build)"
 	@echo "make test-twice  run the tests twice in one process, in two random orders"
 	@echo "make mutants  change the core in 300 places, one at a time; which do the tests notice?"
 	@echo "make reference  write docs/reference.md and the JSON schemas anew, from the code"
@@ -72,6 +73,15 @@ test-sdist: .venv-test/installed
 	tar -xzf "$$folder"/evenflow-*.tar.gz -C "$$folder" && cd "$$folder"/evenflow-*/ && \
 	"$(CURDIR)"/.venv-test/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 
+# The core compiled, in a copy of its own, so that nothing compiled lies beside the sources here.
+# TESTS=tests for all of them.
+test-compiled: TESTS ?= tests/oracle tests/test_batcher.py tests/test_kv.py tests/test_policies.py \
+	tests/test_replicas.py tests/test_disaggregated.py tests/test_engine_journals.py tests/test_freeze.py
+test-compiled: .venv-compiled/installed
+	cd .venv-compiled/src/evenflow-* && ../../bin/python -c "from evenflow import batcher; \
+		assert not batcher.__file__.endswith('.py'), batcher.__file__" && \
+	../../bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+
 # All tests, and then again in the same process; `make test` has them once, on two.
 test-twice: .venv-test/installed
 	.venv-test/bin/python -c "import pytest, sys; sys.exit(pytest.main() or pytest.main())"
@@ -118,7 +128,7 @@ bench: .venv-test/installed
 	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-newest .venv-sglang .venv-vllm build demo-out mutants-out out *.egg-info \
+	rm -rf .venv-demo .venv-test .venv-newest .venv-sglang .venv-vllm .venv-compiled build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)
@@ -138,6 +148,15 @@ comma := ,
 	$$python -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
 		$(constraints) --editable ".$(if $(extras),[$(extras)])" $(TORCH)
+	@touch $@
+
+.venv-compiled/installed: .venv-test/installed setup.py $(wildcard evenflow/*.py evenflow/*/*.py sim/*.py)
+	@echo "compiling evenflow into $(@D)"
+	@.venv-test/bin/python -m venv --clear $(@D)
+	@.venv-test/bin/python -m build --sdist --outdir $(@D)/src >/dev/null
+	@tar -xzf $(@D)/src/evenflow-*.tar.gz -C $(@D)/src
+	@EVENFLOW_COMPILE=1 $(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable "$$(echo $(@D)/src/evenflow-*/)[test]"
 	@touch $@
 
 # Its wheel asks for torch 2.13.0+cpu; of what comes with it, three packages may not fit that torch.

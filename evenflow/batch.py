@@ -7,7 +7,6 @@ every sequence costs as much as the longest; not what they cost.
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from evenflow.costs.base import ChunkShape, Span, Work
@@ -28,7 +27,6 @@ class Chunk(NamedTuple):
     epoch: int
 
 
-@dataclass(slots=True, eq=False)
 class MicroBatch:
     """What travels through the stages together.
 
@@ -44,24 +42,42 @@ class MicroBatch:
     ahead, `ahead` has those that get a token, by request id, and how many they then have. Its
     decodes go on in the slot that sent it. `parts` are those of engines that step together; of
     their numbers it has the sums, and of their sequences none.
+
+    NOTE: no dataclass, whose constructor mypyc does not compile.
     """
 
-    batch_id: int
-    scheduled_s: float
-    chunks: abc.Sequence[Chunk]
-    decodes: DecodeGroup | None
-    prefill_tokens: int
-    decode_tokens: int
-    decode_context: int
-    sampled_rows: int
-    free_pages: int
-    output_tokens: int
-    kv_tokens: int = 0
-    slot: int = 0
-    charged: Work | None = None
-    preempted: abc.Sequence[tuple[Sequence, int]] = ()
-    ahead: dict[int, tuple[Sequence, int]] | None = None
-    parts: abc.Sequence[MicroBatch] = ()
+    def __init__(  # noqa: PLR0917
+        self,
+        batch_id: int,
+        scheduled_s: float,
+        chunks: abc.Sequence[Chunk],
+        decodes: DecodeGroup | None,
+        prefill_tokens: int,
+        decode_tokens: int,
+        decode_context: int,
+        sampled_rows: int,
+        free_pages: int,
+        output_tokens: int,
+        kv_tokens: int = 0,
+        slot: int = 0,
+        parts: abc.Sequence[MicroBatch] = (),
+    ) -> None:
+        self.batch_id = batch_id
+        self.scheduled_s = scheduled_s
+        self.chunks = chunks
+        self.decodes = decodes
+        self.prefill_tokens = prefill_tokens
+        self.decode_tokens = decode_tokens
+        self.decode_context = decode_context
+        self.sampled_rows = sampled_rows
+        self.free_pages = free_pages
+        self.output_tokens = output_tokens
+        self.kv_tokens = kv_tokens
+        self.slot = slot
+        self.charged: Work | None = None
+        self.preempted: abc.Sequence[tuple[Sequence, int]] = ()
+        self.ahead: dict[int, tuple[Sequence, int]] | None = None
+        self.parts = parts
 
     @property
     def num_tokens(self) -> int:

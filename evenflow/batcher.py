@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from evenflow.batch import Chunk, MicroBatch, padded_work, rectangle
+from evenflow.compiled import mypyc_attr
 from evenflow.costs.base import work_of
 from evenflow.decodes import DecodeGroup, Sequence, Speculation
 from evenflow.errors import PolicyError, StallError, UsageError, instead_of
@@ -47,6 +48,7 @@ def place_of(error: BaseException) -> str:
     return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Batcher:
     """Serves requests with one engine; validates and carries out what its policy plans.
 

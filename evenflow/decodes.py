@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 from evenflow.errors import UsageError, require_counts, require_not_negative
@@ -394,7 +394,7 @@ class ReadyQueue:
         self.num_sequences = 0
 
     def __iter__(self) -> abc.Iterator[Sequence]:
-        return (seq for group in self._groups for seq in group.sequences())
+        return chain(*[group.members.values() for group in self._groups])
 
     def __contains__(self, seq: Sequence) -> bool:
         return any(seq in group for group in self._groups)
@@ -477,11 +477,13 @@ class ReadyQueue:
 
     def _first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
         if order == "last_row":
-            rows = ((group, group.members.values()) for group in reversed(self._groups))
-            last_first = ((group, seq) for group, row in rows for seq in reversed(row))
-            return list(islice(last_first, count))
+            last_first = [
+                zip(repeat(group), reversed(group.members.values()), strict=False)
+                for group in reversed(self._groups)
+            ]
+            return list(islice(chain(*last_first), count))
         groups = self._groups if order != "last_returned" else self._groups[::-1]
-        members = ((group, seq) for group in groups for seq in group.sequences())
+        members = chain(*[zip(repeat(group), group.sequences(), strict=False) for group in groups])
         if order == "arrival":
             return nsmallest(count, members, key=lambda member: member[1].order)
         return list(islice(members, count))

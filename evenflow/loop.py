@@ -16,11 +16,13 @@ from typing import Protocol
 
 from evenflow.batch import MicroBatch, joined
 from evenflow.batcher import Batcher
+from evenflow.compiled import mypyc_attr
 from evenflow.decodes import Sequence
 from evenflow.errors import PolicyError
 from evenflow.queues import Queues
 from evenflow.request import Request
-from evenflow.results.run import WAIT_REASONS, Block, Recorder, RunResult
+from evenflow.results.recorder import Block, Recorder
+from evenflow.results.run import WAIT_REASONS, RunResult
 from evenflow.world import World
 
 
@@ -48,6 +50,7 @@ class Owner(Protocol):
     def finished(self, sequences: list[Sequence], now_s: float) -> None: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Loop:
     """Serves a world's requests with the engines of one pipeline.
 

@@ -7,7 +7,8 @@ asked, and nothing here shows the true length of an output.
 from __future__ import annotations
 
 from collections import Counter, abc
-from itertools import chain
+from itertools import chain, filterfalse
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
 from evenflow.decodes import DecodeGroup, DecodeLengths, Sequence
@@ -27,6 +28,9 @@ __all__ = [
     "Victim",
     "View",
 ]
+
+
+_is_owed = attrgetter("owed")
 
 
 class Prompt:
@@ -141,7 +145,7 @@ class View:
         queues = self._queues
         waiting: abc.Iterable[Sequence] = queues.waiting
         if queues.owed:
-            waiting = (seq for seq in waiting if not seq.owed)
+            waiting = filterfalse(_is_owed, waiting)
         if not queues.kv.keeps:
             return map(Prompt, waiting)
         return map(Prompt, map(queues.looked_up, waiting))
@@ -149,7 +153,7 @@ class View:
     @property
     def queue(self) -> abc.Iterator[Prompt]:
         """Those of `waiting`, without looking up what a cache keeps of them."""
-        return map(Prompt, (seq for seq in self._queues.waiting if not seq.owed))
+        return map(Prompt, filterfalse(_is_owed, self._queues.waiting))
 
     @property
     def num_waiting(self) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import evenflow
+from evenflow import batcher
 from evenflow.runtimes import RuntimeOverheads
 from experiments.run_file.run import RunConfig
 
@@ -41,6 +42,7 @@ def provenance(
     """
     return {
         **code_version(),
+        "compiled": not batcher.__file__.endswith(".py"),
         "setup": config.setup(),
         "config": config.resolved(),
         "config_sha256": config.digest(),

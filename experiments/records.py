@@ -16,7 +16,7 @@ from typing import Any
 from evenflow.errors import UsageError
 from evenflow.results.blocks import BlockFile, read_blocks
 from evenflow.results.metrics import summarize
-from evenflow.results.run import Block, Recorder
+from evenflow.results.recorder import Block, Recorder
 from evenflow.world import World
 from experiments.outcome import Outcome
 from experiments.report.folder import RECORDS, recovery

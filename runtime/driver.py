@@ -19,7 +19,8 @@ from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.errors import WorkerError
 from evenflow.loop import loop_of
-from evenflow.results.run import Block, Blocks, Floats, Recorder, RunResult
+from evenflow.results.recorder import Block, Blocks, Recorder
+from evenflow.results.run import Floats, RunResult
 from evenflow.world import World
 from runtime.front import Front, TraceReplay
 from runtime.page_tables import StepWriter

@@ -21,7 +21,8 @@ import numpy as np
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
 from evenflow.replay import Entry, RecordingBatcher
-from evenflow.results.run import Blocks, Floats, RunResult
+from evenflow.results.recorder import Blocks
+from evenflow.results.run import Floats, RunResult
 from evenflow.world import World
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ def _serve(
         drivers.append(Driver(world, pipeline, tell, clock=clock, after=earlier))
     entrances = doors(clock, drivers, world.overheads)
     Arrivals(clock, world.requests, world.concurrency, entrances, world.router)
-    clock.run()
+    clock.run_out()
     return drivers
 
 

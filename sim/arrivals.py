@@ -18,7 +18,7 @@ from simpy import Event
 from evenflow.request import Request
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.world import Router
-from sim.clock import Clock, Signal
+from sim.clock import Clock
 
 
 class Entrance(Protocol):
@@ -164,8 +164,8 @@ class FrontEnd:
         self._next += 1
         if self._served:
             left_s = max(self._served[0][0] - self._got_s, 0.0) * len(self._served)
-            event = Signal(self._clock, partial(self._first_done, self._next))
-            self._clock.at(self._clock.now + left_s, event)
+            call = partial(self._first_done, self._next)
+            self._clock.at(self._clock.now + left_s, call)
 
     def _first_done(self, number: int, now_s: float) -> None:
         if number != self._next:
@@ -174,8 +174,8 @@ class FrontEnd:
         self._got_s, request = self._served.popleft()
         self._await_first()
         self._thread_free_s = max(self._thread_free_s, now_s) + self._half_s
-        event = Signal(self._clock, partial(self._enter, request))
-        self._clock.at(self._thread_free_s + self._latency_s, event)
+        call = partial(self._enter, request)
+        self._clock.at(self._thread_free_s + self._latency_s, call)
 
     def _enter(self, request: Request, now_s: float) -> None:
         self._inside -= 1

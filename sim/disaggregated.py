@@ -19,7 +19,8 @@ import numpy as np
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.results.combine import of_pools
-from evenflow.results.run import Recorder, RunResult
+from evenflow.results.recorder import Recorder
+from evenflow.results.run import RunResult
 from evenflow.types import Handover, Request
 from evenflow.world import World
 from sim.arrivals import Arrivals, doors
@@ -141,7 +142,7 @@ class Disaggregated:
         """Simulate until every request is done; return what happened, pool by pool and merged."""
         door = doors(self.clock, [self], self._world.prefill.overheads)
         Arrivals(self.clock, self._world.requests, self._world.concurrency, door)
-        self.clock.run()
+        self.clock.run_out()
         assert not self._served, f"{len(self._served)} requests never ended"
         requests = self._requests.result(
             max_in_flight=None,

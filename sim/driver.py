@@ -9,14 +9,16 @@ from collections import abc
 from collections.abc import Callable
 
 from evenflow.batcher import Batcher
+from evenflow.compiled import mypyc_attr
 from evenflow.decodes import Sequence
 from evenflow.kv import PagePool
 from evenflow.loop import loop_of
 from evenflow.request import Request
-from evenflow.results.run import Recorder, RunResult
+from evenflow.results.recorder import Recorder
+from evenflow.results.run import RunResult
 from evenflow.world import World
 from sim.arrivals import Arrivals, doors
-from sim.clock import LAST, Clock, Signal
+from sim.clock import LAST, Clock
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
 
@@ -24,6 +26,7 @@ Stages = Callable[[Clock, World, Recorder], Tandem | StageProcesses]
 """Makes the stages of a pipeline."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Driver:
     """Runs one world through a pipeline. `on_done` is called with the number of requests done.
 
@@ -56,14 +59,13 @@ class Driver:
         pipeline.connect(self._loop.freed, self._loop.returned)
         self._settle = self._loop.settle
         self._more_now = self._clock.more_now if pipeline.queues_ahead else _perhaps
-        self._over = Signal(self._clock, self._settle_later)
         self._over_queued = False
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened."""
         door = doors(self._clock, [self], self._world.overheads)
         Arrivals(self._clock, self._world.requests, self._world.concurrency, door)
-        self._clock.run()
+        self._clock.run_out()
         return self.result()
 
     def result(self) -> RunResult:
@@ -105,11 +107,11 @@ class Driver:
             self._settle(now_s)
         elif not self._over_queued:
             self._over_queued = True
-            self._clock.at(now_s, self._over, LAST)
+            self._clock.at(now_s, self._settle_later, LAST)
 
     def wake(self, at_s: float) -> None:
         """A policy asks to be asked again at that time."""
-        self._clock.at(at_s, Signal(self._clock, self.changed))
+        self._clock.at(at_s, self.changed)
 
     def _settle_later(self, now_s: float) -> None:
         self._over_queued = False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from simpy import Event, Store
 
 from evenflow.batch import MicroBatch
-from evenflow.results.run import Recorder
+from evenflow.results.recorder import Recorder
 from evenflow.world import World
 from sim.clock import Clock
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from evenflow.batch import MicroBatch
-from evenflow.results.run import Recorder
+from evenflow.compiled import mypyc_attr
+from evenflow.results.recorder import Recorder
 from evenflow.world import World
-from sim.clock import Clock, Signal
+from sim.clock import Clock
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tandem:
     """Sends micro-batches down the stages.
 
@@ -41,13 +43,12 @@ class Tandem:
         self._last = world.depth - 1
         self._host_free_s = 0.0
         self._started_s = 0.0  # when stage 0 began what it was sent last
-        self._freed = Signal(clock, self._free)
         self._call_queued = False
 
     def connect(self, on_free: Callable[[float], None], on_return: Callable[[float], None]) -> None:
         """Have `on_free` called when stage 0 is done, if asked to, and `on_return` when all are."""
         self._on_free = on_free
-        self._returned = Signal(self._clock, on_return)
+        self._returned = on_return
 
     def is_free(self, now_s: float) -> bool:
         """Say whether stage 0 could start a micro-batch now."""
@@ -64,7 +65,7 @@ class Tandem:
         """Call `on_free` when stage 0 is free. On a single stage the return says so."""
         if not self._call_queued and len(self._stage_free_s) > 1:
             self._call_queued = True
-            self._clock.at(self._stage_free_s[0], self._freed)
+            self._clock.at(self._stage_free_s[0], self._free)
 
     def _free(self, now_s: float) -> None:
         self._call_queued = False

@@ -12,7 +12,8 @@ from operator import add
 from typing import NamedTuple
 
 from evenflow.batch import MicroBatch
-from evenflow.results.run import Recorder, RunResult
+from evenflow.results.recorder import Recorder
+from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.world import Link, World
 from sim.clock import Clock
@@ -89,7 +90,7 @@ class TimedPipeline(Tandem):
         """Call `on_free` when the driver hears that stage 0 is free, on a single stage never."""
         if not self._call_queued and len(self._stage_free_s) > 1:
             self._call_queued = True
-            self._clock.at(self._heard_free_s, self._freed)
+            self._clock.at(self._heard_free_s, self._free)
 
 
 def simulate_timed(world: World, timing: Callable[[MicroBatch], Timing]) -> RunResult:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from evenflow.request import Handover
 from evenflow.results.run import TRANSFERS, Transfers, gathered
-from sim.clock import LATE, Clock, Signal
+from sim.clock import LATE, Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,7 @@ class TransferQueue:
         self._travelling: deque[Transfer] = deque()
         self._done: list[Transfer] = []
         self._link_free_s = 0.0
-        self._try = Signal(clock, self._send)
         self._try_at_s = -1.0
-        self._arrived = Signal(clock, self._arrive)
 
     def __len__(self) -> int:
         """Transfers that have not set out."""
@@ -87,7 +85,7 @@ class TransferQueue:
         at_s = max(now_s, self._link_free_s)
         if self._waiting and self._try_at_s != at_s:
             self._try_at_s = at_s
-            self._clock.at(at_s, self._try, LATE)
+            self._clock.at(at_s, self._send, LATE)
 
     def _send(self, now_s: float) -> None:
         self._try_at_s = -1.0
@@ -107,7 +105,7 @@ class TransferQueue:
         self._link_free_s = now_s + transfer.link_busy_s
         transfer.end_s = self._link_free_s + self._link.latency_s
         self._travelling.append(transfer)
-        self._clock.at(transfer.end_s, self._arrived)
+        self._clock.at(transfer.end_s, self._arrive)
 
     def _arrive(self, now_s: float) -> None:
         transfer = self._travelling.popleft()

@@ -14,7 +14,7 @@ import pytest
 
 from evenflow.errors import UsageError
 from evenflow.results.blocks import BlockFile, read_blocks
-from evenflow.results.run import joined
+from evenflow.results.recorder import joined
 from experiments.real import job_of, replay_folder, serve_into
 from experiments.records import recover
 from experiments.report.folder import RECORDS, check_folder

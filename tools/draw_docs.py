@@ -21,7 +21,8 @@ from evenflow.costs import AffineCost
 from evenflow.decodes import Sequence as ServedSequence
 from evenflow.request import Request
 from evenflow.results.bubbles import CAUSES, attribute
-from evenflow.results.run import Recorder, RunResult
+from evenflow.results.recorder import Recorder
+from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from experiments.api import compare
 from experiments.report.plots import svg

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from evenflow.errors import UsageError
-from evenflow.results.run import Block
+from evenflow.results.recorder import Block
 
 
 class BlockFile:

@@ -5,21 +5,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import abc
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
-from struct import Struct
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
-
-from evenflow.batch import MicroBatch
-from evenflow.decodes import Sequence
-from evenflow.errors import UsageError
-from evenflow.request import LATEST_S, Request
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -206,153 +198,3 @@ def gathered(columns: abc.Mapping[str, Column], records: abc.Iterable[object]) -
         name: list(column) if kind is str else np.array(column, dtype=kind)
         for (name, (_, kind, *_)), column in zip(led_to.items(), values, strict=True)
     }
-
-
-class Ended(NamedTuple):
-    """A request that needs nothing more, and why. Rejected, it got nothing of what it asked for."""
-
-    sequence: Sequence
-    status: str
-    reason: str
-
-
-Block = dict[str, NDArray[Any] | list[str]]
-"""What was recorded in a while: columns by name, which need not be equally long."""
-
-
-class Blocks(Protocol):
-    """Where a Recorder puts what it has collected: a list, or a file (see `results.blocks`)."""
-
-    def append(self, block: Block, /) -> None: ...
-    def __iter__(self) -> abc.Iterator[Block]: ...
-
-
-def joined(blocks: abc.Iterable[Block]) -> Block:
-    """Return the columns of all blocks, one behind the other; a block may lack some."""
-    parts: dict[str, list[Any]] = {}
-    for block in blocks:
-        for name, column in block.items():
-            parts.setdefault(name, []).append(column)
-    return {
-        name: columns[0]
-        if len(columns) == 1
-        else list(chain(*columns))
-        if isinstance(columns[0], list)
-        else np.concatenate(columns)
-        for name, columns in parts.items()
-    }
-
-
-class Recorder:
-    """Collects what happens, as columns, and makes a RunResult of it. Both worlds write to one.
-
-    Micro-batches are recorded in the order scheduled, each once all its stage times are known. What
-    is flushed goes to `blocks`, which may have some of before; without any, it is kept here.
-    """
-
-    def __init__(self, depth: int, blocks: Blocks | None = None) -> None:
-        self._depth = depth
-        self._blocks: Blocks = [] if blocks is None else blocks
-        self._num_flushed = 0
-        # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
-        self._batches = bytearray()
-        self._pack = Struct(f"{len(BATCHES) + len(STAGES) * depth}d").pack
-        self._completed: list[Sequence] = []
-        self._others: list[Ended] = []
-        self._wait_s = array("d")
-        self._wait_reason = array("q")
-
-    def batch(self, batch: MicroBatch, stage_times: abc.Sequence[float]) -> None:
-        """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
-        self._batches += self._pack(
-            batch.scheduled_s,
-            batch.prefill_tokens,
-            batch.decode_tokens,
-            batch.output_tokens,
-            batch.free_pages,
-            batch.kv_tokens,
-            *stage_times,
-        )
-
-    def wait(self, now_s: float, reason: str) -> None:
-        """Record that the driver asked for a micro-batch and got none."""
-        self._wait_s.append(now_s)
-        self._wait_reason.append(WAIT_CODES[reason])
-
-    def finish(self, sequences: list[Sequence]) -> None:
-        """Record what has ended; the policy gave those up that are aborted."""
-        self._completed += (seq for seq in sequences if not seq.aborted)
-        for seq in sequences:
-            if seq.aborted:
-                self.abort(seq, GIVEN_UP)
-
-    def abort(self, seq: Sequence, reason: str) -> None:
-        self._others.append(Ended(seq, "aborted", reason))
-
-    def reject(self, request: Request, reason: str) -> None:
-        seq = Sequence(request, request.prompt_tokens, generated=request.output_tokens)
-        self._others.append(Ended(seq, "rejected", reason))
-
-    @property
-    def num_done(self) -> int:
-        """Requests that need nothing more: finished, aborted or rejected."""
-        return self._num_flushed + len(self._completed) + len(self._others)
-
-    def flush(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int], more: Block) -> None:
-        """Move what was collected to the blocks, with the gaps and `more` columns beside it."""
-        self._blocks.append({**self._block(gap_s, gap_count), **more})
-        self._num_flushed = self.num_done
-        self._completed, self._others, self._batches = [], [], bytearray()
-        for collected in (self._wait_s, self._wait_reason):
-            del collected[:]
-
-    def column(self, name: str) -> NDArray[Any]:
-        """Return a column of those that were flushed beside the others."""
-        columns = [np.asarray(block[name]) for block in self._blocks]
-        return np.concatenate(columns) if columns else np.zeros(0)
-
-    def _block(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int]) -> Block:
-        ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
-        return {
-            **gathered(REQUESTS, ended),
-            "batches": np.frombuffer(self._batches),
-            "wait_s": np.array(self._wait_s),
-            "wait_reason": np.array(self._wait_reason, dtype=np.int64),
-            "gap_s": np.array(gap_s, dtype=np.float64),
-            "gap_count": np.array(gap_count, dtype=np.int64),
-        }
-
-    def result(
-        self,
-        *,
-        gap_s: abc.Sequence[float],
-        gap_count: abc.Sequence[int],
-        prefix_cache: bool = False,
-        **facts: Any,
-    ) -> RunResult:
-        """Return the columns of the run; `facts` are the fields of a RunResult that are none.
-
-        UsageError for one whose times are beyond LATEST_S.
-        """
-        found: dict[str, Any] = joined([*self._blocks, self._block(gap_s, gap_count)])
-        order = np.argsort(found["request_id"], kind="stable")
-        columns: dict[str, Any] = {
-            name: [found[name][i] for i in order] if kind is str else found[name][order]
-            for name, (_, kind, *_) in REQUESTS.items()
-        }
-        if not prefix_cache:
-            columns["cached_tokens"] = None
-        width = len(BATCHES)
-        numbers = found["batches"].reshape(-1, width + len(STAGES) * self._depth)
-        for index, (name, column) in enumerate(BATCHES.items()):
-            columns[name] = numbers[:, index].astype(column.kind)
-        for index, name in enumerate(STAGES):
-            columns[name] = numbers[:, width + index :: len(STAGES)].copy()
-        if not np.all(columns["end_s"] <= LATEST_S):
-            raise UsageError(
-                f"the run would last for more than {LATEST_S:g} s; give costs and links that are "
-                "less slow"
-            )
-        for name in ("wait_s", "wait_reason", "gap_s", "gap_count"):
-            columns[name] = found[name]
-        return RunResult(depth=self._depth, **facts, **columns)

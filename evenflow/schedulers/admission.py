@@ -1,4 +1,4 @@
-"""First-come-first-served admission, and memory reserved at admission: what policies share.
+"""First-come-first-served admission: what policies share.
 
 Knows budgets and pages; which budgets a policy has is the policy's business.
 """
@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from evenflow.keys import Count
-from evenflow.kv import PagePool
-from evenflow.schedulers.limits import checked
-from evenflow.scheduling import Prefill, Prompt, SearchSpace, View
+from evenflow.scheduling import Prefill, Prompt, View
 
 UNLIMITED = 1 << 60
 """The rows or tokens of a micro-batch without a cap."""
@@ -68,35 +64,3 @@ class Room:
                 return
             self.add(prompt, tokens, pages, max(prompt.tokens, reserved_tokens))
             self.seats -= 1
-
-
-class Reserving:
-    """Reserves pages for `max_model_len` tokens a request, so that nothing is ever preempted."""
-
-    search_space: ClassVar[SearchSpace] = {
-        "max_num_seqs": {"low": 4, "high": 512, "log": True, "integer": True}
-    }
-
-    @checked
-    def __init__(
-        self,
-        *,
-        max_num_seqs: Count = 128,
-        max_model_len: Count | None = None,
-        max_batch_rows: Count | None = None,
-    ) -> None:
-        if max_model_len is None:
-            raise ValueError("max_model_len has to be given: so many tokens are reserved")
-        self.max_num_seqs = max_num_seqs
-        self.max_model_len = max_model_len
-        self.max_batch_rows = max_batch_rows or UNLIMITED
-
-    def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
-        """Say why such a request can never run, or return None."""
-        tokens, length = prompt_tokens + output_tokens, self.max_model_len
-        if tokens > length:
-            return f"{tokens} tokens exceed the max_model_len of {length} that is reserved"
-        pages = pool.pages_for(length)
-        if pages > pool.total_pages:
-            return f"reserving max_model_len {length} takes {pages} KV pages of {pool.total_pages}"
-        return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from evenflow.schedulers.admission import UNLIMITED, Reserving, Room
+from evenflow.schedulers.admission import UNLIMITED, Room
+from evenflow.schedulers.reserving import Reserving
 from evenflow.scheduling import Plan, View
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from evenflow.keys import Count
-from evenflow.schedulers.admission import UNLIMITED, Reserving, Room
+from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import checked
+from evenflow.schedulers.reserving import Reserving
 from evenflow.scheduling import Plan, View
 
 

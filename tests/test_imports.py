@@ -119,6 +119,15 @@ def test_the_command_starts_without_heavy_modules() -> None:
     assert not heavy & loaded_by("import experiments.cli")
 
 
+def test_a_simulation_needs_no_pandas(tmp_path: Path) -> None:
+    command = "from pathlib import Path\nfrom experiments.cli import simulate\nsimulate"
+    run, out = Path("examples/quickstart.yaml"), tmp_path / "out"
+    given = f"Path({str(run)!r}), ['workload.requests=1'], out=Path({str(out)!r})"
+    loaded = loaded_by(f"{command}({given})")
+    assert "sim.tandem" in loaded
+    assert not {"pandas", "matplotlib", "scipy", "torch"} & loaded
+
+
 def test_every_package_is_installed() -> None:
     """The tests find packages in the checkout; a user has only those that setuptools is told of."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -171,11 +171,10 @@ def simulate(
         progress,
     )
     from experiments.report.folder import staged
-    from experiments.report.tables import print_numbers, write_summaries
+    from experiments.report.tables import write_summaries
     from experiments.run_file.build import load_workload
     from experiments.run_file.run import load_config
     from experiments.runs import Job, run_job, without_causes, write_run
-    from experiments.study.advice import html, rows, sentence
     from experiments.study.points import inputs_of
 
     shown = _window(window)
@@ -185,8 +184,7 @@ def simulate(
         job = Job(config, load_workload(config, run.parent), run.parent)
         with progress([job.label], len(job.workload.requests)) as show:
             outcome = run_job(job, show.done)
-        advice = _advice(run, config) if advise else None
-        more = [] if advice is None else [html(advice)]
+        advice, more = _advice(run, config) if advise else (None, [])
         write_run(scratch, outcome, save.value, run.name, shown, more=more)
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
@@ -197,17 +195,26 @@ def simulate(
     if without:
         print_counterfactuals(as_is)
     if advice is not None:
-        print_numbers(*rows(advice))
-        typer.echo(sentence(advice))
+        _print_advice(advice)
     print_folder(folder)
 
 
-def _advice(run: Path, config: RunConfig) -> Advice:
+def _advice(run: Path, config: RunConfig) -> tuple[Advice, list[str]]:
+    """Return the advice, and its part of the report."""
     from experiments.cli.terminal import progress
-    from experiments.study.advice import advise
+    from experiments.study.advice import advise, html
     from experiments.study.trials import How
 
-    return advise(config.document(str(run)), run.parent, How(watch=progress))
+    advice = advise(config.document(str(run)), run.parent, How(watch=progress))
+    return advice, [html(advice)]
+
+
+def _print_advice(advice: Advice) -> None:
+    from experiments.report.tables import print_numbers
+    from experiments.study.advice import rows, sentence
+
+    print_numbers(*rows(advice))
+    typer.echo(sentence(advice))
 
 
 @app.command()

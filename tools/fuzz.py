@@ -1,10 +1,11 @@
 """Attack Evenflow with what nobody sane gives it: `python -m tools.fuzz [--cases N] [--seed S]`.
 
-Four classes, N cases each: odd values at keys of the examples' files (`keys`), odd files where a
-file is read (`files`), odd HTTP clients (`http`), and random worlds whose tables are judged by
-themselves (`worlds`). Right is status 0, or one line of error, status 2 and nothing left behind;
-wrong is a traceback, a warning, a hang, or a table that cannot be. Each failure is a line; exit
-status 1 if there is one. Commands run in this process, with 6 GB of memory.
+Five classes, N cases each: odd values at keys of the examples' files (`keys`), odd files where a
+file is read (`files`), odd options of commands (`options`), odd HTTP clients (`http`), and random
+worlds whose tables are judged by themselves (`worlds`). Right is status 0, or one line of error,
+status 2 and nothing left behind; wrong is a traceback, a warning, a hang, or a table that cannot
+be. Each failure is a line; exit status 1 if there is one. Commands run in this process, with 6 GB
+of memory.
 """
 
 from __future__ import annotations
@@ -165,6 +166,15 @@ workload: {trace: t.csv, arrivals: replay}
 TRACE = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,5\n1,20,3\n"
 TALKS = '[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]'
 MOONCAKE = '{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n'
+MOE = """{"architectures": ["DeepseekV3ForCausalLM"],
+ "model_type": "deepseek_v3", "hidden_size": 64,
+ "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
+ "intermediate_size": 128, "moe_intermediate_size": 32, "n_routed_experts": 8,
+ "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 16,
+ "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+ "max_position_embeddings": 4096, "torch_dtype": "bfloat16", "sliding_window": 128}"""
+BENCH = """{"completed": 2, "duration": 1.5, "request_rate": "inf", "input_lens": [10, 20],
+ "output_lens": [3, 2], "ttfts": [0.1, 0.2], "itls": [[0.01, 0.02], [0.03]], "errors": ["", ""]}"""
 ROLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "RUN.yaml": (RUN, ("simulate", "RUN.yaml")),
     "t.csv": (TRACE, ("simulate", "RUN.yaml")),
@@ -187,6 +197,9 @@ ROLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "engine.jsonl.gz": ('{"engine": "vllm"}\n', ("replay", "engine.jsonl.gz")),
     ".partial-x/records.blocks": ('{"depth": 1}\n[{}, {}]\n', ("recover", ".")),
     "out/manifest.json": ('{"files": {}}', ("simulate", "RUN.yaml", "--out", "out")),
+    "moe/config.json": (MOE, ("simulate", "RUN.yaml", "--set", "model=moe")),
+    "run/summary.json": ('{"duration": 1.0}', ("diff", "run", "run")),
+    "bench.json": (BENCH, ("calibrate", "RUN.yaml", "bench.json", "--set", "dispatch=engine_loop")),
     "policy.py": (
         "class P:\n    def schedule(self, view):\n        return None\n",
         ("simulate", "RUN.yaml", "--set", "scheduler=policy:P"),
@@ -287,6 +300,49 @@ def files(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, s
         sys.path[:] = [entry for entry in sys.path if entry != str(place)]
         sys.modules.pop("policy", None)
         yield f"{role}: oddity {oddity}", told
+
+
+# -- odd values of options ------------------------------------------------------------------------
+
+SIMULATE = ("simulate", "RUN.yaml", "--save", "requests", "--out", "out")
+PLAN = ("plan", "RUN.yaml", "--gpus", "1", "--slo", "p99_ttft_ms=900", "--rate", "1")
+SWEEP = ("sweep", "SWEEP.yaml", "--executor", "serial", "--out", "out", "--set", "parameters={")
+OPTIONS: tuple[tuple[str, ...], ...] = (
+    *((*SIMULATE, "--window"), (*SIMULATE, "--save"), (*SIMULATE, "--advise", "--set")),
+    *((*PLAN, option) for option in ("--gpus", "--slo", "--rate", "--price", "--budgets")),
+    *((*PLAN, option) for option in ("--schedulers", "--replications", "--max-median-queue-s")),
+    *(SWEEP for _ in range(3)),
+    *(("schema",), ("init",), ("diff", "."), ("diff", "out"), ("calibrate", "RUN.yaml")),
+    *(("run", "RUN.yaml", "--out", "out", "--engine"), ("validate", "RUN.yaml", "--engine")),
+)
+ODD_OPTIONS = (
+    *("0..1", "1..0", "..", "1..", "..1", "nan..1", "0..inf", "1..1", "-1..1", "0..1e308", "0...1"),
+    *("1,1", ",", "1,,2", "4..64", "64..4", "1..1e9", "2x", "x", "-2x", "nanx", "0x", "1e400x"),
+    *("p99_ttft_ms=nan", "p99_ttft_ms=", "=1", "nothing=1", "p99_ttft_ms=-1", "p99_ttft_ms=1=1"),
+    *("sarathi,sarathi", "sarathi,", "kv.pages=9", "workers={kind: vllm}", "costs=null"),
+    *("kv.pages,stages: [[9, 1], [9]]}", "kv.pages,stages: [[9, 1], [30, 2]]}", "kv.pages: []}"),
+    *("kv.pages,kv.pages: [[9, 9]]}", "kv.pages: [9], kv.pages,stages: [[9, 1]]}", "',': [[1]]}"),
+)
+
+
+def options(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield cases of a command whose last word is odd."""
+    for number in range(count):
+        place = folder / f"o{number}"
+        place.mkdir()
+        for name in ("RUN.yaml", "t.csv", "SWEEP.yaml"):
+            (place / name).write_text(ROLES[name][0])
+        command = rng.choice(OPTIONS)
+        joined = command is SWEEP
+        values = ODD_OPTIONS[-6:] if joined else (*ODD_OPTIONS[:-6], *VALUES)
+        value = rng.choice(values)
+        words = [*command[:-1], command[-1] + value] if joined else [*command, value]
+        os.chdir(place)
+        told = judged(words, place)
+        kept = (place / "t.csv").exists() and (place / "RUN.yaml").read_text() == RUN
+        os.chdir(folder)
+        shutil.rmtree(place)
+        yield " ".join(words)[:200], told if kept else "loses a file"
 
 
 # -- random worlds, judged by their tables --------------------------------------------------------
@@ -474,7 +530,7 @@ def _wrong_server(server: subprocess.Popen[str], url: str, folder: Path) -> str 
     return None if (folder / "served" / "requests.csv").exists() else "no results"
 
 
-CLASSES = {"keys": keys, "files": files, "worlds": worlds, "http": http}
+CLASSES = {"keys": keys, "files": files, "options": options, "worlds": worlds, "http": http}
 
 
 def main(arguments: list[str] | None = None) -> int:

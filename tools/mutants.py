@@ -42,7 +42,7 @@ FIRST = {
     "batcher": "batcher limits",
     "queues": "batcher kv_memory",
     "decodes": "batcher speculation",
-    "loop": "runtime_driver vllm_v1 balance data_parallel",
+    "loop": "runtime_driver vllm_v1 balance",
     "metrics": "metrics slo",
     "td_pipe": "td_pipe",
     "sglang": "sglang",
@@ -58,7 +58,8 @@ THEN = (
     "batcher kv limits policies metrics slo kv_memory balance td_pipe token_throttling gllm_code "
     "vllm vllm_v1 sglang speculation disaggregated graphs timeline config",
     "plain closed_forms plain_pools runtime_driver prefix_cache engine_journals",
-    "abort_properties kv_properties invariants bubbles_properties ends counterfactual replicas",
+    "abort_properties kv_properties invariants bubbles_properties ends counterfactual replicas "
+    "data_parallel",
 )
 CPU_S, WALL_S, MEMORY_BYTES = (15, 40, 90, 160), 1800, 6 << 30
 """What a mutant may take, about four times what it takes when nothing is changed, in each stage of

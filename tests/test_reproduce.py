@@ -180,6 +180,9 @@ def test_a_row_with_as_many_expert_ranks_as_ranks_has_whole_experts(tmp_path: Pa
         (run,) = read_results(path)
         assert run.run["model"] == "Qwen3-235B-A22B"
         assert ("expert_parallel" in run.run) is whole
+    path.write_text(f"{head},moe_ep_size,attention_dp_size\n{moe[:-1]}16,8\n")
+    (run,) = read_results(path)
+    assert (run.run["data_parallel"], run.run["expert_parallel"]) == (8, True)
 
 
 EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}

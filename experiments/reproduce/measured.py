@@ -299,8 +299,12 @@ def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
         model = str(row["model_path"]).rpartition("/")[2]
         model = model.removesuffix("-Instruct").removesuffix("-FP8")
         ranks, stages, clients = (int(row[k]) for k in ("tp_size", "pp_size", "concurrency"))
+        known = row.get("attention_dp_size", 1)
+        groups = 1 if pd.isna(known) else int(known)
+        whole = row.get("moe_ep_size") == ranks * groups > 1
         lengths = int(row["isl"]), int(row["osl"])
-        layout = f"TP{ranks}" + (f" x PP{stages}" if stages > 1 else "")
+        layout = f"TP{ranks}" + (f" x DP{groups}" if groups > 1 else "")
+        layout += f" x PP{stages}" if stages > 1 else ""
         version = "" if pd.isna(row["backend_version"]) else f" {row['backend_version']}"
         yield Measured(
             f"{model}, {layout}, {lengths[0]}/{lengths[1]}, {clients} clients",
@@ -311,7 +315,8 @@ def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
                 "gpu": GPUS.get(row["system"], row["system"]),
                 "stages": stages,
                 "tensor_parallel": ranks,
-                **({"expert_parallel": True} if row.get("moe_ep_size") == ranks > 1 else {}),
+                **({"data_parallel": groups} if groups > 1 else {}),
+                **({"expert_parallel": True} if whole else {}),
                 "workload.arrivals": _closed(clients),
             },
             facts={

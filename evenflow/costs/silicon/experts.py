@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from evenflow.costs.roofline import active_experts
 from evenflow.costs.silicon.points import Peak
-from evenflow.costs.silicon.tables import DTYPE, Experts, ExpertShape, columns_of, table_files
+from evenflow.costs.silicon.tables import (
+    DTYPE,
+    Experts,
+    ExpertShape,
+    calm,
+    columns_of,
+    table_files,
+)
 from evenflow.errors import UsageError
 from evenflow.specs.model import Split
 from evenflow.specs.precision import FORMATS
@@ -56,7 +63,8 @@ def read_experts(
         return key[0] == DTYPE != formats[0], far, formats.index(key[0])
 
     dtype, nearest = min(measured, key=unlike)
-    return Experts(nearest, "" if dtype == DTYPE else dtype, measured[dtype, nearest])
+    times = {split: calm(by_tokens) for split, by_tokens in measured[dtype, nearest].items()}
+    return Experts(nearest, "" if dtype == DTYPE else dtype, times)
 
 
 def _rows(path: Path, formats: Sequence[str], load: Load) -> Iterator[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ from evenflow.costs.silicon.tables import (
     Heads,
     NotMeasuredError,
     Products,
+    calm_steps,
     columns_of,
     table_file,
 )
@@ -31,7 +32,9 @@ LATENT, ROTATED, KEY, VALUE = SIZES = (512, 64, 128, 128)
 HIDDEN, QUERIES = 7168, 1536
 """Hidden size and the queries' latent of the measured modules: DeepSeek-V3's."""
 
-Row = tuple[int, int, int, int, float]
+Points = dict[tuple[int, int], float]
+"""(rows, tokens or context) -> seconds."""
+
 ByTokens = Callable[[int], float]
 
 
@@ -49,10 +52,10 @@ def read_latent(
     """
     modules = framework == "vllm"
     gemm, peak = products
+    pattern = MODULES if modules else KERNELS
     prompts, steps = (
-        _rows(table_file(base, pattern.replace("KIND", kind), framework, version), kv_dtype)
-        for pattern in [MODULES if modules else KERNELS]
-        for kind in ("context", "generation")
+        _points(table_file(base, pattern.replace("KIND", kind), framework, version), kv_dtype, size)
+        for kind, size in (("context", "isl"), ("generation", "step"))
     )
 
     def product(k: int, n: int) -> ByTokens:
@@ -68,7 +71,7 @@ def read_latent(
         parts = [product(*shape) for shape in shapes]
         return lambda tokens: -sum(part(tokens) for part in parts)
 
-    heads_known = sorted({row[0] for row in prompts} & {row[0] for row in steps})
+    heads_known = sorted(set(prompts) & set(steps))
     if modules:
         in_prompts = in_steps = {heads: rest(heads) for heads in heads_known}
     else:
@@ -78,16 +81,15 @@ def read_latent(
     context = {
         (heads, 1): {
             tokens: max(seconds + in_prompts[heads](tokens), launch_s)
-            for each, rows, tokens, _, seconds in prompts
-            if each == heads and rows == 1
+            for (rows, tokens), seconds in prompts[heads].items()
+            if rows == 1
         }
         for heads in heads_known
     }
     generation = {
         (heads, 1): {
             (rows, step): max(seconds + in_steps[heads](rows), launch_s)
-            for each, rows, _, step, seconds in steps
-            if each == heads
+            for (rows, step), seconds in steps[heads].items()
         }
         for heads in heads_known
         if heads in in_steps
@@ -105,22 +107,20 @@ def require_measured(model: ModelSpec) -> None:
         )
 
 
-def _rows(path: Path, kv_dtype: str) -> list[Row]:
-    """Return (heads, rows, tokens, step, seconds) of attention with 16-bit products."""
-    keys = ("mla_dtype", "kv_cache_dtype")
-    sizes = ("num_heads", "batch_size", "isl", "step", "latency")
-    columns = columns_of(path, (*keys, *sizes), ("gemm_type",))
+def _points(path: Path, kv_dtype: str, size: str) -> dict[int, Points]:
+    """Return heads -> points of attention with 16-bit products, by rows and the column `size`."""
+    names = ("mla_dtype", "kv_cache_dtype", "num_heads", "batch_size", size, "latency")
+    columns = columns_of(path, names, ("gemm_type",))
     formats = columns.get("gemm_type", [DTYPE] * len(columns["latency"]))
-    found = [
-        (heads, rows, tokens, step, latency_ms / 1000)
-        for dtype, kv, heads, rows, tokens, step, latency_ms, gemm in zip(
-            *(columns[name] for name in (*keys, *sizes)), formats, strict=True
-        )
-        if (dtype, kv, gemm) == (DTYPE, kv_dtype, DTYPE)
-    ]
+    found: dict[int, Points] = {}
+    for dtype, kv, heads, rows, tokens, latency_ms, gemm in zip(
+        *(columns[name] for name in names), formats, strict=True
+    ):
+        if (dtype, kv, gemm) == (DTYPE, kv_dtype, DTYPE):
+            found.setdefault(heads, {})[rows, tokens] = latency_ms / 1000
     if not found:
         raise NotMeasuredError(f"costs: silicon, {path.parent}: no latents with {kv_dtype} KV")
-    return found
+    return {heads: calm_steps(points) for heads, points in found.items()}
 
 
 def _batched(path: Path) -> dict[int, ByTokens]:

@@ -78,7 +78,7 @@ test-sdist: .venv-test/installed
 test-compiled: TESTS ?= tests/oracle tests/test_batcher.py tests/test_kv.py tests/test_policies.py \
 	tests/test_replicas.py tests/test_disaggregated.py tests/test_engine_journals.py tests/test_freeze.py
 test-compiled: .venv-compiled/installed
-	cd .venv-compiled/src/evenflow-* && ../../bin/python -c "from evenflow import batcher; \
+	cd .venv-compiled/src/evenflow-*/ && ../../bin/python -c "from evenflow import batcher; \
 		assert not batcher.__file__.endswith('.py'), batcher.__file__" && \
 	../../bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 

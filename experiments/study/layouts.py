@@ -79,10 +79,10 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     numbers: set[int] = set()
     for part in text.split(","):
         low, _, high = part.strip().partition("..")
-        ends = [int(end) if end.isdecimal() else 0 for end in (low, high or low)]
+        ends = [int(end) if end.isdecimal() and len(end) < 9 else 0 for end in (low, high or low)]
         if not 1 <= ends[0] <= ends[1] <= MOST_RUNS:
             words = "should be a number of GPUs, several (4,8) or a range (4..64)"
-            raise UsageError(f"--gpus {text}: {words}, from 1 to {MOST_RUNS}")
+            raise UsageError(f"--gpus {text:.80}: {words}, from 1 to {MOST_RUNS}")
         numbers.update(range(ends[0], ends[1] + 1))
     return tuple(sorted(numbers))
 

@@ -132,7 +132,8 @@ def test_once_decisions_part_a_micro_batch_takes_what_its_like_took() -> None:
     expected = times.stages_s[alike[1 % len(alike)]]
     assert recorded(other).stages_s == pytest.approx(expected)
     assert recorded.parted_at == 1
-    unheard_of = replace(batch(2, result, 0), prefill_tokens=5000)
+    unheard_of = batch(2, result, 0)
+    unheard_of.prefill_tokens = 5000
     assert recorded(unheard_of).stages_s == pytest.approx([2 * (0.005 + 0.5e-5 * 5000)] * 3)
 
 

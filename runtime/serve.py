@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evenflow.answers import answers_in
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
 from evenflow.replay import Entry, RecordingBatcher
@@ -169,7 +170,7 @@ def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool
     Beside it: whether that is because the last step was taken.
     """
     failure = None
-    with _interrupts(*steps) as interrupted:
+    with _interrupts(*steps) as interrupted, answers_in():
         try:
             driver.run()
         except WorkerError as error:

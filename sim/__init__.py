@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from evenflow.answers import answers_in
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RUNTIMES, RuntimeOverheads
 from evenflow.world import Link, Router, World
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+@answers_in()
 def simulate(
     world: World | PooledWorld,
     on_done: Callable[[int], None] | None = None,
@@ -43,7 +45,8 @@ def simulate(
     The same world always gives the same result.
     `on_done` is called with the number of requests done. `as_processes` runs the specification (a
     SimPy process a stage) where the faster recurrence would do; a shared link always runs it.
-    Raises PolicyError when the policy breaks its promise, StallError when it would never send.
+    Raises PolicyError when the policy breaks its promise or takes longer than `ANSWER_LIMIT_S` for
+    an answer, StallError when it would never send.
     """
     pipeline = _pipeline(world, as_processes)
     if isinstance(world, PooledWorld):
@@ -52,6 +55,7 @@ def simulate(
     return result
 
 
+@answers_in()
 def simulate_replicas(
     world: World | PooledWorld,
     on_done: Callable[[int], None] | None = None,

@@ -187,6 +187,8 @@ MOE = """{"architectures": ["DeepseekV3ForCausalLM"],
  "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 16,
  "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
  "max_position_embeddings": 4096, "torch_dtype": "bfloat16", "sliding_window": 128}"""
+BENCH = """{"completed": 2, "duration": 1.5, "request_rate": "inf", "input_lens": [10, 20],
+ "output_lens": [3, 2], "ttfts": [0.1, 0.2], "itls": [[0.01, 0.02], [0.03]], "errors": ["", ""]}"""
 ROLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "RUN.yaml": (RUN, ("simulate", "RUN.yaml")),
     "t.csv": (TRACE, ("simulate", "RUN.yaml")),
@@ -211,6 +213,7 @@ ROLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "out/manifest.json": ('{"files": {}}', ("simulate", "RUN.yaml", "--out", "out")),
     "moe/config.json": (MOE, ("simulate", "RUN.yaml", "--set", "model=moe")),
     "run/summary.json": ('{"duration": 1.0}', ("diff", "run", "run")),
+    "bench.json": (BENCH, ("calibrate", "RUN.yaml", "bench.json", "--set", "dispatch=engine_loop")),
     "policy.py": (
         "class P:\n    def schedule(self, view):\n        return None\n",
         ("simulate", "RUN.yaml", "--set", "scheduler=policy:P"),

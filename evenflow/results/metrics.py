@@ -111,7 +111,7 @@ def summarize(
     summary |= _offline(result, input_tokens, output_tokens)
     busy_s = float((result.end_s - result.start_s).sum())
     # Aborted requests may run on after the last completion.
-    span_s = max([duration, *(result.returned_s - start_s)[-1:].tolist()])
+    span_s = max(duration, float((result.returned_s - start_s).max(initial=0.0)))
     busy_per_s = busy_s * (1 / span_s) if span_s > 0 else 0.0
     return (
         summary

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from itertools import chain, islice, repeat
+from itertools import accumulate, chain, islice, repeat
+from operator import mul
 from typing import NamedTuple
 
 from evenflow.errors import UsageError, require_counts, require_not_negative
@@ -287,17 +288,31 @@ def _discard(buckets: Buckets, tick: int, seq: Sequence) -> None:
 class Speculation:
     """`k` tokens are proposed a step; each is accepted with probability `acceptance`, in turn.
 
+    `acceptance` is one number, or one for each position, if the proposals before it were accepted.
     UsageError when the numbers are none.
     """
 
     k: int
-    acceptance: float
+    acceptance: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
         require_counts("speculative", k=self.k)
-        require_not_negative("speculative", acceptance=self.acceptance)
-        if self.acceptance > 1:
-            raise UsageError(f"speculative: acceptance is {self.acceptance}; at most 1 is right")
+        if len(self.by_position) != self.k:
+            raise UsageError(
+                f"speculative: acceptance has {len(self.by_position)} numbers; "
+                f"k = {self.k} is right"
+            )
+        for acceptance in self.by_position:
+            require_not_negative("speculative", acceptance=acceptance)
+            if acceptance > 1:
+                raise UsageError(f"speculative: acceptance is {acceptance}; at most 1 is right")
+
+    @property
+    def by_position(self) -> tuple[float, ...]:
+        """The probability of each proposal, if those before it were accepted."""
+        return (
+            self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,) * self.k
+        )
 
     @property
     def verified_tokens(self) -> int:
@@ -306,12 +321,12 @@ class Speculation:
 
     @property
     def tokens_per_step(self) -> float:
-        """Expected tokens that a sequence gains in a step: 1 + a + a^2 + ... + a^k.
+        """Expected tokens that a sequence gains in a step: 1 + a1 + a1 a2 + ... + a1 ... ak.
 
         The first wrong proposal ends the step and is replaced by a right token; if all are right,
         the step yields one more (Leviathan et al., 2023, equation 1).
         """
-        return sum(self.acceptance**power for power in range(self.k + 1))
+        return sum(accumulate(self.by_position, mul, initial=1.0))
 
 
 class SpeculativeGroup(DecodeGroup):

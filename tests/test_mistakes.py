@@ -131,7 +131,9 @@ link.shared=true 'nodes={gpus: 2, link: socket-73g}' |
 speculative.k=20 | the key "speculative.acceptance" is missing
 ## simulate RUN.yaml model=Qwen2.5-32B gpu=L20
 'speculative={k: 1, acceptance: 0.5, draft_model: Qwen2.5-0.5B}' |
-    speculative.draft_model: its costs need costs.kind: roofline
+    speculative.draft_model: its costs need costs.kind: roofline or silicon
+'speculative={k: 1, acceptance: 0.5, draft_model: mtp}' | Qwen2.5-32B has no layer that predicts
+'speculative={k: 2, acceptance: [0.5], draft_cost_share: 0}' | acceptance has 1 numbers; k = 2 is
 ## compare RUN.yaml --schedulers
 '' | nothing is named
 sarathi,sarathi | sarathi is there twice

@@ -14,7 +14,7 @@ from evenflow.costs import AffineCost, DraftedCost, Work, decode_work, prefill_w
 from evenflow.costs.modifiers import share_of, step_of
 from evenflow.decodes import Speculation, SpeculativeGroup
 from evenflow.results.run import RunResult
-from evenflow.specs.deployment import Deployment
+from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
 from evenflow.types import Request
@@ -34,9 +34,14 @@ def tokens_each_step(result: RunResult) -> list[int]:
 
 @pytest.mark.parametrize(
     ("k", "acceptance", "tokens"),
-    [(3, 0.0, 1.0), (3, 1.0, 4.0), (1, 0.5, 1.5), (4, 0.8, 1 + 0.8 + 0.64 + 0.512 + 0.4096)],
+    [
+        *((3, 0.0, 1.0), (3, 1.0, 4.0), (1, 0.5, 1.5)),
+        *((4, 0.8, 1 + 0.8 + 0.64 + 0.512 + 0.4096), (2, (0.5, 0.2), 1 + 0.5 + 0.1)),
+    ],
 )
-def test_tokens_per_step_are_a_geometric_sum(k: int, acceptance: float, tokens: float) -> None:
+def test_tokens_per_step_are_all_that_were_accepted_in_a_row(
+    k: int, acceptance: float | tuple[float, ...], tokens: float
+) -> None:
     assert Speculation(k, acceptance).tokens_per_step == pytest.approx(tokens, rel=1e-12)
     assert Speculation(k, acceptance).verified_tokens == k + 1
 
@@ -146,3 +151,21 @@ def test_a_draft_model_takes_memory_of_the_last_stage() -> None:
     assert drafted.kv_pages() < alone.kv_pages()
     with refused("tensor_parallel: 4 ranks cannot share the 14 heads and 2 KV heads of Qwen2.5-0"):
         Deployment(spec, gpu("L20"), (32, 32), 4, draft=draft)
+
+
+def test_a_model_predicts_further_tokens_by_a_module_of_its_own() -> None:
+    """DeepSeek-V3's README_WEIGHTS.md: 11.5B parameters of its own, without embedding and head."""
+    spec = model("DeepSeek-V3")
+    module = spec.mtp()
+    own = module.num_parameters - 2 * spec.embedding_parameters
+    assert own == pytest.approx(11.5e9, rel=0.01)
+    for depth, copies in ((1, 0), (2, 1)):  # the embedding is on stage 0
+        alone = Deployment(spec, gpu("H200"), split_layers(61, depth), 8, expert_parallel=True)
+        both = replace(alone, draft=module)
+        more = both.weight_bytes(depth - 1) - alone.weight_bytes(depth - 1)
+        copied = copies * spec.embedding_parameters // 8 * 2
+        final_norm = spec.hidden_size * 2
+        split = alone.expert_split
+        assert more == module.layer_bytes(8, split) + final_norm + copied
+    with refused("Qwen2.5-32B has no layer that predicts further tokens"):
+        model("Qwen2.5-32B").mtp()

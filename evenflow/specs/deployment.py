@@ -7,7 +7,7 @@ graphs; `memory_utilization` is what leaves room for them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evenflow.errors import (
     Count,
@@ -156,7 +156,8 @@ class Deployment:
 
         The embedding is on stage 0, the final norm and the LM head on the last stage, both divided
         over the tensor-parallel ranks. A tied head is a second copy unless there is one stage.
-        A draft model is on the last stage. Quantised layers with their scales.
+        A draft model is on the last stage; of a next-token module the head is the model's own, and
+        on one stage the embedding. Quantised layers with their scales.
         """
         model, ranks = self.model, self.tensor_parallel
         vocabulary = -(-model.embedding_parameters // ranks)
@@ -174,10 +175,22 @@ class Deployment:
             count += vocabulary
         size += count * model.dtype_bytes
         if is_last and self.draft is not None:
-            size += Deployment(self.draft, self.gpu, (self.draft.num_layers,), ranks).weight_bytes(
-                0
-            )
+            size += self.drafting().weight_bytes(0)
+            shared = (2 if self.depth == 1 else 1) if self.draft.is_mtp else 0
+            size -= shared * vocabulary * model.dtype_bytes
         return size
+
+    def drafting(self) -> Deployment:
+        """Return the draft model alone, as it lies on the last stage."""
+        assert self.draft is not None
+        experts = self.expert_parallel and self.draft.num_experts > 0
+        return replace(
+            self,
+            model=self.draft,
+            layers_per_stage=(self.draft.num_layers,),
+            draft=None,
+            expert_parallel=experts,
+        )
 
     def activation_bytes(self, stage: int) -> int:
         """Return the bytes of working memory on one GPU of a stage for the largest micro-batch.

@@ -2,8 +2,7 @@
 
 Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
 Left unread: RoPE scaling, attention sinks, biases but those of queries, keys and values, soft
-caps, Gemma's norms after a block, layers that predict several tokens (MTP), and what a quantisation
-leaves out, save that of gpt-oss.
+caps, Gemma's norms after a block, and what a quantisation leaves out, save that of gpt-oss.
 """
 
 from __future__ import annotations
@@ -256,6 +255,7 @@ def _deepseek_experts(config: _Config) -> dict[str, Any]:
         "expert_intermediate_size": columns,
         "shared_intermediate_size": shared * columns,
         "dense_layers": dense,
+        "mtp_layers": config.whole("num_nextn_predict_layers", default=0),
     }
 
 

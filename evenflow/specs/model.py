@@ -61,6 +61,10 @@ class ModelSpec:
     `sliding_window` > 0: tokens attend to the last so many, except in every `full_every`-th layer
     (0: in no layer), where they attend to all.
 
+    `mtp_layers` > 0: after its layers it has so many that predict further tokens; `mtp` is one.
+    `is_mtp`: it is such a module, which first projects a hidden state and a token's embedding, side
+    by side, to one (DeepSeek-V3, section 2.2). Its embedding and its head are the model's.
+
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
     `quantized_experts_only`: all but the experts stay in the model's dtype (gpt-oss).
     `kv_dtype`: that of keys and values, a name of `KV_BYTES`; "": the model's.
@@ -101,6 +105,8 @@ class ModelSpec:
     sliding_window: Whole = 0
     full_every: Whole = 0
     quantized_experts_only: bool = False
+    mtp_layers: Whole = 0
+    is_mtp: bool = False
     source: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
@@ -156,13 +162,24 @@ class ModelSpec:
             )
         return kind
 
+    def mtp(self) -> ModelSpec:
+        """Return the module that predicts the token after the next: a layer of the last kind.
+
+        UsageError when the model has none.
+        """
+        if not self.mtp_layers:
+            raise UsageError(f"{self.name} has no layer that predicts further tokens (MTP)")
+        (kind,) = self.kinds(self.num_layers - 1)
+        return replace(kind, name=f"{self.name}-MTP", num_layers=1, mtp_layers=0, is_mtp=True)
+
     def linear_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of the matrices that every token passes in a layer, on one rank.
 
         In order: qkv, o, and the MLP (gate and up, down); in a mixture of experts the MLP is the
-        shared one, if there is one, and the router comes last, whole on every rank. Heads and MLP
-        columns are divided over the ranks (rounded up); KV heads are replicated where there are
-        fewer of them than ranks. Latent attention: see `_latent_shapes`.
+        shared one, if there is one, then the router, whole on every rank, and of a next-token
+        module what projects its input. Heads and MLP columns are divided over the ranks (rounded
+        up); KV heads are replicated where there are fewer of them than ranks. Latent attention: see
+        `_latent_shapes`.
         """
         heads = -(-self.num_heads // tensor_parallel)
         hidden = self.hidden_size
@@ -173,7 +190,8 @@ class ModelSpec:
             attention = ((hidden, qkv), (heads * self.head_dim, hidden))
         mlp = self._mlp_shapes(-(-self.shared_columns // tensor_parallel))
         router = ((hidden, self.num_experts),) if self.num_experts else ()
-        return attention + mlp + router
+        entry = ((2 * hidden, -(-hidden // tensor_parallel)),) if self.is_mtp else ()
+        return attention + mlp + router + entry
 
     def up_shape(self, tensor_parallel: int = 1) -> tuple[int, int] | None:
         """Return the matrix that makes the heads' keys and values of latents; None without any."""

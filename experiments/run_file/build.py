@@ -244,8 +244,12 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         page_tokens=config.kv.page_tokens,
         expert_parallel=config.expert_parallel,
         data_parallel=config.data_parallel,
-        draft=None if draft is None else model(find(draft, beside)),
+        draft=None if draft is None else _draft(draft, spec, beside),
     )
+
+
+def _draft(name: str, target: ModelSpec, beside: Path) -> ModelSpec:
+    return target.mtp() if name == "mtp" else model(find(name, beside))
 
 
 def _layers(config: RunConfig, spec: ModelSpec, gpu_keys: str | dict[str, Any]) -> tuple[int, ...]:

@@ -293,17 +293,24 @@ Costs = Annotated[
 ]
 
 
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
 class SpeculativeConfig(Keys):
     """Tokens are proposed and, in turn, accepted; one of the two costs of a proposal is given."""
 
     k: Count
     """Tokens proposed a step."""
-    acceptance: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-    """The probability that a proposed token is accepted, if those before it were."""
+    acceptance: Probability | list[Probability]
+    """The probability that a proposed token is accepted, if those before it were; or k of them, by
+    position.
+    """
     draft_cost_share: NonNegative | None = None
     """What a proposal costs, as a share of a decode step of the model; 0: free, as from n-grams."""
     draft_model: str | None = None
-    """A model whose decode step is what a proposal costs, and which takes memory."""
+    """A model whose decode step is what a proposal costs, and which takes memory; mtp: the model's
+    own layer that predicts a further token.
+    """
 
     @model_validator(mode="after")
     def _one_draft(self) -> Self:
@@ -314,21 +321,21 @@ class SpeculativeConfig(Keys):
 
     def make(self) -> Speculation:
         """Return how many tokens a decode step proposes and yields."""
-        return Speculation(self.k, self.acceptance)
+        given = self.acceptance
+        return Speculation(self.k, tuple(given) if isinstance(given, list) else given)
 
     def drafted(self, cost: StageCost, costs: Keys, hardware: Hardware) -> StageCost:
         """Return the costs with those of proposing tokens; `costs` are the keys they came from."""
         if self.draft_model is None:
             share = self.draft_cost_share or 0.0
             return DraftedCost(cost, self.k, share_of(cost, share)) if share else cost
-        if not isinstance(costs, RooflineCosts):
+        if not isinstance(costs, RooflineCosts | SiliconCosts):
             raise UsageError(
-                "speculative.draft_model: its costs need costs.kind: roofline; or give a "
-                "draft_cost_share"
+                "speculative.draft_model: its costs need costs.kind: roofline or silicon; or give "
+                "a draft_cost_share"
             )
-        target = hardware.deployment
-        assert target.draft is not None
-        layers = (target.draft.num_layers,)
-        draft = Deployment(target.draft, target.gpu, layers, hardware.ranks)
-        step = RooflineCost(draft, hardware.fabric(), tile_tokens=costs.tile_tokens)
-        return DraftedCost(cost, self.k, step_of(step))
+        if hardware.deployment.data_parallel > 1:
+            raise UsageError("speculative.draft_model: needs data_parallel: 1")
+        drafting = hardware.deployment.drafting()
+        alone = replace(hardware, stages=1, spec=drafting.model, placed=drafting)
+        return DraftedCost(cost, self.k, step_of(costs.make(alone).cost))

@@ -184,7 +184,7 @@ def check_servable(config: RunConfig) -> None:
         (config.speculative is not None, "speculative", "null"),
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
         (config.kv.swap, "kv.swap", "false"),
-        (_is_split(config), "tensor_parallel", "1"),
+        (config.workers.kind == "vllm" and config.tensor_parallel > 1, "tensor_parallel", "1"),
     )
     for refused, key, right in refusals:
         if refused:
@@ -200,10 +200,6 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
     if isinstance(runtime, str):
         return runtime not in ("ideal", "profile")
     return runtime.make() != RuntimeOverheads(schedule_s=runtime.schedule_s)
-
-
-def _is_split(config: RunConfig) -> bool:
-    return config.workers.kind != "emulated" and config.tensor_parallel > 1
 
 
 def servable(built: Built) -> World:
@@ -288,7 +284,13 @@ def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -
 
 def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path) -> Workers:
     from runtime.tokens import RandomTexts
-    from runtime.torch.settings import cut, require_memory, torch_settings, transport_of
+    from runtime.torch.settings import (
+        cut,
+        require_divisible,
+        require_memory,
+        torch_settings,
+        transport_of,
+    )
 
     world = built.world
     assert isinstance(world, World)
@@ -301,15 +303,20 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
     path = find(config.model, beside)
     if find_spec("torch") is None or find_spec("safetensors") is None:
         raise UsageError("workers: torch needs torch: pip install 'evenflow[torch]'")
-    transport = transport_of(workers.transport, workers.device, world.depth)
+    ranks = config.tensor_parallel
+    transport = transport_of(workers.transport, workers.device, world.depth, ranks)
     _check_weights(workers, path)
     spec = model(path)
+    require_divisible(spec, ranks)
     dtype = workers.dtype or ("bfloat16" if listed(path) else read_dtype(path))
     layers = built.deployment.get("layers_per_stage") or split_layers(
         spec.num_layers, config.stages
     )
-    spans, kv_tokens = cut(layers), world.total_pages * world.page_tokens
-    require_memory(spec, spans, kv_tokens, dtype, _free_bytes(config, workers.device))
+    spans = [span for span in cut(layers) for _ in range(ranks)]
+    free_bytes = _free_bytes(config, workers.device)
+    require_memory(
+        spec, spans, world.total_pages * world.page_tokens, dtype, free_bytes, ranks=ranks
+    )
     settings = torch_settings(
         listed(path) or str(Path(path).resolve()),
         spans,
@@ -328,7 +335,7 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         RandomTexts(spec.vocab_size, config.workload.seed, sampling, how.seed),
         workers.patience_s,
         workers.start_limit_s,
-        _facts(settings) | {"notes": _notes(settings, built)},
+        _facts(settings, ranks) | {"notes": _notes(settings, built)},
     )
 
 
@@ -351,7 +358,7 @@ def _free_bytes(config: RunConfig, device: str) -> list[int]:
     return [] if free is None else [free]
 
 
-def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:
+def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
     """Say what computes, for the provenance."""
     first = settings[0]
     return {
@@ -361,7 +368,8 @@ def _facts(settings: Sequence[TorchSettings]) -> dict[str, Any]:
         "dtype": first.dtype,
         "transport": first.transport,
         "cores": [list(stage.cores) for stage in settings],
-        "layers_per_stage": [stage.stop - stage.start for stage in settings],
+        "layers_per_stage": [stage.stop - stage.start for stage in settings[::ranks]],
+        "tensor_parallel": ranks,
     }
 
 

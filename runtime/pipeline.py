@@ -55,8 +55,8 @@ LOOK_S = 0.5
 class Pipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
-    `receive` and `send` raise WorkerError for a worker that died, was stopped, failed or takes no
-    messages.
+    Each stage is as many of them as it has `ranks`, which come one after the other. `receive` and
+    `send` raise WorkerError for a worker that died, was stopped, failed or takes no messages.
     """
 
     def __init__(
@@ -65,10 +65,12 @@ class Pipeline:
         page_tokens: int,
         total_pages: int,
         *,
+        ranks: int = 1,
         together: bool = False,
         start_limit_s: float = 60.0,
     ) -> None:
         self._settings = settings
+        self._ranks = ranks
         self._pages = page_tokens, total_pages
         self._together = together
         self._start_limit_s = start_limit_s
@@ -88,8 +90,8 @@ class Pipeline:
         try:
             self._results = open_socket(self._context, zmq.PULL, driver_address(self._folder))
             self._poller.register(self._results, zmq.POLLIN)
-            stages = range(self.depth)
-            for group in [stages] if self._together else [[stage] for stage in stages]:
+            workers = range(len(self._settings))
+            for group in [workers] if self._together else [[worker] for worker in workers]:
                 self._start(group)
             self._await_all()
         except BaseException:
@@ -106,24 +108,20 @@ class Pipeline:
         self.close(STOP_LIMIT_S if error is None else 0)
 
     @property
-    def depth(self) -> int:
-        return len(self._settings)
-
-    @property
     def process_ids(self) -> list[int]:
-        """The processes, in the order of their stages."""
+        """The processes, in the order of their stages and ranks."""
         return [process.pid or 0 for process in self._processes]
 
     def send(self, step: Step) -> None:
         """Tell every stage of a micro-batch, and stage 0 its token ids."""
-        data = [encode(step)] * self.depth
-        if step.tokens:
-            data[1:] = [encode(step._replace(tokens=[]))] * (self.depth - 1)
-        for stage, socket in enumerate(self._steps):
+        data = encode(step)
+        for worker, socket in enumerate(self._steps):
+            if worker == self._ranks and step.tokens:
+                data = encode(step._replace(tokens=[]))
             try:
-                socket.send(data[stage])
+                socket.send(data)
             except zmq.Again:
-                raise WorkerError(f"stage {stage} takes no messages") from None
+                raise WorkerError(f"{self._name(worker)} takes no messages") from None
 
     def receive(self, timeout_s: float) -> list[Message]:
         """Return all messages that have come; if none, wait for at most so many seconds.
@@ -162,11 +160,8 @@ class Pipeline:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, group: Sequence[int]) -> None:
-        stages = [
-            (Place(stage, self.depth, *self._pages, self._folder), self._settings[stage])
-            for stage in group
-        ]
-        name = f"stage {group[0]}" if len(group) == 1 else f"stages 0 to {group[-1]}"
+        stages = [(self._place(worker), self._settings[worker]) for worker in group]
+        name = self._name(group[0]) if len(group) == 1 else f"stages 0 to {group[-1]}"
         process = multiprocessing.get_context("spawn").Process(
             target=run_process, args=(stages,), name=name, daemon=True
         )
@@ -180,24 +175,33 @@ class Pipeline:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._poller.register(process.sentinel, zmq.POLLIN)
-        for stage in group:
-            address = step_address(self._folder, stage)
+        for worker in group:
+            address = step_address(self._folder, worker)
             self._steps.append(open_socket(self._context, zmq.PUSH, address))
-            self._steps[-1].send(encode(Ready(stage)))
+            self._steps[-1].send(encode(Ready(worker)))
+
+    def _place(self, worker: int) -> Place:
+        depth, (stage, rank) = len(self._settings) // self._ranks, divmod(worker, self._ranks)
+        return Place(stage, depth, *self._pages, self._folder, rank, self._ranks)
+
+    def _name(self, worker: int) -> str:
+        stage, rank = divmod(worker, self._ranks)
+        return f"stage {stage}" + (f", rank {rank}" if self._ranks > 1 else "")
 
     def _await_all(self) -> None:
         limit_s = time.monotonic() + self._start_limit_s
-        missing = set(range(self.depth))
+        missing = set(range(len(self._settings)))
         while missing:
             left_s = limit_s - time.monotonic()
             if left_s <= 0:
+                stages = sorted({worker // self._ranks for worker in missing})
                 raise WorkerError(
-                    f"stages {sorted(missing)} did not start within {self._start_limit_s:g} s "
+                    f"stages {stages} did not start within {self._start_limit_s:g} s "
                     "(workers.start_limit_s)"
                 )
             for message in self.receive(min(left_s, 0.1)):
                 if isinstance(message, Ready):
-                    missing.discard(message.stage)
+                    missing.discard(message.worker)
 
     def _take_in(self, timeout_s: float) -> list[Message]:
         """Return what has come, once something has; take note of the first failure."""
@@ -206,10 +210,10 @@ class Pipeline:
         while self._results.poll(0):
             message = decode(self._results.recv())
             if isinstance(message, Failed):
-                failure = f"stage {message.stage} failed: {message.reason}"
+                failure = f"{self._name(message.worker)} failed: {message.reason}"
                 self._failure = self._failure or failure  # later ones come of the first
             elif isinstance(message, Beat):
-                self._silent_s[message.stage] = 0.0
+                self._silent_s[message.worker] = 0.0
             else:
                 messages.append(message)
         return messages
@@ -223,11 +227,11 @@ class Pipeline:
     def _raise_silent(self) -> None:
         silent_s = max(self._silent_s)
         if silent_s > SILENT_LIMIT_S:
-            stage = self._silent_s.index(silent_s)
-            process = self._processes[0 if self._together else stage]
+            worker = self._silent_s.index(silent_s)
+            process = self._processes[0 if self._together else worker]
             raise WorkerError(
-                f"stage {stage} (process {process.pid}) says nothing for {silent_s:.1f} s: it was "
-                "stopped, or the machine is too busy for it"
+                f"{self._name(worker)} (process {process.pid}) says nothing for {silent_s:.1f} s: "
+                "it was stopped, or the machine is too busy for it"
             )
 
     def _take_last_words(self, ended: Sequence[BaseProcess]) -> list[Message]:

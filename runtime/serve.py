@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers of a run: what each stage is made from, all in one process if `together`.
+    """The workers of a run: what each rank of each stage is made from, all in one process if
+    `together`.
 
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
     when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
@@ -61,6 +62,7 @@ class Workers:
             self.settings,
             world.page_tokens,
             world.total_pages,
+            ranks=len(self.settings) // world.depth,
             together=self.together,
             start_limit_s=self.start_limit_s,
         )

@@ -104,19 +104,19 @@ class Returned(NamedTuple):
 class Ready(NamedTuple):
     """The first message on every connection, and a worker's word that all of its own are there."""
 
-    stage: int
+    worker: int
 
 
 class Beat(NamedTuple):
     """A worker's process runs, whatever its stage computes."""
 
-    stage: int
+    worker: int
 
 
 class Failed(NamedTuple):
     """A worker gives up, and why."""
 
-    stage: int
+    worker: int
     reason: str
 
 
@@ -163,14 +163,14 @@ def driver_address(folder: str) -> str:
     return f"ipc://{folder}/driver"
 
 
-def step_address(folder: str, stage: int) -> str:
-    """Return where a stage hears from the driver."""
-    return f"ipc://{folder}/steps-{stage}"
+def step_address(folder: str, worker: int) -> str:
+    """Return where a worker hears from the driver."""
+    return f"ipc://{folder}/steps-{worker}"
 
 
-def hop_address(folder: str, stage: int) -> str:
-    """Return where a stage hears from the stage before it."""
-    return f"ipc://{folder}/hop-{stage}"
+def hop_address(folder: str, worker: int) -> str:
+    """Return where a worker hears from the stage before its own."""
+    return f"ipc://{folder}/hop-{worker}"
 
 
 def open_socket(context: Context, kind: int, address: str) -> zmq.Socket[bytes]:

@@ -49,17 +49,32 @@ BEAT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker stands: its stage of `depth`, the page pool, the folder of the sockets."""
+    """Where a worker stands: its stage of `depth`, the page pool, the folder of the sockets.
+
+    It is one of the `ranks` of its stage. Each hands on to that of its rank in the next stage; the
+    first speaks for all.
+    """
 
     stage: int
     depth: int
     page_tokens: int
     total_pages: int
     folder: str
+    rank: int = 0
+    ranks: int = 1
 
     @property
     def is_last(self) -> bool:
         return self.stage == self.depth - 1
+
+    @property
+    def number(self) -> int:
+        """Which of all the `workers` it is, stage by stage."""
+        return self.stage * self.ranks + self.rank
+
+    @property
+    def workers(self) -> int:
+        return self.depth * self.ranks
 
 
 class Executed(NamedTuple):
@@ -115,10 +130,10 @@ class _Intake(threading.Thread):
         self._ends = threading.Event()
         self._place = place
         self._worker = worker
-        stage, folder = place.stage, place.folder
-        self._sockets = [open_socket(context, zmq.PULL, step_address(folder, stage))]
-        if stage:
-            self._sockets.append(open_socket(context, zmq.PULL, hop_address(folder, stage)))
+        number, folder = place.number, place.folder
+        self._sockets = [open_socket(context, zmq.PULL, step_address(folder, number))]
+        if place.stage:
+            self._sockets.append(open_socket(context, zmq.PULL, hop_address(folder, number)))
         self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
         self._silent = len(self._sockets)  # those that nobody has connected to yet
         self._early: deque[Activation] = deque()  # without their steps: sockets know no order
@@ -176,7 +191,7 @@ class _Intake(threading.Thread):
         now_s = time.monotonic()
         if now_s - self._beat_s >= BEAT_S:
             self._beat_s = now_s
-            self._driver.send(encode(Beat(self._place.stage)))
+            self._driver.send(encode(Beat(self._place.number)))
 
 
 class _Outlet:
@@ -186,9 +201,9 @@ class _Outlet:
         self._place = place
         self._driver = open_socket(context, zmq.PUSH, driver_address(place.folder))
         if not place.is_last:
-            address = hop_address(place.folder, place.stage + 1)
+            address = hop_address(place.folder, place.number + place.ranks)
             self._next = open_socket(context, zmq.PUSH, address)
-            self._next.send(encode(Ready(place.stage)))
+            self._next.send(encode(Ready(place.number)))
 
     def tell(self, message: Message) -> None:
         self._driver.send(encode(message))
@@ -198,9 +213,10 @@ class _Outlet:
         before = [] if activation is None else activation.times
         times = [*before, done.available_s, done.start_s, done.end_s]
         if self._place.is_last:
-            self.tell(Returned(batch_id, times, done.tokens))
+            if not self._place.rank:
+                self.tell(Returned(batch_id, times, done.tokens))
             return
-        if not self._place.stage:
+        if not self._place.number:
             self.tell(Free(batch_id))  # first: the next micro-batch waits for it
         self._next.send(encode(Activation(batch_id, times, done.num_bytes, done.key)))
 
@@ -251,7 +267,7 @@ def run_worker(place: Place, settings: Settings) -> None:
         intake.start()
         try:
             intake.connected.wait()
-            outlet.tell(Ready(place.stage))
+            outlet.tell(Ready(place.number))
             _serve(worker, intake, outlet, first=place.stage == 0)
         finally:
             intake.end()
@@ -259,7 +275,7 @@ def run_worker(place: Place, settings: Settings) -> None:
             raise intake.failure
     except Exception as error:
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        outlet.tell(Failed(place.stage, f"{kind}{error}"))
+        outlet.tell(Failed(place.number, f"{kind}{error}"))
     finally:
         outlet.close()
         context.term()

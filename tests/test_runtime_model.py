@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
 from runtime.torch.inputs import batch_inputs  # noqa: E402
-from runtime.torch.model import Rope  # noqa: E402
+from runtime.torch.model import Ranks, Rope  # noqa: E402
 from runtime.torch.weights import random_stage  # noqa: E402
 from runtime.wire import Piece  # noqa: E402
 from tests.command_line import mistake  # noqa: E402
@@ -127,7 +127,7 @@ def test_random_stages_are_cuts_of_one_model(tmp_path: Path) -> None:
 def test_a_tensor_parallel_shard_has_the_shapes_of_the_model_spec(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama")
     spec, rope = read_model(tmp_path)
-    stage = random_stage(spec, rope, 0, 1, tensor_parallel=2)
+    stage = random_stage(spec, rope, 0, 1, ranks=Ranks(size=2))
     layer = stage.layers[0]
     shapes = [tuple(m.weight.shape[::-1]) for m in (layer.qkv, layer.o, layer.up, layer.down)]
     assert tuple(shapes) == spec.linear_shapes(2)

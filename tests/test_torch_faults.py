@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'"
 from evenflow.errors import WorkerError
 from runtime.driver import Driver
 from runtime.pipeline import Pipeline
+from runtime.torch.settings import TorchSettings
 from tests.command_line import complaint, gone, group, spawn
 from tests.tiny_models import save_checkpoint
 from tests.torch_pipeline import TEXTS, pipeline_of, settings_of, world_of
@@ -50,14 +51,18 @@ def stop_and_kill(workers: Pipeline) -> None:
     kill(workers)
 
 
-@pytest.mark.parametrize("transport", ["gloo", "ipc"])
+@pytest.mark.parametrize(
+    ("transport", "ranks", "name"),
+    [("gloo", 1, "stage 1"), ("ipc", 1, "stage 1"), ("gloo", 2, "stage 0, rank 1")],
+)
 def test_a_worker_that_is_killed_is_named_and_the_rest_is_saved(
-    transport: str, tmp_path: Path, sockets: Path
+    transport: str, ranks: int, name: str, tmp_path: Path, sockets: Path
 ) -> None:
-    save_checkpoint(tmp_path, "llama")
-    for break_it in (kill,) if transport == "ipc" else (kill, stop_and_kill):
-        driver, seconds, error = broken_run(tmp_path, transport, break_it)
-        assert "stage 1 (process " in error
+    save_checkpoint(tmp_path, "llama", vocab_size=98)
+    for break_it in (kill, stop_and_kill) if (transport, ranks) == ("gloo", 1) else (kill,):
+        settings = settings_of(tmp_path, 2 // ranks, ranks, transport=transport)
+        driver, seconds, error = broken_run(settings, ranks, break_it)
+        assert f"{name} (process " in error
         assert error.endswith("was killed by signal 9")
         assert seconds < LIMIT_S
         assert 0 < driver.num_done < 10
@@ -65,7 +70,7 @@ def test_a_worker_that_is_killed_is_named_and_the_rest_is_saved(
 
 
 def broken_run(
-    folder: Path, transport: str, break_it: Callable[[Pipeline], None]
+    settings: Sequence[TorchSettings], ranks: int, break_it: Callable[[Pipeline], None]
 ) -> tuple[Driver, float, str]:
     """Serve until two requests are done, break it; return what it took until the error, and it."""
     broken_s: list[float] = []
@@ -75,8 +80,8 @@ def broken_run(
             broken_s.append(time.monotonic())
             break_it(workers)
 
-    with pipeline_of(settings_of(folder, 2, transport=transport)) as workers:
-        world = world_of("sarathi", 2, {"token_budget": 12})
+    with pipeline_of(settings, ranks=ranks) as workers:
+        world = world_of("sarathi", len(settings) // ranks, {"token_budget": 12})
         driver = Driver(world, world.batcher(), workers, text_of=TEXTS, on_done=on_done)
         with pytest.raises(WorkerError) as caught:
             driver.run()
@@ -120,7 +125,15 @@ def test_a_damaged_file_is_one_line_of_the_command(torch_run: Path) -> None:
         ("workers={kind: torch, device: cuda}", "torch finds no CUDA device here; cpu is right"),
         ("workers={kind: torch, dtype: int8}", "workers.dtype: "),
         ("workers={kind: torch, sampling: {top_p: 0}}", "workers.sampling.top_p: "),
-        ("tensor_parallel=2", "tensor_parallel: can only be simulated; for a real run, 1 is right"),
+        ("tensor_parallel=2", "2 ranks cannot share model's vocab_size of 97 evenly; a divisor of"),
+        (
+            "tensor_parallel=3",
+            "3 ranks cannot share the 4 heads and 2 KV heads of model evenly; use",
+        ),
+        (
+            "tensor_parallel=2; workers={kind: torch, transport: one_process}",
+            "workers.transport: the ranks of tensor_parallel are processes; gloo or ipc is right",
+        ),
         (
             "scheduler={name: token_throttling, variant: code}",
             "scheduler: it may leave out",
@@ -133,5 +146,6 @@ def test_what_cannot_be_served_is_one_line(setting: str, message: str, torch_run
     if "cuda" in setting and torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     began_s = time.monotonic()
-    assert message in complaint("run", torch_run, "--set", setting)
+    settings = (arg for each in setting.split("; ") for arg in ("--set", each))
+    assert message in complaint("run", torch_run, *settings)
     assert time.monotonic() - began_s < LIMIT_S

@@ -112,10 +112,6 @@ class Meetings:
         self.sides = {stage: threading.Barrier(2, timeout=5) for stage in range(1, depth)}
         self.met: dict[tuple[int, str], str] = {}
 
-    def init_process_group(self, *_: Any, **__: Any) -> None: ...
-
-    FileStore = init_process_group
-
     def _meet(self, stage: int, side: str) -> Meetings:
         if (stage, side) not in self.met:
             self.met[stage, side] = threading.current_thread().name
@@ -139,7 +135,7 @@ def test_all_pairs_have_met_before_anything_is_served(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, "lo")  # so that it is as before afterwards
     stages = [
         threading.Thread(
-            target=Sent, args=(Place(n, 4, 16, 4, ""), "nccl", torch.empty(0), 8, 5.0), name=str(n)
+            target=Sent, args=(Place(n, 4, 16, 4, ""), "nccl", torch.empty(0), 8), name=str(n)
         )
         for n in range(4)
     ]

@@ -135,6 +135,28 @@ def test_real_processes_serve_one_policy_after_the_other(
             assert replay(batcher.journal, world.batcher()) is None
 
 
+@pytest.mark.parametrize(
+    ("family", "ranks", "stages"),
+    [("qwen2", 2, 2), ("llama", 4, 1)],
+    ids=["TP2 x PP2", "TP4, a KV head for two ranks"],
+)
+def test_ranks_of_a_stage_write_what_one_writes(
+    family: str, ranks: int, stages: int, tmp_path: Path
+) -> None:
+    """Tied embeddings and biases too, with chunks, mixed micro-batches and preemption."""
+    changes = {"vocab_size": 100, "tie_word_embeddings": ranks == 4}
+    changes |= {"attention_bias": True} if family == "llama" else {}
+    expected = generated(save_checkpoint(tmp_path, family, **changes))
+    settings = settings_of(tmp_path, stages, ranks)
+    with pipeline_of(settings, ranks=ranks) as pipeline:
+        for name, params in POLICIES[3:5]:
+            world = world_of(name, stages, params)
+            batcher: Any = world.batcher(RecordingBatcher)
+            assert serve(pipeline, world, batcher) == expected
+            assert batcher.queues.preemptions
+            assert replay(batcher.journal, world.batcher()) is None
+
+
 # -- the command ----------------------------------------------------------------------------------
 
 RUN = """\

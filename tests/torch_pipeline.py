@@ -76,9 +76,9 @@ def threads_for_processes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runtime.pipeline, "multiprocessing", Threads)
 
 
-def settings_of(folder: Path, stages: int, **more: Any) -> list[TorchSettings]:
-    """Return the settings of a checkpoint's stages, on no core in particular."""
-    spans = cut(split_layers(LAYERS, stages))
+def settings_of(folder: Path, stages: int, ranks: int = 1, **more: Any) -> list[TorchSettings]:
+    """Return the settings of a checkpoint's stages, of so many ranks, on no core in particular."""
+    spans = [span for span in cut(split_layers(LAYERS, stages)) for _ in range(ranks)]
     return torch_settings(str(folder), spans, **({"threads": 1} | more))
 
 

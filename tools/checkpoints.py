@@ -12,7 +12,7 @@ import torch
 
 from evenflow.specs.model import ModelSpec
 from runtime.torch.inputs import batch_inputs
-from runtime.torch.model import Rope, Stage
+from runtime.torch.model import Part, Rope, Stage
 from runtime.torch.sample import sample
 from runtime.torch.weights import random_weights
 from runtime.wire import Piece
@@ -46,8 +46,8 @@ def save_random(spec: ModelSpec, rope: Rope, folder: Path, seed: int = 0) -> Non
     draw = random_weights(torch.float32, torch.device("cpu"), seed)
     tensors: dict[str, torch.Tensor] = {}
 
-    def kept(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensors[name] = draw(name, shape)
+    def kept(name: str, shape: tuple[int, ...], part: Part) -> torch.Tensor:
+        tensors[name] = draw(name, shape, part)
         return tensors[name]
 
     Stage(spec, rope, 0, spec.num_layers, kept)

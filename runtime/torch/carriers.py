@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
+from runtime.torch.model import ALONE, Ranks
 from runtime.worker import Place
 
 
@@ -68,11 +69,8 @@ class Sent:
     move while an earlier one computes. Both neighbours have been heard of once it is made.
     """
 
-    def __init__(
-        self, place: Place, backend: str, like: Tensor, hidden_size: int, limit_s: float
-    ) -> None:
-        meet(place, backend, limit_s)
-        self._stage = place.stage
+    def __init__(self, place: Place, backend: str, like: Tensor, hidden_size: int) -> None:
+        self._before, self._after = place.number - place.ranks, place.number + place.ranks
         self._like = like
         self._hidden_size = hidden_size
         self._crosses = torch.device("cpu") if backend == "gloo" else like.device
@@ -89,15 +87,15 @@ class Sent:
         """
         number = self._like.new_zeros(1, device=self._crosses)
         if place.stage:
-            distributed.irecv(number, src=place.stage - 1).wait()
+            distributed.irecv(number, src=self._before).wait()
         if not place.is_last:
-            distributed.isend(number, dst=place.stage + 1).wait()
+            distributed.isend(number, dst=self._after).wait()
         number.item()  # waits for what a GPU does of it
 
     def expect(self, num_tokens: int) -> None:
         shape = (num_tokens, self._hidden_size)
         buffer = torch.empty(shape, dtype=self._like.dtype, device=self._crosses)
-        self._due.append((buffer, distributed.irecv(buffer, src=self._stage - 1)))
+        self._due.append((buffer, distributed.irecv(buffer, src=self._before)))
 
     def fetch(self, key: str) -> None:
         buffer, receiving = self._due.popleft()
@@ -111,12 +109,12 @@ class Sent:
         if self._sending is not None:
             self._sending[1].wait()  # long gone: the next stage expects it since it was announced
         hidden = hidden.to(self._crosses)
-        self._sending = hidden, distributed.isend(hidden, dst=self._stage + 1)
+        self._sending = hidden, distributed.isend(hidden, dst=self._after)
         return ""
 
 
-def meet(place: Place, backend: str, limit_s: float) -> None:
-    """Connect the processes of all stages, over the loopback interface alone.
+def meet(place: Place, backend: str, limit_s: float) -> Ranks:
+    """Connect the processes of all stages, over the loopback interface alone; return this stage's.
 
     They find each other by a file in the run's folder. Raises when one is missing after `limit_s`.
     """
@@ -124,11 +122,15 @@ def meet(place: Place, backend: str, limit_s: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback[0]
     distributed.init_process_group(
         backend,
-        store=distributed.FileStore(f"{place.folder}/meeting", place.depth),
-        rank=place.stage,
-        world_size=place.depth,
-        timeout=timedelta(seconds=limit_s),
+        store=distributed.FileStore(f"{place.folder}/meeting", place.workers),
+        rank=place.number,
+        world_size=place.workers,
+        timeout=(limit := timedelta(seconds=limit_s)),
     )
+    if place.ranks == 1:
+        return ALONE
+    group, _ = distributed.new_subgroups(place.ranks, timeout=limit)
+    return Ranks(place.rank, place.ranks, group)
 
 
 class Shared:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn import functional
 
 from evenflow.specs.model import ModelSpec
@@ -24,12 +24,56 @@ from runtime.torch.inputs import BatchInputs
 Mark = Callable[[str], None]
 """Is told the name of each operator when it has been issued; a profiler's stopwatch is one."""
 
-Source = Callable[[str, tuple[int, ...]], Tensor]
-"""Returns the weights of that name; the shape is what the config.json asks for."""
+Part = tuple[slice, ...]
+"""The rows, and perhaps columns, of a weight that a rank holds."""
+
+Source = Callable[[str, tuple[int, ...], Part], Tensor]
+"""Returns that part of the weights of that name; the shape, which is that of the whole, is what the
+config.json asks for."""
+
+ALL: Part = (slice(None),)
 
 
 def unmarked(operator: str) -> None:
     """Take no notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which of the `size` processes this is that compute a stage together, and their `group`.
+
+    Columns of the matrices that come first are divided, and rows of those after them, whose sum
+    over the ranks is the result (Shoeybi et al., Megatron-LM, section 3). Without a group nothing
+    is exchanged: so a profiler times the work of one rank.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: distributed.ProcessGroup | None = None
+
+    def part(self, count: int, each: int = 1) -> slice:
+        """Return which of `count` units of `each` rows are here; fewer than ranks are shared."""
+        start = self.rank * count // self.size
+        return slice(start * each, (start + -(-count // self.size)) * each)
+
+    def total(self, parts: Tensor, mark: Mark = unmarked) -> Tensor:
+        """Return the sum of all ranks' `parts`, in their place."""
+        if self.group is not None:
+            distributed.all_reduce(parts, group=self.group)
+            mark("all_reduce")
+        return parts
+
+    def joined(self, parts: Tensor) -> Tensor:
+        """Return all ranks' `parts` [rows, columns] beside each other."""
+        if self.group is None:
+            return parts
+        every = [torch.empty_like(parts) for _ in range(self.size)]
+        distributed.all_gather(every, parts, group=self.group)
+        return torch.cat(every, dim=1)
+
+
+ALONE = Ranks()
+"""What computes a stage where no others do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +177,35 @@ class Stage:
     """Layers [start, stop) of a model: with the embedding when first, norm and LM head when last.
 
     `forward` takes token ids [tokens] on the first stage and hidden states [tokens, hidden] on the
-    others; it returns hidden states, and logits [sampled rows, vocabulary] on the last.
+    others; it returns hidden states, and logits [sampled rows, vocabulary] on the last. `spec` is
+    the whole model; as an attribute it has the shapes that this one of `ranks` holds.
     """
 
-    def __init__(self, spec: ModelSpec, rope: Rope, start: int, stop: int, weights: Source) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        spec: ModelSpec,
+        rope: Rope,
+        start: int,
+        stop: int,
+        weights: Source,
+        *,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.spec = shard(spec, ranks.size)
+        self.ranks = ranks
         self.is_first = start == 0
         self.is_last = stop == spec.num_layers
-        vocabulary = (spec.vocab_size, spec.hidden_size)
+        self._words = ranks.part(spec.vocab_size)
+        vocabulary = (spec.vocab_size, spec.hidden_size), (self._words,)
         embedding = "model.embed_tokens.weight"
         head = embedding if spec.tie_word_embeddings else "lm_head.weight"
-        self.embedding = weights(embedding, vocabulary) if self.is_first else None
-        self.layers = tuple(_layer(spec, index, weights) for index in range(start, stop))
+        self.embedding = weights(embedding, *vocabulary) if self.is_first else None
+        self.layers = tuple(_layer(spec, index, weights, ranks) for index in range(start, stop))
         self.head: Head | None = None
         if self.is_last:
-            norm = Norm(weights("model.norm.weight", (spec.hidden_size,)), spec.norm_epsilon)
+            norm = Norm(weights("model.norm.weight", (spec.hidden_size,), ALL), spec.norm_epsilon)
             shared = self.embedding if spec.tie_word_embeddings else None
-            self.head = Head(norm, Linear(weights(head, vocabulary) if shared is None else shared))
+            self.head = Head(norm, Linear(weights(head, *vocabulary) if shared is None else shared))
         some_weight = self.layers[0].o.weight
         self.dtype, self.device = some_weight.dtype, some_weight.device
         self._frequencies = rope.inverse_frequencies(spec.head_dim, self.device)
@@ -168,20 +224,28 @@ class Stage:
         with torch.inference_mode():
             hidden = inputs
             if self.embedding is not None:
-                hidden = functional.embedding(inputs, self.embedding)
+                hidden = self._embedded(inputs, self.embedding)
                 mark("embedding")
             turn = rotation(batch.positions, self._frequencies, self.dtype)
             mark("rope")
             passing = Pass(batch, kv, *turn, mark)
             for index, layer in enumerate(self.layers):
                 hidden = self._attention(index, layer, hidden, passing)
-                hidden = _mlp(layer, hidden, mark)
+                hidden = self._mlp(layer, hidden, mark)
             mark("norm")
             if self.head is None:
                 return hidden
             logits = self.head.matrix(self.head.norm(hidden.index_select(0, batch.sampled)))
             mark("head")
-            return logits
+            return self.ranks.joined(logits)
+
+    def _embedded(self, ids: Tensor, embedding: Tensor) -> Tensor:
+        """Return the hidden states of `ids` [tokens]; another rank's words are zeros here."""
+        if self.ranks.size == 1:
+            return functional.embedding(ids, embedding)
+        rows = ids - self._words.start
+        here = (rows >= 0) & (rows < len(embedding))
+        return self.ranks.total(functional.embedding(rows * here, embedding) * here[:, None])
 
     def _attention(self, index: int, layer: Layer, hidden: Tensor, passing: Pass) -> Tensor:
         """Return `hidden` [tokens, hidden] with a layer's attention added."""
@@ -206,51 +270,56 @@ class Stage:
             mark("attention_decode")
         projected = layer.o(attended.flatten(1, 2))
         mark("linear_o")
-        return hidden + projected
+        return hidden + self.ranks.total(projected, mark)
+
+    def _mlp(self, layer: Layer, hidden: Tensor, mark: Mark) -> Tensor:
+        """Return `hidden` [tokens, hidden] with a layer's MLP added (SwiGLU, Shazeer)."""
+        normed = layer.mlp_norm(hidden)
+        mark("norm")
+        gate, up = layer.up(normed).chunk(2, dim=-1)
+        mark("linear_up")
+        activated = functional.silu(gate) * up
+        mark("activation")
+        projected = layer.down(activated)
+        mark("linear_down")
+        return hidden + self.ranks.total(projected, mark)
 
 
-def _mlp(layer: Layer, hidden: Tensor, mark: Mark) -> Tensor:
-    """Return `hidden` [tokens, hidden] with a layer's MLP added (SwiGLU, Shazeer)."""
-    normed = layer.mlp_norm(hidden)
-    mark("norm")
-    gate, up = layer.up(normed).chunk(2, dim=-1)
-    mark("linear_up")
-    activated = functional.silu(gate) * up
-    mark("activation")
-    projected = layer.down(activated)
-    mark("linear_down")
-    return hidden + projected
-
-
-def _layer(spec: ModelSpec, index: int, weights: Source) -> Layer:
+def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
     prefix, hidden = f"model.layers.{index}", spec.hidden_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    parts = {"q_proj": query, "k_proj": key, "v_proj": key}
-    columns = spec.intermediate_size
+    query, key = (
+        (count * spec.head_dim, ranks.part(count, spec.head_dim))
+        for count in (spec.num_heads, spec.num_kv_heads)
+    )
+    columns = (spec.intermediate_size, ranks.part(spec.intermediate_size))
     # Llama's attention_bias is on all four projections, Qwen2's on three.
     o_bias = spec.attention_bias and spec.family == "llama"
 
-    def fused(module: str, outputs: dict[str, int], bias: bool) -> Linear:
+    def fused(module: str, outputs: dict[str, tuple[int, slice]], bias: bool) -> Linear:
         def joined(kind: str, *inputs: int) -> Tensor:
             names = outputs.items()
-            return torch.cat([weights(f"{module}.{n}.{kind}", (o, *inputs)) for n, o in names])
+            return torch.cat(
+                [weights(f"{module}.{n}.{kind}", (o, *inputs), (part,)) for n, (o, part) in names]
+            )
 
         return Linear(joined("weight", hidden), joined("bias") if bias else None)
 
+    def summed(module: str, inputs: tuple[int, slice], bias: bool) -> Linear:
+        matrix = weights(f"{module}.weight", (hidden, inputs[0]), (slice(None), inputs[1]))
+        added = weights(f"{module}.bias", (hidden,), ALL) if bias else None
+        return Linear(matrix, None if ranks.rank else added)  # once, in the sum over the ranks
+
     def norm(name: str) -> Norm:
-        return Norm(weights(f"{prefix}.{name}.weight", (hidden,)), spec.norm_epsilon)
+        return Norm(weights(f"{prefix}.{name}.weight", (hidden,), ALL), spec.norm_epsilon)
 
     return Layer(
         norm("input_layernorm"),
-        fused(attention, parts, spec.attention_bias),
-        Linear(
-            weights(f"{attention}.o_proj.weight", (hidden, query)),
-            weights(f"{attention}.o_proj.bias", (hidden,)) if o_bias else None,
-        ),
+        fused(attention, {"q_proj": query, "k_proj": key, "v_proj": key}, spec.attention_bias),
+        summed(f"{attention}.o_proj", query, o_bias),
         norm("post_attention_layernorm"),
         fused(mlp, {"gate_proj": columns, "up_proj": columns}, bias=False),
-        Linear(weights(f"{mlp}.down_proj.weight", (hidden, columns))),
+        summed(f"{mlp}.down_proj", columns, bias=False),
     )
 
 

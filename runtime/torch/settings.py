@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from evenflow.errors import UsageError
+from evenflow.specs.deployment import require_shareable
 from evenflow.specs.gpu import GIB
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
@@ -44,26 +45,44 @@ def cut(layers_per_stage: Sequence[int]) -> list[tuple[int, int]]:
 def torch_settings(
     model: str, spans: Sequence[tuple[int, int]], *, threads: int = 1, **more: Any
 ) -> list[TorchSettings]:
-    """Return the settings of a worker for each span of layers; `more` as in TorchSettings."""
+    """Return the settings of a worker for each span of layers, which several ranks may share.
+
+    `more` as in TorchSettings.
+    """
     mailboxes = tuple(deque[Any]() for _ in spans[1:])
     one_process = more.get("transport") == "one_process"
     return [
         TorchSettings(
             model,
             *span,
-            cores=cores_of(stage, threads) if more.get("device", "cpu") == "cpu" else (),
+            cores=cores_of(worker, threads) if more.get("device", "cpu") == "cpu" else (),
             mailboxes=mailboxes if one_process else (),
             **more,
         )
-        for stage, span in enumerate(spans)
+        for worker, span in enumerate(spans)
     ]
 
 
-def transport_of(wanted: str | None, device: str, stages: int) -> str:
+def require_divisible(spec: ModelSpec, ranks: int) -> None:
+    """Raise UsageError unless so many tensor-parallel ranks have equal parts of a model."""
+    require_shareable(spec, ranks)
+    for key in ("intermediate_size", "vocab_size"):
+        if (size := getattr(spec, key)) % ranks:
+            raise UsageError(
+                f"tensor_parallel: {ranks} ranks cannot share {spec.name}'s {key} of {size} evenly;"
+                " a divisor of it is right"
+            )
+
+
+def transport_of(wanted: str | None, device: str, stages: int, ranks: int = 1) -> str:
     """Return how hidden states cross between so many stages; UsageError where they cannot so.
 
     What is wanted, or else gloo on a CPU and nccl on GPUs.
     """
+    if wanted == "one_process" and ranks > 1:
+        raise UsageError(
+            "workers.transport: the ranks of tensor_parallel are processes; gloo or ipc is right"
+        )
     if device == "cpu":
         if wanted in ("nccl", "sm_partition"):
             raise UsageError(f"workers.transport: {wanted} is for GPUs; {ONE_GPU} is right")
@@ -78,10 +97,10 @@ def transport_of(wanted: str | None, device: str, stages: int) -> str:
             f"stages would share theirs; {ONE_GPU} is right"
         )
     gpus, chosen = torch.cuda.device_count(), wanted or "nccl"
-    if chosen == "nccl" and stages > gpus:
+    if chosen == "nccl" and stages * ranks > gpus:
         raise UsageError(
-            f"workers.transport: nccl needs a GPU for each of the {stages} stages, here are {gpus};"
-            f" {ONE_GPU} is right"
+            f"workers.transport: nccl needs a GPU for each of the {stages * ranks} stages and "
+            f"ranks, here are {gpus}; {ONE_GPU} is right"
         )
     return chosen
 
@@ -104,14 +123,14 @@ def shared_gpus(transport: str, device: str, stages: int) -> str | None:
     return f"{stages} stages of {transport} on {gpus} GPU: processes take turns there"
 
 
-def cores_of(stage: int, threads: int) -> tuple[int, ...]:
-    """Return the cores of a stage: its own while there are enough, else shared in turn."""
+def cores_of(worker: int, threads: int) -> tuple[int, ...]:
+    """Return the cores of a worker: its own while there are enough, else shared in turn."""
     if not hasattr(os, "sched_getaffinity"):
         return ()
     free = sorted(os.sched_getaffinity(0))
     if threads > len(free):
         raise UsageError(f"workers.threads: {threads}, and there are {len(free)} cores")
-    return tuple(free[(stage * threads + index) % len(free)] for index in range(threads))
+    return tuple(free[(worker * threads + index) % len(free)] for index in range(threads))
 
 
 def require_memory(
@@ -120,18 +139,21 @@ def require_memory(
     kv_tokens: int,
     dtype: str,
     free_bytes: Sequence[int],
+    *,
+    ranks: int = 1,
 ) -> None:
-    """Raise UsageError unless weights and `kv_tokens` of all stages fit into the memory they have.
+    """Raise UsageError unless weights and `kv_tokens` of all workers fit into the memory they have.
 
-    `free_bytes` of each device; stages are on them in turn, and those that share one divide it.
+    `spans` has the layers of each, for each of a stage's `ranks`. `free_bytes` of each device;
+    workers are on them in turn, and those that share one divide it.
     Known error: activations are left out, and on a GPU what CUDA itself takes in each process.
     """
     size = DTYPE_BYTES[dtype]
     for device, free in enumerate(free_bytes):
-        stages = spans[device :: len(free_bytes)]
-        weights = size * sum(_parameters(spec, *span) for span in stages)
-        layers = sum(stop - start for start, stop in stages)
-        pages = spec.kv_bytes_per_token(layers) // spec.dtype_bytes * size * kv_tokens
+        here = spans[device :: len(free_bytes)]
+        weights = size * sum(_parameters(spec, *span, ranks) for span in here)
+        layers = sum(stop - start for start, stop in here)
+        pages = spec.kv_bytes_per_token(layers, ranks) // spec.dtype_bytes * size * kv_tokens
         if weights + pages > free:
             where = f" on GPU {device}" if len(free_bytes) > 1 else ""
             raise UsageError(
@@ -141,16 +163,16 @@ def require_memory(
             )
 
 
-def _parameters(spec: ModelSpec, start: int, stop: int) -> int:
-    """Return the parameters of layers [start, stop) and the ends that they have.
+def _parameters(spec: ModelSpec, start: int, stop: int, ranks: int) -> int:
+    """Return the parameters of layers [start, stop) and the ends that they have, on one rank.
 
     A tied embedding is there twice with several stages.
     """
     first, last = start == 0, stop == spec.num_layers
     ends = first + last - (first and last and spec.tie_word_embeddings)
     return (
-        (stop - start) * spec.layer_parameters()
-        + ends * spec.embedding_parameters
+        (stop - start) * spec.layer_parameters(ranks)
+        + ends * spec.embedding_parameters // ranks
         + last * spec.hidden_size
     )
 

@@ -23,7 +23,7 @@ from profiler.timed_runs import Progress
 from runtime.serve import Workers, serve
 from runtime.tokens import RandomTexts
 from runtime.torch.inputs import batch_inputs
-from runtime.torch.model import Mark, Rope, Stage
+from runtime.torch.model import Mark, Ranks, Rope, Stage
 from runtime.torch.sample import sample
 from runtime.torch.settings import torch_settings, transport_of
 from runtime.torch.weights import random_stage, read_model
@@ -82,7 +82,7 @@ def timed_stage(spec: ModelSpec, limits: Limits, settings: Settings) -> TimedSta
         spec.num_layers,
         dtype=DTYPES[spec.dtype_bytes],
         device=settings.device,
-        tensor_parallel=settings.tensor_parallel,
+        ranks=Ranks(size=settings.tensor_parallel),
     )
     return TimedStage(stage, limits.max_total_context, limits.max_rows)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec, listed, model
-from runtime.torch.model import Rope, Source, Stage, shard
+from runtime.torch.model import ALONE, Part, Ranks, Rope, Source, Stage
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 FAMILIES = ("llama", "qwen2")
@@ -41,17 +41,19 @@ def random_weights(dtype: torch.dtype, device: torch.device, seed: int = 0) -> S
     """Return a source of random tensors that depend on `seed` and their name alone.
 
     Matrices are normal with the standard deviation of a fresh model (0.02), so that a model drawn
-    stage by stage is the model drawn whole. Vectors are ones for norms and zeros for biases.
+    stage by stage, or in parts, is the model drawn whole. Vectors are ones for norms and zeros for
+    biases.
     """
 
-    def draw(name: str, shape: tuple[int, ...]) -> Tensor:
+    def draw(name: str, shape: tuple[int, ...], part: Part) -> Tensor:
         if len(shape) == 1:
             fill = 0.0 if name.endswith("bias") else 1.0
-            return torch.full(shape, fill, dtype=dtype, device=device)
+            return torch.full(shape, fill, dtype=dtype, device=device)[part]
         generator = torch.Generator(device=device)
         generator.manual_seed(zlib.crc32(name.encode()) + seed)
         weights = torch.empty(shape, dtype=dtype, device=device)
-        return weights.normal_(0.0, 0.02, generator=generator)
+        whole = weights.normal_(0.0, 0.02, generator=generator)
+        return whole if whole[part].shape == whole.shape else whole[part].clone()
 
     return draw
 
@@ -73,17 +75,16 @@ class Checkpoint:
         """The names of all tensors."""
         return frozenset(self._file_of)
 
-    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor in the source's dtype, on its device."""
+    def __call__(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+        """Return a part of a tensor, which alone is read, in the source's dtype, on its device."""
         if name not in self._file_of:
             raise UsageError(f'{self.folder}: no tensor "{name}"; config.json asks for it')
         path = self._file_of[name]
         with _open(path) as file:
-            tensor: Tensor = file.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise UsageError(
-                f'{path}: "{name}" is {list(tensor.shape)}; config.json asks for {list(shape)}'
-            )
+            whole = file.get_slice(name)
+            if (found := whole.get_shape()) != list(shape):
+                raise UsageError(f'{path}: "{name}" is {found}; config.json asks for {list(shape)}')
+            tensor: Tensor = whole[part]
         return tensor.to(device=self.device, dtype=self.dtype)
 
     def _locate(self) -> dict[str, Path]:
@@ -167,9 +168,15 @@ def require_runnable(spec: ModelSpec) -> None:
 
 
 def load_stage(
-    folder: str | Path, start: int, stop: int, *, dtype: str = "float32", device: str = "cpu"
+    folder: str | Path,
+    start: int,
+    stop: int,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    ranks: Ranks = ALONE,
 ) -> Stage:
-    """Load layers [start, stop) of the checkpoint in `folder`.
+    """Load layers [start, stop) of the checkpoint in `folder`, as one of `ranks` holds them.
 
     UsageError when weights and config.json do not belong together, or a file is damaged.
     """
@@ -177,11 +184,11 @@ def load_stage(
     weights = Checkpoint(folder, dtype_of(dtype), torch.device(device))
     asked: set[str] = set()
 
-    def recorded(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def recorded(name: str, shape: tuple[int, ...], part: Part) -> torch.Tensor:
         asked.add(name)
-        return weights(name, shape)
+        return weights(name, shape, part)
 
-    stage = Stage(spec, rope, start, stop, recorded)
+    stage = Stage(spec, rope, start, stop, recorded, ranks=ranks)
     layers = tuple(f"model.layers.{index}." for index in (*range(start, stop), spec.num_layers))
     spare = {name for name in weights.names if name.startswith(layers)} - asked
     # Old checkpoints carry the frequencies along; they follow from config.json.
@@ -199,15 +206,15 @@ def random_stage(
     *,
     dtype: str = "float32",
     device: str = "cpu",
-    tensor_parallel: int = 1,
+    ranks: Ranks = ALONE,
     seed: int = 0,
 ) -> Stage:
-    """Return layers [start, stop) with random weights, as one tensor-parallel rank holds them.
+    """Return layers [start, stop) with random weights, as one of `ranks` holds them.
 
     UsageError when they do not fit into the device's memory.
     """
     weights = random_weights(dtype_of(dtype), torch.device(device), seed)
     try:
-        return Stage(shard(spec, tensor_parallel), rope, start, stop, weights)
+        return Stage(spec, rope, start, stop, weights, ranks=ranks)
     except torch.OutOfMemoryError:
         raise UsageError(f"{spec.name}: {stop - start} layers do not fit; use fewer") from None

@@ -17,9 +17,9 @@ from evenflow.errors import UsageError
 from runtime.page_tables import PageTable
 from runtime.torch import StageSettings
 from runtime.torch.attention import KvPages
-from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared
+from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared, meet
 from runtime.torch.inputs import BatchInputs, batch_inputs
-from runtime.torch.model import Stage
+from runtime.torch.model import ALONE, Ranks, Stage
 from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample
 from runtime.torch.weights import load_stage, random_stage, read_model
 from runtime.wire import Activation, Piece, Step
@@ -90,7 +90,7 @@ class TorchWorker:
         given = prepared.ids if self._stage.is_first else self._taken()
         with self._computing():
             out = self._stage.forward(given.to(self._stage.device), prepared, self._kv)
-            if self._stage.is_last:
+            if self._stage.is_last and not self._place.rank:
                 tokens = sample(out, prepared.draws)
         end_s = time.monotonic()
         del given  # the stage before may have its memory back
@@ -110,8 +110,9 @@ def make_worker(place: Place, settings: StageSettings) -> TorchWorker:
     device = _device(place, settings)
     if settings.cores:
         torch.set_num_threads(len(settings.cores))
+    ranks = _ranks(place, settings)
     try:
-        stage = _stage(settings, str(device))
+        stage = _stage(settings, str(device), ranks)
         kv = stage.kv_pages(place.total_pages, place.page_tokens)
         warm_up(stage, kv)
     except (torch.OutOfMemoryError, MemoryError):
@@ -175,17 +176,25 @@ def _device(place: Place, settings: StageSettings) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UsageError("workers.device: torch finds no CUDA device here; cpu is right")
-    device = torch.device("cuda", place.stage % torch.cuda.device_count())
+    device = torch.device("cuda", place.number % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
-def _stage(settings: StageSettings, device: str) -> Stage:
+def _ranks(place: Place, settings: StageSettings) -> Ranks:
+    """Meet the other processes, where torch connects them; return those of this stage."""
+    sends = settings.transport in ("gloo", "nccl")
+    if place.ranks == 1 and (place.depth == 1 or not sends):
+        return ALONE
+    return meet(place, settings.transport if sends else "gloo", settings.limit_s)
+
+
+def _stage(settings: StageSettings, device: str, ranks: Ranks) -> Stage:
     span = settings.start, settings.stop
     if settings.weights == "checkpoint":
-        return load_stage(settings.model, *span, dtype=settings.dtype, device=device)
+        return load_stage(settings.model, *span, dtype=settings.dtype, device=device, ranks=ranks)
     spec, rope = read_model(settings.model)
-    return random_stage(spec, rope, *span, dtype=settings.dtype, device=device)
+    return random_stage(spec, rope, *span, dtype=settings.dtype, device=device, ranks=ranks)
 
 
 def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | None:
@@ -196,4 +205,4 @@ def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | N
     if settings.transport == "ipc":
         return Shared(place, stage.device)
     like = torch.empty(0, dtype=stage.dtype, device=stage.device)
-    return Sent(place, settings.transport, like, stage.spec.hidden_size, settings.limit_s)
+    return Sent(place, settings.transport, like, stage.spec.hidden_size)

@@ -9,7 +9,9 @@ import pytest
 
 from evenflow.costs import StageCost, decode_work, prefill_work
 from evenflow.costs.collectives import Ring
+from evenflow.costs.roofline import pairs
 from evenflow.costs.silicon.cost import GPUS, SiliconSource, silicon_cost, silicon_source
+from evenflow.costs.silicon.latent import uncut
 from evenflow.costs.silicon.points import (
     Peak,
     chunk_times,
@@ -112,6 +114,27 @@ def test_a_chunk_has_its_share_of_the_pairs() -> None:
     assert pieces == pytest.approx(times[4096] - 1e-5, rel=0.2)
     alone = chunk_times(times, {1: 1e-6, 4096: 0.5})
     assert alone(64, 4032) == 0.5  # one tile that reads all keys takes as long
+
+
+def test_attention_goes_on_beyond_the_longest_measured_prompt() -> None:
+    """A chunk takes as much longer as it has more pairs; prompts were measured up to 4,096."""
+    times = {tokens: prompt_s(8, tokens) for tokens in (1, 64, 256, 1024, 4096)}
+    chunk = chunk_times(times, {1: 1e-6, 4096: 2e-6})
+    launch_s = times[1]
+    each_s = (times[4096] - launch_s) / pairs(0, 4096)
+    for context in (0, 4096, 40_960, 409_600):
+        expected_s = launch_s + each_s * pairs(context, context + 8192)
+        assert chunk(8192, context) == pytest.approx(expected_s, rel=1e-9)
+    attention = made_cost().times(prefill_work(1024, 400_000))[0]
+    less = made_cost().times(prefill_work(1024, 200_000))[0]
+    nothing = made_cost().times(prefill_work(1024))[0]
+    assert (attention - nothing) / (less - nothing) == pytest.approx(2, rel=0.02)
+
+
+def test_a_prompt_that_the_benchmark_cut_is_left_out() -> None:
+    measured = {1024: 1.0, 8192: 40.0, 16384: 150.0}
+    assert uncut(measured) == measured
+    assert uncut(measured | {32768: 151.0}) == measured
 
 
 def test_more_kv_heads_than_measured_count_as_more_rows() -> None:

@@ -274,7 +274,8 @@ def chunk_times(
     The prompt of length L = context + chunk tells the seconds per (query, key) pair at that length,
     beyond the shortest prompt's (the launch); the chunk has its share of the pairs. It takes at
     least as long as one query tile that reads L keys: `tile_times`, a prompt of one head, which
-    leaves most of the GPU idle. Known error: kernels that split the keys of few, long rows beat it.
+    leaves most of the GPU idle. Beyond the longest measured prompt its seconds per pair go on.
+    Known error: kernels that split the keys of few, long rows beat it.
     """
     prompt = Surface({(tokens, 0): seconds for tokens, seconds in times.items()})
     tile = Surface({(tokens, 0): seconds for tokens, seconds in tile_times.items()})
@@ -283,7 +284,9 @@ def chunk_times(
 
     def seconds(tokens: int, context: int) -> float:
         length = context + tokens
-        whole_s, _ = prompt.prefill(length, 0)
+        measured = min(length, last)
+        beyond = pairs(0, length, window) / pairs(0, measured, window)
+        whole_s = launch_s + (prompt.prefill(measured, 0)[0] - launch_s) * beyond
         if not context:
             return whole_s
         share = pairs(context, length, window) / pairs(0, length, window)

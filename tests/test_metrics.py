@@ -275,6 +275,13 @@ def test_pools_in_which_nothing_is_completed_were_not_busy() -> None:
     assert [summary[key] for key in summary if key.endswith("busy_share")] == [0, 0, 0, 0]
 
 
+def test_where_nothing_is_completed_the_time_begins_at_zero() -> None:
+    result = simulate(small_world([Request(0, 3.0, 16, 3)]))
+    aborted = replace(result, completion_s=np.array([np.nan]), status=("aborted",))
+    share = (result.end_s - result.start_s).sum() / result.returned_s[-1]
+    assert summarize(aborted)["busy_share"] == pytest.approx(share)
+
+
 def test_a_run_that_takes_no_time() -> None:
     """What costs nothing has no throughput: zero, not infinite, and no steady window."""
     costs = AffineCost(0.0, 0.0, 1)

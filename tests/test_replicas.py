@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from evenflow.results.bubbles import attribute
 from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
-from evenflow.types import Request
+from evenflow.results.run import WAIT_REASONS
+from evenflow.types import Plan, Prefill, Request, View
 from sim import World, simulate, simulate_replicas
 from tests.command_line import evenflow, write_inputs
 from tests.worlds import assert_same, small_world, worlds
@@ -47,6 +48,22 @@ def test_bubbles_of_merged_pipelines_are_refused() -> None:
     whole = merged(simulate_replicas(world(one_every(0.5, [2, 2]))))
     with pytest.raises(ValueError, match=re.escape("bubbles need one pipeline, not 2 merged")):
         attribute(whole)
+
+
+class Patient:
+    """Sends nothing before 5 s."""
+
+    def schedule(self, view: View) -> Plan:
+        if view.now_s < 5:
+            return Plan(wake_at_s=5.0)
+        return Plan([Prefill(prompt.request_id, 10) for prompt in view.waiting])
+
+
+def test_of_two_engines_that_wait_the_one_that_has_work_says_why() -> None:
+    alone = small_world([Request(0, 0.0, 10, 1)], make_scheduler=Patient)
+    for engines in (1, 2):
+        result = simulate(replace(alone, virtual_engines=engines))
+        assert [WAIT_REASONS[code] for code in result.wait_reason] == ["policy", "work"]
 
 
 @settings(max_examples=60, deadline=None)

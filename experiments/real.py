@@ -260,7 +260,7 @@ def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -
     folder = path.parent if path.name == "config.json" else path
     if not (folder / "config.json").is_file():
         raise UsageError(f"model: {path} is no folder with a config.json, which vLLM needs")
-    vllm = require_vllm(workers.threads)
+    vllm = require_vllm(workers.threads, workers.patience_s)
     dtype, spec = workers.dtype or read_dtype(str(path)), model(str(path))
     engine = EngineSettings(
         str(folder.resolve()),

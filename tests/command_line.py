@@ -33,6 +33,9 @@ workload: {trace: trace.csv, arrivals: replay}
 """
 
 
+START_S = 180.0
+"""A run that has not started by then hangs; vLLM takes a minute on a busy machine."""
+
 HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from evenflow.results.blocks import read_blocks
 from experiments.report.folder import RECORDS
-from tests.command_line import complaint, evenflow, gone, spawn
+from tests.command_line import START_S, complaint, evenflow, gone, spawn
 
 VALIDATION_FILES = {
     "validation.json",
@@ -25,7 +25,8 @@ VALIDATION_FILES = {
     "manifest.json",
     "wall_clock.json",
 }
-START_LIMIT_S = END_LIMIT_S = 60.0  # a test that waits so long has found a hang
+START_LIMIT_S = START_S
+END_LIMIT_S = 60.0  # a test that waits so long has found a hang
 SLOW = "workers={kind: emulated, faults: [{stage: 1, slow_factor: 20}]}"
 FILES = {
     "summary.json",

@@ -8,14 +8,19 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.command_line import evenflow, write_trace
+from tests.command_line import evenflow, gone, group, rows_of, write_trace
+from tests.test_runtime_cli import start
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")
 
@@ -34,15 +39,20 @@ TIGHT = "kv.pages=14"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a run of a tiny random model; 12 requests, long enough to preempt."""
-    from tests.tiny_models import save_checkpoint
-
     path = tmp_path_factory.mktemp("run")
-    save_checkpoint(path / "model", "llama", hidden_size=64, num_attention_heads=2)
+    save_tiny(path / "model")
     write_trace(
         path / "trace.csv", *(f"0,{20 + 29 * i % 150},{20 + 7 * i % 30}" for i in range(12))
     )
     (path / "RUN.yaml").write_text(RUN, encoding="utf-8")
     return path
+
+
+def save_tiny(folder: Path) -> Any:
+    """Save a random checkpoint that vLLM takes on a CPU; return transformers' model."""
+    from tests.tiny_models import save_checkpoint
+
+    return save_checkpoint(folder, "llama", hidden_size=64, num_attention_heads=2)
 
 
 def python(folder: Path, module: str, *arguments: str) -> None:
@@ -88,6 +98,92 @@ def test_tokens_are_those_of_vllm_by_itself_and_decisions_replay(
         json.loads((folder / "out" / "summary.json").read_text())["preemptions"] > 0
     ) == preempts
     assert evenflow("replay", str(folder / "out"))[0] == 0
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_stage_that_is_stopped_ends_the_run_in_seconds_and_what_was_done_is_saved(
+    folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "RUN.yaml"
+    run.write_text(
+        RUN.replace("model: model", f"model: {folder / 'model'}")
+        .replace("stages: 1", "stages: 2")
+        .replace("float32", "float32, patience_s: 4")
+        .replace("offline", "closed, concurrency: 2")
+    )
+    write_trace(tmp_path / "trace.csv", "0,20,2", *("0,40,200" for _ in range(60)))
+    process = start(run)
+    os.kill(max(group(process)), signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - stopped_s < 45
+    assert process.returncode == 1
+    found = re.search(
+        r"ended early: vLLM: a stage has not answered for 4 s; (\d+) of 61 requests are done",
+        errors,
+    )
+    assert found, errors[-3000:]
+    statuses = [row["status"] for row in rows_of(tmp_path / "out" / "requests.csv")]
+    assert statuses == ["completed"] * int(found[1]) != []
+    assert evenflow("replay", str(tmp_path / "out"))[0] == 0
+    assert gone(process)
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_server_answers_streams_stops_lets_go_and_says_that_a_worker_died(
+    tmp_path: Path,
+) -> None:
+    from tests.serving import openai, serving
+    from tests.tiny_models import continued
+
+    model = save_tiny(tmp_path / "model")
+    prompts = [[(3 + 5 * row + 7 * place) % 97 for place in range(20 + 9 * row)] for row in (0, 1)]
+    expected = [continued(model, prompt, 12) for prompt in prompts]
+    end = expected[1][4]
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [end]}))
+    run = RUN.replace("model: model", f"model: {tmp_path}/model").replace("stages: 1", "stages: 2")
+    with serving(run=run, tidy=False) as server, server.client() as client:
+
+        def ask(prompt: list[int], tokens: int = 12, **more: Any) -> Any:
+            return client.completions.create(
+                model=server.model, prompt=prompt, max_tokens=tokens, temperature=0, **more
+            )
+
+        whole = {"extra_body": {"ignore_eos": True}}
+        assert ask(prompts[0], **whole).choices[0].text == words(expected[0])
+        stopped = ask(prompts[1]).choices[0]
+        assert (stopped.finish_reason, stopped.text) == (
+            "stop",
+            words(expected[1][: expected[1].index(end)]),
+        )
+        streamed = [part.choices[0].text for part in ask(prompts[1], stream=True, **whole)]
+        assert ("".join(streamed), len(streamed)) == (words(expected[1]), 12)
+        left = ask(prompts[0], 200, stream=True, **whole)
+        assert next(left).choices[0].text
+        left.close()
+        limit_s = time.monotonic() + 30
+        while server.metrics()["evenflow:kv_pages_free"] < 200 and time.monotonic() < limit_s:
+            time.sleep(0.05)
+        assert server.metrics()["evenflow:kv_pages_free"] == 200
+        cut = ask(prompts[0], 200, stream=True, **whole)
+        assert next(cut).choices[0].text
+        os.kill(max(group(server.process)), signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="vLLM: a worker died"):
+            for _ in cut:
+                pass
+        client.close()
+        status, errors = server.ends()
+        assert (status, "ended early: vLLM: a worker died; 3 of 5 requests" in errors) == (1, True)
+        assert server.statuses() == ["completed"] * 3 + ["aborted"] * 2
+        assert evenflow("replay", str(server.out))[0] == 0
+
+
+def words(tokens: list[int]) -> str:
+    """Return what a server without a tokenizer writes for these tokens."""
+    return "".join(f"{token} " for token in tokens)
 
 
 @needs_vllm

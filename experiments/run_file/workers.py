@@ -98,6 +98,8 @@ class VllmWorkers(Keys):
     """Requests that may run at once."""
     sampling: SamplingConfig = SamplingConfig()
     """How requests draw their tokens."""
+    patience_s: Positive = 60.0
+    """Seconds after which a micro-batch of several stages that is not back fails the run."""
 
     @property
     def words(self) -> str:

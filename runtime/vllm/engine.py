@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
 from vllm.platforms import current_platform
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
@@ -110,8 +111,14 @@ class Engine:
         except (UsageError, WorkerError):
             raise
         except Exception as error:
-            raise WorkerError(f"vLLM: {_first_line(error)}") from error
+            raise WorkerError(f"vLLM: {self._why(error)}") from error
         return outputs or {}
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"a stage has not answered for {VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS} s"
+        died = getattr(self.core.model_executor, "is_failed", False)
+        return "a worker died" if died else _first_line(error)
 
 
 def _arguments(settings: EngineSettings, world: World) -> dict[str, Any]:

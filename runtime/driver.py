@@ -112,8 +112,9 @@ class Driver:
     """Serves the requests of a world in real time. `clock` is that of the workers' times.
 
     `front` lets requests in, without one those of the world. `text_of` says what workers that
-    compute with tokens are given. The run fails when nothing is heard of a micro-batch for
-    `patience_s` seconds longer than all those in flight take. `on_added` is called with (request
+    compute with tokens are given; `book` has it where several drivers share the requests. The run
+    fails when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in
+    flight take. `on_added` is called with (request
     id, why it is refused or None), `on_token` with (request id, token) as tokens come, and says
     with True that the request ends there; `on_given_up` with the id of a request that the policy
     ends for want of pages; `on_done` with the number of requests done. What happens
@@ -127,6 +128,7 @@ class Driver:
         pipeline: Pipeline,
         *,
         text_of: TextOf | None = None,
+        book: TokenBook | None = None,
         patience_s: float = 30.0,
         front: Front | None = None,
         on_added: Callable[[int, str | None], None] | None = None,
@@ -149,7 +151,7 @@ class Driver:
         replay = TraceReplay(world.requests, world.concurrency)
         self._front: Front = replay if front is None else front
         self._recorder = Recorder(world.depth, blocks)
-        self._book = None if text_of is None else TokenBook(text_of)
+        self._book = book if text_of is None else TokenBook(text_of)
         self._writer = StepWriter(batcher, self._book)
         self._steps = _Steps(world, pipeline, self._writer, clock)
         self._loop = loop_of(world)(world, [batcher], self._steps, self, self._recorder)
@@ -167,17 +169,29 @@ class Driver:
             while self._goes_on:
                 messages = self._pipeline.receive(self._idle_s())
                 now_s = self._now_s()
-                self._check_alive(messages, now_s)
-                for message in messages:
-                    self._apply(message, now_s)
+                self.hear(messages, now_s)
                 if not self._stops:
                     self._admit(now_s)
-                    if self._changed or self._is_woken(now_s):
-                        self._settle(now_s)
+                    self.decide(now_s)
                 if now_s - self._flushed_s >= FLUSH_S:
                     self._flush(now_s)
         finally:
-            self._flush(self._now_s())
+            self.flush()
+
+    def hear(self, messages: list[Message], now_s: float) -> None:
+        """Apply what has come at an instant."""
+        self._check_alive(messages, now_s)
+        for message in messages:
+            self._apply(message, now_s)
+
+    def decide(self, now_s: float) -> None:
+        """The instant is over: ask the policy, if anything happened."""
+        if self._changed or self._is_woken(now_s):
+            self._settle(now_s)
+
+    def flush(self) -> None:
+        """Put what is recorded where it is kept."""
+        self._flush(self._now_s())
 
     def stop(self) -> None:
         """Send nothing more; what is in the pipeline still comes back."""

@@ -36,13 +36,15 @@ class StepWriter:
         self._told: dict[int, _Told] = {}
         self._preemptions = 0
         self._ended: list[int] = []
+        self._adopted: list[Piece] = []
 
     def step(
         self, batch: MicroBatch, activation_bytes: int, work_s: list[float], hops_s: list[float]
     ) -> Step:
         """Return the step of a micro-batch just scheduled."""
         dropped = self._ended + self._preempted()
-        self._ended = []
+        adopted = [piece for piece in self._adopted if piece.request_id in self._told]
+        self._ended, self._adopted = [], []
         pieces = [
             Piece(chunk.sequence.request.request_id, chunk.start, chunk.stop, chunk.last, new_pages)
             for chunk, new_pages in ((c, self._new_pages(c.sequence)) for c in batch.chunks)
@@ -57,16 +59,29 @@ class StepWriter:
         if self._book is not None:
             tokens = self._book.inputs(batch.chunks, decodes)
             draws = self._book.draws(batch.chunks)
+            draws += self._book.draws_of(piece.request_id for piece in adopted)
         told = batch.batch_id, dropped, pieces, decodes, grown
-        return Step(*told, activation_bytes, work_s, hops_s, tokens, draws)
+        return Step(*told, activation_bytes, work_s, hops_s, tokens, draws, adopted)
+
+    def adopt(self, seq: Sequence) -> None:
+        """Note a sequence whose KV has come: the next step says where it is."""
+        request_id = seq.request.request_id
+        self._told[request_id] = _Told(seq.epoch, len(seq.pages))
+        tokens = seq.request.prompt_tokens + seq.generated - 1
+        self._adopted.append(Piece(request_id, 0, tokens, False, list(seq.pages)))
 
     def ended(self, sequences: list[Sequence]) -> None:
         """Note sequences that finished or were aborted: no later step has them."""
+        self.dropped(sequences)
+        if self._book is not None:
+            for seq in sequences:
+                self._book.ended(seq.request.request_id)
+
+    def dropped(self, sequences: list[Sequence]) -> None:
+        """Note sequences that this pool is done with; they may go on in another."""
         for seq in sequences:
             if self._told.pop(seq.request.request_id, None) is not None:
                 self._ended.append(seq.request.request_id)
-            if self._book is not None:
-                self._book.ended(seq.request.request_id)
 
     def _new_pages(self, seq: Sequence) -> list[int]:
         told = self._told.setdefault(seq.request.request_id, _Told(seq.epoch))
@@ -115,6 +130,10 @@ class PageTable:
         for request_id in step.dropped:
             for page in self._rows.pop(request_id, _Held()).pages:
                 del self._owners[page]
+        for piece in step.adopted:
+            self._rows[piece.request_id] = _Held()
+            self._give(piece.request_id, piece.pages)
+            self._advance(piece.request_id, 0, piece.stop, False)
         for request_id, new_pages in step.grown:
             self._give(request_id, new_pages)
         rows = []

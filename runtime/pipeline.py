@@ -66,11 +66,13 @@ class Pipeline:
         total_pages: int,
         *,
         ranks: int = 1,
+        name: str = "",
         together: bool = False,
         start_limit_s: float = 60.0,
     ) -> None:
         self._settings = settings
         self._ranks = ranks
+        self._pool = f"{name} pool, " if name else ""
         self._pages = page_tokens, total_pages
         self._together = together
         self._start_limit_s = start_limit_s
@@ -138,8 +140,21 @@ class Pipeline:
             self._raise_failure(ended)
         return messages
 
-    def watch(self, descriptor: int) -> None:
-        """Let `receive` return early when this file descriptor is readable."""
+    def tell(self, worker: int, message: Message) -> None:
+        """Send a message to one worker."""
+        self._steps[worker].send(encode(message))
+
+    def address(self, worker: int) -> str:
+        """Return where a worker hears."""
+        return step_address(self._folder, worker)
+
+    @property
+    def results(self) -> zmq.Socket[bytes]:
+        """What the workers' messages come in by."""
+        return self._results
+
+    def watch(self, descriptor: int | zmq.Socket[bytes]) -> None:
+        """Let `receive` return early when this file descriptor, or socket, is readable."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def close(self, grace_s: float) -> None:
@@ -186,7 +201,7 @@ class Pipeline:
 
     def _name(self, worker: int) -> str:
         stage, rank = divmod(worker, self._ranks)
-        return f"stage {stage}" + (f", rank {rank}" if self._ranks > 1 else "")
+        return f"{self._pool}stage {stage}" + (f", rank {rank}" if self._ranks > 1 else "")
 
     def _await_all(self) -> None:
         limit_s = time.monotonic() + self._start_limit_s

@@ -40,7 +40,7 @@ class Workers:
 
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
     when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
-    take. `facts` go into the provenance.
+    take. `facts` go into the provenance. `name` is that of their pool, where there are several.
     """
 
     settings: Sequence[Settings]
@@ -49,6 +49,7 @@ class Workers:
     patience_s: float = 30.0
     start_limit_s: float = 60.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
     def seen(self, world: World) -> World:
         """Return the world as far as the times of its stages are known."""
@@ -63,6 +64,7 @@ class Workers:
             world.page_tokens,
             world.total_pages,
             ranks=len(self.settings) // world.depth,
+            name=self.name,
             together=self.together,
             start_limit_s=self.start_limit_s,
         )
@@ -151,11 +153,11 @@ def serve(
                 driver = drive(
                     pipeline, text_of=workers.text_of, on_done=on_done, on_token=on_token
                 )
-                failure, interrupted = _drive(driver, driver.stop)
+                failure, interrupted = driven(driver.run, driver.stop)
             else:
                 speaks = workers.text_of is not None
                 driver = live.open(drive, batcher, pipeline, on_token, speaks=speaks)
-                failure, interrupted = _drive(driver, live.drain, driver.quit)
+                failure, interrupted = driven(driver.run, live.drain, driver.quit)
                 failure = live.ended(driver, failure)
             wall_s = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
@@ -166,15 +168,15 @@ def serve(
     return Served(driver.result(), wall_s, *ends, driver.driver_s, free_pages, driver.heard)
 
 
-def _drive(driver: Driver, *steps: Callable[[], None]) -> tuple[str | None, bool]:
-    """Run a driver, taking one of `steps` at each Ctrl-C; return why it ended early, if it did.
+def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | None, bool]:
+    """Run, taking one of `steps` at each Ctrl-C; return why it ended early, if it did.
 
     Beside it: whether that is because the last step was taken.
     """
     failure = None
     with _interrupts(*steps) as interrupted, answers_in():
         try:
-            driver.run()
+            run()
         except WorkerError as error:
             failure = str(error)
     if interrupted.is_set():

@@ -5,7 +5,7 @@ Knows ids and how each request draws its next one; no pages, no sockets, no mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,6 +84,11 @@ class TokenBook:
     def draws(self, chunks: Sequence[Chunk]) -> list[Draw]:
         """Return how the requests draw whose prompts end in these chunks, greedy ones left out."""
         texts = (self._of(chunk.sequence.request).text for chunk in chunks if chunk.last)
+        return [text.draw for text in texts if text.draw is not None]
+
+    def draws_of(self, request_ids: Iterable[int]) -> list[Draw]:
+        """Return how live requests draw, greedy ones left out."""
+        texts = (self._live[request_id].text for request_id in request_ids)
         return [text.draw for text in texts if text.draw is not None]
 
     def sampled(self, request_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:

@@ -61,6 +61,7 @@ class Step(NamedTuple):
     workers compute for `work_s` seconds by stage, and hop k to stage k + 1 is busy for `hops_s[k]`.
     `tokens` are the input ids, of pieces and decodes in this order; only stage 0 is told. `draws`
     are those of last pieces, where they are not greedy. Both are empty for emulated workers.
+    `adopted` rows have come from another pool, with the KV of so many tokens; they decode.
     """
 
     batch_id: int
@@ -73,6 +74,31 @@ class Step(NamedTuple):
     hops_s: list[float]
     tokens: list[int]
     draws: list[Draw]
+    adopted: list[Piece]
+
+
+class Move(NamedTuple):
+    """The keys and values of `pages`, in layers [start, stop) of a stage, go to the worker at
+    `address`: into `to_pages`, in its layers from `to_start` on.
+    """
+
+    start: int
+    stop: int
+    to_start: int
+    pages: list[int]
+    to_pages: list[int]
+    address: str
+
+
+class Cached(NamedTuple):
+    """Keys and values for `pages`, in layers from `start` on; their bytes are a frame behind it."""
+
+    start: int
+    pages: list[int]
+
+
+class Arrived(NamedTuple):
+    """A worker has written the keys and values that it was sent."""
 
 
 class Activation(NamedTuple):
@@ -124,8 +150,13 @@ class Stop(NamedTuple):
     """The driver asks a worker to end."""
 
 
-Message = Step | Activation | Free | Returned | Ready | Beat | Failed | Stop
-KINDS: tuple[type[Message], ...] = (Step, Activation, Free, Returned, Ready, Beat, Failed, Stop)
+Message = (
+    Step | Activation | Free | Returned | Ready | Beat | Failed | Stop | Move | Cached | Arrived
+)
+KINDS: tuple[type[Message], ...] = (
+    *(Step, Activation, Free, Returned, Ready, Beat, Failed, Stop),
+    *(Move, Cached, Arrived),
+)
 FIELDS = {
     kind: tuple(get_origin(hint) or hint for hint in get_type_hints(kind).values())
     for kind in KINDS
@@ -151,6 +182,7 @@ def decode(data: bytes) -> Message:
                 pieces=[Piece(*piece) for piece in step.pieces],
                 grown=[Growth(*growth) for growth in step.grown],
                 draws=[Draw(*draw) for draw in step.draws],
+                adopted=[Piece(*piece) for piece in step.adopted],
             )
         message: Message = kind(*values)
         return message

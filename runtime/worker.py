@@ -15,17 +15,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import zmq
 
 from evenflow.errors import UsageError, WorkerError
 from runtime.wire import (
     Activation,
+    Arrived,
     Beat,
+    Cached,
     Failed,
     Free,
     Message,
+    Move,
     Ready,
     Returned,
     Step,
@@ -109,6 +112,18 @@ class Worker(Protocol):
     ) -> Executed: ...
 
 
+@runtime_checkable
+class Holder(Protocol):
+    """What holds keys and values that another pool goes on with; another thread calls it.
+
+    `read_kv` returns those that a message names, `write_kv` puts them where one says.
+    """
+
+    def read_kv(self, move: Move) -> bytes: ...
+
+    def write_kv(self, cached: Cached, data: bytes) -> None: ...
+
+
 class Settings(Protocol):
     """What a worker is made from, in its own process."""
 
@@ -135,6 +150,8 @@ class _Intake(threading.Thread):
         if place.stage:
             self._sockets.append(open_socket(context, zmq.PULL, hop_address(folder, number)))
         self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
+        self._context = context
+        self._peers: dict[str, zmq.Socket[bytes]] = {}  # workers of other pools
         self._silent = len(self._sockets)  # those that nobody has connected to yet
         self._early: deque[Activation] = deque()  # without their steps: sockets know no order
         self._ahead = 0  # steps whose activations are not here yet
@@ -149,7 +166,7 @@ class _Intake(threading.Thread):
             self.prepared.put(None)
             self.activations.put(None)
             self.connected.set()
-            for socket in (*self._sockets, self._driver):
+            for socket in (*self._sockets, self._driver, *self._peers.values()):
                 socket.close()
 
     def end(self) -> None:
@@ -165,16 +182,24 @@ class _Intake(threading.Thread):
             self._beat()
             for socket, _ in poller.poll(int(LOOK_S * 1000)):
                 received_s = time.monotonic()
-                if not self._take(decode(socket.recv()), received_s):
+                message, *data = socket.recv_multipart()
+                if not self._take(decode(message), received_s, data):
                     return
 
-    def _take(self, message: Message, received_s: float) -> bool:
+    def _take(self, message: Message, received_s: float, data: list[bytes]) -> bool:
         """Put what a message says where it is waited for; return whether there may be another."""
         if isinstance(message, Step):
             self.prepared.put((message.batch_id, self._worker.prepare(message), received_s))
             self._ahead += 1
         elif isinstance(message, Activation):
             self._early.append(message)
+        elif isinstance(message, (Move, Cached)):
+            assert isinstance(self._worker, Holder)
+            if isinstance(message, Cached):
+                self._worker.write_kv(message, data[0])
+                self._driver.send(encode(Arrived()))
+            else:
+                self._hand_over(message, self._worker.read_kv(message))
         elif isinstance(message, Ready):
             self._silent -= 1
             if not self._silent:
@@ -186,6 +211,12 @@ class _Intake(threading.Thread):
             self._worker.fetch(self._early[0])
             self.activations.put((self._early.popleft(), time.monotonic()))
         return True
+
+    def _hand_over(self, move: Move, data: bytes) -> None:
+        """Send keys and values to a worker of another pool."""
+        if (peer := self._peers.get(move.address)) is None:
+            peer = self._peers[move.address] = open_socket(self._context, zmq.PUSH, move.address)
+        peer.send_multipart([encode(Cached(move.to_start, move.to_pages)), data])
 
     def _beat(self) -> None:
         now_s = time.monotonic()

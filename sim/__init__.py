@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from evenflow.answers import answers_in
+from evenflow.pools import PooledWorld
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RUNTIMES, RuntimeOverheads
+from evenflow.transfers import TransferLink
 from evenflow.world import Link, Router, World
 from sim.arrivals import Arrivals, doors
 from sim.clock import Clock
-from sim.disaggregated import Disaggregated, PooledWorld
+from sim.disaggregated import Disaggregated
 from sim.driver import Driver, Stages
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
 from sim.timed import Timing, simulate_timed
-from sim.transfers import TransferLink
 
 __all__ = [
     "RUNTIMES",

@@ -36,6 +36,10 @@ class Clock(Environment):
         """
         heappush(self._calls, (time_s, priority, next(self._eid), call))
 
+    def late(self, time_s: float, call: Callable[[float], None]) -> None:
+        """Have `call` called after all arrivals and returns of that instant, before any policy."""
+        self.at(time_s, call, LATE)
+
     def until(self, time_s: float) -> Event:
         """Return an event of the instant `time_s`, for a process to wait for."""
         event = Event(self)

@@ -12,11 +12,11 @@ from typing import Any
 
 from evenflow.costs import BatchShape, StageCost
 from evenflow.costs.modifiers import Modified
+from evenflow.pools import PooledWorld
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
+from evenflow.transfers import TransferLink
 from evenflow.world import World
-from sim.disaggregated import PooledWorld
-from sim.transfers import TransferLink
 
 PLENTY_OF_PAGES = 1 << 40
 

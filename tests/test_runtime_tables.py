@@ -91,7 +91,7 @@ def test_workers_hold_what_the_batcher_holds(world: World) -> None:
 
 
 def step(**parts: Any) -> Step:
-    plain = Step(0, [], [], [], [], 0, [], [], [], [])
+    plain = Step(0, [], [], [], [], 0, [], [], [], [], [])
     return plain._replace(**parts)
 
 

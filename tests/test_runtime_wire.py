@@ -12,12 +12,15 @@ from evenflow.errors import WorkerError
 from runtime.wire import (
     KINDS,
     Activation,
+    Arrived,
     Beat,
+    Cached,
     Draw,
     Failed,
     Free,
     Growth,
     Message,
+    Move,
     Piece,
     Ready,
     Returned,
@@ -43,7 +46,11 @@ messages = st.one_of(
         seconds,
         ids,
         st.lists(st.builds(Draw, counts, st.floats(0, 9), counts, st.floats(0, 1), counts)),
+        st.lists(st.builds(Piece, counts, counts, counts, st.booleans(), ids), max_size=3),
     ),
+    st.builds(Move, counts, counts, counts, ids, ids, st.text()),
+    st.builds(Cached, counts, ids),
+    st.just(Arrived()),
     st.builds(Activation, counts, seconds, counts, st.text()),
     st.builds(Free, counts),
     st.builds(Returned, counts, seconds, ids),
@@ -61,7 +68,7 @@ def test_a_message_comes_out_as_it_went_in(message: Message) -> None:
 
 def test_a_decode_that_goes_on_costs_its_id() -> None:
     decodes = list(range(1000, 1256))
-    size = len(encode(Step(7, [], [], decodes, [], 1 << 20, [0.02] * 4, [0.0] * 3, [], [])))
+    size = len(encode(Step(7, [], [], decodes, [], 1 << 20, [0.02] * 4, [0.0] * 3, [], [], [])))
     assert size < 6 * len(decodes)
 
 
@@ -76,8 +83,9 @@ def test_a_decode_that_goes_on_costs_its_id() -> None:
         b'[2, "seven"]',
         b"[2, 1, 1]",
         b"\xff\xfe",
-        b"[0,1,[],[[1]],[],[],0,[],[],[],[]]",
-        b"[0,1,[],[],[],[],0,[],[],[],[[1]]]",
+        b"[0,1,[],[[1]],[],[],0,[],[],[],[],[]]",
+        b"[0,1,[],[],[],[],0,[],[],[],[[1]],[]]",
+        b"[0,1,[],[],[],[],0,[],[],[],[],[[1]]]",
         pickle.dumps(Free(1)),
     ],
 )
@@ -87,4 +95,5 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 
 
 def test_every_kind_is_drawn_above() -> None:
-    assert {Step, Activation, Free, Returned, Ready, Beat, Failed, Stop} == set(KINDS)
+    kinds = {Step, Activation, Free, Returned, Ready, Beat, Failed, Stop, Move, Cached, Arrived}
+    assert kinds == set(KINDS)

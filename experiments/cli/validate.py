@@ -92,7 +92,11 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
     if not profile.exists():
         workers, most = config.workers, config.max_model_len
         settings = Settings(
-            workers.device, threads=workers.threads, max_tokens=most, max_context=most
+            workers.device,
+            threads=workers.threads,
+            tensor_parallel=config.tensor_parallel,
+            max_tokens=most,
+            max_context=most,
         )
         measured(find(config.model, run.parent), profile, settings)
     return [override]

@@ -13,7 +13,7 @@ from evenflow.errors import UsageError
 from experiments.engines import gllm, sglang, vllm
 from experiments.engines.journal import Form, Outcome, first_line, replay
 from experiments.real import replay_folder
-from experiments.validation.journal import NAME
+from experiments.validation.journal import NAME, journals_in
 
 
 class Engine(NamedTuple):
@@ -40,7 +40,7 @@ def of_engines(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [] if path.name == NAME else [path]
-    if (path / NAME).is_file():
+    if journals_in(path):
         return []
     return [file for file in sorted(path.rglob("*.jsonl.gz")) if _is_journal(file)]
 

@@ -265,6 +265,15 @@ def run_of_pool(config: RunConfig, pool: PoolConfig, share: Share) -> RunConfig:
     return with_(config.document("its part of the run"), patch)
 
 
+def runs_of_pools(config: RunConfig, given: DistServeConfig) -> dict[str, RunConfig]:
+    """Return the run that each pool is."""
+    pools = given.pools()
+    return {
+        name: run_of_pool(config, pools[name], share)
+        for name, share in divide(config, given).items()
+    }
+
+
 def model_of(config: RunConfig, name: str, beside: Path) -> ModelSpec:
     """Return the model of that name or path in the precision that the configuration says."""
     return in_precision(model(find(name, beside)), config.dtype, config.kv_dtype)

@@ -14,8 +14,19 @@ from typing import Any
 
 import evenflow
 from evenflow.errors import UsageError
-from evenflow.replay import Aborted, Added, Asked, Completed, Decision, Entry
-from evenflow.types import Request
+from evenflow.replay import (
+    VERBS,
+    Aborted,
+    Added,
+    Adopted,
+    Asked,
+    Completed,
+    Decision,
+    Entry,
+    Released,
+    Reserved,
+)
+from evenflow.types import Handover, Request
 from experiments.run_file.run import RunConfig
 
 NAME = "decisions.jsonl.gz"
@@ -23,6 +34,13 @@ NAME = "decisions.jsonl.gz"
 END = ["end"]
 FIRST_BYTE = b"\x1f"  # of a member of gzip
 """The last line of a journal that was closed."""
+
+
+def journals_in(folder: Path) -> list[Path]:
+    """Return the journal of the run in a folder, or those of its pools."""
+    if (folder / NAME).is_file():
+        return [folder / NAME]
+    return sorted(folder.glob(f"*/{NAME}")) if (folder / "summary.json").is_file() else []
 
 
 class Lines:
@@ -69,11 +87,17 @@ class Journal:
     """A new journal; `on_loss` hears of one that cannot be kept. `write` appends an entry.
 
     The first line says what a Batcher is made from: the resolved configuration, and the folder that
-    its relative paths start from. The last one says that it is the last.
+    its relative paths start from. The last one says that it is the last. `pool` is whose it is in
+    a system of pools.
     """
 
     def __init__(
-        self, path: Path, config: RunConfig, beside: Path, on_loss: Callable[[str], None]
+        self,
+        path: Path,
+        config: RunConfig,
+        beside: Path,
+        on_loss: Callable[[str], None],
+        pool: str | None = None,
     ) -> None:
         self._lines = Lines(path, on_loss)
         self.flush = self._lines.flush
@@ -83,6 +107,7 @@ class Journal:
                 "config": config.resolved(),
                 "folder": str(beside.resolve()),
                 "ends": True,
+                **({} if pool is None else {"pool": pool}),
             }
         )
 
@@ -94,8 +119,10 @@ class Journal:
         self._lines.close()
 
 
-def read_head(path: Path) -> tuple[RunConfig, Path]:
-    """Return the configuration of a recorded run, and the folder of its relative paths."""
+def read_head(path: Path) -> tuple[RunConfig, Path, str | None]:
+    """Return the configuration of a recorded run, the folder of its relative paths, and whose of
+    its pools the journal is.
+    """
     try:
         head = next(_lines(path), None)
     except EOFError as error:
@@ -104,7 +131,7 @@ def read_head(path: Path) -> tuple[RunConfig, Path]:
         raise UsageError(f"{path}: no first line with a configuration; evenflow run writes one")
     try:
         config = RunConfig.model_validate_json(json.dumps(head["config"]))
-        return config, Path(head["folder"])
+        return config, Path(head["folder"]), head.get("pool")
     except (KeyError, TypeError, ValueError) as error:
         version = head.get("evenflow_version")
         raise UsageError(f"{path}: a configuration of evenflow {version}: {error}") from None
@@ -165,18 +192,22 @@ def _no_number(word: str) -> float:
 
 def _line(entry: Entry) -> list[Any]:
     if isinstance(entry, Added):
-        request = entry.request
-        numbers = (request.request_id, request.arrival_s, request.prompt_tokens)
-        outputs = (request.output_tokens, request.predicted_output_tokens)
-        limit = () if request.max_new_tokens is None else (None, request.max_new_tokens)
-        return ["add", *numbers, *outputs, *limit, entry.refusal]
+        return ["add", *_numbers(entry.request), entry.refusal]
     if isinstance(entry, Asked):
         return ["next", *entry]
     if isinstance(entry, Completed):
         return ["complete", *entry]
-    if isinstance(entry, Aborted):
-        return ["abort", *entry]
-    raise ValueError(f"a journal of one pipeline has no {type(entry).__name__}")
+    if isinstance(entry, Reserved):
+        request, *rest = entry.handover
+        return ["reserve", _numbers(request), *rest]
+    return [VERBS[type(entry)], *entry]
+
+
+def _numbers(request: Request) -> list[Any]:
+    numbers = (request.request_id, request.arrival_s, request.prompt_tokens)
+    outputs = (request.output_tokens, request.predicted_output_tokens)
+    limit = () if request.max_new_tokens is None else (None, request.max_new_tokens)
+    return [*numbers, *outputs, *limit]
 
 
 def _entry(line: Any) -> Entry:
@@ -193,4 +224,12 @@ def _entry(line: Any) -> Entry:
             return Completed(now_s, batch_id, tuple(stopped), tuple(finished))
         case ["abort", int(request_id)]:
             return Aborted(request_id)
+        case ["release", int(request_id)]:
+            return Released(request_id)
+        case ["adopt", int(request_id)]:
+            return Adopted(request_id)
+        case ["reserve", [int(), int() | float(), *_] as request, int(tokens), *rest]:
+            first_s, last_s, preemptions, scheduled_s = rest
+            times = float(first_s), float(last_s), int(preemptions), float(scheduled_s)
+            return Reserved(Handover(Request(*request), tokens, *times))
     raise ValueError(f"{str(line)[:60]}")

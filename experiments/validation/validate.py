@@ -8,6 +8,7 @@ message times a second prediction then uses. Knows no command line; the layers a
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.errors import UsageError
-from evenflow.replay import Entry
+from evenflow.errors import PolicyError, UsageError
+from evenflow.replay import Entry, replay
 from evenflow.results.run import RunResult
-from experiments.real import check_comparable, servable, serve_job
+from experiments.real import check_comparable, recorded, servable, serve_job
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import with_
 from experiments.runs import Job
@@ -49,6 +50,14 @@ AROUND_MS = {
     "hop_ms": "hops_s",
 }
 """What the mean of each column of Times around the stages is called."""
+
+
+class _Journals(defaultdict[str | None, list[Entry]]):
+    """What was recorded, by pool; of one pipeline under None."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 """Given the name of a run and how many requests it has, watches it: takes the counts done."""
@@ -93,7 +102,7 @@ def validate(
     run is interrupted, UsageError when one does not finish.
     """
     check_comparable(job)
-    if job.config.workers.kind == "vllm":
+    if job.config.workers.kind == "vllm" or job.built().pools:
         return _without_stages(job, runs, watch)
     around = None
     if calibration:
@@ -129,28 +138,37 @@ def validate(
 
 
 def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
-    """Return what can be said of runs whose stages tell no times: decisions and end to end.
+    """Return what can be said of pools, and where stages tell no times: decisions and end to end.
 
     Raises PolicyError when a run's decisions, replayed, are not those that it recorded.
     """
-    world = servable(job.built())
+    built = job.built()
     served, loads = [], []
     for number in range(runs):
-        journal: list[Entry] = []
-        each, load = _serve(job, f"run {number + 1} of {runs}", watch, journal)
-        priced(world, journal)
+        journals = _Journals()
+        each, load = _serve(job, f"run {number + 1} of {runs}", watch, journals)
+        for pool, journal in journals.items():
+            if (difference := replay(journal, recorded(built, pool))) is not None:
+                raise PolicyError(f"a recorded run does not replay: {difference}")
         served.append(each)
         loads.append(load)
-    predicted = simulate(world)
+    predicted = simulate(built.world)
     summaries = [summary_of(each.result) for each in served]
-    names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
+    names, left_out = (
+        list(METRICS),
+        "no structure, costs and bubbles: pools are compared as a whole",
+    )
+    if not built.pools:
+        names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
+        left_out = "vLLM tells no times of its stages: no structure, costs and bubbles"
     found = {
         "scheduler": job.config.scheduler.name,
         "runs": runs,
-        "requests": len(world.requests),
+        "requests": len(built.world.requests),
         "decisions": [len(each.result.scheduled_s) for each in served],
         "end_to_end": {key: compared(key, summaries, summary_of(predicted)) for key in names},
         "calibration": None,
+        "left_out": left_out,
         "seconds": sum(each.wall_s for each in served),
         "load": loads,
         "provenance": served[0].result.provenance,
@@ -167,21 +185,21 @@ def calibration_job(job: Job, requests: int) -> Job:
 
 
 def _measure(job: Job, name: str, watch: Watch) -> Measured:
-    journal: list[Entry] = []
-    served, load = _serve(job, name, watch, journal)
+    journals = _Journals()
+    served, load = _serve(job, name, watch, journals)
     world = servable(job.built())
-    by_costs = priced(world, journal)
+    by_costs = priced(world, journals[None])
     times = measured_times(served, world, by_costs.num_tokens)
     return Measured(served, by_costs, times, load)
 
 
 def _serve(
-    job: Job, name: str, watch: Watch, journal: list[Entry]
+    job: Job, name: str, watch: Watch, journals: _Journals
 ) -> tuple[Served, tuple[float, float]]:
     """Serve a job, and return beside it the load of the machine before and after."""
     before = os.getloadavg()[0]
     with watch(name, len(job.workload.requests)) as on_done:
-        served = serve_job(job, on_done, record=journal.append)
+        served = serve_job(job, on_done, journals=lambda pool: journals[pool].append)
         if served.interrupted:
             raise KeyboardInterrupt
         if served.failure is not None:

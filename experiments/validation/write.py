@@ -122,7 +122,7 @@ def notes(found: Found) -> list[str]:
     else:
         counts = ", ".join(f"{count:,}" for count in found["decisions"])
         lines = [f"micro-batches whose decisions replay, all of each run's: {counts}"]
-        lines.append("vLLM tells no times of its stages: no structure, costs and bubbles")
+        lines.append(found["left_out"])
     calibration = found["calibration"]
     if calibration is None:
         lines.append("not calibrated: the simulator knows only the configuration")
@@ -141,7 +141,7 @@ def verdict(found: Found) -> str:
     load = f"load average of the machine, run by run: {loads}"
     how = "simulated" if found["calibration"] is None else "calibrated"
     error = "error" if found["calibration"] is None else "calibrated_error"
-    lines = {metric: found["end_to_end"][metric] for metric in OVERVIEW}
+    lines = {key: line for key, line in found["end_to_end"].items() if key in OVERVIEW}
     known = {name: abs(line[error]) for name, line in lines.items() if line[error] is not None}
     if not known:
         return load

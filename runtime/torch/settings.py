@@ -43,11 +43,11 @@ def cut(layers_per_stage: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def torch_settings(
-    model: str, spans: Sequence[tuple[int, int]], *, threads: int = 1, **more: Any
+    model: str, spans: Sequence[tuple[int, int]], *, threads: int = 1, first: int = 0, **more: Any
 ) -> list[TorchSettings]:
     """Return the settings of a worker for each span of layers, which several ranks may share.
 
-    `more` as in TorchSettings.
+    `first`: so many workers have cores before them. `more` as in TorchSettings.
     """
     mailboxes = tuple(deque[Any]() for _ in spans[1:])
     one_process = more.get("transport") == "one_process"
@@ -55,7 +55,7 @@ def torch_settings(
         TorchSettings(
             model,
             *span,
-            cores=cores_of(worker, threads) if more.get("device", "cpu") == "cpu" else (),
+            cores=cores_of(first + worker, threads) if more.get("device", "cpu") == "cpu" else (),
             mailboxes=mailboxes if one_process else (),
             **more,
         )

@@ -22,7 +22,7 @@ from runtime.torch.inputs import BatchInputs, batch_inputs
 from runtime.torch.model import ALONE, Ranks, Stage
 from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample
 from runtime.torch.weights import load_stage, random_stage, read_model
-from runtime.wire import Activation, Piece, Step
+from runtime.wire import Activation, Cached, Move, Piece, Step
 from runtime.worker import Executed, Place
 
 
@@ -99,6 +99,23 @@ class TorchWorker:
         with self._computing():  # what the carrier holds no longer is written by this lane again
             key = self._carrier.give(out)
         return Executed(received_s, start_s, end_s, out.nbytes, tokens, key)
+
+    def read_kv(self, move: Move) -> bytes:
+        """Return the keys, then the values, of some pages in some layers."""
+        held = (self._kv.keys, self._kv.values)
+        with self._preparing():
+            both = torch.stack([part[move.start : move.stop, move.pages].cpu() for part in held])
+        data: bytes = both.view(torch.uint8).numpy().tobytes()
+        return data
+
+    def write_kv(self, cached: Cached, data: bytes) -> None:
+        """Write keys and values of another pool, of as many layers as they are, into pages."""
+        held = (self._kv.keys, self._kv.values)
+        both = torch.frombuffer(bytearray(data), dtype=held[0].dtype)
+        both = both.view(2, -1, len(cached.pages), *held[0].shape[2:]).to(held[0].device)
+        with self._preparing():
+            for part, values in zip(held, both, strict=True):
+                part[cached.start : cached.start + len(values), cached.pages] = values
 
     def _taken(self) -> Tensor:
         assert self._carrier is not None

@@ -10,10 +10,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
+from typing import Protocol
 
 from evenflow.request import Handover
 from evenflow.results.run import TRANSFERS, Transfers, gathered
-from sim.clock import LATE, Clock
+
+
+class Clock(Protocol):
+    """Makes calls at times of the run.
+
+    `late`: after all else that happens at that instant, before any policy is asked.
+    """
+
+    def at(self, time_s: float, call: Callable[[float], None]) -> None: ...
+    def late(self, time_s: float, call: Callable[[float], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,8 @@ class TransferQueue:
 
     `place(transfer)` takes pages at a destination and returns its index, or None where nobody has
     room: the head then waits, and all behind it. `deliver(transfer, now_s)` is called at its end.
+    With `move`, which takes a transfer as it sets out, that is when `arrive` is called; else, when
+    the link says.
     """
 
     def __init__(
@@ -60,11 +73,13 @@ class TransferQueue:
         link: TransferLink,
         place: Callable[[Transfer], int | None],
         deliver: Callable[[Transfer, float], None],
+        move: Callable[[Transfer], None] | None = None,
     ) -> None:
         self._clock = clock
         self._link = link
         self._place = place
         self._deliver = deliver
+        self._move = move
         self._waiting: deque[Transfer] = deque()
         self._travelling: deque[Transfer] = deque()
         self._done: list[Transfer] = []
@@ -83,9 +98,9 @@ class TransferQueue:
     def poke(self, now_s: float) -> None:
         """There may be room now: try once all arrivals and returns of this instant are applied."""
         at_s = max(now_s, self._link_free_s)
-        if self._waiting and self._try_at_s != at_s:
+        if self._waiting and self._try_at_s != at_s < inf:
             self._try_at_s = at_s
-            self._clock.at(at_s, self._send, LATE)
+            self._clock.late(at_s, self._send)
 
     def _send(self, now_s: float) -> None:
         self._try_at_s = -1.0
@@ -101,14 +116,21 @@ class TransferQueue:
     def _set_out(self, transfer: Transfer, destination: int, now_s: float) -> None:
         transfer.destination = destination
         transfer.start_s = now_s
+        self._travelling.append(transfer)
+        if self._move is not None:
+            self._link_free_s = inf
+            self._move(transfer)
+            return
         transfer.link_busy_s = self._link.per_token_s * transfer.tokens
         self._link_free_s = now_s + transfer.link_busy_s
-        transfer.end_s = self._link_free_s + self._link.latency_s
-        self._travelling.append(transfer)
-        self._clock.at(transfer.end_s, self._arrive)
+        self._clock.at(self._link_free_s + self._link.latency_s, self.arrive)
 
-    def _arrive(self, now_s: float) -> None:
+    def arrive(self, now_s: float) -> None:
+        """Deliver what set out first."""
         transfer = self._travelling.popleft()
+        transfer.end_s = now_s
+        if self._link_free_s == inf:
+            self._link_free_s, transfer.link_busy_s = now_s, now_s - transfer.start_s
         self._done.append(transfer)
         self._deliver(transfer, now_s)
 

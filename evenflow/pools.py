@@ -1,0 +1,272 @@
+"""Prefill and decode on pools of their own (DistServe, Splitwise), simulated or real.
+
+A prompt is computed by the prefill pool, which serves it as a request of one token and keeps its
+pages; its KV crosses a link when the decode pool has room; the decode pool goes on with the second
+token. A mixed pool computes prompts when many wait, and decodes what it prefilled or what the
+decode pool has no room for. Each pool is an ordinary driver with an ordinary policy, which knows
+nothing of the others. Here is what goes where; whoever owns the pools has their clock. Does not
+know machines that change pools, nor several engines in a pool.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from evenflow.batcher import Batcher
+from evenflow.decodes import Sequence
+from evenflow.results.combine import of_pools
+from evenflow.results.recorder import Recorder
+from evenflow.results.run import RunResult
+from evenflow.transfers import Clock, Transfer, TransferLink, TransferQueue
+from evenflow.types import Handover, Request
+from evenflow.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class PooledWorld:
+    """One simulation of a disaggregated system; `requests` and `concurrency` as in `World`.
+
+    Each pool is a world without requests of its own. KV sets out when its destination has pages for
+    it and a share `watermark` of its pages to spare (all of them count once nothing runs there). A
+    prompt goes to the mixed pool when more than `borrow_tokens` prompt tokens wait in the prefill
+    pool and fewer in the mixed one.
+    """
+
+    requests: abc.Sequence[Request]
+    prefill: World
+    decode: World
+    mixed: World | None = None
+    link: TransferLink = field(default_factory=TransferLink)
+    watermark: float = 0.01
+    borrow_tokens: int = 2048
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        for pool in self.pools:
+            if (pool.virtual_engines, pool.replicas) != (1, 1):
+                raise ValueError(f"a pool is one engine, not {pool.virtual_engines}")
+
+    @property
+    def shares_link(self) -> bool:
+        """Whether the hops between the stages of a pool queue for one link."""
+        return any(pool.shares_link for pool in self.pools)
+
+    @property
+    def pools(self) -> tuple[World, ...]:
+        """The pools there are."""
+        return (self.prefill, self.decode) + (() if self.mixed is None else (self.mixed,))
+
+
+class Pool(Protocol):
+    """One pool, as the system sees it: its engine, and the driver of that.
+
+    `arrived_s`: when KV came from elsewhere, by request. `record` counts a request among those that
+    it served; `changed` says that something happened; `adopt` goes on with a request whose KV is
+    there.
+    """
+
+    engine: Batcher
+    arrived_s: dict[int, float]
+
+    def record(self, seq: Sequence) -> None: ...
+    def changed(self, now_s: float) -> None: ...
+    def adopt(self, request_id: int, now_s: float) -> None: ...
+    def result(self) -> RunResult: ...
+
+
+PoolOf = Callable[[str], Pool]
+"""Makes the pool of a name; the engine of any but `decode` keeps the pages of what finishes."""
+
+
+def seen_by_pool(result: RunResult, arrived_s: abc.Mapping[int, float]) -> RunResult:
+    """Return the result of a pool; a request whose KV came from elsewhere arrived with it."""
+    requests = zip(result.request_id.tolist(), result.arrival_s.tolist(), strict=True)
+    arrival_s = np.array([arrived_s.get(*request) for request in requests])
+    return replace(
+        result,
+        arrival_s=arrival_s,
+        first_scheduled_s=np.maximum(result.first_scheduled_s, arrival_s),
+        first_token_s=np.maximum(result.first_token_s, arrival_s),
+    )
+
+
+class Pools:
+    """Gives requests to pools, and what one has computed to the next.
+
+    `on_done` is called with the number of requests done. `move` brings the KV of a request that
+    sets out to its destination, and has `transfers.arrive` called when it is there; None: its link
+    says when that is.
+    """
+
+    def __init__(
+        self,
+        world: PooledWorld,
+        clock: Clock,
+        pool_of: PoolOf,
+        on_done: Callable[[int], None] | None = None,
+        move: Callable[[Transfer], None] | None = None,
+    ) -> None:
+        self._world = world
+        self._on_done = on_done
+        self._replace_done: Callable[[int], None] | None = None
+        self._served: dict[int, Request] = {}  # as the client sent them
+        self._requests = Recorder(1)  # of requests only: micro-batches are the pools'
+        self.transfers = TransferQueue(clock, world.link, self._place, self._deliver, move)
+        names = ["prefill", *(["mixed"] if world.mixed is not None else []), "decode"]
+        self.pools = {name: pool_of(name) for name in names}
+        self._decode, self._mixed = self.pools["decode"], self.pools.get("mixed")
+        self._order = list(self.pools.values())
+        self._prefilling = self._order[:-1]
+        self._decoding = [self._decode, *self._prefilling[1:]]
+
+    def result(self) -> RunResult:
+        """Return what happened so far, pool by pool and merged."""
+        requests = self._requests.result(
+            max_in_flight=None,
+            total_pages=0,
+            page_tokens=self._world.decode.page_tokens,
+            gap_s=(),
+            gap_count=(),
+        )
+        parts = {name: pool.result() for name, pool in self.pools.items()}
+        return of_pools(requests, parts, self.transfers.columns())
+
+    @property
+    def num_done(self) -> int:
+        """Requests that need nothing more: finished or rejected."""
+        return self._requests.num_done
+
+    # -- arrivals ---------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were admitted and have not ended."""
+        return len(self._served)
+
+    def when_done(self, call: Callable[[int], None]) -> None:
+        """Have `call` called with how many requests are done, whenever some are."""
+        self._replace_done = call
+
+    def admit(self, request: Request) -> bool:
+        """Give an arrival to a pool that prefills, or refuse it; say whether it is served."""
+        prompt = replace(request, output_tokens=1)
+        reason = _refusal("prefill", self._prefilling, prompt)
+        if reason is None and request.output_tokens > 1:
+            reason = _refusal("decode", self._decoding, request)
+        if reason is not None:
+            self._requests.reject(request, reason)
+            return False
+        self._served[request.request_id] = request
+        takers = [pool for pool in self._prefilling if pool.engine.refusal(prompt) is None]
+        self._route(takers).engine.add(prompt)
+        return True
+
+    def _route(self, pools: abc.Sequence[Pool]) -> Pool:
+        """Choose among the pools that could prefill: the first, unless its queue is too long."""
+        first, last = pools[0], pools[-1]
+        ahead, behind = (pool.engine.queues.waiting_tokens for pool in (first, last))
+        if ahead > self._world.borrow_tokens:
+            return last if behind < ahead else first
+        return first
+
+    def changed(self, now_s: float, but: Pool | None = None) -> None:
+        """Prompts have come: ask the pools that prefill, save one that is asked anyway."""
+        for pool in self._prefilling:
+            if pool is not but:
+                pool.changed(now_s)
+
+    # -- from pool to pool ------------------------------------------------------------------------
+
+    def finished(self, pool: Pool, sequences: list[Sequence], now_s: float) -> None:
+        """A pool is done with requests: so are the clients, or else their KV goes on."""
+        ended = 0
+        for seq in sequences:
+            if seq.generated >= self._served[seq.request.request_id].output_tokens:
+                self._end(pool, seq)
+                ended += 1
+            else:
+                self._hand_over(pool, seq, now_s)
+        if not ended:
+            return
+        if self._replace_done is not None:
+            self._replace_done(ended)
+            self.changed(now_s, but=pool)
+        if self._on_done is not None:
+            self._on_done(self._requests.num_done)
+
+    def _end(self, pool: Pool, seq: Sequence) -> None:
+        request_id = seq.request.request_id
+        if pool.engine.keeps_pages:
+            pool.engine.release(request_id)
+        del self._served[request_id]
+        pool.record(seq)
+        self._requests.finish([seq])
+
+    def _hand_over(self, pool: Pool, seq: Sequence, now_s: float) -> None:
+        request = self._served[seq.request.request_id]
+        handover = Handover(
+            request,
+            seq.generated,
+            seq.first_token_s,
+            seq.last_token_s,
+            seq.epoch,
+            seq.first_scheduled_s,
+        )
+        if pool is self._mixed and self._stays(pool, handover):
+            pool.engine.release(request.request_id)
+            pool.engine.reserve(handover)
+            pool.adopt(request.request_id, now_s)
+            return
+        pool.record(seq)
+        tokens = _whole_pages(pool.engine, handover)
+        self.transfers.put(Transfer(handover, self._order.index(pool), tokens, now_s))
+
+    def _stays(self, pool: Pool, handover: Handover) -> bool:
+        """Say whether what the mixed pool prefilled is decoded there too: no other has room now."""
+        if pool.engine.refusal(handover.request) is not None:
+            return False
+        return bool(len(self.transfers)) or not self._takes(self._decode, handover)
+
+    def _takes(self, pool: Pool, handover: Handover) -> bool:
+        engine = pool.engine
+        spare_pages = int(self._world.watermark * engine.pool.total_pages)
+        if not engine.has_room(handover.context_tokens, spare_pages):
+            return False
+        return engine.refusal(handover.request) is None
+
+    def _place(self, transfer: Transfer) -> int | None:
+        """Take pages for KV in the first pool that has room; say which."""
+        for pool in self._decoding:
+            index = self._order.index(pool)
+            if index != transfer.source and self._takes(pool, transfer.handover):
+                pool.engine.reserve(transfer.handover)
+                return index
+        return None
+
+    def _deliver(self, transfer: Transfer, now_s: float) -> None:
+        """KV has arrived: its pages at the source are free, the request decodes from here on."""
+        request_id = transfer.handover.request.request_id
+        source, destination = (
+            self._order[index] for index in (transfer.source, transfer.destination)
+        )
+        source.engine.release(request_id)
+        destination.adopt(request_id, now_s)
+        destination.arrived_s[request_id] = now_s
+        self.transfers.poke(now_s)
+        source.changed(now_s)
+        destination.changed(now_s)
+
+
+def _whole_pages(engine: Batcher, handover: Handover) -> int:
+    return engine.pool.pages_for(handover.context_tokens) * engine.pool.page_tokens
+
+
+def _refusal(name: str, pools: abc.Sequence[Pool], request: Request) -> str | None:
+    """Return why none of these pools could serve a request, by the first of them; else None."""
+    refusals = [pool.engine.refusal(request) for pool in pools]
+    return None if None in refusals else f"{name} pool: {refusals[0]}"

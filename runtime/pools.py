@@ -1,0 +1,295 @@
+"""Pools of workers in real time: `evenflow.pools` by the clock of this machine.
+
+A pool is a driver with a pipeline of its own; one thread turns all of them. Emulated, KV crosses
+for as long as the link's cost says. Where workers compute, its pages are read in the processes of
+one pool and written in those of the other, and it has crossed when the last of them says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evenflow import decodes
+from evenflow.batcher import Batcher
+from evenflow.errors import UsageError, WorkerError
+from evenflow.pools import PooledWorld, Pools, seen_by_pool
+from evenflow.replay import Entry, RecordingBatcher
+from evenflow.results.run import RunResult
+from evenflow.transfers import Transfer
+from evenflow.world import World
+from runtime.driver import LOOK_S, Driver, Heard
+from runtime.front import TraceReplay
+from runtime.pipeline import Pipeline
+from runtime.serve import Served, Workers, driven
+from runtime.tokens import TokenBook
+from runtime.wire import Arrived, Message, Move
+
+
+class Timers:
+    """Calls that are due at times of the run."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[float, bool, int, Callable[[float], None]]] = []
+        self._number = count()
+
+    def at(self, time_s: float, call: Callable[[float], None]) -> None:
+        """Have `call` called with the time, once it is that late."""
+        heappush(self._calls, (time_s, False, next(self._number), call))
+
+    def late(self, time_s: float, call: Callable[[float], None]) -> None:
+        """Have `call` called after the others of that time."""
+        heappush(self._calls, (time_s, True, next(self._number), call))
+
+    @property
+    def next_s(self) -> float:
+        return self._calls[0][0] if self._calls else float("inf")
+
+    def run_due(self, now_s: float) -> None:
+        """Make the calls that are due."""
+        while self.next_s <= now_s:
+            heappop(self._calls)[-1](now_s)
+
+
+class Pool(Driver):
+    """The driver of one pool, which the system turns: what it has computed may go on elsewhere."""
+
+    def __init__(self, system: PooledDriver, part: Part, batcher: Batcher, **options: Any) -> None:
+        super().__init__(part.world, batcher, part.pipeline, **options)
+        self.engine = batcher
+        self.arrived_s: dict[int, float] = {}
+        self.holders = part.holders
+        self.pipeline = part.pipeline
+        self._system = system
+
+    @property
+    def busy(self) -> bool:
+        """Whether micro-batches are on their way."""
+        return bool(self._steps.sent)
+
+    @property
+    def next_s(self) -> float:
+        """When its policy wants to be asked, as far as is known."""
+        return float("inf") if self._wake_at_s is None else self._wake_at_s
+
+    def record(self, seq: decodes.Sequence) -> None:
+        """Count a request among those that this pool served."""
+        self._recorder.finish([seq])
+
+    def adopt(self, request_id: int, now_s: float) -> None:
+        """Go on with a request whose KV is here, and tell the workers of its pages."""
+        self.engine.adopt(request_id)
+        self._writer.adopt(self.engine.queues.live[request_id])
+
+    def changed(self, now_s: float) -> None:
+        """Something happened: there may be room, and then it is asked."""
+        self._system.transfers.poke(now_s)
+        super().changed(now_s)
+
+    def decide(self, now_s: float) -> None:
+        """Ask the policy if anything happened; what waited here, and went first, may be in now."""
+        super().decide(now_s)
+        self._system.transfers.poke(now_s)
+
+    def finished(self, sequences: list[decodes.Sequence], now_s: float) -> None:
+        """Tell the workers, and the system, what has ended here."""
+        self._writer.dropped(sequences)
+        self._system.finished(self, sequences, now_s)
+
+    def result(self) -> RunResult:
+        """Return what happened here."""
+        return seen_by_pool(super().result(), self.arrived_s)
+
+    def _apply(self, message: Message, now_s: float) -> None:
+        if isinstance(message, Arrived):
+            self._system.part_arrived(now_s)
+        else:
+            super()._apply(message, now_s)
+
+
+class Holder(NamedTuple):
+    """A worker that holds the KV of layers [start, stop), and where it hears."""
+
+    worker: int
+    rank: int
+    start: int
+    stop: int
+    address: str
+
+
+class Part(NamedTuple):
+    """A pool that is started: `holders` of its KV, none where it is made up."""
+
+    world: World
+    pipeline: Pipeline
+    holders: Sequence[Holder]
+
+
+class PooledDriver(Pools):
+    """Serves a pooled world in real time by the parts of its name; `options` are the drivers'."""
+
+    def __init__(
+        self,
+        world: PooledWorld,
+        batchers: Mapping[str, Batcher],
+        parts: Mapping[str, Part],
+        *,
+        book: TokenBook | None = None,
+        on_done: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
+    ) -> None:
+        self._front = TraceReplay(world.requests, world.concurrency)
+        self._timers = Timers()
+        self._book = book
+        self._clock = clock
+        self.origin_s = clock()
+        self._stops = False
+        self._awaited = 0  # messages until what travels is there
+        self.drivers: dict[str, Pool] = {}
+
+        def pool_of(name: str) -> Pool:
+            pool = Pool(self, parts[name], batchers[name], book=book, clock=clock, **options)
+            pool.origin_s = self.origin_s
+            self.drivers[name] = pool
+            return pool
+
+        moves = all(part.holders for part in parts.values())
+        super().__init__(world, self._timers, pool_of, on_done, self._move if moves else None)
+        self.when_done(self._front.left)
+        first, *others = self.drivers.values()
+        for other in others:
+            first.pipeline.watch(other.pipeline.results)
+
+    def run(self) -> None:
+        """Serve until every request is done, or, after `stop`, until the pipelines are empty."""
+        pools = list(self.drivers.values())
+        while self._goes_on:
+            idle_s = self._idle_s()
+            heard = [p.pipeline.receive(0.0 if index else idle_s) for index, p in enumerate(pools)]
+            now_s = self._clock() - self.origin_s
+            for pool, messages in zip(pools, heard, strict=True):
+                pool.hear(messages, now_s)
+            if not self._stops:
+                self._admit(now_s)
+                self._timers.run_due(now_s)
+                for pool in pools:
+                    pool.decide(now_s)
+
+    def stop(self) -> None:
+        """Send nothing more; what is in the pipelines still comes back."""
+        self._stops = True
+
+    @property
+    def _goes_on(self) -> bool:
+        if self._stops:
+            return any(pool.busy for pool in self.drivers.values())
+        return bool(self._front or self.outstanding)
+
+    def _idle_s(self) -> float:
+        times_s = [self._timers.next_s, *(pool.next_s for pool in self.drivers.values())]
+        if (due_s := self._front.next_s) is not None:
+            times_s.append(due_s)
+        return min(LOOK_S, max(0.0, min(times_s) + self.origin_s - self._clock()))
+
+    def _admit(self, now_s: float) -> None:
+        entered = False
+        while (request := self._front.due(now_s)) is not None:
+            entered = True
+            if not self.admit(request):
+                self._front.left(1)
+        if entered:
+            self.changed(now_s)
+
+    def _end(self, pool: Any, seq: decodes.Sequence) -> None:
+        super()._end(pool, seq)
+        if self._book is not None:
+            self._book.ended(seq.request.request_id)
+
+    def _move(self, transfer: Transfer) -> None:
+        """Have the workers of one pool send the pages of a request to those of another."""
+        request_id = transfer.handover.request.request_id
+        pools = list(self.drivers.values())
+        source, target = pools[transfer.source], pools[transfer.destination]
+        pages = target.engine.queues.moving[request_id].pages
+        given = source.engine.queues.moving[request_id].pages[: len(pages)]
+        for sender in source.holders:
+            for taker in target.holders:
+                start, stop = max(sender.start, taker.start), min(sender.stop, taker.stop)
+                if start < stop and sender.rank == taker.rank:
+                    layers = start - sender.start, stop - sender.start, start - taker.start
+                    message = Move(*layers, given, pages, taker.address)
+                    source.pipeline.tell(sender.worker, message)
+                    self._awaited += 1
+
+    def part_arrived(self, now_s: float) -> None:
+        """A worker has written what it was sent; the last one's word ends the transfer."""
+        self._awaited -= 1
+        if not self._awaited:
+            self.transfers.arrive(now_s)
+
+
+def holders_of(workers: Workers, depth: int, pipeline: Pipeline) -> list[Holder]:
+    """Return which worker has the KV of which layers; none where nothing computes."""
+    ranks = len(workers.settings) // depth
+    return [
+        Holder(number, number % ranks, stage.start, stage.stop, pipeline.address(number))
+        for number, stage in enumerate(workers.settings)
+        if hasattr(stage, "start") and hasattr(stage, "stop")
+    ]
+
+
+def serve_pools(
+    world: PooledWorld,
+    workers: Mapping[str, Workers],
+    on_done: Callable[[int], None] | None = None,
+    *,
+    record: Callable[[str], Callable[[Entry], None]] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+) -> Served:
+    """Serve a system of pools as `runtime.serve` does one; `record` gives each pool's journal."""
+    names = list(workers)
+    worlds = {name: getattr(world, name) for name in names}
+    batchers = {}
+    for name in names:
+        kind: Any = Batcher if record is None else partial(RecordingBatcher, record=record(name))
+        keeps = name != "decode"
+        batchers[name] = worlds[name].batcher(partial(kind, keeps_pages=keeps))
+    some = workers[names[0]]
+    book = None if some.text_of is None else TokenBook(some.text_of)
+    try:
+        with ExitStack() as stack:
+            parts = {}
+            for name in names:
+                pipeline = stack.enter_context(workers[name].start(worlds[name]))
+                holders = holders_of(workers[name], worlds[name].depth, pipeline)
+                parts[name] = Part(worlds[name], pipeline, holders)
+            options: dict[str, Any] = {"on_token": on_token, "patience_s": some.patience_s}
+            driver = PooledDriver(world, batchers, parts, book=book, on_done=on_done, **options)
+            started_s = time.perf_counter()
+            failure, interrupted = driven(driver.run, driver.stop)
+            wall_s = time.perf_counter() - started_s
+    except WorkerError as error:  # before anything was served
+        raise UsageError(f"the workers do not start: {error}") from None
+    pools = driver.drivers.values()
+    for pool in pools:
+        pool.flush()
+    return Served(
+        driver.result(),
+        wall_s,
+        failure,
+        interrupted,
+        len(world.requests) - driver.num_done,
+        np.concatenate([pool.driver_s for pool in pools]),
+        sum(batcher.pool.free_pages for batcher in batchers.values()),
+        Heard(
+            *(np.concatenate(columns) for columns in zip(*(p.heard for p in pools), strict=True))
+        ),
+    )

@@ -2,8 +2,8 @@
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
 `ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.plan`, `ef.figures`,
-`ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for. They live
-upstairs, in `experiments`; no other module looks up there.
+`ef.intervals`, `ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for.
+They live upstairs, in `experiments`; no other module looks up there.
 """
 
 from importlib import import_module
@@ -21,6 +21,7 @@ FRONT_DOOR = (
     "compare",
     "diff",
     "figures",
+    "intervals",
     "plan",
     "reproduce",
     "simulate",

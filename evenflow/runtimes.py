@@ -6,8 +6,8 @@ waits for whom is the simulator's business (`sim.tandem`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
 
 from evenflow.costs.base import BatchShape
 
@@ -70,6 +70,12 @@ class RuntimeOverheads:
         """Whether the host spends any time on a micro-batch."""
         per_unit = (self.per_row_s, self.per_new_request_s, self.per_prompt_token_s)
         return max(self.schedule_s, self.per_prefill_s, *per_unit) > 0
+
+    def scaled(self, factor: float) -> RuntimeOverheads:
+        """Return the same where all takes `factor` times as long."""
+        given = ((each.name, getattr(self, each.name)) for each in fields(self))
+        times: dict[str, Any] = {name: s * factor for name, s in given if isinstance(s, float)}
+        return replace(self, **times)
 
     def host_s(self, batch: BatchShape) -> float:
         """Return the seconds that the host spends on a micro-batch.

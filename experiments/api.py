@@ -50,6 +50,7 @@ from experiments.study.trials import How
 from experiments.study.tune import tune as study_tune
 from experiments.study.tune_search import Tuned
 from experiments.study.tuning import Wish
+from experiments.study.uncertainty import Prediction, predict
 
 
 class Simulators(TypedDict, total=False):
@@ -299,6 +300,7 @@ def reproduce(
     *,
     data: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
+    intervals: bool = False,
     out: str | Path | None = None,
     force: bool = False,
     workers: int | None = None,
@@ -306,10 +308,12 @@ def reproduce(
     """Simulate runs that others measured: `.table` has a row a run and metric, with its error.
 
     No names: the whole catalogue. `data` is the folder of the runs, by default EVENFLOW_SHARED.
-    `set`, `out` and `force` are as for `sweep`. Raises UsageError for what cannot be.
+    `intervals`: nine more simulations of each run tell how far it may be off. `set`, `out` and
+    `force` are as for `sweep`. Raises UsageError for what cannot be.
     """
     folder, how = data_folder(_folder(data)), How(workers=workers)
-    found = reproduce_entries(chosen_entries(names), folder, how, _assignments(set))
+    entries = chosen_entries(names)
+    found = reproduce_entries(entries, folder, how, _assignments(set), intervals=intervals)
     if out is not None:
         with staged(Path(out), force=force) as scratch:
             write_reproduced(scratch, found)
@@ -332,6 +336,18 @@ def calibrate(
     document = patched(document, dict(set or {}))
     runs = [each for path in results for each in read_results(Path(path))]
     return calibrate_run(document, file.parent, runs, How(workers=workers))
+
+
+def intervals(
+    run: RunFile, *, set: Mapping[str, Any] | None = None, workers: int | None = None
+) -> Prediction:
+    """Simulate a run ten times: `.table` has a 90 % interval of each mean, P99 and throughput.
+
+    It comes of the costs' stated error, the host's constants and the seed (`.error` says which).
+    `set` gives keys of the run new values. Raises UsageError for what cannot be.
+    """
+    document, file = _document(run)
+    return predict(patched(document, dict(set or {})), file.parent, How(workers=workers))
 
 
 def _folder(out: str | Path | None) -> Path | None:

@@ -6,7 +6,7 @@ Knows specifications and the numbers of a micro-batch; no clock, no policy, no r
 from evenflow.costs.base import AffineCost, BatchShape, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.collectives import Fabric, Measured, Ring, TwoLevel
 from evenflow.costs.estimates import balanced_layers, estimates, token_budget_for
-from evenflow.costs.modifiers import DraftedCost, GraphCost, RanksCost, SwapCost
+from evenflow.costs.modifiers import DraftedCost, GraphCost, RanksCost, ScaledCost, SwapCost
 from evenflow.costs.roofline import RooflineCost
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "RanksCost",
     "Ring",
     "RooflineCost",
+    "ScaledCost",
     "StageCost",
     "SwapCost",
     "TwoLevel",

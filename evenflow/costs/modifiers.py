@@ -35,6 +35,16 @@ class Modified:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledCost(Modified):
+    """Every stage takes `factor` times as long."""
+
+    factor: float
+
+    def times(self, batch: BatchShape) -> list[float]:
+        return [seconds * self.factor for seconds in self.costs.times(batch)]
+
+
+@dataclass(frozen=True, slots=True)
 class GraphCost(Modified):
     """Decode steps replayed from captured CUDA graphs: a decode-only micro-batch costs as much as
     the next captured size, everything else as `costs` says.

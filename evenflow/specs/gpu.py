@@ -62,6 +62,8 @@ class GpuSpec:
     """Dense fp8 peak, 1e12 operations a second; 0: the GPU has none."""
     fp4_tflops: NonNegative = 0.0
     """Dense fp4 peak, 1e12 operations a second; 0: the GPU has none."""
+    p95_error: NonNegative = 0.0
+    """The error of `costs: roofline` that 95 % of whole-model times keep, a share; 0: not known."""
 
     def __post_init__(self) -> None:
         require_declared(f"gpu {self.name}", self)
@@ -119,23 +121,118 @@ GPUS: tuple[GpuSpec, ...] = (
         48,
         source="fitted on whole-model times of two models on L20",
         fp8_tflops=239,
-    ),
-    GpuSpec("A100-40G", 312, 1555, 40, 0.836, 0.778, 1.056e-4, f"{SCALED}: 4.1 %, 10.0 %"),
-    GpuSpec("A100-80G", 312, 2039, 80, 0.826, 0.772, 7.90e-5, f"{MEASURED}: 4.6 %, 11.7 %"),
-    GpuSpec("A100-80G-PCIe", 312, 1935, 80, 0.742, 0.770, 8.15e-5, f"{SCALED}: 4.5 %, 12.0 %"),
-    GpuSpec("A800-80G", 312, 1935, 80, 0.742, 0.770, 8.15e-5, f"{SCALED}: 4.5 %, 12.0 %"),
-    GpuSpec("A40", 149.7, 696, 48, 0.736, 0.764, 2.8e-5, PUBLISHED),
-    GpuSpec("L40S", 362, 864, 48, 0.634, 0.753, 0.0, f"{MEASURED}: 4.8 %, 10.1 %", 733),
-    GpuSpec("H100", 989, 3350, 80, 0.800, 0.849, 4.51e-5, f"{MEASURED}: 4.3 %, 9.9 %", 1979),
-    GpuSpec("H200", 989, 4800, 141, 0.776, 0.841, 4.72e-5, f"{MEASURED}: 4.5 %, 9.4 %", 1979),
-    GpuSpec(
-        "B200", 2250, 7700, 180, 0.685, 0.875, 4.13e-05, f"{MEASURED}: 4.2 %, 11.6 %", 4500, 9000
+        p95_error=0.046,
     ),
     GpuSpec(
-        "B300", 2250, 7750, 268.6, 0.762, 0.825, 3.49e-05, f"{MEASURED}: 4.1 %, 11.8 %", 4500, 14000
+        "A100-40G",
+        312,
+        1555,
+        40,
+        0.836,
+        0.778,
+        1.056e-4,
+        f"{SCALED}: 4.1 %, 10.0 %",
+        p95_error=0.100,
     ),
     GpuSpec(
-        "GB200", 2500, 8000, 185, 0.627, 0.859, 3.94e-05, f"{MEASURED}: 5.4 %, 15.9 %", 5000, 10000
+        "A100-80G",
+        312,
+        2039,
+        80,
+        0.826,
+        0.772,
+        7.90e-5,
+        f"{MEASURED}: 4.6 %, 11.7 %",
+        p95_error=0.117,
+    ),
+    GpuSpec(
+        "A100-80G-PCIe",
+        312,
+        1935,
+        80,
+        0.742,
+        0.770,
+        8.15e-5,
+        f"{SCALED}: 4.5 %, 12.0 %",
+        p95_error=0.120,
+    ),
+    GpuSpec(
+        "A800-80G",
+        312,
+        1935,
+        80,
+        0.742,
+        0.770,
+        8.15e-5,
+        f"{SCALED}: 4.5 %, 12.0 %",
+        p95_error=0.120,
+    ),
+    GpuSpec("A40", 149.7, 696, 48, 0.736, 0.764, 2.8e-5, PUBLISHED, p95_error=0.085),
+    GpuSpec(
+        "L40S", 362, 864, 48, 0.634, 0.753, 0.0, f"{MEASURED}: 4.8 %, 10.1 %", 733, p95_error=0.101
+    ),
+    GpuSpec(
+        "H100",
+        989,
+        3350,
+        80,
+        0.800,
+        0.849,
+        4.51e-5,
+        f"{MEASURED}: 4.3 %, 9.9 %",
+        1979,
+        p95_error=0.099,
+    ),
+    GpuSpec(
+        "H200",
+        989,
+        4800,
+        141,
+        0.776,
+        0.841,
+        4.72e-5,
+        f"{MEASURED}: 4.5 %, 9.4 %",
+        1979,
+        p95_error=0.094,
+    ),
+    GpuSpec(
+        "B200",
+        2250,
+        7700,
+        180,
+        0.685,
+        0.875,
+        4.13e-05,
+        f"{MEASURED}: 4.2 %, 11.6 %",
+        4500,
+        9000,
+        p95_error=0.116,
+    ),
+    GpuSpec(
+        "B300",
+        2250,
+        7750,
+        268.6,
+        0.762,
+        0.825,
+        3.49e-05,
+        f"{MEASURED}: 4.1 %, 11.8 %",
+        4500,
+        14000,
+        p95_error=0.118,
+    ),
+    GpuSpec(
+        "GB200",
+        2500,
+        8000,
+        185,
+        0.627,
+        0.859,
+        3.94e-05,
+        f"{MEASURED}: 5.4 %, 15.9 %",
+        5000,
+        10000,
+        p95_error=0.159,
     ),
     GpuSpec(
         "GB300",
@@ -148,6 +245,7 @@ GPUS: tuple[GpuSpec, ...] = (
         f"{MEASURED}: 3.7 %, 11.5 %",
         5000,
         15000,
+        p95_error=0.115,
     ),
     GpuSpec(
         "RTX-PRO-6000",
@@ -160,6 +258,7 @@ GPUS: tuple[GpuSpec, ...] = (
         f"{MEASURED}: 4.3 %, 13.9 %",
         935.6,
         1871,
+        p95_error=0.139,
     ),
     GpuSpec("L4", 121, 300, 24, 0.634, 0.753, 0.0, LIKE_L40S, 242),
     GpuSpec("RTX-4090", 165.2, 1008, 24, 0.634, 0.753, 0.0, LIKE_L40S, 330.3),
@@ -200,7 +299,7 @@ def gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:
     """
     wanted = name_or_mapping
     if not isinstance(wanted, str) and REACHED & wanted.keys():
-        wanted = {"source": "given"} | dict(wanted)
+        wanted = {"source": "given", "p95_error": 0.0} | dict(wanted)
     return _look_up("gpu", GpuSpec, GPUS, wanted)
 
 

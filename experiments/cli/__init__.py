@@ -30,7 +30,7 @@ from experiments.cli.lists import (
     schema_command,
     systems_command,
 )
-from experiments.cli.options import Force, Out, RunFile, Set
+from experiments.cli.options import Force, Intervals, Out, RunFile, Set
 from experiments.cli.profile import check_command, import_command, measure_command
 from experiments.cli.real import recover_command, replay_command, run_command, serve_command
 from experiments.cli.reproduce import reproduce_command
@@ -41,6 +41,7 @@ from experiments.cli.validate import validate_command
 if TYPE_CHECKING:
     from experiments.run_file.run import RunConfig
     from experiments.study.advice import Advice
+    from experiments.study.uncertainty import Prediction
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
@@ -161,17 +162,19 @@ def simulate(
     advise: Annotated[
         bool, typer.Option("--advise", help="Also: the three changes that would help most.")
     ] = False,
+    intervals: Intervals = False,
 ) -> None:
     """Simulate one configuration and write what happened."""
     from experiments.cli.terminal import (
         print_counterfactuals,
         print_folder,
+        print_intervals,
         print_left_out,
         print_outcomes,
         progress,
     )
     from experiments.report.folder import staged
-    from experiments.report.tables import write_summaries
+    from experiments.report.tables import write_summaries, write_table
     from experiments.run_file.build import load_workload
     from experiments.run_file.run import load_config
     from experiments.runs import Job, run_job, without_causes, write_run
@@ -185,7 +188,10 @@ def simulate(
         with progress([job.label], len(job.workload.requests)) as show:
             outcome = run_job(job, show.done)
         advice, more = _advice(run, config) if advise else (None, [])
-        write_run(scratch, outcome, save.value, run.name, shown, more=more)
+        prediction, ranges = _prediction(run, config) if intervals else (None, [])
+        if prediction is not None:
+            write_table(scratch / "intervals.csv", prediction.table)
+        write_run(scratch, outcome, save.value, run.name, shown, more=[*ranges, *more])
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
             as_is = {"as is": outcome.summary, **without}
@@ -194,9 +200,21 @@ def simulate(
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:
         print_counterfactuals(as_is)
+    if prediction is not None:
+        print_intervals(prediction)
     if advice is not None:
         _print_advice(advice)
     print_folder(folder)
+
+
+def _prediction(run: Path, config: RunConfig) -> tuple[Prediction, list[str]]:
+    """Return the intervals, and their part of the report."""
+    from experiments.cli.terminal import progress
+    from experiments.study.trials import How
+    from experiments.study.uncertainty import html, predict
+
+    found = predict(config.document(str(run)), run.parent, How(watch=progress))
+    return found, [html(found)]
 
 
 def _advice(run: Path, config: RunConfig) -> tuple[Advice, list[str]]:

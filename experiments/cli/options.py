@@ -21,6 +21,9 @@ Engine = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="vllm: real vLLM serves, with our policy in it."),
 ]
+Intervals = Annotated[
+    bool, typer.Option("--intervals", help="Also: 90 % intervals, from nine more simulations.")
+]
 Slo = Annotated[
     list[str] | None,
     typer.Option("--slo", metavar="METRIC=LIMIT", help="A limit; may be given repeatedly."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import Force, Out, Set
+from experiments.cli.options import Force, Intervals, Out, Set
 
 
 def reproduce_command(
@@ -21,6 +21,7 @@ def reproduce_command(
         typer.Option("--data", metavar="DIR", help="Holds the runs; default: EVENFLOW_SHARED."),
     ] = None,
     set_: Set = None,
+    intervals: Intervals = False,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Default: the number of cores.")
     ] = None,
@@ -46,7 +47,8 @@ def reproduce_command(
 
     if out is not None:
         check_folder(out, force=force)
-    found = reproduce(entries, folder, How(workers=workers, watch=progress), set_ or ())
+    how = How(workers=workers, watch=progress)
+    found = reproduce(entries, folder, how, set_ or (), intervals=intervals)
     if out is not None:
         with staged(out, force=force) as scratch:
             write(scratch, found)

@@ -12,6 +12,7 @@ from experiments.cli.options import (
     Executor,
     Force,
     Gpus,
+    Intervals,
     MedianQueue,
     Out,
     RunFile,
@@ -267,6 +268,7 @@ def plan_command(
         bool, typer.Option("--exhaustive", help="Simulate every point, on all requests.")
     ] = False,
     max_median_queue_s: MedianQueue = None,
+    intervals: Intervals = False,
     set_: Set = None,
     executor: Executor = "process",
     workers: Workers = None,
@@ -274,13 +276,14 @@ def plan_command(
     force: Force = False,
 ) -> None:
     """Find the cheapest deployment that keeps limits on latency, and say how to start it."""
-    from experiments.cli.terminal import progress
+    from experiments.cli.terminal import print_intervals, progress
     from experiments.run_file.yaml_file import override, read
     from experiments.study.layouts import parse_gpus
     from experiments.study.plan import plan
     from experiments.study.plan_search import Ask, parse_budgets
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
+    from experiments.study.uncertainty import predict
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
@@ -299,7 +302,10 @@ def plan_command(
     )
     folder = out or Path("out") / f"{run.stem}-plan"
     how = How(folder, force, [run], executor, workers, watch=progress)
-    _print_plan(plan(document, run.parent, ask, how))
+    planned = plan(document, run.parent, ask, how)
+    _print_plan(planned)
+    if intervals:
+        print_intervals(predict(planned.winner, run.parent, How(watch=progress)))
     typer.echo(folder / "plan.yaml")
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from evenflow.results.run import RunResult
 from experiments.outcome import Outcome
 from experiments.report.tables import print_numbers
 from experiments.report.words import METRICS, overload
+
+if TYPE_CHECKING:
+    from experiments.study.uncertainty import Prediction
 
 FIRST_LINE_S = 10.0
 LINE_EVERY_S = 60.0
@@ -49,6 +52,14 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     for name, summary in summaries.items():
         if told := overload(summary):
             typer.echo(f"OVERLOADED, {name}: {told}")
+
+
+def print_intervals(prediction: Prediction) -> None:
+    """Print the intervals of a run's numbers, and what they rest on."""
+    from experiments.study.uncertainty import rows, sentence
+
+    print_numbers(*rows(prediction))
+    typer.echo(sentence(prediction))
 
 
 def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:

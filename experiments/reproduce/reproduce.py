@@ -22,6 +22,7 @@ from experiments.reproduce.catalogue import Entry
 from experiments.reproduce.measured import Measured
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, patched
+from experiments.study import uncertainty
 from experiments.study.points import Point
 from experiments.study.trials import How, Trial
 
@@ -62,7 +63,9 @@ class Reproduced:
 
     `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time), each
     with its `error`, the `goal` for it, and the `spread` of what was measured, as shares; NaN where
-    there is none. `failures` are runs that could not be simulated, with the reason.
+    there is none. Where intervals were asked for, also `low_90`, `high_90`, the `half_width` as a
+    share, and whether the measured value lies `inside`. `failures` are runs that could not be
+    simulated, with the reason.
     """
 
     entries: Sequence[Entry]
@@ -93,11 +96,17 @@ def _summed(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def reproduce(
-    entries: Sequence[Entry], data: Path, how: How, overrides: Sequence[str] = ()
+    entries: Sequence[Entry],
+    data: Path,
+    how: How,
+    overrides: Sequence[str] = (),
+    *,
+    intervals: bool = False,
 ) -> Reproduced:
     """Simulate the measured runs of these entries that lie below the folder `data`.
 
-    `overrides` are KEY=VALUE of RUN.yaml, for all of them. Raises UsageError where no entry has
+    `overrides` are KEY=VALUE of RUN.yaml, for all of them. `intervals`: nine more simulations of
+    each run tell the interval of each number. Raises UsageError where no entry has
     data, or no run can be simulated.
     """
     with TemporaryDirectory() as scratch:
@@ -107,10 +116,13 @@ def reproduce(
         if not cases:
             names, where = (", ".join(e.name for e in entries), entries[0].where_from())
             raise UsageError(f"{data}: no data of {names}; of the first, {where}")
-        with how.simulator("reproduce", 2 * len(cases)) as simulator:
-            configs = [(case.config, with_(case.config, IDEAL)) for case in cases]
-            points = [[Point(config, Path()) for config in pair] for pair in configs]
-            trials = simulator.trials_of([({}, pair) for pair in points])
+        patches = [[{}, IDEAL, *(_errors(case.config) if intervals else [])] for case in cases]
+        points = [
+            [Point(with_(case.config, patch), Path()) for patch in each]
+            for case, each in zip(cases, patches, strict=True)
+        ]
+        with how.simulator("reproduce", sum(map(len, points))) as simulator:
+            trials = simulator.trials_of([({}, each) for each in points])
     failures = {
         case.measured.label: trial.errors[0]
         for case, trial in zip(cases, trials, strict=True)
@@ -122,6 +134,10 @@ def reproduce(
         raise UsageError(f"no run can be simulated, the first because: {why}")
     table = pd.DataFrame([row for case, trial in pairs for row in _rows(case, trial)])
     return Reproduced([e for e in entries if e.files(data)], _with_repeats(table), failures)
+
+
+def _errors(config: RunConfig) -> list[Patch]:
+    return [case.patch for case in uncertainty.cases(config, uncertainty.stated(config, Path()))]
 
 
 def cases_of(entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] = ()) -> list[Case]:
@@ -192,7 +208,8 @@ def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:
     keys = case.entry.keys
     spreads = (known for end, known in keys.spread.items() if case.measured.label.endswith(end))
     spread = next(spreads, {})
-    simulated, ideal = (record.values for record in trial.records)
+    simulated, ideal, *others = (record.values for record in trial.records)
+    ranges = uncertainty.ranges_of(others)
     for metric, goal in keys.metrics.items():
         measured = case.measured.metrics.get(metric)
         if measured is None:
@@ -207,7 +224,20 @@ def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:
             "ideal": ideal[metric],
             "ideal_error": ideal[metric] / measured - 1,
             "goal": np.nan if goal is None else goal,
+            **_told(ranges.get(metric), measured),
         }
+
+
+def _told(found: uncertainty.Range | None, measured: float) -> dict[str, float]:
+    if found is None:
+        return {}
+    inside = found.low <= measured <= found.high
+    return {
+        "low_90": found.low,
+        "high_90": found.high,
+        "half_width": found.half_width,
+        "inside": float(inside),
+    }
 
 
 def _with_repeats(table: pd.DataFrame) -> pd.DataFrame:

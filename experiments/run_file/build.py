@@ -166,7 +166,7 @@ def _build_world(
 ) -> Built:
     """Return the world of pipelines with one policy."""
     hardware = _hardware(config, beside)
-    made = config.costs.make(hardware)
+    made = config.costs.make(hardware).scaled(config.scale.costs)
     costs, spec, speculative = made.cost, hardware.spec, config.speculative
     groups = config.data_parallel
     pages = config.kv.num_pages(hardware)
@@ -333,14 +333,16 @@ def _concurrency(config: RunConfig) -> int | None:
     return arrivals.concurrency if isinstance(arrivals, Closed) else None
 
 
+UNTOLD = ("fp8_tflops", "fp4_tflops", "p95_error")
+"""What of a GPU the seconds of 16-bit models do not follow from."""
+
+
 def _formula(config: RunConfig) -> dict[str, Any]:
     """Say which formula the seconds come from, which is measured on no device of ours."""
     source: dict[str, Any] = {"kind": config.costs.kind}
     if config.costs.kind == "roofline" and config.gpu is not None:
         facts = asdict(gpu(config.gpu))
-        source["gpu"] = {
-            key: facts[key] for key in facts if key not in ("fp8_tflops", "fp4_tflops")
-        }
+        source["gpu"] = {key: facts[key] for key in facts if key not in UNTOLD}
     return source | {"device": None, "driver": None, "torch": None}
 
 

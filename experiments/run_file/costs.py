@@ -21,6 +21,7 @@ from evenflow.costs import (
     GraphCost,
     RanksCost,
     RooflineCost,
+    ScaledCost,
     StageCost,
 )
 from evenflow.costs.modifiers import share_of, step_of
@@ -96,6 +97,13 @@ class MadeCosts(NamedTuple):
     hop: tuple[float, float] | None = None
     host: RuntimeOverheads = RuntimeOverheads()
     experts: StageCost | None = None
+
+    def scaled(self, factor: float) -> MadeCosts:
+        """Return costs of which every stage's time is so many times as long."""
+        if factor == 1:
+            return self
+        experts = None if self.experts is None else ScaledCost(self.experts, factor)
+        return self._replace(cost=ScaledCost(self.cost, factor), experts=experts)
 
     def on_ranks(self, cost: StageCost, ranks: int) -> StageCost:
         """Return the costs of so many groups that step together, from those of each."""

@@ -88,6 +88,15 @@ class RuntimeConfig(Keys):
         return RuntimeOverheads(**self.model_dump())
 
 
+class ScaleConfig(Keys):
+    """Factors on predicted seconds: what would it be if these were wrong?"""
+
+    costs: Positive = 1.0
+    """On what a micro-batch takes on a stage."""
+    host: Positive = 1.0
+    """On the CPU time of `runtime`."""
+
+
 class HostLinkConfig(Keys):
     """The link of each GPU to its host."""
 
@@ -223,6 +232,8 @@ class RunConfig(Keys):
     """CPU time around a micro-batch: that of a named engine, none (`ideal`), what the `cpu_*`
     points of a profile say (`profile`, the default with `costs: profile`), or seconds of your own.
     """
+    scale: ScaleConfig = ScaleConfig()
+    """Factors on predicted seconds."""
     workers: Workers = EmulatedWorkers(kind="emulated")
     """Who computes in `evenflow run` and `serve`; a simulation has no workers."""
     dispatch: Dispatch = "stage0"
@@ -334,10 +345,12 @@ class RunConfig(Keys):
     def overheads(self, measured: RuntimeOverheads) -> RuntimeOverheads:
         """Return the CPU work beside the kernels: `measured`, of a named runtime, or as given."""
         if self.runtime == "profile":
-            return measured
-        if isinstance(self.runtime, str):
-            return RUNTIMES[self.runtime].on(self.num_stages)
-        return self.runtime.make()
+            charged = measured
+        elif isinstance(self.runtime, str):
+            charged = RUNTIMES[self.runtime].on(self.num_stages)
+        else:
+            charged = self.runtime.make()
+        return charged if self.scale.host == 1 else charged.scaled(self.scale.host)
 
     def runtime_facts(self, measured: RuntimeOverheads) -> dict[str, Any]:
         """Return the CPU time that a simulation charges and, of a named set, its source."""

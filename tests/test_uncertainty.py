@@ -1,0 +1,49 @@
+"""Intervals of predictions: what is put in as an error comes out as one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.study.uncertainty import COSTS, HOST, Z, range_of
+
+shares = st.floats(0.001, 0.4)
+
+
+def test_the_two_errors_are_normal_and_go_with_nothing_of_each_other() -> None:
+    costs, host = np.array(COSTS), np.array(HOST)
+    for each in (costs, host):
+        assert each.sum() == pytest.approx(0, abs=1e-9)
+        assert each @ each / 9 == pytest.approx(1, abs=2e-3)
+    for a, b in ((costs, host), (costs**2, host), (costs, host**2)):
+        assert abs(a @ b / 9) < 0.05
+
+
+@given(shares, shares, st.floats(0.01, 1e5))
+def test_the_interval_of_known_errors_is_theirs(costs: float, host: float, middle: float) -> None:
+    values = [middle * math.exp(costs * a + host * b) for a, b in zip(COSTS, HOST, strict=True)]
+    found = range_of(values)
+    assert found is not None
+    half = Z * math.hypot(costs, host)
+    assert math.log(found.high / middle) == pytest.approx(half, rel=0.01)
+    assert math.log(found.low / middle) == pytest.approx(-half, rel=0.01)
+    assert found.costs == pytest.approx(costs**2 / (costs**2 + host**2), abs=0.01)
+
+
+def test_nine_seeds_cover_a_tenth_run_nine_times_of_ten() -> None:
+    draws = np.random.default_rng(0).lognormal(3.0, 0.2, (4000, 10))
+    inside = [
+        found.low <= tenth <= found.high
+        for *nine, tenth in draws.tolist()
+        if (found := range_of(nine)) is not None
+    ]
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.03)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, -1.0])
+def test_of_what_is_not_above_zero_there_is_no_interval(value: float) -> None:
+    assert range_of([1.0] * 8 + [value]) is None

@@ -92,9 +92,9 @@ class ScaleConfig(Keys):
     """Factors on predicted seconds: what would it be if these were wrong?"""
 
     costs: Positive = 1.0
-    """On what a micro-batch takes on a stage."""
+    """The ratio by which what a micro-batch takes on a stage is multiplied."""
     host: Positive = 1.0
-    """On the CPU time of `runtime`."""
+    """The ratio by which the CPU time of `runtime` is multiplied."""
 
 
 class HostLinkConfig(Keys):

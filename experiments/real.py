@@ -105,6 +105,7 @@ def workers_of_pools(config: RunConfig, built: Built, beside: Path) -> dict[str,
     runs, made, first = runs_of_pools(config, system(config.scheduler)), dict[str, Workers](), 0
     refusals = (
         ("faults", bool(getattr(config.workers, "faults", None)), "null"),
+        ("hosts", bool(getattr(config.workers, "hosts", None)), "null"),
         ("device", getattr(config.workers, "device", "cpu") != "cpu", "cpu"),
         ("kind", config.workers.kind != "emulated" and "mixed" in runs, "emulated, or no mixed"),
         ("kind", len({run.tensor_parallel for run in runs.values()}) > 1, "one tensor_parallel"),
@@ -294,10 +295,30 @@ def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) ->
     """
     assert isinstance(built.world, World)
     if isinstance(config.workers, EmulatedWorkers):
-        return _emulated(config.workers, built.world)
+        made = _emulated(config.workers, built.world)
+        return replace(made, hosts=_hosts(config, config.workers, beside))
     if isinstance(config.workers, VllmWorkers):
         return _vllm(config, config.workers, built, beside)
     return _torch(config, config.workers, built, beside, first)
+
+
+def _hosts(config: RunConfig, workers: EmulatedWorkers | TorchWorkers, beside: Path) -> Any:
+    """Return where workers of other hosts come, None if all are of this one."""
+    from runtime.hosts import Hosts, read_key, read_place
+
+    if workers.hosts is None:
+        return None
+    listen, key, stages = workers.hosts.listen, workers.hosts.key, sorted({*workers.hosts.stages})
+    if stages[-1] >= config.num_stages:
+        last = config.num_stages - 1
+        raise UsageError(f"workers.hosts.stages: {stages[-1]}; the stages are 0 to {last}")
+    transport = getattr(workers, "transport", None)
+    if transport not in (None, "message"):
+        raise UsageError(f"workers.transport: {transport} is of one host; message is right")
+    if config.tensor_parallel > 1 and workers.kind != "emulated":
+        raise UsageError("tensor_parallel: the ranks of a stage are on one host; 1 is right")
+    address, port = read_place(listen, "workers.hosts.listen")
+    return Hosts(address, port, read_key(Path(find(key, beside))), tuple(stages))
 
 
 def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
@@ -379,8 +400,9 @@ def _torch(
     path = find(config.model, beside)
     if find_spec("torch") is None or find_spec("safetensors") is None:
         raise UsageError("workers: torch needs torch: pip install 'evenflow[torch]'")
-    ranks = config.tensor_parallel
-    transport = transport_of(workers.transport, workers.device, world.depth, ranks)
+    ranks, hosts = config.tensor_parallel, _hosts(config, workers, beside)
+    wanted = "message" if hosts is not None else workers.transport
+    transport = transport_of(wanted, workers.device, world.depth, ranks)
     _check_weights(workers, path)
     spec = model(path)
     require_divisible(spec, ranks)
@@ -413,6 +435,7 @@ def _torch(
         workers.patience_s,
         workers.start_limit_s,
         _facts(settings, ranks) | {"notes": _notes(settings, built)},
+        hosts=hosts,
     )
 
 

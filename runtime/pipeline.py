@@ -13,10 +13,11 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import zmq
 
@@ -25,6 +26,7 @@ from runtime.wire import (
     Beat,
     Failed,
     Message,
+    Net,
     Ready,
     Step,
     Stop,
@@ -35,6 +37,9 @@ from runtime.wire import (
     step_address,
 )
 from runtime.worker import BEAT_S, Place, Settings, run_process
+
+if TYPE_CHECKING:
+    from runtime.hosts import Guest, Hosts
 
 STOP_LIMIT_S = 2.0
 
@@ -67,16 +72,21 @@ class Pipeline:
         *,
         ranks: int = 1,
         name: str = "",
+        hosts: Hosts | None = None,
         together: bool = False,
         start_limit_s: float = 60.0,
     ) -> None:
         self._settings = settings
         self._ranks = ranks
+        self._hosts = hosts
+        self._net: Net | None = None
+        self.guests: list[Guest] = []
         self._pool = f"{name} pool, " if name else ""
         self._pages = page_tokens, total_pages
         self._together = together
         self._start_limit_s = start_limit_s
         self._processes: list[BaseProcess] = []
+        self._process_of: dict[int, BaseProcess] = {}
         self._steps: list[zmq.Socket[bytes]] = []
         self._failure: str | None = None
         self._silent_s = [-math.inf] * len(settings)  # each until it is heard of
@@ -90,11 +100,17 @@ class Pipeline:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            self._results = open_socket(self._context, zmq.PULL, driver_address(self._folder))
+            if self._hosts is not None:
+                self._gather(self._hosts)
+            address = driver_address(self._folder, self._net)
+            self._results = open_socket(self._context, zmq.PULL, address, self._net)
             self._poller.register(self._results, zmq.POLLIN)
             workers = range(len(self._settings))
+            away = {guest.stage for guest in self.guests}
             for group in [workers] if self._together else [[worker] for worker in workers]:
-                self._start(group)
+                if group[0] not in away:
+                    self._start(group)
+                self._reach(group)
             self._await_all()
         except BaseException:
             self.close(grace_s=0)
@@ -171,6 +187,8 @@ class Pipeline:
             if process.is_alive():
                 process.kill()
             process.join()
+        for socket in self._steps if self._net else ():
+            socket.close(linger=int(1000 * STOP_LIMIT_S))  # what it says may be on its way yet
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -190,14 +208,27 @@ class Pipeline:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._poller.register(process.sentinel, zmq.POLLIN)
+        self._process_of |= dict.fromkeys(group, process)
+
+    def _reach(self, group: Sequence[int]) -> None:
+        """Connect to workers, wherever they are."""
         for worker in group:
-            address = step_address(self._folder, worker)
-            self._steps.append(open_socket(self._context, zmq.PUSH, address))
+            address = step_address(self._folder, worker, self._net)
+            self._steps.append(open_socket(self._context, zmq.PUSH, address, self._net))
             self._steps[-1].send(encode(Ready(worker)))
+
+    def _gather(self, hosts: Hosts) -> None:
+        """Wait for the workers of other hosts."""
+        from runtime.hosts import gather
+
+        def stage_of(stage: int, net: Net) -> tuple[Place, Settings]:
+            return replace(self._place(stage), folder="", net=net), self._settings[stage]
+
+        self._net, self.guests = gather(self._context, hosts, stage_of, self._start_limit_s)
 
     def _place(self, worker: int) -> Place:
         depth, (stage, rank) = len(self._settings) // self._ranks, divmod(worker, self._ranks)
-        return Place(stage, depth, *self._pages, self._folder, rank, self._ranks)
+        return Place(stage, depth, *self._pages, self._folder, rank, self._ranks, self._net)
 
     def _name(self, worker: int) -> str:
         stage, rank = divmod(worker, self._ranks)
@@ -243,11 +274,16 @@ class Pipeline:
         silent_s = max(self._silent_s)
         if silent_s > SILENT_LIMIT_S:
             worker = self._silent_s.index(silent_s)
-            process = self._processes[0 if self._together else worker]
             raise WorkerError(
-                f"{self._name(worker)} (process {process.pid}) says nothing for {silent_s:.1f} s: "
+                f"{self._name(worker)} ({self._where(worker)}) says nothing for {silent_s:.1f} s: "
                 "it was stopped, or the machine is too busy for it"
             )
+
+    def _where(self, worker: int) -> str:
+        if (process := self._process_of.get(worker)) is not None:
+            return f"process {process.pid}"
+        assert self._net is not None
+        return f"on {self._net.hosts[1 + worker]}"
 
     def _take_last_words(self, ended: Sequence[BaseProcess]) -> list[Message]:
         """Wait for what a worker said before it ended by itself, if one did: it may come later."""

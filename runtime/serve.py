@@ -28,6 +28,7 @@ from evenflow.world import World
 
 if TYPE_CHECKING:
     from runtime.driver import Driver, Heard
+    from runtime.hosts import Guest, Hosts
     from runtime.http.live import LiveServer
     from runtime.tokens import TextOf
     from runtime.worker import Settings
@@ -41,6 +42,7 @@ class Workers:
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
     when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
     take. `facts` go into the provenance. `name` is that of their pool, where there are several.
+    `hosts` says where those of other hosts come.
     """
 
     settings: Sequence[Settings]
@@ -50,6 +52,7 @@ class Workers:
     start_limit_s: float = 60.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
+    hosts: Hosts | None = None
 
     def seen(self, world: World) -> World:
         """Return the world as far as the times of its stages are known."""
@@ -65,6 +68,7 @@ class Workers:
             world.total_pages,
             ranks=len(self.settings) // world.depth,
             name=self.name,
+            hosts=self.hosts,
             together=self.together,
             start_limit_s=self.start_limit_s,
         )
@@ -82,7 +86,8 @@ class Served:
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
-    `heard`: when it heard of what it answered. `free_pages` were free at the end.
+    `heard`: when it heard of what it answered. `free_pages` were free at the end. `guests`: the
+    workers on other hosts.
     """
 
     result: RunResult
@@ -93,11 +98,13 @@ class Served:
     driver_s: Floats
     free_pages: int
     heard: Heard
+    guests: Sequence[Guest] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
         ends = self.failure, self.unfinished, self.free_pages
-        return facts_of(self.result, *ends, self.driver_s)
+        guests = [guest._asdict() for guest in self.guests]
+        return facts_of(self.result, *ends, self.driver_s) | ({"hosts": guests} if guests else {})
 
 
 def facts_of(
@@ -160,12 +167,13 @@ def serve(
                 failure, interrupted = driven(driver.run, live.drain, driver.quit)
                 failure = live.ended(driver, failure)
             wall_s = time.perf_counter() - started_s
+            guests = getattr(pipeline, "guests", ())
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
     unfinished = len(world.requests) - driver.num_done if live is None else 0
     ends = failure, interrupted, unfinished
     free_pages = batcher.pool.free_pages
-    return Served(driver.result(), wall_s, *ends, driver.driver_s, free_pages, driver.heard)
+    return Served(driver.result(), wall_s, *ends, driver.driver_s, free_pages, driver.heard, guests)
 
 
 def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | None, bool]:

@@ -29,6 +29,7 @@ from runtime.wire import (
     Free,
     Message,
     Move,
+    Net,
     Ready,
     Returned,
     Step,
@@ -55,7 +56,8 @@ class Place:
     """Where a worker stands: its stage of `depth`, the page pool, the folder of the sockets.
 
     It is one of the `ranks` of its stage. Each hands on to that of its rank in the next stage; the
-    first speaks for all.
+    first speaks for all. With a `net` there is no folder; this clock plus `offset_s` is the
+    driver's.
     """
 
     stage: int
@@ -65,6 +67,8 @@ class Place:
     folder: str
     rank: int = 0
     ranks: int = 1
+    net: Net | None = None
+    offset_s: float = 0.0
 
     @property
     def is_last(self) -> bool:
@@ -145,11 +149,12 @@ class _Intake(threading.Thread):
         self._ends = threading.Event()
         self._place = place
         self._worker = worker
-        number, folder = place.number, place.folder
-        self._sockets = [open_socket(context, zmq.PULL, step_address(folder, number))]
+        number, folder, net = place.number, place.folder, place.net
+        heard = [step_address(folder, number, net)]
         if place.stage:
-            self._sockets.append(open_socket(context, zmq.PULL, hop_address(folder, number)))
-        self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
+            heard.append(hop_address(folder, number, net))
+        self._sockets = [open_socket(context, zmq.PULL, address, net) for address in heard]
+        self._driver = open_socket(context, zmq.PUSH, driver_address(folder, net), net)
         self._context = context
         self._peers: dict[str, zmq.Socket[bytes]] = {}  # workers of other pools
         self._silent = len(self._sockets)  # those that nobody has connected to yet
@@ -230,10 +235,11 @@ class _Outlet:
 
     def __init__(self, context: Context, place: Place) -> None:
         self._place = place
-        self._driver = open_socket(context, zmq.PUSH, driver_address(place.folder))
+        folder, net = place.folder, place.net
+        self._driver = open_socket(context, zmq.PUSH, driver_address(folder, net), net)
         if not place.is_last:
-            address = hop_address(place.folder, place.number + place.ranks)
-            self._next = open_socket(context, zmq.PUSH, address)
+            address = hop_address(folder, place.number + place.ranks, net)
+            self._next = open_socket(context, zmq.PUSH, address, net)
             self._next.send(encode(Ready(place.number)))
 
     def tell(self, message: Message) -> None:
@@ -242,7 +248,8 @@ class _Outlet:
     def hand_on(self, batch_id: int, done: Executed, activation: Activation | None) -> None:
         """Send what came out of a micro-batch to whoever waits for it."""
         before = [] if activation is None else activation.times
-        times = [*before, done.available_s, done.start_s, done.end_s]
+        own = (done.available_s, done.start_s, done.end_s)
+        times = [*before, *(at_s + self._place.offset_s for at_s in own)]
         if self._place.is_last:
             if not self._place.rank:
                 self.tell(Returned(batch_id, times, done.tokens))
@@ -288,10 +295,11 @@ def _end_without_driver(folder: str) -> None:
         threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
-def run_worker(place: Place, settings: Settings) -> None:
-    """Be a stage until the driver says stop."""
+def run_worker(place: Place, settings: Settings) -> str | None:
+    """Be a stage until the driver says stop; return why it failed, if it did."""
     context: Context = zmq.Context()
     outlet = _Outlet(context, place)
+    failure = None
     try:
         worker = settings.make(place)
         intake = _Intake(context, place, worker)
@@ -299,24 +307,26 @@ def run_worker(place: Place, settings: Settings) -> None:
         try:
             intake.connected.wait()
             outlet.tell(Ready(place.number))
-            _serve(worker, intake, outlet, first=place.stage == 0)
+            _serve(worker, intake, outlet, place)
         finally:
             intake.end()
         if intake.failure is not None:
             raise intake.failure
     except Exception as error:
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        outlet.tell(Failed(place.number, f"{kind}{error}"))
+        failure = f"{kind}{error}"
+        outlet.tell(Failed(place.number, failure))
     finally:
         outlet.close()
         context.term()
+    return failure
 
 
-def _serve(worker: Worker, intake: _Intake, outlet: _Outlet, *, first: bool) -> None:
+def _serve(worker: Worker, intake: _Intake, outlet: _Outlet, place: Place) -> None:
     while (entry := intake.prepared.get()) is not None:
         batch_id, prepared, received_s = entry
-        activation = None
-        if not first:
+        activation = given = None
+        if place.stage:
             arrival = intake.activations.get()
             if arrival is None:
                 return
@@ -324,4 +334,5 @@ def _serve(worker: Worker, intake: _Intake, outlet: _Outlet, *, first: bool) -> 
             received_s = max(received_s, arrived_s)
             if activation.batch_id != batch_id:
                 raise WorkerError(f"activations of {activation.batch_id}, expected {batch_id}")
-        outlet.hand_on(batch_id, worker.execute(prepared, activation, received_s), activation)
+            given = activation._replace(times=[at - place.offset_s for at in activation.times])
+        outlet.hand_on(batch_id, worker.execute(prepared, given, received_s), activation)

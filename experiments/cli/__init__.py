@@ -32,7 +32,13 @@ from experiments.cli.lists import (
 )
 from experiments.cli.options import Force, Intervals, Out, RunFile, Set
 from experiments.cli.profile import check_command, import_command, measure_command
-from experiments.cli.real import recover_command, replay_command, run_command, serve_command
+from experiments.cli.real import (
+    recover_command,
+    replay_command,
+    run_command,
+    serve_command,
+    worker_command,
+)
 from experiments.cli.reproduce import reproduce_command
 from experiments.cli.studies import capacity_command, plan_command, sweep_command, tune_command
 from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
@@ -310,6 +316,7 @@ app.command("plan")(plan_command)
 app.command("tune")(tune_command)
 app.command("run")(run_command)
 app.command("serve")(serve_command)
+app.command("worker")(worker_command)
 app.command("recover")(recover_command)
 app.command("replay")(replay_command)
 app.command("validate")(validate_command)

@@ -9,9 +9,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Transport = Literal["gloo", "nccl", "ipc", "one_process"]
+Transport = Literal["gloo", "nccl", "ipc", "one_process", "message"]
 """How activations cross: torch.distributed over the host or between GPUs; memory that processes
-share (CUDA IPC on a GPU); or stages that are threads of one process."""
+share (CUDA IPC on a GPU); stages that are threads of one process; or the messages about them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from runtime.page_tables import PageTable
 from runtime.torch import StageSettings
 from runtime.torch.attention import KvPages
-from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared, meet
+from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared, Told, meet
 from runtime.torch.inputs import BatchInputs, batch_inputs
 from runtime.torch.model import ALONE, Ranks, Stage
 from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample
@@ -222,4 +222,6 @@ def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | N
     if settings.transport == "ipc":
         return Shared(place, stage.device)
     like = torch.empty(0, dtype=stage.dtype, device=stage.device)
+    if settings.transport == "message":
+        return Told(like, stage.spec.hidden_size)
     return Sent(place, settings.transport, like, stage.spec.hidden_size)

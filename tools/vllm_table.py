@@ -1,0 +1,229 @@
+"""The table of docs/validation.md in which real vLLM serves with each policy, beside the simulator.
+
+    make vllm-table
+
+Two stages on this machine's CPU. The costs are a profile of its operators by torch; the engine's
+CPU time is what `evenflow calibrate` finds in two runs of vLLM as it is, of other requests than
+those that are scored. Each policy, and vLLM as it is, then serves the same requests in turn,
+round after round. Needs the vLLM that `runtime.vllm` asks for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "validate"
+STOCK = "vLLM 0.32.0 by itself"
+BUDGET = 256
+POLICIES = {
+    STOCK: f"{{name: vllm_v1, max_num_batched_tokens: {BUDGET}}}",
+    "vllm_balanced": f"{{name: vllm_balanced, max_num_batched_tokens: {BUDGET}}}",
+    "sarathi": f"{{name: sarathi, token_budget: {BUDGET}}}",
+    "token_throttling": f"{{name: token_throttling, max_prefill: {BUDGET}, min_prefill: 16}}",
+    "td_pipe": "{name: td_pipe}",
+}
+METRICS = {
+    "output_throughput": "output tokens/s",
+    "mean_ttft_ms": "TTFT mean (ms)",
+    "mean_tpot_ms": "TPOT mean (ms)",
+    "mean_e2el_ms": "E2EL mean (ms)",
+}
+Numbers = dict[str, float]
+
+
+class Bench:
+    """One machine's runs in one folder: `rate` requests a second, `requests` of them."""
+
+    def __init__(self, folder: Path, requests: int, rate: float) -> None:
+        self.folder = folder
+        self.run = folder / "RUN.yaml"
+        self._requests, self._rate = requests, rate
+        self._began_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return how long all of it has taken."""
+        return time.monotonic() - self._began_s
+
+    def prepare(self, layers: int, minutes: float) -> None:
+        """Write the model and the run, profile the operators, and calibrate vLLM's CPU time."""
+        shape = json.loads((EXAMPLE / "small-llama" / "config.json").read_text())
+        (self.folder / "model").mkdir(parents=True)
+        config = json.dumps(shape | {"num_hidden_layers": layers})
+        (self.folder / "model" / "config.json").write_text(config)
+        shutil.copy(EXAMPLE / "short.csv", self.folder / "trace.csv")
+        self._write("ideal")
+        self.say(f"profiling the operators for {minutes:g} minutes")
+        sizes = ["--max-tokens", BUDGET * 2, "--max-rows", 128, "--max-context", 512]
+        self.evenflow(
+            *("profile", "--model", "model", "--layers", layers // 2, "--minutes", minutes),
+            *("--out", "profile.json", *sizes),
+        )
+        loads = {"rate": self._rate, "burst": 100 * self._rate}
+        for name, rate in loads.items():
+            self.say(f"calibrating: vLLM serves {self._requests} other requests, {name}")
+            self.stock(name, "workload.seed=1", f"workload.arrivals.rate={rate}")
+        text = self.evenflow(
+            "calibrate", "RUN.yaml", *(f"{name}.json" for name in loads), "--workers", 2
+        )
+        (self.folder / "calibrated.txt").write_text(text)
+        self._write(text.splitlines()[-1].removeprefix("runtime: "))
+
+    def _write(self, runtime: str) -> None:
+        costs = "{kind: profile, path: profile.json}"
+        if not (self.folder / "profile.json").exists():
+            costs = "{kind: affine, base_s: 0.01, per_token_s: 3.0e-4}"
+        self.run.write_text(
+            f"model: model\nstages: 2\ncosts: {costs}\ndispatch: engine_loop\n"
+            f"kv: {{pages: 600, page_tokens: 32}}\nmax_model_len: 512\nruntime: {runtime}\n"
+            "workers: {kind: vllm, dtype: float32, weights: random, max_num_batched_tokens: 2048}\n"
+            f"scheduler: {POLICIES[STOCK]}\nworkload: {{trace: trace.csv, "
+            f"requests: {self._requests}, arrivals: {{kind: poisson, rate: {self._rate}}}}}\n"
+        )
+
+    def evenflow(self, *arguments: object) -> str:
+        """Return what a command prints; SystemExit with what it complains of."""
+        return self._python("experiments.cli", *arguments)
+
+    def stock(self, name: str, *settings: str) -> Numbers:
+        """Have vLLM decide by itself; return what came of it."""
+        sets = [word for value in settings for word in ("--set", value)]
+        limit = ("--set", f"workers.max_num_batched_tokens={BUDGET}")
+        self._python("tools.vllm_stock", "RUN.yaml", "--out", f"{name}.json", *limit, *sets)
+        return _of_detailed(json.loads((self.folder / f"{name}.json").read_text()))
+
+    def real(self, policy: str, round_: int) -> Numbers:
+        """Have vLLM serve with a policy; return what came of it."""
+        name = f"{policy.split(maxsplit=1)[0]}-{round_}"
+        if policy == STOCK:
+            return self.stock(name)
+        self.evenflow(
+            *("run", "RUN.yaml", "--engine", "vllm", "--out", name),
+            *("--set", f"scheduler={POLICIES[policy]}"),
+        )
+        return self._summary(name)
+
+    def simulated(self, policy: str) -> Numbers:
+        """Return what the simulator says of a policy."""
+        name = f"{policy.split(maxsplit=1)[0]}-simulated"
+        setting = f"scheduler={POLICIES[policy]}"
+        self.evenflow("simulate", "RUN.yaml", "--out", name, "--set", setting)
+        return self._summary(name)
+
+    def say(self, words: str) -> None:
+        """Print where it is."""
+        load = os.getloadavg()[0]
+        print(f"{self.elapsed_s:5.0f} s, load {load:4.1f}: {words}", flush=True)
+
+    def _summary(self, name: str) -> Numbers:
+        summary = json.loads((self.folder / name / "summary.json").read_text())
+        return {metric: float(summary[metric]) for metric in METRICS}
+
+    def _python(self, module: str, *arguments: object) -> str:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "leaked" not in line]
+            raise RuntimeError("\n".join(lines[-8:]))
+        return done.stdout
+
+
+def _of_detailed(result: dict[str, Any]) -> Numbers:
+    """Return the means of what a client of a benchmark noted of each request."""
+    pairs = list(zip(result["ttfts"], result["itls"], strict=True))
+    return {
+        "output_throughput": sum(result["output_lens"]) / result["duration"],
+        "mean_ttft_ms": 1e3 * mean(ttft for ttft, _ in pairs),
+        "mean_tpot_ms": 1e3 * mean(mean(itls) for _, itls in pairs if itls),
+        "mean_e2el_ms": 1e3 * mean(ttft + sum(itls) for ttft, itls in pairs),
+    }
+
+
+def rows(policy: str, real: list[Numbers], loads: list[float], simulated: Numbers) -> str:
+    """Return the lines of a policy in the table."""
+    lines = []
+    for metric, name in METRICS.items():
+        values = [numbers[metric] for numbers in real]
+        measured = mean(values)
+        spread = (max(values) - min(values)) / measured
+        error = simulated[metric] / measured - 1
+        lines.append(
+            f"| {policy} | {name} | {measured:,.1f} | {spread:.1%} | {simulated[metric]:,.1f} "
+            f"| {error:+.1%} | {', '.join(f'{load:.1f}' for load in loads)} |\n"
+        )
+    return "".join(lines)
+
+
+def table(bench: Bench, rounds: int, limit_s: float) -> str:
+    """Serve with every policy in turn, `rounds` times if `limit_s` bears it; return the table."""
+    real: dict[str, list[Numbers]] = {policy: [] for policy in POLICIES}
+    loads: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    refused: dict[str, str] = {}
+    longest_s = 0.0
+    for round_ in range(rounds):
+        began_s = bench.elapsed_s
+        if began_s + longest_s > limit_s:
+            break
+        for policy in POLICIES:
+            if policy in refused:
+                continue
+            bench.say(f"round {round_ + 1} of {rounds}, {policy}")
+            try:
+                real[policy].append(bench.real(policy, round_))
+            except RuntimeError as error:
+                refused[policy] = str(error).splitlines()[-1]
+                bench.say(refused[policy])
+            loads[policy].append(os.getloadavg()[0])
+        longest_s = max(longest_s, bench.elapsed_s - began_s)
+    head = "| who decides | metric | measured | spread | simulated | error | load averages |\n"
+    lines = [head, "|---|---|---|---|---|---|---|\n"]
+    for policy in POLICIES:
+        if policy in refused:
+            lines.append(f"| {policy} | refused: {refused[policy]} | | | | | |\n")
+        else:
+            lines.append(rows(policy, real[policy], loads[policy], bench.simulated(policy)))
+    return "".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=7.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--minutes", type=float, default=1.0, help="of profiling")
+    parser.add_argument("--limit-s", type=float, default=840.0, help="no round is to end later")
+    options = parser.parse_args()
+    bench = Bench(options.out.resolve(), options.requests, options.rate)
+    bench.prepare(options.layers, options.minutes)
+    text = table(bench, options.rounds, options.limit_s)
+    cores, day = os.cpu_count(), datetime.now(UTC).date()
+    head = (
+        f"{options.requests} requests at {options.rate:g} a second, two stages of "
+        f"{options.layers // 2} layers, {cores} cores ({platform.machine()}), {day}.\n\n"
+    )
+    (bench.folder / "table.md").write_text(head + text, encoding="utf-8")
+    bench.say(f"{bench.folder / 'table.md'}\n{head}{text}")
+
+
+if __name__ == "__main__":
+    main()

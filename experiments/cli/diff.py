@@ -12,6 +12,7 @@ Saved = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.
 
 def diff_command(out_a: Saved, out_b: Saved) -> None:
     """Compare two saved runs: what differs in how they were made, and in what they came to."""
+    from experiments.cli.terminal import print_doubts
     from experiments.report.tables import print_numbers
     from experiments.study.diff import config_rows, diff, metric_rows
 
@@ -26,5 +27,4 @@ def diff_command(out_a: Saved, out_b: Saved) -> None:
             print_numbers(heads, rows)
         else:
             typer.echo(none)
-    for warning in found.warnings:
-        typer.echo(f"NOT FAIR: {warning}")
+    print_doubts(found.warnings)

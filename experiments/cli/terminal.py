@@ -16,6 +16,7 @@ from evenflow.results.run import RunResult
 from experiments.outcome import Outcome
 from experiments.report.tables import print_numbers
 from experiments.report.words import METRICS, overload
+from experiments.study.fair import TOLD_SHARE, Side, doubts
 
 if TYPE_CHECKING:
     from experiments.study.uncertainty import Prediction
@@ -24,9 +25,6 @@ FIRST_LINE_S = 10.0
 LINE_EVERY_S = 60.0
 """Where nobody watches a bar, such as in a log, a line says how far it is: the first after so long,
 then after twice as long each time, up to so long."""
-
-TOLD_SHARE = 0.1
-"""A run says so when more of its predicted time was extrapolated or filled in."""
 
 
 def print_folder(folder: Path) -> None:
@@ -39,6 +37,14 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Print what runs on what, then the runs side by side."""
     typer.echo("\n".join(dict.fromkeys(run.result.provenance["setup"] for run in outcomes)))
     print_summaries({run.label: run.summary for run in outcomes})
+    sides = {run.label: Side(run.summary, run.result.provenance) for run in outcomes}
+    print_doubts(doubts(sides))
+
+
+def print_doubts(lines: Sequence[str]) -> None:
+    """Print what makes a comparison unfair, a line each."""
+    for line in lines:
+        typer.echo(f"NOT FAIR: {line}")
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:

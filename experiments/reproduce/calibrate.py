@@ -31,6 +31,7 @@ from experiments.reproduce.measured import Measured
 from experiments.reproduce.reproduce import served
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, Patch
+from experiments.study.fair import FEW
 from experiments.study.intervals import LEVEL, student_quantile
 from experiments.study.trials import Case, How, Search, Study, Trial
 from experiments.study.trials import run as search
@@ -70,8 +71,8 @@ ALIKE = 1e-3
 ROUNDS = 5
 """Requests a client, of a closed loop whose requests are not known."""
 
-FEW, CUT_SHARE, SOONER = 50, 0.2, 0.7
-"""When a comparison is doubted: so few requests; such a share of them; so much less time."""
+CUT_SHARE, SOONER = 0.2, 0.7
+"""When a comparison is doubted: such a share of the requests; so much less time."""
 
 APART = 2.0
 """Runs differ in load when so many times as many requests decode at once, at P90."""

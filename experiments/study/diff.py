@@ -20,15 +20,13 @@ from experiments.outcome import Outcome
 from experiments.report.tables import is_number, percent
 from experiments.report.words import METRICS, overload
 from experiments.run_file.yaml_file import flat
+from experiments.study.fair import Side, doubts
 from experiments.study.intervals import (
     Interval,
     paired_difference,
     signed,
     unpaired_difference,
 )
-
-FEW = 30
-"""Of fewer requests nearly nothing follows for others."""
 
 SAME_S = 1e-6
 """Arrivals closer than this are the same."""
@@ -121,31 +119,22 @@ class Difference:
     @property
     def warnings(self) -> list[str]:
         """Sentences on what makes the comparison unfair, or weak."""
-        return [*self._of_sources(), *self._of_requests(), *self._of_load()]
+        sides = {run.name: Side(run.summary, run.provenance) for run in (self.a, self.b)}
+        return [*self._of_sources(), *self._of_requests(), *doubts(sides), *self._of_load()]
 
     def _of_sources(self) -> list[str]:
         sides = self.a.provenance, self.b.provenance
-        traces = [side.get("trace", {}) for side in sides]
-        told = []
-        if traces[0].get("sha256") != traces[1].get("sha256"):
-            told.append(f"other traces: {traces[0].get('name')} and {traces[1].get('name')}")
-        versions = list(map(_version, sides))
-        if versions[0] != versions[1]:
-            told.append(f"made by other versions of evenflow: {versions[0]} and {versions[1]}")
-        return told
+        first, second = (side.get("trace", {}) for side in sides)
+        if first.get("sha256") == second.get("sha256"):
+            return []
+        return [f"other traces: {first.get('name')} and {second.get('name')}"]
 
     def _of_requests(self) -> list[str]:
         lacking = [run.name for run in (self.a, self.b) if run.requests is None]
         if lacking:
             names = " and ".join(lacking)
             return [f"no requests.csv in {names}: no differences per request (--save requests)"]
-        counts = [int(run.latencies["e2el"].notna().sum()) for run in (self.a, self.b)]
-        told = [] if self.paired else ["not the same requests: the differences are unpaired"]
-        if counts[0] != counts[1]:
-            told.append(f"{counts[0]} requests were completed, and {counts[1]}")
-        if min(counts) < FEW:
-            told.append(f"{min(counts)} requests are few: others may tell otherwise")
-        return told
+        return [] if self.paired else ["not the same requests: the differences are unpaired"]
 
     def _of_load(self) -> list[str]:
         return [
@@ -199,11 +188,6 @@ def _read(path: Path) -> pd.DataFrame:
 def _by_id(requests: pd.DataFrame) -> pd.DataFrame:
     columns: pd.DataFrame = requests.set_index("request_id")[list(COLUMNS)].astype(float)
     return columns.sort_index()
-
-
-def _version(provenance: Mapping[str, Any]) -> str:
-    commit, dirty, _ = str(provenance.get("git_commit") or "none").partition("-dirty")
-    return f"{provenance.get('evenflow_version')} (commit {commit[:12]}{dirty})"
 
 
 def config_rows(found: Difference) -> tuple[list[str], list[list[str]]]:

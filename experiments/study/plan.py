@@ -16,6 +16,7 @@ from experiments.report.words import metric_words
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document, Patch, patched
 from experiments.study.advice import faster_links
+from experiments.study.fair import of_trials
 from experiments.study.launch import launch_lines, run_yaml
 from experiments.study.plan_search import (
     CHANGE,
@@ -208,7 +209,9 @@ def effort(planned: Planned) -> dict[str, int]:
 def sentences(planned: Planned) -> list[str]:
     """Return the answer: what to launch and its cost; how near the limits; what was tried."""
     told = [_what(planned), _how_near(planned)]
-    return [*told, *([] if planned.kept else [_what_would(planned)]), _tried(planned)]
+    first = {name_of(trial): trial for trial in planned.kept[:2]}
+    told += [] if planned.kept else [_what_would(planned)]
+    return [*told, _tried(planned), *of_trials(first)]
 
 
 def _what(planned: Planned) -> str:

@@ -29,6 +29,7 @@ from experiments.report.tables import html_table, is_number, number, write_json,
 from experiments.report.words import metric_words
 from experiments.run_file.build import build
 from experiments.run_file.yaml_file import Patch
+from experiments.study.fair import of_trials
 from experiments.study.findings import (
     Findings,
     Panel,
@@ -272,7 +273,15 @@ def _all_points(findings: Findings) -> list[str]:
 
 def told(findings: Findings) -> list[str]:
     """Return the sentences on what was found."""
-    return [headline(findings), *edges(findings)]
+    return [headline(findings), *edges(findings), *_doubts(findings)]
+
+
+def _doubts(findings: Findings) -> list[str]:
+    """Say what makes it weak to hold the best point against the default."""
+    best, trials = ranked(findings)[:1], findings.trials
+    if not best or findings.default is None:
+        return []
+    return of_trials({"the best point": trials[best[0]], "the default": trials[findings.default]})
 
 
 def headline(findings: Findings) -> str:

@@ -17,6 +17,7 @@ from experiments.report.style import colour
 from experiments.report.tables import write_json, write_table
 from experiments.report.words import cause_label
 from experiments.run_file.yaml_file import Document, patched
+from experiments.study.fair import of_trials
 from experiments.study.intervals import signed
 from experiments.study.launch import run_yaml
 from experiments.study.slo import Condition
@@ -201,7 +202,8 @@ def sentences(tuned: Tuned) -> list[str]:
     if not checks:
         said.append("nothing unseen to check on: the trace ends here and its times are its own")
     said.append(_why(tuned))
-    return said
+    rivals = {"the best": winner.trial, "the run as it is": search.default.trial}
+    return [*said, *of_trials(rivals)]
 
 
 def _verdict(search: Search, check: Check, rival: str) -> str:

@@ -1,0 +1,116 @@
+"""What makes a comparison of runs unfair, or weak, in a sentence each; every command that compares
+asks here.
+
+Knows summaries and where they come from; not how the runs were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.report.tables import percent
+
+if TYPE_CHECKING:
+    from experiments.study.trials import Trial
+
+FEW = 50
+"""Of fewer requests nearly nothing follows for others."""
+
+SATURATED = 0.95
+"""Stages that compute for more of the time are within 5 % of what they can do."""
+
+TOLD_SHARE = 0.1
+"""A run says so when more of its predicted time was extrapolated or filled in."""
+
+
+class Side(NamedTuple):
+    """A run of a comparison: its summary and, where it is known, its provenance."""
+
+    summary: Mapping[str, Any]
+    provenance: Mapping[str, Any] = {}
+
+    def key(self, name: str) -> Any:
+        """Return a key of the run's configuration, such as `kv.prefix_cache`; None if unknown."""
+        value: Any = self.provenance.get("config", {})
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+
+Sides = Mapping[str, Side]
+
+
+def doubts(sides: Sides) -> list[str]:
+    """Return what makes a comparison of these runs, by name, unfair or weak; nothing of one run."""
+    return [line for rule in RULES for line in rule(sides)] if len(sides) > 1 else []
+
+
+def of_trials(trials: Mapping[str, Trial]) -> list[str]:
+    """Return the same of trials that were completed, on the first part of each, marked as such."""
+    done = {name: trial for name, trial in trials.items() if not trial.errors}
+    sides = {name: Side(trial.records[0].values) for name, trial in done.items()}
+    return [f"NOT FAIR: {line}" for line in doubts(sides)]
+
+
+def _few(sides: Sides) -> Iterator[str]:
+    counts = {name: int(side.summary.get("completed", FEW)) for name, side in sides.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{count} with {name}" for name, count in counts.items())
+        yield f"not as many requests were completed: {told}"
+    if min(counts.values()) < FEW:
+        yield f"{min(counts.values())} requests are few: others may tell otherwise"
+
+
+def _caches(sides: Sides) -> Iterator[str]:
+    for words, key in (("warm", "workload.after"), ("on", "kv.prefix_cache")):
+        able = [name for name, side in sides.items() if side.key(key)]
+        others = [name for name in sides if name not in able]
+        if able and others:
+            yield f"prefix caches are {words} with {_and(able)}, and not with {_and(others)}"
+
+
+def _saturated(sides: Sides) -> Iterator[str]:
+    arriving = {name: side for name, side in sides.items() if "overloaded" in side.summary}
+    shares = {name: side.summary.get("busy_share", 0.0) for name, side in arriving.items()}
+    near = [name for name, share in shares.items() if share > SATURATED]
+    if near:
+        yield (
+            f"within 5 % of saturation with {_and(near)} (stages compute "
+            f"{percent(max(shares.values()), 0, sign=False)} of the time): latencies follow from "
+            "the last per cents"
+        )
+
+
+def _extrapolated(sides: Sides) -> Iterator[str]:
+    for name, side in sides.items():
+        share = side.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
+        if share > TOLD_SHARE:
+            told = percent(share, 0, sign=False)
+            yield f"{told} of the time predicted with {name} rests on no measurement"
+
+
+def _versions(sides: Sides) -> Iterator[str]:
+    versions = {version_of(side.provenance) for side in sides.values() if side.provenance}
+    if len(versions) > 1:
+        yield f"made by other versions of evenflow: {_and(sorted(versions))}"
+    runtimes = {side.key("runtime") for side in sides.values()}
+    names = sorted(each for each in runtimes if isinstance(each, str))
+    engines = [name.rpartition("-")[0] for name in names if "-" in name]
+    if len(set(engines)) < len(engines):
+        yield f"the CPU time of other versions of an engine: {_and(names)}"
+
+
+RULES: Sequence[Callable[[Sides], Iterator[str]]] = (
+    *(_few, _caches, _saturated, _extrapolated, _versions),
+)
+
+
+def version_of(provenance: Mapping[str, Any]) -> str:
+    """Return the version and commit that made a run."""
+    commit, dirty, _ = str(provenance.get("git_commit") or "none").partition("-dirty")
+    return f"{provenance.get('evenflow_version')} (commit {commit[:12]}{dirty})"
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -187,6 +187,23 @@ class PooledDriver(Pools):
         """Send nothing more; what is in the pipelines still comes back."""
         self._stops = True
 
+    def served(self, wall_s: float, failure: str | None, interrupted: bool) -> Served:
+        """Return what the run came to, once `run` has ended."""
+        pools = self.drivers.values()
+        for pool in pools:
+            pool.flush()
+        heard = zip(*(pool.heard for pool in pools), strict=True)
+        return Served(
+            self.result(),
+            wall_s,
+            failure,
+            interrupted,
+            len(self._world.requests) - self.num_done,
+            np.concatenate([pool.driver_s for pool in pools]),
+            sum(pool.engine.pool.free_pages for pool in pools),
+            Heard(*map(np.concatenate, heard)),
+        )
+
     @property
     def _goes_on(self) -> bool:
         if self._stops:
@@ -255,41 +272,30 @@ def serve_pools(
     on_token: Callable[[int, int], None] | None = None,
 ) -> Served:
     """Serve a system of pools as `runtime.serve` does one; `record` gives each pool's journal."""
-    names = list(workers)
-    worlds = {name: getattr(world, name) for name in names}
-    batchers = {}
-    for name in names:
-        kind: Any = Batcher if record is None else partial(RecordingBatcher, record=record(name))
-        keeps = name != "decode"
-        batchers[name] = worlds[name].batcher(partial(kind, keeps_pages=keeps))
-    some = workers[names[0]]
+    worlds = {name: getattr(world, name) for name in workers}
+    batchers = {name: _batcher(name, part, record) for name, part in worlds.items()}
+    some = next(iter(workers.values()))
     book = None if some.text_of is None else TokenBook(some.text_of)
+    options: dict[str, Any] = {"on_token": on_token, "patience_s": some.patience_s}
     try:
         with ExitStack() as stack:
-            parts = {}
-            for name in names:
-                pipeline = stack.enter_context(workers[name].start(worlds[name]))
-                holders = holders_of(workers[name], worlds[name].depth, pipeline)
-                parts[name] = Part(worlds[name], pipeline, holders)
-            options: dict[str, Any] = {"on_token": on_token, "patience_s": some.patience_s}
+            parts = {name: _started(stack, workers[name], worlds[name]) for name in workers}
             driver = PooledDriver(world, batchers, parts, book=book, on_done=on_done, **options)
             started_s = time.perf_counter()
-            failure, interrupted = driven(driver.run, driver.stop)
+            ends = driven(driver.run, driver.stop)
             wall_s = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
-    pools = driver.drivers.values()
-    for pool in pools:
-        pool.flush()
-    return Served(
-        driver.result(),
-        wall_s,
-        failure,
-        interrupted,
-        len(world.requests) - driver.num_done,
-        np.concatenate([pool.driver_s for pool in pools]),
-        sum(batcher.pool.free_pages for batcher in batchers.values()),
-        Heard(
-            *(np.concatenate(columns) for columns in zip(*(p.heard for p in pools), strict=True))
-        ),
-    )
+    return driver.served(wall_s, *ends)
+
+
+def _batcher(
+    name: str, world: World, record: Callable[[str], Callable[[Entry], None]] | None
+) -> Batcher:
+    kind: Any = Batcher if record is None else partial(RecordingBatcher, record=record(name))
+    return world.batcher(partial(kind, keeps_pages=name != "decode"))
+
+
+def _started(stack: ExitStack, workers: Workers, world: World) -> Part:
+    pipeline = stack.enter_context(workers.start(world))
+    return Part(world, pipeline, holders_of(workers, world.depth, pipeline))

@@ -226,7 +226,7 @@ kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, f
 'speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}' | speculative: can only be
 'scheduler={name: vllm_v1, async_scheduling: v2}' dispatch=engine_loop | off (vllm_v1)
 dispatch=engine_loop stages=1 'scheduler={name: sglang}' | or overlap: false (sglang) is right
-scheduler=distserve | scheduler distserve: can only be simulated; for a real run, one
+'workers={kind: emulated, faults: [{stage: 0}]}' scheduler=distserve | workers.faults: with pools
 ##
 simulat | No such command 'simulat'. Did you mean 'simulate'? (evenflow --help)
 traces inf | No such command 'inf'. Did you mean 'info'? (evenflow traces --help)

@@ -154,7 +154,6 @@ def test_the_command_serves_pools_and_replays_them(run: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "settings", "message"),
     [
-        ("run", ["workers={kind: emulated, faults: [{stage: 0}]}"], "workers.faults: with pools"),
         ("run", ["workers={kind: torch, device: cuda}", "model=Llama-3.1-8B"], "workers.device: w"),
         ("serve", [], "scheduler distserve: for clients, one policy is right"),
     ],

@@ -2,10 +2,10 @@
 
     make vllm-table
 
-Two stages on this machine's CPU. The costs are a profile of its operators by torch; the engine's
-CPU time is what `evenflow calibrate` finds in two runs of vLLM as it is, of other requests than
-those that are scored. Each policy, and vLLM as it is, then serves the same requests in turn,
-round after round. Needs the vLLM that `runtime.vllm` asks for.
+Two stages on this machine's CPU. A stage's seconds are those of vLLM's own micro-batches in a run
+that is not scored, of other requests, of which all go in one micro-batch. Each policy, and vLLM as
+it is, then serves the same requests in turn, round after round. Needs the vLLM that `runtime.vllm`
+asks for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -23,13 +22,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 ROOT = Path(__file__).parent.parent
-EXAMPLE = ROOT / "examples" / "validate"
+SHAPE = ROOT / "examples" / "validate" / "small-llama" / "config.json"
 STOCK = "vLLM 0.32.0 by itself"
 BUDGET = 256
+CALIBRATED = 160
 POLICIES = {
     STOCK: f"{{name: vllm_v1, max_num_batched_tokens: {BUDGET}}}",
-    "vllm_balanced": f"{{name: vllm_balanced, max_num_batched_tokens: {BUDGET}}}",
+    "vllm_balanced": f"{{name: vllm_balanced, share: decodes, max_num_batched_tokens: {BUDGET}}}",
     "sarathi": f"{{name: sarathi, token_budget: {BUDGET}}}",
     "token_throttling": f"{{name: token_throttling, max_prefill: {BUDGET}, min_prefill: 16}}",
     "td_pipe": "{name: td_pipe}",
@@ -57,37 +60,38 @@ class Bench:
         """Return how long all of it has taken."""
         return time.monotonic() - self._began_s
 
-    def prepare(self, layers: int, minutes: float) -> None:
-        """Write the model and the run, profile the operators, and calibrate vLLM's CPU time."""
-        shape = json.loads((EXAMPLE / "small-llama" / "config.json").read_text())
+    def prepare(self, layers: int) -> str:
+        """Write the model and the run, with costs of a run that is not scored; say which."""
+        shape = json.loads(SHAPE.read_text())
         (self.folder / "model").mkdir(parents=True)
         config = json.dumps(shape | {"num_hidden_layers": layers})
         (self.folder / "model" / "config.json").write_text(config)
-        shutil.copy(EXAMPLE / "short.csv", self.folder / "trace.csv")
-        self._write("ideal")
-        self.say(f"profiling the operators for {minutes:g} minutes")
-        sizes = ["--max-tokens", BUDGET * 2, "--max-rows", 128, "--max-context", 512]
-        self.evenflow(
-            *("profile", "--model", "model", "--layers", layers // 2, "--minutes", minutes),
-            *("--out", "profile.json", *sizes),
+        rng = np.random.default_rng(0)
+        lengths = rng.lognormal((3.8, 3.0), 0.7, (self._requests + CALIBRATED, 2)).clip(5, 256)
+        rows = "".join(f"0,{prompt:.0f},{output:.0f}\n" for prompt, output in lengths)
+        head = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+        (self.folder / "trace.csv").write_text(head + rows)
+        self._write("{kind: affine, base_s: 0.01, per_token_s: 3.0e-4}")
+        self.say(f"measuring micro-batches: {CALIBRATED} requests in a closed loop")
+        one = ("scheduler={name: sarathi, token_budget: 2048}", f"workload.skip={self._requests}")
+        loop = (
+            f"workload.requests={CALIBRATED}",
+            "workload.arrivals={kind: closed, concurrency: 24}",
         )
-        loads = {"rate": self._rate, "burst": 100 * self._rate}
-        for name, rate in loads.items():
-            self.say(f"calibrating: vLLM serves {self._requests} other requests, {name}")
-            self.stock(name, "workload.seed=1", f"workload.arrivals.rate={rate}")
-        text = self.evenflow(
-            "calibrate", "RUN.yaml", *(f"{name}.json" for name in loads), "--workers", 2
+        self.evenflow("run", "RUN.yaml", "--out", "calibrated", *_sets(*one, *loop))
+        base_s, per_token_s, off, count = fitted(
+            pd.read_csv(self.folder / "calibrated/batches.csv")
         )
-        (self.folder / "calibrated.txt").write_text(text)
-        self._write(text.splitlines()[-1].removeprefix("runtime: "))
+        self._write(f"{{kind: affine, base_s: {base_s}, per_token_s: {per_token_s}}}")
+        return (
+            f"Costs: {1e3 * base_s:.2f} ms a stage and {1e6 * per_token_s:.1f} us a token, of "
+            f"{count} micro-batches that were alone; half of them are less than {off:.1%} off."
+        )
 
-    def _write(self, runtime: str) -> None:
-        costs = "{kind: profile, path: profile.json}"
-        if not (self.folder / "profile.json").exists():
-            costs = "{kind: affine, base_s: 0.01, per_token_s: 3.0e-4}"
+    def _write(self, costs: str) -> None:
         self.run.write_text(
             f"model: model\nstages: 2\ncosts: {costs}\ndispatch: engine_loop\n"
-            f"kv: {{pages: 600, page_tokens: 32}}\nmax_model_len: 512\nruntime: {runtime}\n"
+            "kv: {pages: 600, page_tokens: 32}\nmax_model_len: 512\n"
             "workers: {kind: vllm, dtype: float32, weights: random, max_num_batched_tokens: 2048}\n"
             f"scheduler: {POLICIES[STOCK]}\nworkload: {{trace: trace.csv, "
             f"requests: {self._requests}, arrivals: {{kind: poisson, rate: {self._rate}}}}}\n"
@@ -97,11 +101,10 @@ class Bench:
         """Return what a command prints; SystemExit with what it complains of."""
         return self._python("experiments.cli", *arguments)
 
-    def stock(self, name: str, *settings: str) -> Numbers:
+    def stock(self, name: str) -> Numbers:
         """Have vLLM decide by itself; return what came of it."""
-        sets = [word for value in settings for word in ("--set", value)]
-        limit = ("--set", f"workers.max_num_batched_tokens={BUDGET}")
-        self._python("tools.vllm_stock", "RUN.yaml", "--out", f"{name}.json", *limit, *sets)
+        limit = _sets(f"workers.max_num_batched_tokens={BUDGET}")
+        self._python("tools.vllm_stock", "RUN.yaml", "--out", f"{name}.json", *limit)
         return _of_detailed(json.loads((self.folder / f"{name}.json").read_text()))
 
     def real(self, policy: str, round_: int) -> Numbers:
@@ -109,17 +112,14 @@ class Bench:
         name = f"{policy.split(maxsplit=1)[0]}-{round_}"
         if policy == STOCK:
             return self.stock(name)
-        self.evenflow(
-            *("run", "RUN.yaml", "--engine", "vllm", "--out", name),
-            *("--set", f"scheduler={POLICIES[policy]}"),
-        )
+        self.evenflow("run", "RUN.yaml", "--out", name, *_sets(f"scheduler={POLICIES[policy]}"))
         return self._summary(name)
 
     def simulated(self, policy: str) -> Numbers:
         """Return what the simulator says of a policy."""
         name = f"{policy.split(maxsplit=1)[0]}-simulated"
-        setting = f"scheduler={POLICIES[policy]}"
-        self.evenflow("simulate", "RUN.yaml", "--out", name, "--set", setting)
+        setting = _sets(f"scheduler={POLICIES[policy]}")
+        self.evenflow("simulate", "RUN.yaml", "--out", name, *setting)
         return self._summary(name)
 
     def say(self, words: str) -> None:
@@ -144,6 +144,26 @@ class Bench:
             lines = [line for line in done.stderr.splitlines() if "leaked" not in line]
             raise RuntimeError("\n".join(lines[-8:]))
         return done.stdout
+
+
+def fitted(batches: pd.DataFrame) -> tuple[float, float, float, int]:
+    """Return the seconds of a stage and of each token in it, from micro-batches that were alone.
+
+    These passed both stages, from when they were scheduled until they were back. Relative errors
+    are least, squared; their median is returned too, and how many micro-batches there were.
+    """
+    scheduled_s, back_s = batches.scheduled_s.to_numpy(), batches.returned_s.to_numpy()
+    alone = (scheduled_s[1:-1] >= back_s[:-2]) & (back_s[1:-1] <= scheduled_s[2:])
+    took_s = (back_s - scheduled_s)[1:-1][alone]
+    tokens = (batches.prefill_tokens + batches.decode_tokens).to_numpy()[1:-1][alone]
+    weighed = np.column_stack([2 / took_s, 2 * tokens / took_s])
+    (base_s, per_token_s), *_ = np.linalg.lstsq(weighed, np.ones(len(took_s)), rcond=None)
+    off = np.median(abs(weighed @ [base_s, per_token_s] - 1))
+    return float(base_s), float(per_token_s), float(off), len(took_s)
+
+
+def _sets(*values: str) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
 
 
 def _of_detailed(result: dict[str, Any]) -> Numbers:
@@ -210,16 +230,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=7.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--minutes", type=float, default=1.0, help="of profiling")
     parser.add_argument("--limit-s", type=float, default=840.0, help="no round is to end later")
     options = parser.parse_args()
     bench = Bench(options.out.resolve(), options.requests, options.rate)
-    bench.prepare(options.layers, options.minutes)
+    costs = bench.prepare(options.layers)
     text = table(bench, options.rounds, options.limit_s)
     cores, day = os.cpu_count(), datetime.now(UTC).date()
     head = (
         f"{options.requests} requests at {options.rate:g} a second, two stages of "
-        f"{options.layers // 2} layers, {cores} cores ({platform.machine()}), {day}.\n\n"
+        f"{options.layers // 2} layers, {cores} cores ({platform.machine()}), {day}. {costs}\n\n"
     )
     (bench.folder / "table.md").write_text(head + text, encoding="utf-8")
     bench.say(f"{bench.folder / 'table.md'}\n{head}{text}")

@@ -287,3 +287,39 @@ def test_stacks_lie_and_defaults_are_marked() -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1"]
     (axes,) = axes_of(kind="lines", where="error == error", log_2=True)
     assert texts(axes) == ["does not fit"]
+
+
+def claim(value: Any, kind: Any = "ratio", **more: Any) -> claims.Claim:
+    return claims.Claim("one", "a paper", "1", kind, "what", value, **more)
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "effect", "verdict"),
+    [
+        (2.0, 2.0, 1.0, "within 10 %"),
+        (1.14, 1.0, 0.0, "wrong"),  # within 25 % of the value, and no effect at all
+        (4.0, 2.0, 0.5, "right order"),
+        (0.5, 2.0, -1.0, "wrong"),
+        (1.0, 1.2, None, "within 25 %"),  # the paper says that nothing differs
+    ],
+)
+def test_a_comparison_is_judged_by_its_effect(
+    paper: float, ours: float, effect: float | None, verdict: str
+) -> None:
+    (found,) = claims.answers(claim(paper), ours)
+    assert found.verdict == verdict
+    assert found.effect == (None if effect is None else pytest.approx(effect, abs=1e-12))
+
+
+def test_a_share_has_no_effect() -> None:
+    (found,) = claims.answers(claim(0.5, neutral=False), 0.52)
+    assert (found.effect, found.verdict) == (None, "within 10 %")
+
+
+def test_the_score_stands_beside_that_of_always_saying_1() -> None:
+    paper, ours = {"a": [1.0, 2.0], "b": [1.0, 4.0]}, {"a": [1.0, 2.0], "b": [1.0, 1.0]}
+    told = claims.score(claims.answers(claim(paper), ours))
+    assert (told.values, told.within, told.null_within) == (4, 3, 2)
+    assert told.off == pytest.approx(4 ** (1 / 4))
+    assert told.null_off == pytest.approx(8 ** (1 / 4))
+    assert (told.pairs, told.agree) == (3, 1)  # a and b on two, and the growth of each

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,12 +31,19 @@ VERDICTS: tuple[Verdict, ...] = (
     "wrong",
     "not run",
 )
-"""From best to worst: a claim of several values gets the worst of theirs."""
+"""From best to worst: a claim of several values gets the worst of theirs. What is near is a value,
+and of a comparison its effect."""
+
+NO_EFFECT = math.log(1.05)
+"""A published ratio nearer to 1 claims no effect: the value is compared itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A published result. `value` is a number, a bound such as "<= 0.02", a list or a mapping."""
+    """A published result. `value` is a number, a bound such as "<= 0.02", a list or a mapping.
+
+    `neutral`: of a ratio, whether 1 would say that nothing differs; not so of a share.
+    """
 
     id: str
     paper: str
@@ -43,11 +51,20 @@ class Claim:
     kind: Literal["ratio", "absolute", "order", "exact"]
     quantity: str
     value: Any
+    neutral: bool = True
+
+    @property
+    def is_comparison(self) -> bool:
+        return self.kind == "ratio" and self.neutral
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One value of a claim, and ours. `part` is its key or position, empty for a single value."""
+    """One value of a claim, and ours. `part` is its key or position, empty for a single value.
+
+    `ratio` is ours / paper. Of a comparison, `effect` is log(ours) / log(paper):
+    1 is the whole published effect, 0 none of it, below 0 the opposite; None where there is none.
+    """
 
     claim: Claim
     part: str
@@ -55,6 +72,13 @@ class Answer:
     paper: Any
     ratio: float | None
     verdict: Verdict
+    effect: float | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether both are numbers above zero."""
+        pair = (self.ours, self.paper)
+        return all(isinstance(value, int | float) and value > 0 for value in pair)
 
 
 def load_claims() -> list[Claim]:
@@ -180,6 +204,56 @@ def _rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     return table
 
 
+class Score(NamedTuple):
+    """How near answers are, over all ratios of one thing to another: ours, and 1 in their place.
+
+    `off` is the geometric mean of max(ours / paper, paper / ours), `within` how many values are
+    within 25 %; of pairs of values that a claim puts in an order, `agree` have that order.
+    """
+
+    values: int
+    off: float
+    null_off: float
+    within: int
+    null_within: int
+    pairs: int
+    agree: int
+
+
+def score(found: Sequence[Answer]) -> Score:
+    """Return the score of all claims in which 1 would say that nothing differs, bounds left out."""
+    known = [answer for answer in found if answer.claim.is_comparison and answer.is_number]
+    ours = np.abs(np.log([answer.ours / answer.paper for answer in known]))
+    null = np.abs(np.log([float(answer.paper) for answer in known]))
+    within, null_within = (int((off <= math.log(1.25)).sum()) for off in (ours, null))
+    off, null_off = (math.exp(each.mean()) if known else math.nan for each in (ours, null))
+    orders = [order for group in by_claim(known) for order in _orders(group)]
+    right = sum(orders)
+    return Score(len(known), off, null_off, within, null_within, len(orders), right)
+
+
+def _orders(group: Sequence[Answer]) -> Iterator[bool]:
+    """Yield, for each pair of a claim's values that the paper orders, whether ours has that order.
+
+    Of lists, one a system, systems are compared at the same place of the list.
+    """
+    for one, other in combinations(group, 2):
+        place, beside = (answer.part.partition("[")[2] for answer in (one, other))
+        same_list = one.part.partition("[")[0] == other.part.partition("[")[0]
+        if (place == beside or same_list) and one.paper != other.paper:
+            yield (one.ours - other.ours) * (one.paper - other.paper) > 0
+
+
+def score_in_words(told: Score) -> str:
+    """Say the score in two sentences."""
+    return (
+        f"Of {told.values} published ratios {told.within} are within 25 % of the value; a model "
+        f"that always says 1 has {told.null_within}. Ours are off by a factor of {told.off:.2f} in "
+        f"the geometric mean, those of that model by {told.null_off:.2f}. Of {told.pairs} pairs of "
+        f"values that a claim puts in an order, {told.agree} have that order."
+    )
+
+
 def by_claim(found: Sequence[Answer]) -> Iterator[list[Answer]]:
     """Yield the values of each claim together."""
     for claim_id in dict.fromkeys(answer.claim.id for answer in found):
@@ -221,21 +295,20 @@ def _leaf(claim: Claim, part: str, paper: Any, ours: Any, same_order: bool = Fal
     if claim.kind == "exact":
         same = math.isclose(ours, paper, rel_tol=1e-9)
         return Answer(claim, part, ours, paper, ratio, "exact" if same else "wrong")
-    return Answer(claim, part, ours, paper, ratio, _of_ratio(claim, ours, paper, same_order))
+    compared = claim.is_comparison and min(ours, paper) > 0
+    if not compared or abs(math.log(paper)) < NO_EFFECT:
+        verdict = _by_distance(ours / paper) or ("right order" if same_order else "wrong")
+        return Answer(claim, part, ours, paper, ratio, verdict)
+    effect = math.log(ours) / math.log(paper)
+    ordered = effect > 0 or same_order
+    verdict = _by_distance(effect) or ("right order" if ordered else "wrong")
+    return Answer(claim, part, ours, paper, ratio, verdict, effect)
 
 
 def _of_bound(ratio: float) -> Verdict:
     if ratio <= 1:
         return "holds"
     return _by_distance(ratio) or "wrong"
-
-
-def _of_ratio(claim: Claim, ours: float, paper: float, same_order: bool) -> Verdict:
-    near = _by_distance(ours / paper)
-    if near is not None:
-        return near
-    one_side = claim.kind == "ratio" and (ours - 1) * (paper - 1) > 0
-    return "right order" if one_side or same_order else "wrong"
 
 
 def _by_distance(ratio: float) -> Verdict | None:

@@ -19,6 +19,8 @@ from experiments.figures.claims import (
     load_claims,
     load_misses,
     number,
+    score,
+    score_in_words,
     with_papers,
     worst,
 )
@@ -173,6 +175,7 @@ def write_claims(folder: Path) -> list[Answer]:
                 "paper_value": answer.paper,
                 "ours": answer.ours,
                 "ratio": answer.ratio,
+                "effect": answer.effect,
                 "verdict": answer.verdict,
             }
             for answer in found
@@ -186,7 +189,7 @@ def write_claims(folder: Path) -> list[Answer]:
 def markdown(found: Sequence[Answer]) -> str:
     """Return the table of claims, a row a claim, with what has to be known: why it misses, say."""
     misses = load_misses()
-    heads = ("claim", "quantity", "paper", "ours", "ours / paper", "verdict", "why")
+    heads = ("claim", "quantity", "paper", "ours", "ours / paper", "effect", "verdict", "why")
     rows = []
     for group in by_claim(found):
         claim, verdict = group[0].claim, worst(group)
@@ -197,11 +200,13 @@ def markdown(found: Sequence[Answer]) -> str:
             "<br>".join(f"{a.part} {number(a.paper)}".strip() for a in group),
             "<br>".join(number(a.ours) for a in group),
             "<br>".join(number(a.ratio) for a in group),
+            "<br>".join("" if a.effect is None else f"{a.effect:.2f}" for a in group),
             verdict,
             why,
         )
         rows.append(row)
-    return markdown_table(heads, rows)
+    done = [answer for answer in found if answer.verdict != "not run"]
+    return f"{markdown_table(heads, rows)}\n{score_in_words(score(done))}\n"
 
 
 def _by_number(name: str) -> tuple[str, int, str]:

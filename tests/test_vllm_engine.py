@@ -17,10 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests.command_line import evenflow, gone, group, rows_of, write_trace
 from tests.test_runtime_cli import start
+from tools.vllm_table import fitted
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")
 
@@ -246,3 +248,15 @@ def test_what_vllm_cannot_serve_is_one_line(
     status, _, errors = evenflow("run", str(tmp_path / "RUN.yaml"), *arguments)
     assert (status, errors.count("\n")) == (2, 1)
     assert expected in errors
+
+
+def test_costs_of_a_stage_are_found_in_the_micro_batches_that_were_alone() -> None:
+    tokens = [10, 200, 40, 7, 90, 30, 60]
+    took_s = [2 * (0.02 + 0.001 * each) for each in tokens]
+    scheduled_s = [float(number) for number in range(len(tokens))]
+    returned_s = [start_s + each_s for start_s, each_s in zip(scheduled_s, took_s, strict=True)]
+    returned_s[3] = scheduled_s[4] + 0.5  # these two overlap
+    batches = pd.DataFrame({"scheduled_s": scheduled_s, "returned_s": returned_s})
+    base_s, per_token_s, off, count = fitted(batches.assign(prefill_tokens=tokens, decode_tokens=0))
+    assert (base_s, per_token_s) == (pytest.approx(0.02), pytest.approx(0.001))
+    assert (off, count) == (pytest.approx(0, abs=1e-9), 3)

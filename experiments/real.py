@@ -64,9 +64,9 @@ def serve_job(
 ) -> Served:
     """Serve a job as `runtime.serve` does; its result says where it comes from.
 
-    `records` keep what happens, under a `title`; `journals` give what takes each pool's entries, or
-    those of the only pipeline, for None. UsageError for a configuration that cannot be
-    served.
+    `records` keep what happens, under a `title`; `journals` give what takes the entries of each
+    pool or virtual engine, or those of the only engine, for None. UsageError for a
+    configuration that cannot be served.
     """
     check_servable(job.config)
     built = job.built()
@@ -76,9 +76,8 @@ def serve_job(
     source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
     if records is not None:
         records.begin(workers.seen(world), provenance=source, label=_label(job), title=title)
-    record = None if journals is None else journals(None)
     served = serve(
-        world, workers, on_done, record=record, on_token=on_token, live=live, blocks=records
+        world, workers, on_done, record=journals, on_token=on_token, live=live, blocks=records
     )
     return replace(served, result=replace(served.result, provenance=source))
 
@@ -215,9 +214,11 @@ def replay_folder(folder: Path) -> tuple[str | None, str | None]:
 
 
 def recorded(built: Built, pool: str | None) -> Batcher:
-    """Return a fresh Batcher as that of a recorded run, or of a pool of it."""
-    kind = partial(Batcher, keeps_pages=pool not in (None, LAST))
-    return servable(built if pool is None else built.pools[pool]).batcher(kind)
+    """Return a fresh Batcher as that of a recorded run, or of a pool or an engine of it."""
+    part = built.pools.get(pool or "")
+    if part is None:
+        return servable(built).batcher()
+    return servable(part).batcher(partial(Batcher, keeps_pages=pool != LAST))
 
 
 def _replay_file(path: Path) -> tuple[str | None, str | None]:
@@ -250,7 +251,6 @@ def check_servable(config: RunConfig) -> None:
             "one policy, or workers of another kind",
         ),
         (config.replicas is not None, "replicas", "one pipeline"),
-        (bool(config.virtual_engines), "virtual_engines", "false"),
         (config.data_parallel > 1, "data_parallel", "1"),
         (config.speculative is not None, "speculative", "null"),
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
@@ -492,6 +492,11 @@ def _sharing(settings: Sequence[TorchSettings]) -> list[str]:
 def check_comparable(job: Job) -> None:
     """Raise UsageError where no simulation is of what would be served: stages that take turns."""
     check_servable(job.config)
+    if job.config.virtual_engines and job.config.dispatch == "eager":
+        raise UsageError(
+            "dispatch: eager, where virtual engines send at one instant and no record has their "
+            "order; stage0 is right"
+        )
     if (built := job.built()).pools:
         workers_of_pools(job.config, built, job.beside)
         return

@@ -57,7 +57,7 @@ class Records:
 
     def begin(self, world: World, **head: Any) -> None:
         """Write what a result needs beside what is recorded."""
-        facts = {name: getattr(world, name) for name in FACTS}
+        facts = {name: getattr(world, name) for name in FACTS} | {"engines": world.virtual_engines}
         head |= {"depth": world.depth, "facts": facts, "num_requests": len(world.requests)}
         self._blocks = BlockFile(self._folder / RECORDS, head)
 

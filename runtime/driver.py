@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
+from collections import abc, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,9 +36,12 @@ FLUSH_S = 1.0
 
 
 class _Sent(NamedTuple):
-    """A micro-batch in the pipeline, the requests that get a token of it, the seconds it takes."""
+    """A micro-batch in the pipeline, the number of its step, the requests that get a token of it,
+    the seconds it takes.
+    """
 
     batch: MicroBatch
+    number: int
     sampled: list[int]
     work_s: float
 
@@ -89,7 +92,7 @@ class _Steps:
         step = self._writer.step(batch, int(self._costs.transfer_bytes(work)), times_s, hops_s)
         sampled = [piece.request_id for piece in step.pieces if piece.last] + step.decodes
         self._pipeline.send(step)
-        self.sent.append(_Sent(batch, sampled, sum(times_s) + sum(hops_s)))
+        self.sent.append(_Sent(batch, step.batch_id, sampled, sum(times_s) + sum(hops_s)))
         self.stage0_free = False
         done_s = self._clock()
         self.driver_s.append(done_s - self.asked_s)
@@ -98,7 +101,7 @@ class _Steps:
     def take_back(self, message: Returned) -> _Sent:
         """Return what a message brings back; WorkerError when something else was to come."""
         sent = self.sent.popleft()
-        expected = sent.batch.batch_id, len(sent.sampled)
+        expected = sent.number, len(sent.sampled)
         if (message.batch_id, len(message.tokens)) != expected:
             raise WorkerError(
                 f"micro-batch {message.batch_id} with {len(message.tokens)} tokens returned, "
@@ -109,8 +112,9 @@ class _Steps:
 
 
 class Driver:
-    """Serves the requests of a world in real time. `clock` is that of the workers' times.
+    """Serves the requests of a world in real time by the engines of one pipeline.
 
+    `clock` is that of the workers' times.
     `front` lets requests in, without one those of the world. `text_of` says what workers that
     compute with tokens are given; `book` has it where several drivers share the requests. The run
     fails when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in
@@ -124,7 +128,7 @@ class Driver:
     def __init__(
         self,
         world: World,
-        batcher: Batcher,
+        engines: abc.Sequence[Batcher],
         pipeline: Pipeline,
         *,
         text_of: TextOf | None = None,
@@ -138,8 +142,7 @@ class Driver:
         blocks: Blocks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._live = batcher.queues.live
-        self._batcher = batcher
+        self._engines = engines
         self._pipeline = pipeline
         self._patience_s = patience_s
         self._on_added = on_added
@@ -152,9 +155,9 @@ class Driver:
         self._front: Front = replay if front is None else front
         self._recorder = Recorder(world.depth, blocks)
         self._book = book if text_of is None else TokenBook(text_of)
-        self._writer = StepWriter(batcher, self._book)
+        self._writer = StepWriter(engines, self._book)
         self._steps = _Steps(world, pipeline, self._writer, clock)
-        self._loop = loop_of(world)(world, [batcher], self._steps, self, self._recorder)
+        self._loop = loop_of(world)(world, engines, self._steps, self, self._recorder)
         self._heard_s = 0.0
         self._changed = False
         self._wake_at_s: float | None = None
@@ -203,8 +206,9 @@ class Driver:
 
     def abandon(self, reason: str) -> None:
         """Record what is still being served as aborted, once `run` has ended."""
-        for request_id in list(self._live):
-            self._abort(request_id, reason)
+        for engine in self._engines:
+            for request_id in list(engine.queues.live):
+                self._abort(request_id, reason)
 
     @property
     def num_done(self) -> int:
@@ -229,7 +233,7 @@ class Driver:
     def _goes_on(self) -> bool:
         if self._stops or self._quits:
             return bool(self._steps.sent) and not self._quits
-        return bool(self._front or self._live)
+        return bool(self._front or any(engine.queues.live for engine in self._engines))
 
     def _flush(self, now_s: float) -> None:
         self._flushed_s = now_s
@@ -256,7 +260,7 @@ class Driver:
         expected_s = sum(step.work_s for step in sent)
         if now_s - self._heard_s > self._patience_s + expected_s:
             raise WorkerError(
-                f"nothing heard of micro-batch {sent[0].batch.batch_id} for "
+                f"nothing heard of micro-batch {sent[0].number} for "
                 f"{now_s - self._heard_s:.1f} s: a worker hangs, or a message was lost"
             )
 
@@ -272,7 +276,7 @@ class Driver:
             self._loop.freed(now_s)
 
     def _take_back(self, message: Returned, now_s: float) -> None:
-        batch, sampled, _ = self._steps.take_back(message)
+        batch, _, sampled, _ = self._steps.take_back(message)
         self._noted["returned_s"].append(now_s)
         self._recorder.batch(batch, [at_s - self.origin_s for at_s in message.times])
         self._loop.returned(now_s, self._hand_out(sampled, message.tokens))
@@ -309,14 +313,14 @@ class Driver:
 
     def _abort(self, request_id: int, reason: str) -> None:
         """Abort a request, unless it has ended."""
-        seq = self._live.get(request_id)
-        if seq is None or seq.aborted:
-            return
-        self._changed = True
-        self._batcher.abort(request_id)
-        self._writer.ended([seq])
-        self._recorder.abort(seq, reason)
-        self._left(1)
+        for engine in self._engines:
+            seq = engine.queues.live.get(request_id)
+            if seq is not None and not seq.aborted:
+                self._changed = True
+                engine.abort(request_id)
+                self._writer.ended([seq])
+                self._recorder.abort(seq, reason)
+                self._left(1)
 
     def _is_woken(self, now_s: float) -> bool:
         return self._wake_at_s is not None and self._wake_at_s <= now_s

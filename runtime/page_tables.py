@@ -6,6 +6,7 @@ that goes on costs its id. Knows no sockets and no clock.
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass, field
 
 from evenflow.batch import MicroBatch
@@ -18,20 +19,28 @@ from runtime.wire import Growth, Piece, Step
 
 @dataclass(slots=True)
 class _Told:
-    """What the workers know of a sequence: its first `pages` pages, as of its `epoch`."""
+    """What the workers know of a sequence: its first `pages` pages, as of its `epoch`.
 
+    Its engine's pages are those of the workers from `first_page` on.
+    """
+
+    sequence: Sequence
     epoch: int
+    first_page: int
     pages: int = 0
 
 
 class StepWriter:
-    """The driver's end: writes micro-batches of one Batcher as steps, in the order scheduled.
+    """The driver's end: writes micro-batches of one pipeline's engines as steps, and numbers them
+    in the order scheduled.
 
-    `book` has the token ids where workers compute with them.
+    The pages of the engines lie one after the other in the workers' memory. `book` has the token
+    ids where workers compute with them.
     """
 
-    def __init__(self, batcher: Batcher, book: TokenBook | None = None) -> None:
-        self._batcher = batcher
+    def __init__(self, engines: abc.Sequence[Batcher], book: TokenBook | None = None) -> None:
+        self._engines = engines
+        self._count = 0
         self._book = book
         self._told: dict[int, _Told] = {}
         self._preemptions = 0
@@ -60,15 +69,15 @@ class StepWriter:
             tokens = self._book.inputs(batch.chunks, decodes)
             draws = self._book.draws(batch.chunks)
             draws += self._book.draws_of(piece.request_id for piece in adopted)
-        told = batch.batch_id, dropped, pieces, decodes, grown
+        number, self._count = self._count, self._count + 1
+        told = number, dropped, pieces, decodes, grown
         return Step(*told, activation_bytes, work_s, hops_s, tokens, draws, adopted)
 
     def adopt(self, seq: Sequence) -> None:
         """Note a sequence whose KV has come: the next step says where it is."""
-        request_id = seq.request.request_id
-        self._told[request_id] = _Told(seq.epoch, len(seq.pages))
         tokens = seq.request.prompt_tokens + seq.generated - 1
-        self._adopted.append(Piece(request_id, 0, tokens, False, list(seq.pages)))
+        pages = self._new_pages(seq)
+        self._adopted.append(Piece(seq.request.request_id, 0, tokens, False, pages))
 
     def ended(self, sequences: list[Sequence]) -> None:
         """Note sequences that finished or were aborted: no later step has them."""
@@ -84,17 +93,27 @@ class StepWriter:
                 self._ended.append(seq.request.request_id)
 
     def _new_pages(self, seq: Sequence) -> list[int]:
-        told = self._told.setdefault(seq.request.request_id, _Told(seq.epoch))
-        new_pages = seq.pages[told.pages :]
+        request_id = seq.request.request_id
+        if (told := self._told.get(request_id)) is None:
+            told = self._told[request_id] = _Told(seq, seq.epoch, self._first_page(request_id))
+        new_pages = [told.first_page + page for page in seq.pages[told.pages :]]
         told.pages = len(seq.pages)
         return new_pages
 
+    def _first_page(self, request_id: int) -> int:
+        before = 0
+        for engine in self._engines:
+            if request_id in engine.queues.live:
+                break
+            before += engine.pool.total_pages
+        return before
+
     def _preempted(self) -> list[int]:
-        if self._batcher.queues.preemptions == self._preemptions:
+        preemptions = sum(engine.queues.preemptions for engine in self._engines)
+        if preemptions == self._preemptions:
             return []
-        self._preemptions = self._batcher.queues.preemptions
-        live = self._batcher.queues.live
-        gone = [number for number, told in self._told.items() if live[number].epoch != told.epoch]
+        self._preemptions = preemptions
+        gone = [number for number, told in self._told.items() if told.sequence.epoch != told.epoch]
         for request_id in gone:
             del self._told[request_id]
         return gone
@@ -109,7 +128,7 @@ class _Held:
 class PageTable:
     """A worker's end: the pages and the number of computed tokens of each row.
 
-    A step numbered 0 is the first of another Batcher, which begins with no rows. Raises WorkerError
+    A step numbered 0 is the first of another run, which begins with no rows. Raises WorkerError
     for a step that cannot follow on the ones before: a message was lost.
     """
 

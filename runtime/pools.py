@@ -62,7 +62,7 @@ class Pool(Driver):
     """The driver of one pool, which the system turns: what it has computed may go on elsewhere."""
 
     def __init__(self, system: PooledDriver, part: Part, batcher: Batcher, **options: Any) -> None:
-        super().__init__(part.world, batcher, part.pipeline, **options)
+        super().__init__(part.world, [batcher], part.pipeline, **options)
         self.engine = batcher
         self.arrived_s: dict[int, float] = {}
         self.holders = part.holders

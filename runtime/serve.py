@@ -132,26 +132,29 @@ def serve(
     workers: Workers,
     on_done: Callable[[int], None] | None = None,
     *,
-    record: Callable[[Entry], None] | None = None,
+    record: Callable[[str | None], Callable[[Entry], None]] | None = None,
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
     blocks: Blocks | None = None,
 ) -> Served:
     """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
 
-    `on_done` is called with the number of requests done, `record` takes the journal, `on_token` the
-    tokens, `blocks` each second what has happened. A worker that dies ends the run, and so does the
+    `on_done` is called with the number of requests done, `record` gives what takes the journal of
+    an engine (of the only one for None), `on_token` takes the tokens, `blocks` each second what has
+    happened. A worker that dies ends the run, and so does the
     first Ctrl-C (of a server the second: the first sends new clients away): what is finished is
     returned. UsageError where the workers do not start.
     """
-    recording = partial(RecordingBatcher, record=record)
-    batcher = world.batcher(Batcher if record is None else recording)
+    engines = [
+        world.batcher(Batcher if record is None else partial(RecordingBatcher, record=record(name)))
+        for name in engine_names(world)
+    ]
     try:
         with workers.start(world) as pipeline:
             drive = partial(
                 workers.driver(),
                 workers.seen(world),
-                batcher,
+                engines,
                 patience_s=workers.patience_s,
                 blocks=blocks,
             )
@@ -163,7 +166,7 @@ def serve(
                 failure, interrupted = driven(driver.run, driver.stop)
             else:
                 speaks = workers.text_of is not None
-                driver = live.open(drive, batcher, pipeline, on_token, speaks=speaks)
+                driver = live.open(drive, engines, pipeline, on_token, speaks=speaks)
                 failure, interrupted = driven(driver.run, live.drain, driver.quit)
                 failure = live.ended(driver, failure)
             wall_s = time.perf_counter() - started_s
@@ -172,8 +175,14 @@ def serve(
         raise UsageError(f"the workers do not start: {error}") from None
     unfinished = len(world.requests) - driver.num_done if live is None else 0
     ends = failure, interrupted, unfinished
-    free_pages = batcher.pool.free_pages
+    free_pages = sum(engine.pool.free_pages for engine in engines)
     return Served(driver.result(), wall_s, *ends, driver.driver_s, free_pages, driver.heard, guests)
+
+
+def engine_names(world: World) -> list[str | None]:
+    """Return the names of a pipeline's engines; that of the only one is None."""
+    count = world.virtual_engines
+    return [None] if count == 1 else [f"engine-{number}" for number in range(count)]
 
 
 def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | None, bool]:

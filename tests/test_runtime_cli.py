@@ -54,6 +54,18 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
     raise AssertionError("the run does not start")
 
 
+def test_virtual_engines_have_a_journal_each(run: Path) -> None:
+    out = run.parent / "out"
+    status, _, errors = evenflow("run", str(run), "--set", "virtual_engines=2", "--out", str(out))
+    assert status == 0, errors
+    assert json.loads((out / "summary.json").read_text())["completed"] > 0
+    journals = [path.parent.name for path in sorted(out.glob("*/decisions.jsonl.gz"))]
+    assert journals == ["engine-0", "engine-1"]
+    assert evenflow("replay", str(out))[0] == 0
+    eager = ("--set", "virtual_engines=2", "--set", "dispatch=eager")
+    assert "dispatch: eager" in complaint("validate", run, *eager, "--out", out / "validation")
+
+
 def test_run_writes_what_simulate_writes_and_replays(run: Path) -> None:
     out = run.parent / "out"
     status, text, errors = evenflow("run", str(run), "--out", str(out))

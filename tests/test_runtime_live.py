@@ -97,7 +97,7 @@ def live_driver(
 ) -> Driver:
     pipeline: Any = Checked(world.depth)
     front = Script(events)
-    return Driver(world, owner, pipeline, front=front, on_token=on_token, clock=pipeline.clock)
+    return Driver(world, [owner], pipeline, front=front, on_token=on_token, clock=pipeline.clock)
 
 
 @settings(max_examples=200, deadline=None)

@@ -59,7 +59,7 @@ def driver_of(
     **more: Any,
 ) -> Driver:
     world = world or world_of()
-    return Driver(world, owner or world.batcher(), workers, **more)
+    return Driver(world, [owner or world.batcher()], workers, **more)
 
 
 def pipeline(*faults: tuple[int, Settings], **more: float) -> Pipeline:
@@ -96,7 +96,9 @@ def test_the_front_door_serves_a_world_by_its_workers() -> None:
     done: list[int] = []
     journal: list[Entry] = []
     world = world_of(requests=REQUESTS[:4])
-    served = serve(world, Workers([EmulatedSettings()] * DEPTH), done.append, record=journal.append)
+    served = serve(
+        world, Workers([EmulatedSettings()] * DEPTH), done.append, record=lambda _: journal.append
+    )
     assert (served.failure, served.interrupted, served.unfinished) == (None, False, 0)
     assert served.result.status == ["completed"] * 4
     assert done[-1] == 4

@@ -39,7 +39,7 @@ class Told(Batcher):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.book = TokenBook(text_of)
-        self.writer = StepWriter(self, self.book)
+        self.writer = StepWriter([self], self.book)
         self.table = PageTable(self.pool.page_tokens, self.pool.total_pages)
         self.sampled: dict[int, list[tuple[int, int]]] = {}
 

@@ -82,7 +82,7 @@ def broken_run(
 
     with pipeline_of(settings, ranks=ranks) as workers:
         world = world_of("sarathi", len(settings) // ranks, {"token_budget": 12})
-        driver = Driver(world, world.batcher(), workers, text_of=TEXTS, on_done=on_done)
+        driver = Driver(world, [world.batcher()], workers, text_of=TEXTS, on_done=on_done)
         with pytest.raises(WorkerError) as caught:
             driver.run()
     return driver, time.monotonic() - broken_s[0], str(caught.value)

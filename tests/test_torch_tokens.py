@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from evenflow.types import Request
 from experiments.real import servable
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
+from runtime.pipeline import Pipeline
 from runtime.tokens import RandomTexts, Text
 from sim import driver
 from sim.tandem import Tandem
 from tests.command_line import evenflow, write_inputs
-from tests.tiny_models import save_checkpoint
+from tests.tiny_models import PAGE_TOKENS, save_checkpoint
 from tests.torch_pipeline import (
     REQUESTS,
     TEXTS,
@@ -43,6 +45,9 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
     ("td_pipe", {"max_num_batched_tokens": 64}),
 ]
 """Each with limits so small that prompts are cut, queues form and pages run out."""
+
+FEW_PAGES = 13
+"""Enough for each request alone, and for few at a time."""
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
@@ -105,7 +110,7 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
     world = world_of("sarathi", 2, {"token_budget": 12})
     batcher = world.batcher()
     with pipeline_of(settings_of(folder, 2, transport="one_process")) as pipeline:
-        tokens = serve(pipeline, world, batcher, text_of)
+        tokens = serve(pipeline, world, batcher, text_of=text_of)
     for number, full in greedy.items():
         stop = ends.get(number)
         assert tokens[number] == (full[: full.index(stop[0]) + 1] if stop else full)
@@ -155,6 +160,22 @@ def test_ranks_of_a_stage_write_what_one_writes(
             assert serve(pipeline, world, batcher) == expected
             assert batcher.queues.preemptions
             assert replay(batcher.journal, world.batcher()) is None
+
+
+def test_virtual_engines_write_what_one_writes(llama: tuple[Path, Any]) -> None:
+    """Each has pages of its own, too few for all: none is another's, and decisions replay."""
+    folder, expected = llama
+    for name, params in POLICIES[2:4]:
+        world = replace(world_of(name, 2, params, virtual_engines=2), total_pages=2 * FEW_PAGES)
+        engines: list[Any] = [world.batcher(RecordingBatcher) for _ in range(2)]
+        settings = settings_of(folder, 2, transport="one_process")
+        with Pipeline(settings, PAGE_TOKENS, world.total_pages, together=True) as pipeline:
+            assert serve(pipeline, world, *engines) == expected
+        assert any(engine.queues.preemptions for engine in engines)
+        for engine in engines:
+            engine.pool.check_integrity([])
+            assert engine.pool.free_pages == engine.pool.total_pages == FEW_PAGES
+            assert replay(engine.journal, world.batcher()) is None
 
 
 # -- the command ----------------------------------------------------------------------------------

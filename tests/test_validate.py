@@ -40,9 +40,18 @@ from tests.worlds import MAX_MODEL_LEN, served_worlds, small_world
 
 def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResult, Times]:
     """Return a noisy run of a world and its times."""
-    served, journal = serve_noisily(world, seed, late_s)
-    times = measured_times(served, world, priced(world, journal).num_tokens)
+    served, journals = serve_noisily(world, seed, late_s)
+    times = measured_times(served, world, priced(world, journals).num_tokens)
     return served.result, times
+
+
+def test_so_is_one_of_virtual_engines() -> None:
+    world = replace(WORLD, virtual_engines=3)
+    result, times = measured(world)
+    structure = structure_of(world, result, times)
+    assert structure.parted_at is None
+    assert same_batches(result, structure.again) == 1
+    assert result.engines == 3
 
 
 @settings(max_examples=100, deadline=None)
@@ -202,9 +211,9 @@ def test_with_no_times_around_the_stages_a_timed_world_is_the_world() -> None:
 
 
 def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
-    served, journal = serve_noisily(WORLD)
+    served, (journal,) = serve_noisily(WORLD)
     result = served.result
-    expected_s = priced(WORLD, journal).expected_s
+    expected_s = priced(WORLD, [journal]).expected_s
     tokens = result.prefill_tokens + result.decode_tokens
     assert expected_s == pytest.approx(np.repeat(0.01 + 1e-5 * tokens[:, None], 3, axis=1))
     lines = cost_errors([result], [expected_s])
@@ -217,7 +226,7 @@ def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
     asked = next(index for index, entry in enumerate(journal) if isinstance(entry, Asked))
     changed = [*journal[:asked], journal[asked]._replace(decision=None), *journal[asked + 1 :]]
     with pytest.raises(PolicyError, match="a recorded run does not replay"):
-        priced(WORLD, changed)
+        priced(WORLD, [changed])
 
 
 def test_only_what_has_its_like_repeats() -> None:

@@ -96,7 +96,7 @@ def world_of(name: str, stages: int, params: dict[str, Any] | None = None, **mor
 
 
 def serve(
-    pipeline: Pipeline, world: World, batcher: Batcher | None = None, text_of: TextOf = TEXTS
+    pipeline: Pipeline, world: World, *engines: Batcher, text_of: TextOf = TEXTS
 ) -> dict[int, list[int]]:
     """Serve to the end; return the tokens of each request."""
     tokens: dict[int, list[int]] = defaultdict(list)
@@ -104,8 +104,9 @@ def serve(
     def on_token(request_id: int, token: int) -> None:
         tokens[request_id].append(token)
 
-    batcher = batcher or world.batcher()
-    driver = Driver(world, batcher, pipeline, text_of=text_of, on_token=on_token)
+    driver = Driver(
+        world, engines or [world.batcher()], pipeline, text_of=text_of, on_token=on_token
+    )
     driver.run()
     assert driver.result().status == ["completed"] * len(world.requests)
     return tokens

@@ -106,19 +106,21 @@ class NoisyPipeline(VirtualPipeline):
         return self.come()
 
 
-def drive(world: World, pipeline: Any = None, **limits: Any) -> tuple[Driver, RecordingBatcher]:
-    """Run the real driver; return it and its Batcher."""
+def drive(world: World, pipeline: Any = None, **limits: Any) -> tuple[Any, ...]:
+    """Run the real driver; return it and its engines."""
     pipeline = pipeline or VirtualPipeline(world.depth)
-    batcher = world.batcher(RecordingBatcher)
-    real = Driver(world, batcher, pipeline, clock=pipeline.clock, **limits)
+    engines = [world.batcher(RecordingBatcher) for _ in range(world.virtual_engines)]
+    real = Driver(world, engines, pipeline, clock=pipeline.clock, **limits)
     real.run()
-    return real, batcher
+    return real, *engines
 
 
 def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any, list[Any]]:
-    """Return a run of the real driver, as `runtime.serve` does, and its journal."""
-    driver, batcher = drive(world, NoisyPipeline(world, seed, late_s))
-    return SimpleNamespace(result=driver.result(), heard=driver.heard), batcher.journal
+    """Return a run of the real driver, as `runtime.serve` does, and the journals of its engines."""
+    driver, *engines = drive(world, NoisyPipeline(world, seed, late_s))
+    return SimpleNamespace(result=driver.result(), heard=driver.heard), [
+        engine.journal for engine in engines
+    ]
 
 
 class KnownHost(VirtualPipeline):

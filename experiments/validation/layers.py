@@ -139,18 +139,22 @@ class KeepingBatcher(Batcher):
         return batch
 
 
-def priced(world: World, journal: Iterable[Entry]) -> Priced:
-    """Return what the costs say of a recorded run.
+def priced(world: World, journals: Iterable[Iterable[Entry]]) -> Priced:
+    """Return what the costs say of a recorded run, of the journals of its engines.
 
-    Raises PolicyError when the journal, replayed, does not give the decisions that it records.
+    Raises PolicyError when one, replayed, does not give the decisions that it records.
     """
-    batcher = world.batcher(KeepingBatcher)
-    assert isinstance(batcher, KeepingBatcher)
-    difference = replay(journal, batcher)
-    if difference is not None:
-        raise PolicyError(f"a recorded run does not replay: {difference}")
-    expected_s = [world.costs.times(batch.charged or batch) for batch in batcher.sent]
-    num_tokens = np.array([batch.num_tokens for batch in batcher.sent], dtype=np.int64)
+    sent: list[MicroBatch] = []
+    for journal in journals:
+        batcher = world.batcher(KeepingBatcher)
+        assert isinstance(batcher, KeepingBatcher)
+        difference = replay(journal, batcher)
+        if difference is not None:
+            raise PolicyError(f"a recorded run does not replay: {difference}")
+        sent += batcher.sent
+    sent.sort(key=lambda batch: batch.scheduled_s)
+    expected_s = [world.costs.times(batch.charged or batch) for batch in sent]
+    num_tokens = np.array([batch.num_tokens for batch in sent], dtype=np.int64)
     return Priced(np.array(expected_s).reshape(-1, world.depth), num_tokens)
 
 

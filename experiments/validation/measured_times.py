@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,7 @@ class Recorded:
 
     def __init__(self, result: RunResult, times: Times, costs: StageCost) -> None:
         self.parted_at: int | None = None
+        self._positions = count()
         self._times = times
         self._costs = costs
         numbers = result.prefill_tokens, result.decode_tokens, result.free_pages
@@ -106,7 +108,7 @@ class Recorded:
 
     def __call__(self, batch: MicroBatch) -> Timing:
         """Return what the next micro-batch takes."""
-        index, key = batch.batch_id, (batch.prefill_tokens, batch.decode_tokens)
+        index, key = next(self._positions), (batch.prefill_tokens, batch.decode_tokens)
         by_costs_s = self._costs.times(batch.charged or batch)
         same = self._batches[index : index + 1] == [(*key, batch.free_pages)]
         if self.parted_at is None and not same:
@@ -139,10 +141,10 @@ def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], T
     most = {name: np.percentile(c, STALL_PERCENTILE, axis=0) for name, c in columns.items()}
     usual = replace(times, **{name: np.minimum(c, most[name]) for name, c in columns.items()})
     rng = np.random.default_rng(seed)
-    count = len(times.schedule_s)
+    known = len(times.schedule_s)
 
     def timing(batch: MicroBatch) -> Timing:
-        around = usual.timing(int(rng.integers(count)))
+        around = usual.timing(int(rng.integers(known)))
         return around._replace(stages_s=costs.times(batch.charged or batch))
 
     return timing

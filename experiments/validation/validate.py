@@ -188,7 +188,7 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
     journals = _Journals()
     served, load = _serve(job, name, watch, journals)
     world = servable(job.built())
-    by_costs = priced(world, journals[None])
+    by_costs = priced(world, journals.values())
     times = measured_times(served, world, by_costs.num_tokens)
     return Measured(served, by_costs, times, load)
 

@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,7 @@ class LiveServer:
     def open(
         self,
         drive: Callable[..., Driver],
-        batcher: Batcher,
+        engines: Sequence[Batcher],
         pipeline: Pipeline,
         on_token: Callable[[int, int], None] | None,
         *,
@@ -129,10 +129,10 @@ class LiveServer:
             Service(
                 self.model,
                 self.workers,
-                batcher.max_model_len,
+                engines[0].max_model_len,
                 answers,
                 failure=lambda: self._failure,
-                gauges=lambda: _gauges(batcher),
+                gauges=lambda: _gauges(engines),
             )
         )
         self.on_open()
@@ -204,15 +204,16 @@ class LiveServer:
         self.front.close()
 
 
-def _gauges(batcher: Batcher) -> Mapping[str, float]:
-    """Return a Batcher's counters; read from another thread, each is right at a moment of its
-    own."""
-    pool = batcher.pool
+def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
+    """Return the sums of the engines' counters; read from another thread, each is right at a moment
+    of its own."""
+    queues, pools = [each.queues for each in engines], [each.pool for each in engines]
+    free, total = sum(pool.free_pages for pool in pools), sum(pool.total_pages for pool in pools)
     return {
-        "vllm:num_requests_running": len(batcher.queues.admitted),
-        "vllm:num_requests_waiting": len(batcher.queues.waiting),
-        "vllm:kv_cache_usage_perc": 1 - pool.free_pages / pool.total_pages,
-        "vllm:num_preemptions_total": batcher.queues.preemptions,
-        "evenflow:kv_pages_free": pool.free_pages,
-        "evenflow:kv_pages_total": pool.total_pages,
+        "vllm:num_requests_running": sum(len(each.admitted) for each in queues),
+        "vllm:num_requests_waiting": sum(len(each.waiting) for each in queues),
+        "vllm:kv_cache_usage_perc": 1 - free / total,
+        "vllm:num_preemptions_total": sum(each.preemptions for each in queues),
+        "evenflow:kv_pages_free": free,
+        "evenflow:kv_pages_total": total,
     }

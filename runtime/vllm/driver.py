@@ -6,6 +6,7 @@ happens.
 
 from __future__ import annotations
 
+from collections import abc
 from typing import Any
 
 from vllm.v1.engine import FinishReason
@@ -52,15 +53,22 @@ class EngineDriver(Driver):
     """
 
     def __init__(
-        self, world: World, batcher: Batcher, engine: Engine, *, text_of: TextOf, **options: Any
+        self,
+        world: World,
+        engines: abc.Sequence[Batcher],
+        engine: Engine,
+        *,
+        text_of: TextOf,
+        **options: Any,
     ) -> None:
-        super().__init__(world, batcher, engine, **options)  # type: ignore[arg-type]
+        super().__init__(world, engines, engine, **options)  # type: ignore[arg-type]
+        (self._batcher,) = engines
         self._engine = engine
         self._returned_s = 0.0
-        loop = self._loop = EngineLoop(world, [batcher], self._steps, self, self._recorder)
+        loop = self._loop = EngineLoop(world, engines, self._steps, self, self._recorder)
         loop.engine, loop.text_of = engine, text_of
         self._ask = loop.ask
-        engine.attach(batcher, self)
+        engine.attach(self._batcher, self)
 
     def run(self) -> None:
         """Serve until every request is done, or until `stop`."""

@@ -6,9 +6,12 @@ pieces. Each rule is explained and drawn in docs/bubbles.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evenflow.results.run import WAIT_REASONS, Floats, Ints, RunResult
 
@@ -95,14 +98,15 @@ def first_stage(result: RunResult, timeline: Timeline) -> Rows:
     if cap is not None:
         slot_s[cap:] = result.returned_s[: max(0, len(slot_s) - cap)]
     slot_s = np.clip(slot_s, free_s, sent_s)
-    everyone = np.arange(len(sent_s))
-    blocks = [] if cap is None else _no_slot(result, timeline, cap, slot_s)
-    blocks += _nothing_sent(result, slot_s, sent_s)
-    blocks.append(Rows(everyone, start_s, np.full(len(everyone), CPU)))
-    return _joined(blocks)
+    blocks = chain(
+        () if cap is None else _no_slot(result, timeline, cap, slot_s),
+        _nothing_sent(result, slot_s, sent_s),
+        [_everyone(start_s, CPU)],
+    )
+    return _joined(blocks, start_s - free_s > RESOLUTION_S)
 
 
-def _no_slot(result: RunResult, timeline: Timeline, cap: int, slot_s: Floats) -> list[Rows]:
+def _no_slot(result: RunResult, timeline: Timeline, cap: int, slot_s: Floats) -> Iterator[Rows]:
     """Divide the wait for the oldest micro-batch in flight, which is `cap` before the next one."""
     free_s, service_s = timeline.free_s[:, 0], timeline.service_s
     batch = np.flatnonzero(slot_s > free_s)
@@ -116,15 +120,10 @@ def _no_slot(result: RunResult, timeline: Timeline, cap: int, slot_s: Floats) ->
         batches_s=service_s[oldest, 0] - service_s[batch - 1, 0],
     )
     gap_s = slot_s[batch] - free_s[batch]
-    return [
-        Rows(batch, slot_s[batch] - gap_s * rest, cause)
-        for rest, cause in (
-            (capped + link + cpu, uneven),
-            (link + cpu, np.full(len(batch), POLICY)),
-            (cpu, np.full(len(batch), LINK)),
-            (np.zeros(len(batch)), np.full(len(batch), CPU)),
-        )
-    ]
+    yield Rows(batch, slot_s[batch] - gap_s * (capped + link + cpu), uneven)
+    yield Rows(batch, slot_s[batch] - gap_s * (link + cpu), np.full(len(batch), POLICY))
+    yield Rows(batch, slot_s[batch] - gap_s * cpu, np.full(len(batch), LINK))
+    yield Rows(batch, slot_s[batch], np.full(len(batch), CPU))
 
 
 def _trip_shares(
@@ -218,14 +217,13 @@ def later_stage(result: RunResult, timeline: Timeline, stage: int, above: Rows) 
     uneven[0] = FILL_DRAIN
     arrived_s = ready_s - late_s - longer_s
     shift_s = arrived_s - timeline.start_s[:, stage - 1]
-    return _joined(
-        [
-            Rows(above.batch, above.stop_s + shift_s[above.batch], above.cause),
-            Rows(everyone, ready_s - late_s, uneven),
-            Rows(everyone, ready_s, np.full(len(everyone), LINK)),
-            Rows(everyone, start_s, np.full(len(everyone), CPU)),
-        ]
+    blocks = (
+        Rows(above.batch, above.stop_s + shift_s[above.batch], above.cause),
+        Rows(everyone, ready_s - late_s, uneven),
+        _everyone(ready_s, LINK),
+        _everyone(start_s, CPU),
     )
+    return _joined(blocks, start_s - timeline.free_s[:, stage] > RESOLUTION_S)
 
 
 def _uneven(
@@ -238,8 +236,21 @@ def _uneven(
     return np.where(stages_s > batches_s, UNEVEN_STAGES, content)
 
 
-def _joined(blocks: list[Rows]) -> Rows:
-    """Put rows in order of micro-batch; those of one keep the order of the blocks."""
-    columns = [np.concatenate(column) for column in zip(*blocks, strict=True)]
+def _everyone(stop_s: Floats, cause: int) -> Rows:
+    return Rows(np.arange(len(stop_s)), stop_s, np.full(len(stop_s), cause))
+
+
+def selected(rows: Rows, keep: NDArray[np.bool_]) -> Rows:
+    """Return those of the rows that are kept."""
+    return Rows(rows.batch[keep], rows.stop_s[keep], rows.cause[keep])
+
+
+def _joined(blocks: Iterable[Rows], gap: NDArray[np.bool_]) -> Rows:
+    """Put rows in order of micro-batch; those of one keep the order of the blocks.
+
+    Only of micro-batches before which there is a `gap`: most rows are of the others.
+    """
+    kept = [selected(rows, gap[rows.batch]) for rows in blocks]
+    columns = [np.concatenate(column) for column in zip(*kept, strict=True)]
     order = np.argsort(columns[0], kind="stable")
     return Rows(*(column[order] for column in columns))

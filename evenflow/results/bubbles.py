@@ -23,6 +23,7 @@ from evenflow.results.bubble_rules import (
     first_stage,
     later_stage,
     previous,
+    selected,
     timeline_of,
 )
 from evenflow.results.combine import schedule_order
@@ -150,18 +151,13 @@ def _tile(rows: Rows, timeline: Timeline, stage: int) -> Rows:
     Rows that are only rounding go to their neighbours; neighbours of one cause become one piece.
     """
     free_s, start_s = timeline.free_s[:, stage], timeline.start_s[:, stage]
-    rows = _select(rows, (start_s - free_s > RESOLUTION_S)[rows.batch])
     rows = rows._replace(stop_s=np.clip(rows.stop_s, free_s[rows.batch], start_s[rows.batch]))
     share_s = (start_s - free_s)[rows.batch] / np.bincount(rows.batch, minlength=1)[rows.batch]
     length_s = rows.stop_s - _starts(rows, free_s)
-    rows = _select(rows, length_s >= np.minimum(share_s * 0.999, RESOLUTION_S))
+    rows = selected(rows, length_s >= np.minimum(share_s * 0.999, RESOLUTION_S))
     changes = np.diff(rows.batch, append=-1) != 0
     rows = rows._replace(stop_s=np.where(changes, start_s[rows.batch], rows.stop_s))
-    return _select(rows, changes | (np.diff(rows.cause, append=-1) != 0))
-
-
-def _select(rows: Rows, keep: NDArray[np.bool_]) -> Rows:
-    return Rows(rows.batch[keep], rows.stop_s[keep], rows.cause[keep])
+    return selected(rows, changes | (np.diff(rows.cause, append=-1) != 0))
 
 
 def _starts(rows: Rows, free_s: Floats) -> Floats:

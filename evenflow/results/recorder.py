@@ -153,6 +153,7 @@ class Recorder:
         UsageError for one whose times are beyond LATEST_S.
         """
         found: dict[str, Any] = joined([*self._blocks, self._block(gap_s, gap_count)])
+        self._batches = bytearray()  # whose numbers are needed until they are columns
         order = np.argsort(found["request_id"], kind="stable")
         columns: dict[str, Any] = {
             name: [found[name][i] for i in order] if kind is str else found[name][order]

@@ -137,10 +137,12 @@ def job_of(
     *,
     clients: bool = False,
     engine: str | None = None,
+    say: Callable[[str], object] = str,
 ) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served.
 
-    The CPU time of a `runtime` is for simulations: a real run has its own. `clients` have the
+    The CPU time of a `runtime` is for simulations: a real run has its own, which `say` is told in a
+    line. `clients` have the
     requests: a workload is not read. An `engine` serves in the place of the workers of the file,
     and asks as it does.
     """
@@ -155,7 +157,9 @@ def job_of(
     config = load_config(path, overrides)
     if isinstance(config.workers, VllmWorkers):
         config = with_(config, {"dispatch": "engine_loop"})
-    if _prepares(config.runtime):  # an engine's CPU time, where a real run has its own
+    if _prepares(config.runtime):
+        named = f" {config.runtime}" if isinstance(config.runtime, str) else ""
+        say(f"note: runtime{named} is not charged: a real run spends the CPU time of this machine")
         config = with_(config, {"runtime": "ideal"})
     check_servable(config)
     if clients and config.scheduler.name in POOLED:

@@ -56,8 +56,10 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def test_virtual_engines_have_a_journal_each(run: Path) -> None:
     out = run.parent / "out"
-    status, _, errors = evenflow("run", str(run), "--set", "virtual_engines=2", "--out", str(out))
+    engines = ("--set", "virtual_engines=2", "--set", "runtime=vllm")
+    status, _, errors = evenflow("run", str(run), *engines, "--out", str(out))
     assert status == 0, errors
+    assert "note: runtime vllm is not charged" in errors
     assert json.loads((out / "summary.json").read_text())["completed"] > 0
     journals = [path.parent.name for path in sorted(out.glob("*/decisions.jsonl.gz"))]
     assert journals == ["engine-0", "engine-1"]

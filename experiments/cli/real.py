@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +32,7 @@ def run_command(
     from experiments.report.folder import staged
     from experiments.study.points import inputs_of
 
-    job = job_of(run, set_ or (), engine=engine)
+    job = job_of(run, set_ or (), engine=engine, say=partial(typer.echo, err=True))
     folder = out or Path("out") / f"{run.stem}-run"
     total = len(job.workload.requests)
     _say_killed(folder)
@@ -70,7 +71,8 @@ def serve_command(
     from experiments.real import job_of, live_server, serve_into
     from experiments.report.folder import staged
 
-    job = job_of(run, set_ or (), clients=True, engine=engine)
+    say = partial(typer.echo, err=True)
+    job = job_of(run, set_ or (), clients=True, engine=engine, say=say)
     from runtime.http.live import listening  # only now is it certain that there is ZeroMQ
 
     folder = out or Path("out") / f"{run.stem}-serve"

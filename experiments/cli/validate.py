@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +55,7 @@ def validate_command(
 
     if profile is not None:
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
-    job = job_of(run, set_ or (), engine=engine)
+    job = job_of(run, set_ or (), engine=engine, say=partial(typer.echo, err=True))
     folder = out or Path("out") / f"{run.stem}-validate"
     check_folder(folder, force=force, reads=inputs_of(job.config, run))
     contenders = {job.config.scheduler.name: job}

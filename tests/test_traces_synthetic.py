@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
 from traces import SAMPLE_NAMES, info, load_trace, sample_trace
@@ -125,3 +128,27 @@ def test_importing_and_loading_needs_no_heavy_package() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@given(st.sampled_from(SAMPLE_NAMES), st.floats(-0.8, 0.8).filter(bool), st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_neighbours_are_as_alike_as_asked_and_lengths_are_the_same(
+    name: str, neighbours: float, seed: int
+) -> None:
+    plain, chained = (sample_trace(name, 8000, seed, neighbours=r) for r in (0.0, neighbours))
+    summary = info(chained)
+    table = sample_table(name)
+    if "max_total_tokens" not in table.facts:  # else prompts that are too long are cut
+        assert summary["spearman"] == pytest.approx(float(table.facts["spearman"]), abs=0.12)
+        assert summary["neighbours"]["prompt"] == pytest.approx(neighbours, abs=0.06)
+    assert summary["neighbours"]["output"] == pytest.approx(neighbours, abs=0.06)
+    for q in (25, 50, 75):
+        ours, theirs = (np.percentile(each.output_tokens, q) for each in (chained, plain))
+        assert ours == pytest.approx(theirs, rel=0.25, abs=2)
+
+
+def test_a_file_has_its_own_order(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n1,2\n3,4\n")
+    with pytest.raises(UsageError, match="is no sample; it has the order of its file"):
+        load_trace(path, neighbours=0.2)

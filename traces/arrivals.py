@@ -160,7 +160,9 @@ def make_requests(
     if n > len(trace):
         if trace.seed is None:
             raise UsageError(f"{n} requests asked of trace {trace.name}, which has {len(trace)}")
-        trace = sample_trace(trace.name, n, trace.seed, trace.dropped.get(SKIPPED, 0))
+        trace = sample_trace(
+            trace.name, n, trace.seed, trace.dropped.get(SKIPPED, 0), trace.neighbours
+        )
     with np.errstate(over="ignore"):  # whoever runs them refuses infinite times
         times_s = arrivals.times(n, random_stream(seed, "arrivals"), trace.arrival_s)
     columns = (times_s, trace.prompt_tokens, trace.output_tokens)

@@ -43,7 +43,16 @@ def info(trace: Trace) -> dict[str, Any]:
     summary["prompt_tokens"] = length_summary(trace.prompt_tokens)
     summary["output_tokens"] = length_summary(trace.output_tokens)
     summary["spearman"] = spearman(trace.prompt_tokens, trace.output_tokens)
+    summary["neighbours"] = {
+        "prompt": _neighbours(trace.prompt_tokens),
+        "output": _neighbours(trace.output_tokens),
+    }
     return summary
+
+
+def _neighbours(lengths: Ints) -> float | None:
+    """Return the rank correlation of each length with the next; None for fewer than three."""
+    return spearman(lengths[:-1], lengths[1:]) if len(lengths) > 2 else None
 
 
 def arrival_summary(arrival_s: Floats | None) -> dict[str, float | None]:

@@ -30,12 +30,14 @@ def load_trace(
     tokenizer: str | Path | None = None,
     filter: str | None = None,
     seed: int = 0,
+    neighbours: float = 0.0,
     keep_text: bool = False,
 ) -> Trace:
     """Load a trace file, or draw a bundled sample.
 
     `limit` requests are kept and the rest of the file is not read; a sample is drawn with as many
-    (by default as its source has) from `seed`. The first `skip` requests are left out, in the order
+    (by default as its source has) from `seed`, with lengths as alike as `neighbours` says
+    (`draw_lengths`), 0 for a file. The first `skip` requests are left out, in the order
     of the file and counted as dropped; time then starts at the first one kept. `format` is a name
     in FORMATS (None: seen from the file), `filter` one in FILTERS, `tokenizer` the path of a
     tokenizer.json for traces that hold text, `keep_text` keeps that text. Raises UsageError naming
@@ -50,7 +52,11 @@ def load_trace(
     if str(path_or_name) in SAMPLE_NAMES:
         if format is not None or filter is not None:
             raise UsageError(f"{path_or_name} is a sample; it takes no format and no filter")
-        return sample_trace(str(path_or_name), limit, seed, skip)
+        return sample_trace(str(path_or_name), limit, seed, skip, neighbours)
+    if neighbours:
+        raise UsageError(
+            f"{path_or_name} is no sample; it has the order of its file: no neighbours"
+        )
     path = Path(path_or_name)
     if not path.exists():
         known = instead_of(path_or_name, SAMPLE_NAMES)

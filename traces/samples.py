@@ -75,15 +75,18 @@ def sample_table(name: str) -> SampleTable:
     return SampleTable(facts, percent, columns, hashlib.sha256(text.encode()).hexdigest())
 
 
-def sample_trace(name: str, n: int | None = None, seed: int = 0, skip: int = 0) -> Trace:
+def sample_trace(
+    name: str, n: int | None = None, seed: int = 0, skip: int = 0, neighbours: float = 0.0
+) -> Trace:
     """Draw `n` requests of a bundled sample (by default as many as its source has).
 
     The same (name, n, seed) gives the same trace, and a longer draw begins with the shorter one.
     The first `skip` of a draw of `skip` + n are left out; time starts at the first one kept.
+    `neighbours`: as for `draw_lengths`.
     """
     table = sample_table(name)
     total = skip + (int(table.facts["rows"]) if n is None else n)
-    prompt_tokens, output_tokens = draw_lengths(table, total, seed)
+    prompt_tokens, output_tokens = draw_lengths(table, total, seed, neighbours)
     arrival_s = draw_arrivals(table, total, seed) if "gap_s" in table.quantiles else None
     return Trace(
         name=name,
@@ -96,23 +99,42 @@ def sample_trace(name: str, n: int | None = None, seed: int = 0, skip: int = 0) 
         path=None,
         rows_read=total,
         seed=seed,
+        neighbours=neighbours,
     )
 
 
-def draw_lengths(table: SampleTable, n: int, seed: int) -> tuple[Ints, Ints]:
+def draw_lengths(
+    table: SampleTable, n: int, seed: int, neighbours: float = 0.0
+) -> tuple[Ints, Ints]:
     """Draw prompt and output lengths, [n] each, with the table's rank correlation.
 
     A Gaussian copula of correlation 2 sin(pi r / 6) has Spearman correlation r (Kruskal 1958).
-    Where the source bounds the sum, a prompt too long for its output is cut.
+    Where the source bounds the sum, a prompt too long for its output is cut. `neighbours`: the rank
+    correlation of a length with that of the request before, of an autoregressive process of the
+    same marginals; 0: each is drawn by itself.
     """
-    rho = 2 * math.sin(math.pi * float(table.facts["spearman"]) / 6)
-    first, second = random_stream(seed, "lengths").standard_normal((n, 2)).T
+    rho = pearson(float(table.facts["spearman"]))
+    draws = random_stream(seed, "lengths").standard_normal((n, 2))
+    first, second = (_chained(draws, pearson(neighbours)) if neighbours else draws).T
     second = rho * first + math.sqrt(1 - rho**2) * second
     prompt = np.rint(table.draw("prompt_tokens", normal_percent(first))).astype(np.int64)
     output = np.rint(table.draw("output_tokens", normal_percent(second))).astype(np.int64)
     if "max_total_tokens" in table.facts:
         prompt = np.minimum(prompt, int(table.facts["max_total_tokens"]) - output)
     return prompt, output
+
+
+def pearson(spearman: float) -> float:
+    """Return the correlation of a Gaussian copula with this rank correlation (Kruskal 1958)."""
+    return 2 * math.sin(math.pi * spearman / 6)
+
+
+def _chained(draws: Floats, share: float) -> Floats:
+    """Return x[t] = share x[t - 1] + sqrt(1 - share^2) draws[t], [n, 2], x[0] = draws[0]."""
+    chained, rest = draws.copy(), math.sqrt(1 - share**2)
+    for place in range(1, len(draws)):
+        chained[place] = share * chained[place - 1] + rest * draws[place]
+    return chained
 
 
 def draw_arrivals(table: SampleTable, n: int, seed: int) -> Floats:

@@ -55,6 +55,10 @@ class PartConfig(Keys):
     """When requests arrive; a trace's own times by default."""
     seed: Annotated[int, Field(ge=0)] = 0
     """What random arrivals and samples are drawn from."""
+    neighbours: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] = 0.0
+    """Of a sample: the rank correlation, a ratio, of a request's lengths with those of the one
+    before; 0: each request is drawn by itself.
+    """
     tokenizer: str | None = None
     """The path of a tokenizer.json, for traces that hold text."""
     filter: str | None = None
@@ -81,6 +85,7 @@ class PartConfig(Keys):
             tokenizer=None if self.tokenizer is None else find(self.tokenizer, beside),
             filter=self.filter,
             seed=self.seed,
+            neighbours=self.neighbours,
             keep_text=keep_text,
         )
 

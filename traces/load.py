@@ -54,9 +54,7 @@ def load_trace(
             raise UsageError(f"{path_or_name} is a sample; it takes no format and no filter")
         return sample_trace(str(path_or_name), limit, seed, skip, neighbours)
     if neighbours:
-        raise UsageError(
-            f"{path_or_name} is no sample; it has the order of its file: no neighbours"
-        )
+        raise UsageError(f"neighbours: {path_or_name} is no sample; it has the order of its file")
     path = Path(path_or_name)
     if not path.exists():
         known = instead_of(path_or_name, SAMPLE_NAMES)

@@ -30,9 +30,10 @@ class Trace:
     `prompt_tokens`, `output_tokens`: [n], 1 or more. `dropped`: rows left out, by reason, among the
     `rows_read`; `reordered`: rows that the file has earlier than the row before them. `sha256`: see
     `traces.source.fingerprint`. `seed` and `neighbours`: what a sample was drawn with; None and 0
-    for a file. `texts`: the prompts, [n], where they were asked for and the file holds them. `prefixes`: what the requests
-    have in common, [n]; None where nothing is known of it. `max_new`: output tokens that clients
-    allow, [n], None for one of which that is not known; None where it is known of nobody.
+    for a file. `texts`: the prompts, [n], where they were asked for and the file holds them.
+    `prefixes`: what the requests have in common, [n]; None where nothing is known of it. `max_new`:
+    output tokens that clients allow, [n], None for one of which that is not known; None where it is
+    known of nobody.
     """
 
     name: str

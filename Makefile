@@ -1,7 +1,7 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
 .PHONY: help demo test test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
-	test-compiled test-serve-long test-fuzz freeze freeze-update bench gpu-report clean
+	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update bench gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
+	@echo "make test-systems  every system from its own file, by torch workers on tiny models"
 	@echo "make test-fuzz  odd values, files, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
@@ -48,6 +49,10 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --again tests/journals && \
 	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --out "$$folder" && \
 	.venv-test/bin/evenflow replay "$$folder"
+
+# Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
+test-systems: .venv-test/installed
+	.venv-test/bin/python -m tests.served_systems
 
 test-fuzz: CASES ?= 2000
 test-fuzz: .venv-test/installed

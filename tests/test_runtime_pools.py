@@ -99,7 +99,6 @@ def test_emulated_pools_serve_as_policies_say(mixed: World | None) -> None:
     assert served.free_pages == sum(part.total_pages for part in world.pools)
     if mixed is None:
         check_transfers(served.result, LINK)
-        assert served.result.pools["decode"].preemptions.sum() > 0
 
 
 def test_a_worker_that_is_killed_is_named_with_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""Serve every system of the papers from its own file with tiny torch workers, and check it.
+"""Serve every system of the papers from its own file with emulated and torch workers, and check it.
 
 `make test-systems`; names as arguments: these alone. The deployment is the file's (stages, ranks,
-engines, pools, policy); model, trace and pages are replaced. Tokens must be those of transformers,
-and decisions must replay.
+engines, pools, policy); the trace is tiny, and for torch so are model and pages. Tokens of torch
+must be those of transformers, and decisions must replay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from evenflow.types import Request
 from experiments.systems import systems
@@ -21,36 +20,40 @@ from tests.command_line import evenflow, write_inputs
 from tests.tiny_models import continued, save_checkpoint
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "systems"
+REFUSED = {"sglang"}
+"""Its decodes run ahead of their last token, which no worker does."""
+
 SHAPE = {"num_hidden_layers": 4, "vocab_size": 100}  # what four stages and four ranks divide
 
 
-def serve(name: str, folder: Path, expected: dict[int, list[int]]) -> tuple[str, bool]:
-    """Serve a system; return a row of the table, and whether something is wrong."""
-    out = folder / name
-    keys = (
-        f"model={folder}",
-        f"workload={{trace: {folder / 'trace.csv'}, arrivals: offline}}",
-        "workers={kind: torch, dtype: float32}",
-        "kv.pages=400",
-        "max_model_len=256",
-    )
+def serve(
+    name: str, kind: str, folder: Path, expected: dict[int, list[int]]
+) -> tuple[list[str], bool]:
+    """Serve a system; return the cells of its row, and whether something is wrong."""
+    out = folder / f"{name}-{kind}"
+    keys = [f"workload={{trace: {folder / 'trace.csv'}, arrivals: offline}}", f"workers={kind}"]
+    if kind == "torch":
+        keys += [f"model={folder}", "workers.dtype=float32", "kv.pages=400", "max_model_len=256"]
     sets = [word for key in keys for word in ("--set", key)]
     status, _, errors = evenflow("run", str(EXAMPLES / f"{name}.yaml"), *sets, "--out", str(out))
     if status:
-        return f"| {name} | {errors.strip().splitlines()[-1]} | | |", status != 2
-    lines = gzip.decompress((out / "tokens.jsonl.gz").read_bytes()).decode().splitlines()
-    tokens = {line["request_id"]: line["tokens"] for line in map(json.loads, lines)}
+        return [errors.strip().splitlines()[-1], "", ""], name not in REFUSED
+    completed = json.loads((out / "summary.json").read_text())["completed"]
     replays = evenflow("replay", str(out))[0] == 0
-    facts: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    right = tokens == expected, replays
-    words = " | ".join("yes" if each else "NO" for each in right)
-    return f"| {name} | {facts['completed']} completed | {words} |", not all(right)
+    right = completed == len(expected) and replays
+    tokens = "made up"
+    if kind == "torch":
+        lines = gzip.decompress((out / "tokens.jsonl.gz").read_bytes()).decode().splitlines()
+        found = {line["request_id"]: line["tokens"] for line in map(json.loads, lines)}
+        right &= found == expected
+        tokens = "equal" if found == expected else "NOT EQUAL"
+    return [f"{completed} completed", tokens, "equal" if replays else "NOT EQUAL"], not right
 
 
 def main() -> int:
     """Print the table; return 1 if a system writes other tokens, or does not replay."""
     wrong = False
-    print("| system | requests | tokens equal | replay equal |\n|---|---|---|---|")
+    print("| system | workers | requests | tokens | replay |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_inputs(folder)
@@ -62,9 +65,10 @@ def main() -> int:
             for request in requests
         }
         for name in sys.argv[1:] or [system.name for system in systems()]:
-            row, failed = serve(name, folder, expected)
-            print(row, flush=True)
-            wrong |= failed
+            for kind in ("emulated", "torch"):
+                cells, failed = serve(name, kind, folder, expected)
+                print("| " + " | ".join([name, kind, *cells]) + " |", flush=True)
+                wrong |= failed
     return int(wrong)
 
 

@@ -219,7 +219,6 @@ workers=torch | workers.kind: torch needs the key "model"
 workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
 'workers={kind: emulated, faults: [{stage: 2, slow_factor: 2}]}' | stage 2 is none of the 2, 0 to 1
 'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
-virtual_engines=true | virtual_engines: can only be simulated; for a real run, false
 data_parallel=2 model=Mixtral-8x7B gpu=H100 | data_parallel: can only be simulated;
 kv.prefix_cache=true | kv.prefix_cache: can only be simulated; for a real run, false
 'replicas={count: 2}' | replicas: can only be simulated

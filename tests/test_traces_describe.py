@@ -32,6 +32,7 @@ def test_info_of_a_small_trace() -> None:
     assert summary.pop("output_tokens") == lengths(2, 1, 2, 2.7, 2.97, 3, 8)
     assert summary.pop("gap_cv") == pytest.approx((14 / 9) ** 0.5 / (4 / 3))
     assert summary.pop("spearman") == pytest.approx(0.3162277660168379)
+    assert summary.pop("neighbours") == {"prompt": pytest.approx(-0.5), "output": pytest.approx(0)}
     assert summary == {
         "name": "t",
         "format": "vidur",

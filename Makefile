@@ -53,6 +53,7 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 # Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
 test-systems: .venv-test/installed
 	.venv-test/bin/python -m tests.served_systems
+	.venv-test/bin/python -m pytest -m long
 
 test-fuzz: CASES ?= 2000
 test-fuzz: .venv-test/installed

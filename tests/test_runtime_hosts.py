@@ -75,6 +75,7 @@ def test_a_stage_of_another_host_serves_as_one_of_this(
     assert abs(host["offset_s"]) <= host["error_s"] < 0.1  # it is the same clock
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", ["the worker", "the driver"])
 def test_who_is_left_ends_with_a_line(
     killed: str, shared: tuple[Path, list[str], list[str]]

@@ -119,6 +119,7 @@ def test_a_worker_that_is_killed_is_named_with_its_pool(monkeypatch: pytest.Monk
     assert served.unfinished == len(REQUESTS) - len(served.result.status) > 0
 
 
+@pytest.mark.long
 def test_keys_and_values_move_between_the_processes_of_torch_pools(tmp_path: Path) -> None:
     """A prompt is computed by one process and goes on in two others, each with its layers."""
     pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")

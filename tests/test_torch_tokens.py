@@ -142,8 +142,10 @@ def test_real_processes_serve_one_policy_after_the_other(
 
 @pytest.mark.parametrize(
     ("family", "ranks", "stages"),
-    [("qwen2", 2, 2), ("llama", 4, 1)],
-    ids=["TP2 x PP2", "TP4, a KV head for two ranks"],
+    [
+        pytest.param("qwen2", 2, 2, id="TP2 x PP2"),
+        pytest.param("llama", 4, 1, id="TP4, a KV head for two ranks", marks=pytest.mark.long),
+    ],
 )
 def test_ranks_of_a_stage_write_what_one_writes(
     family: str, ranks: int, stages: int, tmp_path: Path

@@ -444,9 +444,6 @@ class ReadyQueue:
 
     def take(self, count: int, order: str) -> DecodeGroup:
         """Remove the first `count` members in `order` and return them as one group."""
-        if count == self.num_sequences and len(self._groups) == 1 and order != "last_row":
-            self.num_sequences = 0
-            return self._groups.pop()
         self.num_sequences -= count
         if order == "last_row" or (order == "arrival" and self.num_sequences):
             return self._take_rows(count, order)

@@ -100,9 +100,8 @@ class Queues:
             if seq.pages:
                 self.kv.publish(seq, seq.computed)
         self._unpublished.clear()
-        if len(self.slots) > 1:
-            self.slot = (self.slot + 1) % len(self.slots)
-            self.ready = self.slots[self.slot]
+        self.slot = (self.slot + 1) % len(self.slots)
+        self.ready = self.slots[self.slot]
         while self.resting and self.resting[0][0] <= self.asked:
             group = self.resting.popleft()[1]
             if group.members:

@@ -238,7 +238,7 @@ def _sum(values: Floats, stops: Ints, start: int, stop: int, around: float | Non
     if count > SUMMED_AT_ONCE:
         half = start + count // 2 - count // 2 % 8
         return _sum(values, stops, start, half, around) + _sum(values, stops, half, stop, around)
-    first, last = np.searchsorted(stops, [start, stop - 1], "right")
+    first, last = np.searchsorted(stops, [start, stop], "right")
     counts = np.diff(np.clip(stops[first : last + 1], start, stop), prepend=start).astype(np.int64)
     part = np.repeat(values[first : last + 1], counts)
     return float((part if around is None else (part - around) ** 2).sum())

@@ -13,14 +13,11 @@ from evenflow.errors import UsageError
 from evenflow.kv import KvCache, PagePool, PrefixCache
 from evenflow.radix import RadixCache
 from evenflow.request import LATEST_S, Request
+from evenflow.routing import Router
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.scheduling import Scheduler
 
 Dispatch = Literal["stage0", "eager", "engine_loop"]
-
-Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
-"""Which pipeline gets the next request: each in turn; the one with the fewest requests that are
-not done, the first of equals; or one that was sent the longest part of its prefix before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, UsageError
 from evenflow.pools import PooledWorld
-from evenflow.replay import Entry, replay
+from evenflow.replay import replay
 from evenflow.results.metrics import summarize
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
@@ -36,14 +36,13 @@ from experiments.runs import Job
 from experiments.validation import journal
 from profiler.machine import device_name, driver_version
 from runtime import Served, Workers, serve
+from runtime.serve import Journals
 
 if TYPE_CHECKING:
     import socket
 
     from runtime.http.live import LiveServer
     from runtime.torch.settings import TorchSettings
-
-Journals = Callable[[str | None], Callable[[Entry], None]]
 
 LAST = "decode"
 """The pool from which no KV goes on."""
@@ -70,8 +69,8 @@ def serve_job(
     """
     check_servable(job.config)
     built = job.built()
-    if built.pools:
-        return _serve_pools(job, built, on_done, on_token, journals)
+    if isinstance(built.world, PooledWorld) or built.world.replicas > 1:
+        return _serve_several(job, built, on_done, on_token, journals)
     world, workers = servable(built), workers_of(job.config, built, job.beside)
     source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
     if records is not None:
@@ -82,49 +81,81 @@ def serve_job(
     return replace(served, result=replace(served.result, provenance=source))
 
 
-def _serve_pools(
+def _serve_several(
     job: Job,
     built: Built,
     on_done: Callable[[int], None] | None,
     on_token: Callable[[int, int], None] | None,
     journals: Journals | None,
 ) -> Served:
+    """Serve pools, or replicas: several pipelines."""
     from runtime.pools import serve_pools
+    from runtime.replicas import serve_replicas
 
-    assert isinstance(built.world, PooledWorld)
-    workers = workers_of_pools(job.config, built, job.beside)
-    facts = {name: dict(each.facts) for name, each in workers.items()}
-    source = job.source(built, workers={"pools": facts}) | {"setup": job.config.real_setup()}
-    served = serve_pools(built.world, workers, on_done, record=journals, on_token=on_token)
-    return replace(served, result=replace(served.result, provenance=source))
+    given: Any = {"record": journals, "on_token": on_token}
+    if isinstance(built.world, PooledWorld):
+        pools = workers_of_pools(job.config, built, job.beside)
+        facts = {"pools": {name: dict(each.facts) for name, each in pools.items()}}
+        served = serve_pools(built.world, pools, on_done, **given)
+    else:
+        workers = workers_of_replicas(job.config, built, job.beside)
+        facts = dict(workers[0].facts)
+        served = serve_replicas(servable(built), workers, on_done, **given)
+    source = job.source(built, workers=facts) | {"setup": job.config.real_setup()}
+    sourced = [
+        replace(part, result=replace(part.result, provenance=source)) for part in served.replicas
+    ]
+    result = replace(served.result, provenance=source)
+    return replace(served, result=result, replicas=sourced)
+
+
+def workers_of_replicas(config: RunConfig, built: Built, beside: Path) -> list[Workers]:
+    """Return the workers of each replica; UsageError for what cannot be."""
+    _check_several(config, "replicas")
+    made: list[Workers] = []
+    for _ in range(servable(built).replicas):
+        first = sum(len(each.settings) for each in made)
+        made.append(workers_of(config, built, beside, first))
+    return made
 
 
 def workers_of_pools(config: RunConfig, built: Built, beside: Path) -> dict[str, Workers]:
     """Return the workers of each pool; UsageError for what cannot be."""
     runs, made, first = runs_of_pools(config, system(config.scheduler)), dict[str, Workers](), 0
-    refusals = (
-        ("faults", bool(getattr(config.workers, "faults", None)), "null"),
-        ("hosts", bool(getattr(config.workers, "hosts", None)), "null"),
-        ("device", getattr(config.workers, "device", "cpu") != "cpu", "cpu"),
+    _check_several(
+        config,
+        "pools",
         ("kind", config.workers.kind != "emulated" and "mixed" in runs, "emulated, or no mixed"),
         ("kind", len({run.tensor_parallel for run in runs.values()}) > 1, "one tensor_parallel"),
     )
-    for key, refused, right in refusals:
-        if refused:
-            raise UsageError(f"workers.{key}: with pools, {right} is right")
     for name, run in runs.items():
         part = built.pools[name]
         servable(part)
-        made[name] = replace(workers_of(run, part, beside, first), name=name)
+        made[name] = workers_of(run, part, beside, first)
         first += len(made[name].settings)
     return made
+
+
+def _check_several(config: RunConfig, what: str, *more: tuple[str, bool, str]) -> None:
+    """Raise UsageError for workers that several pipelines cannot have."""
+    workers = config.workers
+    refusals = (
+        ("faults", bool(getattr(workers, "faults", None)), "null"),
+        ("hosts", bool(getattr(workers, "hosts", None)), "null"),
+        ("device", getattr(workers, "device", "cpu") != "cpu", "cpu"),
+        *more,
+    )
+    for key, refused, right in refusals:
+        if refused:
+            raise UsageError(f"workers.{key}: with {what}, {right} is right")
 
 
 def outcome_of(job: Job, served: Served) -> Outcome:
     """Return what a served job came to, as that of a simulated one."""
     result = served.result
     summary = summarize(result, job.config.goodput)
-    return Outcome(result, summary, served.wall_s, (result,), _label(job))
+    replicas = tuple(part.result for part in served.replicas) or (result,)
+    return Outcome(result, summary, served.wall_s, replicas, _label(job))
 
 
 def _label(job: Job) -> str:
@@ -164,6 +195,8 @@ def job_of(
     check_servable(config)
     if clients and config.scheduler.name in POOLED:
         raise UsageError(f"scheduler {config.scheduler.name}: for clients, one policy is right")
+    if clients and config.replicas is not None:
+        raise UsageError("replicas: for clients, null is right")
     if clients:
         return Job(config, Workload([], {"name": CLIENTS, "dropped": {}}), path.parent)
     return Job(config, load_workload(config, path.parent), path.parent)
@@ -254,7 +287,11 @@ def check_servable(config: RunConfig) -> None:
             f"scheduler {config.scheduler.name}",
             "one policy, or workers of another kind",
         ),
-        (config.replicas is not None, "replicas", "one pipeline"),
+        (
+            config.replicas is not None and config.workers.kind == "vllm",
+            "replicas",
+            "one pipeline",
+        ),
         (config.data_parallel > 1, "data_parallel", "1"),
         (config.speculative is not None, "speculative", "null"),
         (config.kv.prefix_cache, "kv.prefix_cache", "false"),
@@ -504,6 +541,8 @@ def check_comparable(job: Job) -> None:
     if (built := job.built()).pools:
         workers_of_pools(job.config, built, job.beside)
         return
+    if servable(built).replicas > 1:
+        workers_of_replicas(job.config, built, job.beside)
     workers = workers_of(job.config, built, job.beside)
     if job.config.workers.kind == "torch" and not workers.together:
         for note in _sharing(cast("Sequence[TorchSettings]", workers.settings)):

@@ -48,11 +48,11 @@ class Records:
         self.on_token = None if made_up else self._add_token
         self._blocks: BlockFile | None = None
 
-    def journal(self, pool: str | None = None) -> Callable[[Entry], None]:
-        """Return what keeps the journal, or that of one of several pools in a folder of its own."""
-        place = self._folder / (pool or "")
-        place.mkdir(exist_ok=True)
-        self._journals.append(self._journal_of(place / NAME, pool=pool))
+    def journal(self, engine: str | None = None) -> Callable[[Entry], None]:
+        """Return what keeps the journal of an engine, of the name of its folder; None: the only."""
+        place = self._folder / (engine or "")
+        place.mkdir(parents=True, exist_ok=True)
+        self._journals.append(self._journal_of(place / NAME, pool=engine))
         return self._journals[-1].write
 
     def begin(self, world: World, **head: Any) -> None:

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections import abc, deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.errors import WorkerError
 from evenflow.loop import loop_of
+from evenflow.request import Request
 from evenflow.results.recorder import Block, Blocks, Recorder
 from evenflow.results.run import Floats, RunResult
 from evenflow.world import World
@@ -143,7 +144,7 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engines = engines
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._patience_s = patience_s
         self._on_added = on_added
         self._on_given_up = on_given_up
@@ -161,25 +162,13 @@ class Driver:
         self._heard_s = 0.0
         self._changed = False
         self._wake_at_s: float | None = None
-        self._stops = self._quits = False
-        self._flushed_s = 0.0
+        self.stops = self._quits = False
         self._noted = {name: array("d") for name in Heard._fields}
         self._noted["driver_s"] = self._steps.driver_s
 
     def run(self) -> None:
         """Serve until every request is done, or, after `stop`, until the pipeline is empty."""
-        try:
-            while self._goes_on:
-                messages = self._pipeline.receive(self._idle_s())
-                now_s = self._now_s()
-                self.hear(messages, now_s)
-                if not self._stops:
-                    self._admit(now_s)
-                    self.decide(now_s)
-                if now_s - self._flushed_s >= FLUSH_S:
-                    self._flush(now_s)
-        finally:
-            self.flush()
+        take_turns(self, [self])
 
     def hear(self, messages: list[Message], now_s: float) -> None:
         """Apply what has come at an instant."""
@@ -192,13 +181,33 @@ class Driver:
         if self._changed or self._is_woken(now_s):
             self._settle(now_s)
 
+    def admit(self, request: Request, now_s: float) -> None:
+        """Take an arrival."""
+        self._changed = True
+        self._noted["admitted_s"].append(now_s)
+        reason = self._loop.admit(request)
+        if self._on_added is not None:
+            self._on_added(request.request_id, reason)
+        if reason is not None:
+            self._left(1)
+
+    def let_in(self, now_s: float) -> None:
+        """Let in who is due, and let go who has left."""
+        while (request := self._front.due(now_s)) is not None:
+            self.admit(request, now_s)
+        for request_id in self._front.withdrawn():
+            self._abort(request_id, "the client left")
+
     def flush(self) -> None:
         """Put what is recorded where it is kept."""
-        self._flush(self._now_s())
+        noted: Block = {name: np.array(values) for name, values in self._noted.items()}
+        self._loop.flush({**noted, "flushed_s": np.array([self.now_s])})
+        for values in self._noted.values():
+            del values[:]
 
     def stop(self) -> None:
         """Send nothing more; what is in the pipeline still comes back."""
-        self._stops = True
+        self.stops = True
 
     def quit(self) -> None:
         """Leave `run` at once, whatever is in the pipeline."""
@@ -216,6 +225,11 @@ class Driver:
         return self._recorder.num_done
 
     @property
+    def free_pages(self) -> int:
+        """Pages that no request holds."""
+        return sum(engine.pool.free_pages for engine in self._engines)
+
+    @property
     def heard(self) -> Heard:
         """When it heard of what it answered, once `run` has ended."""
         return Heard(*map(self._recorder.column, Heard._fields))
@@ -230,28 +244,33 @@ class Driver:
         return self._loop.result()
 
     @property
-    def _goes_on(self) -> bool:
-        if self._stops or self._quits:
-            return bool(self._steps.sent) and not self._quits
-        return bool(self._front or any(engine.queues.live for engine in self._engines))
+    def goes_on(self) -> bool:
+        """Whether there is more to do."""
+        if self.stops or self._quits:
+            return self.busy and not self._quits
+        return bool(self._front or self.outstanding)
 
-    def _flush(self, now_s: float) -> None:
-        self._flushed_s = now_s
-        noted: Block = {name: np.array(values) for name, values in self._noted.items()}
-        self._loop.flush({**noted, "flushed_s": np.array([now_s])})
-        for values in self._noted.values():
-            del values[:]
+    @property
+    def busy(self) -> bool:
+        """Whether micro-batches are on their way."""
+        return bool(self._steps.sent)
 
-    def _now_s(self) -> float:
+    @property
+    def outstanding(self) -> int:
+        """Requests that were admitted and have not ended."""
+        return self._loop.outstanding
+
+    @property
+    def now_s(self) -> float:
         return self._clock() - self.origin_s
 
     # -- waiting --------------------------------------------------------------------------------
 
-    def _idle_s(self) -> float:
-        """Return how long there is nothing to do but to listen."""
+    @property
+    def next_s(self) -> float:
+        """When there is something to do beside listening, as far as is known."""
         times = (self._front.next_s, self._wake_at_s)
-        due_s = min((at_s for at_s in times if at_s is not None), default=float("inf"))
-        return min(LOOK_S, max(0.0, due_s - self._now_s()))
+        return min((at_s for at_s in times if at_s is not None), default=float("inf"))
 
     def _check_alive(self, messages: list[Message], now_s: float) -> None:
         sent = self._steps.sent
@@ -298,19 +317,6 @@ class Driver:
             stopped += [request_id for request_id, token in pairs if on_token(request_id, token)]
         return stopped
 
-    def _admit(self, now_s: float) -> None:
-        """Let in who is due, and let go who has left."""
-        while (request := self._front.due(now_s)) is not None:
-            self._changed = True
-            self._noted["admitted_s"].append(now_s)
-            reason = self._loop.admit(request)
-            if self._on_added is not None:
-                self._on_added(request.request_id, reason)
-            if reason is not None:
-                self._left(1)
-        for request_id in self._front.withdrawn():
-            self._abort(request_id, "the client left")
-
     def _abort(self, request_id: int, reason: str) -> None:
         """Abort a request, unless it has ended."""
         for engine in self._engines:
@@ -343,3 +349,47 @@ class Driver:
         self._wake_at_s = None
         self._steps.asked_s = self._clock()
         self._loop.settle(now_s)
+
+
+class System(Protocol):
+    """What drivers serve together; a single one is its own."""
+
+    @property
+    def stops(self) -> bool: ...
+    @property
+    def goes_on(self) -> bool: ...
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def next_s(self) -> float: ...
+    def let_in(self, now_s: float) -> None: ...
+    def flush(self) -> None: ...
+
+
+def take_turns(system: System, drivers: abc.Sequence[Driver]) -> None:
+    """Serve by one thread until nothing is left to do, or, once the system stops, on its way.
+
+    An instant is over when all drivers have heard what has come to them, and the system has let in
+    who is due.
+    """
+    first, *others = drivers
+    for other in others:
+        first.pipeline.watch(other.pipeline.results)
+    flushed_s = 0.0
+    try:
+        while system.goes_on:
+            due_s = min(system.next_s, *(driver.next_s for driver in drivers))
+            idle_s = min(LOOK_S, max(0.0, due_s - system.now_s))
+            heard = [first.pipeline.receive(idle_s), *(o.pipeline.receive(0.0) for o in others)]
+            now_s = system.now_s
+            for driver, messages in zip(drivers, heard, strict=True):
+                driver.hear(messages, now_s)
+            if not system.stops:
+                system.let_in(now_s)
+                for driver in drivers:
+                    driver.decide(now_s)
+            if now_s - flushed_s >= FLUSH_S:
+                flushed_s = now_s
+                system.flush()
+    finally:
+        system.flush()

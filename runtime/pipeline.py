@@ -60,7 +60,8 @@ LOOK_S = 0.5
 class Pipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
-    Each stage is as many of them as it has `ranks`, which come one after the other. `receive` and
+    Each stage is as many of them as it has `ranks`, which come one after the other. `name` is said
+    of them where there are several pipelines. `receive` and
     `send` raise WorkerError for a worker that died, was stopped, failed or takes no messages.
     """
 
@@ -81,7 +82,7 @@ class Pipeline:
         self._hosts = hosts
         self._net: Net | None = None
         self.guests: list[Guest] = []
-        self._pool = f"{name} pool, " if name else ""
+        self._system = f"{name}, " if name else ""
         self._pages = page_tokens, total_pages
         self._together = together
         self._start_limit_s = start_limit_s
@@ -232,7 +233,7 @@ class Pipeline:
 
     def _name(self, worker: int) -> str:
         stage, rank = divmod(worker, self._ranks)
-        return f"{self._pool}stage {stage}" + (f", rank {rank}" if self._ranks > 1 else "")
+        return f"{self._system}stage {stage}" + (f", rank {rank}" if self._ranks > 1 else "")
 
     def _await_all(self) -> None:
         limit_s = time.monotonic() + self._start_limit_s

@@ -10,25 +10,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from evenflow import decodes
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
 from evenflow.pools import PooledWorld, Pools, seen_by_pool
-from evenflow.replay import Entry, RecordingBatcher
+from evenflow.replay import RecordingBatcher
 from evenflow.results.run import RunResult
 from evenflow.transfers import Transfer
 from evenflow.world import World
-from runtime.driver import LOOK_S, Driver, Heard
+from runtime.driver import Driver, take_turns
 from runtime.front import TraceReplay
 from runtime.pipeline import Pipeline
-from runtime.serve import Served, Workers, driven
+from runtime.serve import Journals, Served, Workers, driven, served_by
 from runtime.tokens import TokenBook
 from runtime.wire import Arrived, Message, Move
 
@@ -66,18 +65,7 @@ class Pool(Driver):
         self.engine = batcher
         self.arrived_s: dict[int, float] = {}
         self.holders = part.holders
-        self.pipeline = part.pipeline
         self._system = system
-
-    @property
-    def busy(self) -> bool:
-        """Whether micro-batches are on their way."""
-        return bool(self._steps.sent)
-
-    @property
-    def next_s(self) -> float:
-        """When its policy wants to be asked, as far as is known."""
-        return float("inf") if self._wake_at_s is None else self._wake_at_s
 
     def record(self, seq: decodes.Sequence) -> None:
         """Count a request among those that this pool served."""
@@ -151,7 +139,7 @@ class PooledDriver(Pools):
         self._book = book
         self._clock = clock
         self.origin_s = clock()
-        self._stops = False
+        self.stops = False
         self._awaited = 0  # messages until what travels is there
         self.drivers: dict[str, Pool] = {}
 
@@ -164,59 +152,34 @@ class PooledDriver(Pools):
         moves = all(part.holders for part in parts.values())
         super().__init__(world, self._timers, pool_of, on_done, self._move if moves else None)
         self.when_done(self._front.left)
-        first, *others = self.drivers.values()
-        for other in others:
-            first.pipeline.watch(other.pipeline.results)
 
     def run(self) -> None:
         """Serve until every request is done, or, after `stop`, until the pipelines are empty."""
-        pools = list(self.drivers.values())
-        while self._goes_on:
-            idle_s = self._idle_s()
-            heard = [p.pipeline.receive(0.0 if index else idle_s) for index, p in enumerate(pools)]
-            now_s = self._clock() - self.origin_s
-            for pool, messages in zip(pools, heard, strict=True):
-                pool.hear(messages, now_s)
-            if not self._stops:
-                self._admit(now_s)
-                self._timers.run_due(now_s)
-                for pool in pools:
-                    pool.decide(now_s)
+        take_turns(self, list(self.drivers.values()))
 
     def stop(self) -> None:
         """Send nothing more; what is in the pipelines still comes back."""
-        self._stops = True
-
-    def served(self, wall_s: float, failure: str | None, interrupted: bool) -> Served:
-        """Return what the run came to, once `run` has ended."""
-        pools = self.drivers.values()
-        for pool in pools:
-            pool.flush()
-        heard = zip(*(pool.heard for pool in pools), strict=True)
-        return Served(
-            self.result(),
-            wall_s,
-            failure,
-            interrupted,
-            len(self._world.requests) - self.num_done,
-            np.concatenate([pool.driver_s for pool in pools]),
-            sum(pool.engine.pool.free_pages for pool in pools),
-            Heard(*map(np.concatenate, heard)),
-        )
+        self.stops = True
 
     @property
-    def _goes_on(self) -> bool:
-        if self._stops:
+    def goes_on(self) -> bool:
+        """Whether there is more to do."""
+        if self.stops:
             return any(pool.busy for pool in self.drivers.values())
         return bool(self._front or self.outstanding)
 
-    def _idle_s(self) -> float:
-        times_s = [self._timers.next_s, *(pool.next_s for pool in self.drivers.values())]
-        if (due_s := self._front.next_s) is not None:
-            times_s.append(due_s)
-        return min(LOOK_S, max(0.0, min(times_s) + self.origin_s - self._clock()))
+    @property
+    def now_s(self) -> float:
+        return self._clock() - self.origin_s
 
-    def _admit(self, now_s: float) -> None:
+    @property
+    def next_s(self) -> float:
+        """When a request or a transfer is due, as far as is known."""
+        due_s = self._front.next_s
+        return min(self._timers.next_s, float("inf") if due_s is None else due_s)
+
+    def let_in(self, now_s: float) -> None:
+        """Let in who is due, and make the calls that are."""
         entered = False
         while (request := self._front.due(now_s)) is not None:
             entered = True
@@ -224,6 +187,12 @@ class PooledDriver(Pools):
                 self._front.left(1)
         if entered:
             self.changed(now_s)
+        self._timers.run_due(now_s)
+
+    def flush(self) -> None:
+        """Put what is recorded where it is kept."""
+        for pool in self.drivers.values():
+            pool.flush()
 
     def _end(self, pool: Any, seq: decodes.Sequence) -> None:
         super()._end(pool, seq)
@@ -268,7 +237,7 @@ def serve_pools(
     workers: Mapping[str, Workers],
     on_done: Callable[[int], None] | None = None,
     *,
-    record: Callable[[str], Callable[[Entry], None]] | None = None,
+    record: Journals | None = None,
     on_token: Callable[[int, int], None] | None = None,
 ) -> Served:
     """Serve a system of pools as `runtime.serve` does one; `record` gives each pool's journal."""
@@ -279,23 +248,22 @@ def serve_pools(
     options: dict[str, Any] = {"on_token": on_token, "patience_s": some.patience_s}
     try:
         with ExitStack() as stack:
-            parts = {name: _started(stack, workers[name], worlds[name]) for name in workers}
+            parts = {name: _started(stack, name, workers[name], worlds[name]) for name in workers}
             driver = PooledDriver(world, batchers, parts, book=book, on_done=on_done, **options)
             started_s = time.perf_counter()
             ends = driven(driver.run, driver.stop)
             wall_s = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
-    return driver.served(wall_s, *ends)
+    unfinished = len(world.requests) - driver.num_done
+    return served_by([*driver.drivers.values()], driver.result(), wall_s, ends, unfinished)
 
 
-def _batcher(
-    name: str, world: World, record: Callable[[str], Callable[[Entry], None]] | None
-) -> Batcher:
+def _batcher(name: str, world: World, record: Journals | None) -> Batcher:
     kind: Any = Batcher if record is None else partial(RecordingBatcher, record=record(name))
     return world.batcher(partial(kind, keeps_pages=name != "decode"))
 
 
-def _started(stack: ExitStack, workers: Workers, world: World) -> Part:
-    pipeline = stack.enter_context(workers.start(world))
+def _started(stack: ExitStack, name: str, workers: Workers, world: World) -> Part:
+    pipeline = stack.enter_context(replace(workers, name=f"{name} pool").start(world))
     return Part(world, pipeline, holders_of(workers, world.depth, pipeline))

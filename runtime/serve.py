@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from runtime.tokens import TextOf
     from runtime.worker import Settings
 
+Journals = Callable[[str | None], Callable[[Entry], None]]
+"""Gives what takes the entries of the engine of a name, for None those of the only one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workers:
@@ -41,7 +45,7 @@ class Workers:
 
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
     when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
-    take. `facts` go into the provenance. `name` is that of their pool, where there are several.
+    take. `facts` go into the provenance. `name` is that of their pipeline, of several.
     `hosts` says where those of other hosts come.
     """
 
@@ -87,7 +91,7 @@ class Served:
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
     `heard`: when it heard of what it answered. `free_pages` were free at the end. `guests`: the
-    workers on other hosts.
+    workers on other hosts; `replicas`: what each of several pipelines came to.
     """
 
     result: RunResult
@@ -99,6 +103,7 @@ class Served:
     free_pages: int
     heard: Heard
     guests: Sequence[Guest] = ()
+    replicas: Sequence[Served] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
@@ -121,7 +126,7 @@ def facts_of(
         "unfinished": unfinished,
         "aborted": result.status.count("aborted"),
         "free_pages": free_pages,
-        "total_pages": result.total_pages,
+        "total_pages": result.total_pages * result.replicas,
         "mean_driver_ms": float(work_ms.mean()),
         "p99_driver_ms": float(np.percentile(work_ms, 99)),
     }
@@ -132,7 +137,7 @@ def serve(
     workers: Workers,
     on_done: Callable[[int], None] | None = None,
     *,
-    record: Callable[[str | None], Callable[[Entry], None]] | None = None,
+    record: Journals | None = None,
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
     blocks: Blocks | None = None,
@@ -145,10 +150,7 @@ def serve(
     first Ctrl-C (of a server the second: the first sends new clients away): what is finished is
     returned. UsageError where the workers do not start.
     """
-    engines = [
-        world.batcher(Batcher if record is None else partial(RecordingBatcher, record=record(name)))
-        for name in engine_names(world)
-    ]
+    engines = engines_of(world, record)
     try:
         with workers.start(world) as pipeline:
             drive = partial(
@@ -174,15 +176,49 @@ def serve(
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
     unfinished = len(world.requests) - driver.num_done if live is None else 0
-    ends = failure, interrupted, unfinished
-    free_pages = sum(engine.pool.free_pages for engine in engines)
-    return Served(driver.result(), wall_s, *ends, driver.driver_s, free_pages, driver.heard, guests)
+    ends = failure, interrupted
+    return served_by([driver], driver.result(), wall_s, ends, unfinished, guests=guests)
 
 
-def engine_names(world: World) -> list[str | None]:
-    """Return the names of a pipeline's engines; that of the only one is None."""
+def served_by(
+    drivers: Sequence[Driver],
+    result: RunResult,
+    wall_s: float,
+    ends: tuple[str | None, bool],
+    unfinished: int,
+    **more: Any,
+) -> Served:
+    """Return what drivers came to, whose `result` is of all of them; `ends` is that of `driven`."""
+    from runtime.driver import Heard
+
+    driver_s = np.concatenate([driver.driver_s for driver in drivers])
+    free_pages = sum(driver.free_pages for driver in drivers)
+    heard = Heard(*map(np.concatenate, zip(*(driver.heard for driver in drivers), strict=True)))
+    return Served(result, wall_s, *ends, unfinished, driver_s, free_pages, heard, **more)
+
+
+def engines_of(world: World, record: Journals | None, pipeline: str = "") -> list[Batcher]:
+    """Return the engines of a pipeline, with the journals that `record` gives them, if it does."""
+    kinds = (
+        Batcher if record is None else partial(RecordingBatcher, record=record(name))
+        for name in engine_names(world, pipeline)
+    )
+    return [world.batcher(kind) for kind in kinds]
+
+
+def names_of(world: World) -> list[str]:
+    """Return what the replicas of a world, and their folders, are called."""
+    return [f"replica-{index}" for index in range(world.replicas)]
+
+
+def engine_names(world: World, pipeline: str = "") -> list[str | None]:
+    """Return the names of a pipeline's engines, in its own; that of the only one is the pipeline's.
+
+    None: the only one of the only pipeline.
+    """
     count = world.virtual_engines
-    return [None] if count == 1 else [f"engine-{number}" for number in range(count)]
+    names = [f"engine-{number}" for number in range(count)] if count > 1 else []
+    return [str(Path(pipeline, name)) for name in names] or [pipeline or None]
 
 
 def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | None, bool]:

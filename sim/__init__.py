@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from evenflow.answers import answers_in
+from evenflow.batch import MicroBatch
 from evenflow.pools import PooledWorld
 from evenflow.results.run import RunResult
+from evenflow.routing import Router
 from evenflow.runtimes import RUNTIMES, RuntimeOverheads
 from evenflow.transfers import TransferLink
-from evenflow.world import Link, Router, World
+from evenflow.world import Link, World
 from sim.arrivals import Arrivals, doors
 from sim.clock import Clock
 from sim.disaggregated import Disaggregated
 from sim.driver import Driver, Stages
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
-from sim.timed import Timing, simulate_timed
+from sim.timed import TimedPipeline, Timing, simulate_timed
 
 __all__ = [
     "RUNTIMES",
@@ -62,15 +65,19 @@ def simulate_replicas(
     on_done: Callable[[int], None] | None = None,
     *,
     as_processes: bool = False,
+    timing: Callable[[MicroBatch], Timing] | None = None,
 ) -> list[RunResult]:
     """Simulate `world.replicas` pipelines on one clock; return what happened on each.
 
     Options and errors are those of `simulate`, `on_done` counts the requests of all together. A
     system of pools is one. Of what was served `before` the requests only the caches are left.
+    `timing` says what each micro-batch takes, as in `simulate_timed`.
     """
     if isinstance(world, PooledWorld):
         return [simulate(world, on_done, as_processes=as_processes)]
     pipeline = _pipeline(world, as_processes)
+    if timing is not None:
+        pipeline = partial(TimedPipeline, timing=timing)
     drivers: Sequence[Driver | None] = [None] * world.replicas
     for requests in world.before:
         drivers = _serve(replace(world, requests=requests), pipeline, None, drivers)
@@ -99,7 +106,5 @@ def _serve(
     return drivers
 
 
-def _pipeline(
-    world: World | PooledWorld, as_processes: bool
-) -> type[StageProcesses] | type[Tandem]:
+def _pipeline(world: World | PooledWorld, as_processes: bool) -> Stages:
     return StageProcesses if as_processes or world.shares_link else Tandem

@@ -1,23 +1,21 @@
 """How requests come in: at their times, or in a closed loop, each at one of several pipelines.
 
-Knows when and where a request enters, and so which replica was sent which prefix; nothing of what
-happens to it there, nor what is still in a cache.
+Knows when a request enters and, by the router, where; nothing of what happens to it there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
 from typing import Protocol
 
 from simpy import Event
 
 from evenflow.request import Request
+from evenflow.routing import Router, router_of
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.world import Router
 from sim.clock import Clock
 
 
@@ -56,7 +54,7 @@ class Arrivals:
         self._clock = clock
         self._backlog = deque(requests)  # not yet arrived
         self._concurrency = concurrency
-        self._choose = _chooser(router, pipelines)
+        self._choose = router_of(router, pipelines)
         if concurrency is not None:
             for pipeline in pipelines:
                 pipeline.when_done(self._replacer(pipeline))
@@ -183,66 +181,3 @@ class FrontEnd:
             for call in self._on_done:
                 call(1)
         self._pipeline.changed(now_s)
-
-
-def _chooser(router: Router, pipelines: Sequence[Entrance]) -> Callable[[Request], Entrance]:
-    if router == "round_robin":
-        turns = cycle(pipelines)
-        return lambda _: next(turns)
-    if router == "least_outstanding":
-        return lambda _: min(pipelines, key=_load)
-    affinity = PrefixAffinity(len(pipelines))
-
-    def choose(request: Request) -> Entrance:
-        index = affinity.choose(request, lambda index: pipelines[index].outstanding)
-        return pipelines[index]
-
-    return choose
-
-
-def _load(pipeline: Entrance) -> int:
-    return pipeline.outstanding
-
-
-class _Node:
-    """A block of content after the blocks above it, and the replicas that were sent it."""
-
-    __slots__ = ("children", "replicas")
-
-    def __init__(self) -> None:
-        self.children: dict[int, _Node] = {}
-        self.replicas: set[int] = set()
-
-
-class PrefixAffinity:
-    """Sends a request where the longest part of its prompt's prefix was sent before.
-
-    Of several such replicas the one with the least load; and of all replicas where less than half
-    of the prompt matches, so that a prefix that all requests share (a system prompt) does not send
-    them all to one.
-    """
-
-    def __init__(self, replicas: int) -> None:
-        self._root = _Node()
-        self._root.replicas.update(range(replicas))
-
-    def choose(self, request: Request, load: Callable[[int], int]) -> int:
-        """Return the replica for a request, and remember that it was sent there."""
-        node, blocks, matched = self._root, list(_prompt_blocks(request)), 0
-        while matched < len(blocks) and blocks[matched] in node.children:
-            node = node.children[blocks[matched]]
-            matched += 1
-        candidates = node.replicas if 2 * matched >= len(blocks) else self._root.replicas
-        chosen = min(sorted(candidates), key=load)
-        node = self._root
-        for block in blocks:
-            node = node.children.setdefault(block, _Node())
-            node.replicas.add(chosen)
-        return chosen
-
-
-def _prompt_blocks(request: Request) -> Iterator[int]:
-    """Iterate over the full blocks of the prompt."""
-    if request.prefix is not None:
-        full = min(request.prompt_tokens, request.prefix.tokens) // request.prefix.block_tokens
-        yield from request.prefix.blocks[:full]

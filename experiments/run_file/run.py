@@ -31,9 +31,10 @@ from evenflow.keys import (
     short_form,
 )
 from evenflow.results.metrics import Limit
+from evenflow.routing import Router
 from evenflow.runtimes import RUNTIMES, Holds, RuntimeName, RuntimeOverheads
 from evenflow.specs.gpu import gpu
-from evenflow.world import Dispatch, Router
+from evenflow.world import Dispatch
 from experiments.run_file import yaml_file
 from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
 from experiments.run_file.links import (

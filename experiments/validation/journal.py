@@ -40,7 +40,7 @@ def journals_in(folder: Path) -> list[Path]:
     """Return the journal of the run in a folder, or those of its pools."""
     if (folder / NAME).is_file():
         return [folder / NAME]
-    return sorted(folder.glob(f"*/{NAME}")) if (folder / "summary.json").is_file() else []
+    return sorted(folder.glob(f"*/**/{NAME}")) if (folder / "summary.json").is_file() else []
 
 
 class Lines:

@@ -106,13 +106,14 @@ def spread_of(errors: Floats) -> dict[str, float]:
 
 
 def same_batches(one: RunResult, other: RunResult) -> float:
-    """Return the share of micro-batches that hold the same numbers of tokens in both."""
+    """Return the share of micro-batches that hold the same numbers of tokens in both; 1 of none."""
     ours, theirs = (
         np.column_stack([result.prefill_tokens, result.decode_tokens]) for result in (one, other)
     )
     count = min(len(ours), len(theirs))
     same = (ours[:count] == theirs[:count]).all(axis=1)
-    return float(same.sum()) / max(len(ours), len(theirs), 1)
+    most = max(len(ours), len(theirs))
+    return float(same.sum()) / most if most else 1.0
 
 
 # -- costs ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from typing import Any
 
@@ -65,6 +65,12 @@ def measured_times(served: Served, world: World, num_tokens: Ints) -> Times:
         stages_s=result.end_s - result.start_s,
         arrivals_s=_on_grid(served.heard.admitted_s),
     )
+
+
+def joined_times(parts: Sequence[Times]) -> Times:
+    """Return the times of several pipelines of a run as those of one."""
+    columns = (field.name for field in fields(Times))
+    return Times(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
 
 
 def _on_grid(times_s: object) -> Floats:

@@ -12,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from evenflow.errors import PolicyError, UsageError
 from evenflow.replay import Entry, replay
+from evenflow.results.combine import merged
 from evenflow.results.run import RunResult
 from experiments.real import check_comparable, recorded, servable, serve_job
 from experiments.run_file.build import load_workload
@@ -35,9 +37,10 @@ from experiments.validation.layers import (
     structure_of,
     summary_of,
 )
-from experiments.validation.measured_times import Times, drawn, measured_times
+from experiments.validation.measured_times import Times, drawn, joined_times, measured_times
 from runtime import Served
-from sim import World, simulate, simulate_timed
+from runtime.serve import engine_names, names_of
+from sim import World, simulate, simulate_replicas
 
 DRAWS = 5
 """So many simulations, each with a seed of its own, share a calibrated prediction."""
@@ -64,17 +67,28 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One real run: what it came to, by the costs too, its times, the load before and after."""
+class Part:
+    """What one pipeline of a real run came to, by the costs too, and its times; `world` has the
+    requests that were its own.
+    """
 
+    world: World
     served: Served
     priced: Priced
     times: Times
-    load: tuple[float, float]
 
     @property
     def result(self) -> RunResult:
         return self.served.result
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One real run, that of each of its pipelines, and the load before and after."""
+
+    served: Served
+    parts: list[Part]
+    load: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +123,17 @@ def validate(
         around = _measure(calibration_job(job, calibration), "calibration", watch)
     measured = [_measure(job, f"run {number + 1} of {runs}", watch) for number in range(runs)]
     world = servable(job.built())
-    structures = [structure_of(world, run.result, run.times) for run in measured]
-    results = {"measured": [run.result for run in measured], "simulated": [simulate(world)]}
+    parts = [part for run in measured for part in run.parts]
+    structures = [structure_of(part.world, part.result, part.times) for part in parts]
+    results = {
+        "measured": [[part.result for part in run.parts] for run in measured],
+        "simulated": [simulate_replicas(world)],
+    }
     if around is not None:
-        timings = (drawn(around.times, world.costs, seed) for seed in range(DRAWS))
-        results["calibrated"] = [simulate_timed(world, timing) for timing in timings]
-    summaries = {name: [summary_of(result) for result in some] for name, some in results.items()}
+        times = joined_times([part.times for part in around.parts])
+        timings = (drawn(times, world.costs, seed) for seed in range(DRAWS))
+        results["calibrated"] = [simulate_replicas(world, timing=timing) for timing in timings]
+    summaries = {name: [summary_of(merged(of)) for of in some] for name, some in results.items()}
     lines = summaries["measured"], summaries["simulated"][0], summaries.get("calibrated", ())
     found = {
         "scheduler": job.config.scheduler.name,
@@ -122,19 +141,22 @@ def validate(
         "requests": len(world.requests),
         "end_to_end": {key: compared(key, *lines) for key in METRICS},
         "structure": [
-            structure_errors(run.result, structure) | {"at_once": _at_once(world, run)}
-            for run, structure in zip(measured, structures, strict=True)
+            structure_errors(part.result, structure) | {"at_once": _at_once(part)}
+            for part, structure in zip(parts, structures, strict=True)
         ],
-        "costs": cost_errors(results["measured"], [run.priced.expected_s for run in measured]),
-        "bubbles": {name: bubble_shares(some) for name, some in results.items()},
-        "overheads": _overheads(measured),
+        "costs": cost_errors(
+            [part.result for part in parts], [part.priced.expected_s for part in parts]
+        ),
+        "bubbles": {name: bubble_shares([*chain(*some)]) for name, some in results.items()},
+        "overheads": _overheads(parts),
         "calibration": None if around is None else _calibration(around),
         "seconds": sum(run.served.wall_s for run in measured),
         "load": [run.load for run in measured],
-        "provenance": measured[0].result.provenance,
+        "provenance": measured[0].served.result.provenance,
     }
-    prediction = results.get("calibrated", results["simulated"])[0]
-    return Validation(found, measured[0].result, structures[0].again, prediction)
+    again = merged([structure.again for structure in structures[: world.replicas]])
+    prediction = merged(results.get("calibrated", results["simulated"])[0])
+    return Validation(found, measured[0].served.result, again, prediction)
 
 
 def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
@@ -188,9 +210,25 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
     journals = _Journals()
     served, load = _serve(job, name, watch, journals)
     world = servable(job.built())
-    by_costs = priced(world, journals.values())
-    times = measured_times(served, world, by_costs.num_tokens)
-    return Measured(served, by_costs, times, load)
+    if not served.replicas:
+        return Measured(served, [_part(world, served, [*journals.values()])], load)
+    parts = [
+        _part(_alone(world, each), each, [journals[key] for key in engine_names(world, pipeline)])
+        for each, pipeline in zip(served.replicas, names_of(world), strict=True)
+    ]
+    return Measured(served, parts, load)
+
+
+def _part(world: World, served: Served, journals: Sequence[Sequence[Entry]]) -> Part:
+    by_costs = priced(world, journals)
+    return Part(world, served, by_costs, measured_times(served, world, by_costs.num_tokens))
+
+
+def _alone(world: World, served: Served) -> World:
+    """Return the world of one replica, with the requests that it got when it got them."""
+    own = {*served.result.request_id.tolist()}
+    requests = [request for request in world.requests if request.request_id in own]
+    return replace(world, requests=requests, replicas=1, concurrency=None)
 
 
 def _serve(
@@ -207,13 +245,13 @@ def _serve(
     return served, (before, os.getloadavg()[0])
 
 
-def _at_once(world: World, run: Measured) -> dict[str, float]:
+def _at_once(part: Part) -> dict[str, float]:
     """Return the errors of structure if stages took no time before they start."""
-    at_once = replace(run.times, prepare_s=0 * run.times.prepare_s)
-    return metric_errors(run.result, structure_of(world, run.result, at_once).again)
+    at_once = replace(part.times, prepare_s=0 * part.times.prepare_s)
+    return metric_errors(part.result, structure_of(part.world, part.result, at_once).again)
 
 
-def _overheads(measured: Sequence[Measured]) -> dict[str, float]:
+def _overheads(measured: Sequence[Part]) -> dict[str, float]:
     """Return the mean times around the stages, in ms; `driver_ms` of them the driver computes."""
     parts = {
         name: [getattr(run.times, column).ravel() for run in measured]
@@ -224,12 +262,13 @@ def _overheads(measured: Sequence[Measured]) -> dict[str, float]:
 
 
 def _calibration(around: Measured) -> dict[str, Any]:
+    result = around.served.result
     return {
-        "requests": len(around.result.request_id),
-        "micro_batches": len(around.result.scheduled_s),
-        "seed": around.result.provenance["config"]["workload"]["seed"],
+        "requests": len(result.request_id),
+        "micro_batches": len(result.scheduled_s),
+        "seed": result.provenance["config"]["workload"]["seed"],
         "seconds": around.served.wall_s,
-        **_overheads([around]),
+        **_overheads(around.parts),
     }
 
 

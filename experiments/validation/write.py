@@ -199,7 +199,11 @@ def _structure(found: Found) -> Section:
         rows.append(_shares(f"a request's {name.upper()}, P95", most))
     at_once = (layer["at_once"].get("mean_e2el_ms") for layer in layers)
     rows.append(_errors("E2EL mean, stages starting at once", at_once))
-    heads = ["", *(f"run {number + 1}" for number in range(len(layers)))]
+    replicas = len(layers) // found["runs"]
+    heads = [""]
+    for column in range(len(layers)):
+        run, replica = divmod(column, replicas)
+        heads.append(f"run {run + 1}" + (f", replica {replica}" if replicas > 1 else ""))
     return Section("Structure: each run simulated from its own times", heads, rows)
 
 

@@ -17,7 +17,7 @@ from evenflow.decodes import Sequence
 from evenflow.loop import Loop
 from evenflow.request import Request
 from evenflow.world import World
-from runtime.driver import FLUSH_S, Driver
+from runtime.driver import FLUSH_S, LOOK_S, Driver
 from runtime.tokens import TextOf
 from runtime.vllm.engine import Engine
 
@@ -72,17 +72,20 @@ class EngineDriver(Driver):
 
     def run(self) -> None:
         """Serve until every request is done, or until `stop`."""
+        flushed_s = 0.0
         try:
-            while self._goes_on:
-                self._engine.wait(self._idle_s() if self._is_idle else 0.0)
-                now_s = self._now_s()
-                self._admit(now_s)
+            while self.goes_on:
+                idle_s = min(LOOK_S, max(0.0, self.next_s - self.now_s))
+                self._engine.wait(idle_s if self._is_idle else 0.0)
+                now_s = self.now_s
+                self.let_in(now_s)
                 if self._engine.is_busy:
                     self._engine.step()
-                if now_s - self._flushed_s >= FLUSH_S:
-                    self._flush(now_s)
+                if now_s - flushed_s >= FLUSH_S:
+                    flushed_s = now_s
+                    self.flush()
         finally:
-            self._flush(self._now_s())
+            self.flush()
 
     @property
     def _is_idle(self) -> bool:
@@ -93,15 +96,15 @@ class EngineDriver(Driver):
     def ask(self) -> MicroBatch | None:
         """Return what the policy sends now; vLLM's scheduler calls it."""
         self._wake_at_s = None
-        asked_s = self._now_s()
+        asked_s = self.now_s
         batch = self._ask(asked_s)
         if batch is not None:
-            self._steps.driver_s.append(self._now_s() - asked_s)
+            self._steps.driver_s.append(self.now_s - asked_s)
         return batch
 
     def returned(self, batch: MicroBatch, outputs: list[Any]) -> None:
         """Hand out the tokens of a micro-batch that is back; vLLM's scheduler calls it."""
-        now_s = self._now_s()
+        now_s = self.now_s
         pairs = [(int(out.request_id), token) for out in outputs for token in out.new_token_ids]
         cut_short = self._hand_out([pair[0] for pair in pairs], [pair[1] for pair in pairs])
         for request_id in cut_short:

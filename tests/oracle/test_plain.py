@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs.modifiers import SwapCost
+from evenflow.routing import Router
 from evenflow.types import Prefix, Request
 from sim import simulate, simulate_replicas
-from sim.arrivals import Router
 from tests.oracle.cases import (
     ANY_TIME_S,
     assert_agree,

@@ -250,13 +250,16 @@ def test_what_vllm_cannot_serve_is_one_line(
     assert expected in errors
 
 
-def test_costs_of_a_stage_are_found_in_the_micro_batches_that_were_alone() -> None:
-    tokens = [10, 200, 40, 7, 90, 30, 60]
-    took_s = [2 * (0.02 + 0.001 * each) for each in tokens]
-    scheduled_s = [float(number) for number in range(len(tokens))]
-    returned_s = [start_s + each_s for start_s, each_s in zip(scheduled_s, took_s, strict=True)]
-    returned_s[3] = scheduled_s[4] + 0.5  # these two overlap
-    batches = pd.DataFrame({"scheduled_s": scheduled_s, "returned_s": returned_s})
+def test_costs_of_a_stage_are_found_where_the_pipeline_was_full() -> None:
+    tokens = [10, 200, 40, 7, 90, 30, 60, 20]
+    stage_s = [0.02 + 0.001 * each for each in tokens]
+    scheduled_s, left_s, returned_s = [], 0.0, [0.0, 0.0]
+    for took_s in stage_s:  # each of two stages as soon as it is free, two micro-batches in flight
+        scheduled_s.append(returned_s[-2])
+        left_s = max(left_s, scheduled_s[-1]) + took_s
+        returned_s.append(max(left_s, returned_s[-1]) + took_s)
+    batches = pd.DataFrame({"scheduled_s": scheduled_s, "returned_s": returned_s[2:]})
     base_s, per_token_s, off, count = fitted(batches.assign(prefill_tokens=tokens, decode_tokens=0))
     assert (base_s, per_token_s) == (pytest.approx(0.02), pytest.approx(0.001))
-    assert (off, count) == (pytest.approx(0, abs=1e-9), 3)
+    assert off == pytest.approx(0)
+    assert count == 4

@@ -58,19 +58,23 @@ class Outcome:
         steady = {key: value for key, value in self.summary.items() if key in STEADY_WINDOW}
         return {name: Outcome(pool, steady) for name, pool in self.result.pools.items()}
 
-    def tables(self) -> dict[str, Columns]:
-        """Return the tables of the result, and the bubbles; of one pipeline."""
-        return self.result.tables() | {"bubbles": self.idle.table()}
+    def tables(self, *names: str) -> dict[str, Columns]:
+        """Return the tables of the result and the bubbles, or those that are named; of one
+        pipeline."""
+        tables = self.result.tables(*names)
+        return (
+            tables if names and "bubbles" not in names else tables | {"bubbles": self.idle.table()}
+        )
 
     @cached_property
     def requests(self) -> DataFrame:
         """A row a request, in order of request id."""
-        return _frame(self.result.tables()["requests"])
+        return _frame(self.result.tables("requests")["requests"])
 
     @cached_property
     def transfers(self) -> DataFrame:
         """A row a transfer of KV between pools; empty without pools."""
-        return _frame(self.result.tables().get("transfers", {}))
+        return _frame(self.result.tables("transfers").get("transfers", {}))
 
     @cached_property
     def batches(self) -> DataFrame:
@@ -91,7 +95,7 @@ class Outcome:
         from pandas import concat
 
         tables = {
-            pipeline: _frame(part.tables()[name])
+            pipeline: _frame(part.tables(name)[name])
             for label, run in self.parts.items()
             for pipeline, part in (run.pools or {label: run}).items()
         }

@@ -72,11 +72,16 @@ class Job:
         }
 
 
-def run_job(job: Job, on_done: Callable[[int], None] | None = None) -> Outcome:
-    """Simulate a job. `on_done` is called with the number of requests done."""
+def run_job(
+    job: Job, on_done: Callable[[int], None] | None = None, *, whole: bool = True
+) -> Outcome:
+    """Simulate a job. `on_done` is called with the number of requests done.
+
+    If not `whole`, only what a summary and the requests need is kept (see `simulate_replicas`).
+    """
     started = time.perf_counter()
     built = job.built()
-    results = simulate_replicas(built.world, on_done)
+    results = simulate_replicas(built.world, on_done, whole=whole)
     source = job.source(built)
     replicas = tuple(replace(result, provenance=source) for result in results)
     result = replace(merged(replicas), provenance=source)
@@ -140,7 +145,7 @@ def write_results(
     }
     write_json(folder / "summary.json", summary)
     if save != "summary":
-        _write_tables(folder, outcome.result.tables(), "requests", "transfers")
+        _write_tables(folder, outcome.result.tables("requests", "transfers"))
         write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
 
 
@@ -160,8 +165,8 @@ def write_details(
         pools = {part / name: pool for name, pool in run.pools.items()}
         for place, pipeline in (pools or {part: run}).items():
             place.mkdir(parents=True, exist_ok=True)
-            names = ["batches", "stages", "bubbles", *(["requests"] if pools else [])]
-            _write_tables(place, pipeline.tables(), *names)
+            for name in ["batches", "stages", "bubbles", *(["requests"] if pools else [])]:
+                _write_tables(place, pipeline.tables(name))
             shown = window or _shown(pipeline)
             path = place / "timeline.json.gz"
             write_timeline(path, pipeline.result, pipeline.idle, window=shown)
@@ -179,8 +184,7 @@ def _shown(pipeline: Outcome) -> tuple[float, float]:
     return float(result.scheduled_s[rows.start]), float(result.returned_s[rows.stop - 1])
 
 
-def _write_tables(folder: Path, tables: Mapping[str, Columns], *names: str) -> None:
-    """Write those of the tables that there are, each as a file of its name."""
-    for name in names:
-        if name in tables:
-            write_table(folder / f"{name}.csv", tables[name])
+def _write_tables(folder: Path, tables: Mapping[str, Columns]) -> None:
+    """Write each of the tables as a file of its name."""
+    for name, table in tables.items():
+        write_table(folder / f"{name}.csv", table)

@@ -66,12 +66,14 @@ def simulate_replicas(
     *,
     as_processes: bool = False,
     timing: Callable[[MicroBatch], Timing] | None = None,
+    whole: bool = True,
 ) -> list[RunResult]:
     """Simulate `world.replicas` pipelines on one clock; return what happened on each.
 
     Options and errors are those of `simulate`, `on_done` counts the requests of all together. A
     system of pools is one. Of what was served `before` the requests only the caches are left.
-    `timing` says what each micro-batch takes, as in `simulate_timed`.
+    `timing` says what each micro-batch takes, as in `simulate_timed`. If not `whole`, micro-batches
+    leave the tally that a summary needs, which takes a sixth of the memory; pools keep them.
     """
     if isinstance(world, PooledWorld):
         return [simulate(world, on_done, as_processes=as_processes)]
@@ -80,8 +82,10 @@ def simulate_replicas(
         pipeline = partial(TimedPipeline, timing=timing)
     drivers: Sequence[Driver | None] = [None] * world.replicas
     for requests in world.before:
-        drivers = _serve(replace(world, requests=requests), pipeline, None, drivers)
-    return [driver.result() for driver in _serve(world, pipeline, on_done, drivers)]
+        earlier = replace(world, requests=requests)
+        drivers = _serve(earlier, pipeline, None, drivers, whole=False)
+    drivers = _serve(world, pipeline, on_done, drivers, whole=whole)
+    return [driver.result() for driver in drivers]
 
 
 def _serve(
@@ -89,6 +93,8 @@ def _serve(
     pipeline: Stages,
     on_done: Callable[[int], None] | None,
     after: Sequence[Driver | None],
+    *,
+    whole: bool,
 ) -> list[Driver]:
     """Serve the requests of a world with pipelines that go on where those of `after` ended."""
     clock = Clock()
@@ -99,7 +105,8 @@ def _serve(
             on_done(sum(driver.num_done for driver in drivers))
 
     for earlier in after:
-        drivers.append(Driver(world, pipeline, tell, clock=clock, after=earlier))
+        made = Driver(world, pipeline, tell, clock=clock, after=earlier, whole=whole)
+        drivers.append(made)
     entrances = doors(clock, drivers, world.overheads)
     Arrivals(clock, world.requests, world.concurrency, entrances, world.router)
     clock.run_out()

@@ -25,13 +25,17 @@ from sim.tandem import Tandem
 Stages = Callable[[Clock, World, Recorder], Tandem | StageProcesses]
 """Makes the stages of a pipeline."""
 
+BLOCK_BYTES = 1 << 23
+"""How much is recorded of micro-batches until it becomes columns, with the requests that ended."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Driver:
     """Runs one world through a pipeline. `on_done` is called with the number of requests done.
 
     With a `clock` of several pipelines, `run` is not called: requests come through `admit`.
-    `after`: it goes on with the pages of that one, which is done, prefix caches and all.
+    `after`: it goes on with the pages of that one, which is done, prefix caches and all. If not
+    `whole`, the result has a tally in place of the micro-batches.
     """
 
     def __init__(
@@ -43,10 +47,11 @@ class Driver:
         clock: Clock | None = None,
         *,
         after: Driver | None = None,
+        whole: bool = True,
     ) -> None:
         self._world = world
         self._clock = clock or Clock()
-        self._recorder = Recorder(world.depth)
+        self._recorder = Recorder(world.depth, whole=whole)
         self._on_done: list[Callable[[int], None]] = []
         if on_done is not None:
             self.when_done(lambda _: on_done(self.num_done))
@@ -98,6 +103,8 @@ class Driver:
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
         """Record what has ended, and tell those who wait for it."""
         self._recorder.finish(sequences)
+        if self._recorder.num_bytes > BLOCK_BYTES:
+            self._loop.flush({})
         for call in self._on_done:
             call(len(sequences))
 

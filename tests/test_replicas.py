@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from evenflow.results.bubbles import attribute
 from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
-from evenflow.results.run import WAIT_REASONS
+from evenflow.results.run import WAIT_REASONS, RunResult
 from evenflow.types import Plan, Prefill, Request, View
 from sim import World, simulate, simulate_replicas
 from tests.command_line import evenflow, write_inputs
@@ -127,3 +127,29 @@ def test_more_engines_than_pages_is_a_mistake_in_one_line(
         "",
         "error: virtual_engines: 3 engines share 2 KV pages; at least one page each is right\n",
     )
+
+
+@settings(deadline=None)
+@given(worlds(), st.integers(1, 2))
+def test_micro_batches_that_are_not_kept_leave_the_summary_that_they_would_have_given(
+    world: World, count: int
+) -> None:
+    world = replace(world, replicas=count)
+    expected = simulate_replicas(world)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sim.driver.BLOCK_BYTES", 0)  # a block whenever a request ends
+        by_blocks = simulate_replicas(world)
+        tallies = simulate_replicas(world, whole=False)
+    for one, other in zip(by_blocks, expected, strict=True):
+        assert_same(_with_sorted_gaps(one), _with_sorted_gaps(other))
+    assert not any(len(result.end_s) for result in tallies)
+    found, known = summarize(merged(tallies)), summarize(merged(expected))
+    for name in ("busy_share", "mean_itl_ms", "std_itl_ms"):  # sums in another order
+        assert found.pop(name) == pytest.approx(known.pop(name), rel=1e-12, abs=1e-9)
+    assert found == known
+
+
+def _with_sorted_gaps(result: RunResult) -> RunResult:
+    """Several engines' gaps come by engine, and so do those of each block."""
+    order = np.lexsort((result.gap_count, result.gap_s))
+    return replace(result, gap_s=result.gap_s[order], gap_count=result.gap_count[order])

@@ -100,6 +100,8 @@ def attribute(result: RunResult) -> Bubbles:
     """
     if result.replicas > 1:
         raise ValueError(f"bubbles need one pipeline, not {result.replicas} merged")
+    if result.kept_tally is not None:
+        raise ValueError("bubbles need the micro-batches, and the run did not keep them")
     window = _window(result)
     pieces = _of_pools(result, window) if result.pools else _of_pipeline(result, window)
     return Bubbles(result.depth, window, *map(np.concatenate, zip(*pieces, strict=True)))

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.results.run import BATCHES, GAPS, REQUESTS, STAGES, Ints, RunResult, Transfers
+from evenflow.results.run import (
+    BATCHES,
+    GAPS,
+    REQUESTS,
+    STAGES,
+    TALLY,
+    Ints,
+    RunResult,
+    Tally,
+    Transfers,
+)
 
 
 def merged(results: Sequence[RunResult]) -> RunResult:
@@ -31,6 +41,7 @@ def merged(results: Sequence[RunResult]) -> RunResult:
         **_joined(results, REQUESTS, by_id),
         **_joined(results, [*BATCHES, *STAGES], by_return),
         **_joined(results, GAPS),
+        kept_tally=_tally(results),
         wait_s=np.zeros(0),
         wait_reason=np.zeros(0, dtype=np.int64),
         replicas=sum(result.replicas for result in results),
@@ -77,8 +88,19 @@ def _order(results: Iterable[RunResult], name: str) -> Ints:
     return np.argsort(column, kind="stable")
 
 
+def _tally(results: Sequence[RunResult]) -> Tally | None:
+    """Return what is left of the micro-batches of replicas that did not keep them."""
+    tallies = [result.kept_tally for result in results if result.kept_tally is not None]
+    if not tallies:
+        return None
+    columns = _joined(tallies, TALLY)
+    order = np.argsort(columns["returned_s"], kind="stable")
+    rows = {name: columns[name][order] for name in ("returned_s", "sampled_rows")}
+    return Tally(**columns | rows | {"start_s": np.sort(columns["start_s"])})
+
+
 def _joined(
-    results: Sequence[RunResult], columns: Iterable[str], order: Ints | slice = slice(None)
+    results: Sequence[object], columns: Iterable[str], order: Ints | slice = slice(None)
 ) -> dict[str, Any]:
     """Return columns of several results as one, in an order; None where one of them has none."""
     whole: dict[str, Any] = {}

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evenflow.results.run import Floats, Ints, RunResult
+from evenflow.results.run import Floats, Ints, RunResult, Tally
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -79,7 +79,7 @@ def summarize(
     tokens, those found in the prefix cache. What arrives and whether it is served: `load`.
     """
     done = np.array([status == "completed" for status in result.status], dtype=bool)
-    latency = request_metrics(result)
+    latency, tally = request_metrics(result), result.tally
     start_s, duration = _duration(result)
     input_tokens = int(result.prompt_tokens[done].sum())
     output_tokens = int(result.output_tokens[done].sum())
@@ -94,7 +94,7 @@ def summarize(
         "output_throughput": output_tokens * per_s,
         "total_token_throughput": (input_tokens + output_tokens) * per_s,
         **load(result),
-        **_peaks(result),
+        **_peaks(result, tally),
     }
     if goodput_ms:
         summary["request_goodput"] = float(meets(result, goodput_ms).sum() * per_s)
@@ -107,21 +107,20 @@ def summarize(
     }
     for name, (values_s, counts) in pooled.items():
         summary |= statistics(name, values_s, counts)
-    summary |= _steady(result, start_s, duration)
-    summary |= _offline(result, input_tokens, output_tokens)
-    busy_s = float((result.end_s - result.start_s).sum())
+    summary |= _steady(result, tally, start_s, duration)
+    summary |= _offline(result, tally, input_tokens, output_tokens)
     # Aborted requests may run on after the last completion.
-    span_s = max(duration, float((result.returned_s - start_s).max(initial=0.0)))
-    busy_per_s = busy_s * (1 / span_s) if span_s > 0 else 0.0
+    span_s = max(duration, float(tally.returned_s.max(initial=start_s)) - start_s)
+    busy_per_s = float(tally.busy_s.sum()) * (1 / span_s) if span_s > 0 else 0.0
     return (
         summary
         | _of_pools(result, duration)
         | {
             "preemptions": int(result.preemptions.sum()),
-            "num_micro_batches": len(result.scheduled_s),
+            "num_micro_batches": len(tally.returned_s),
             "busy_share": busy_per_s / (result.depth * result.replicas),
         }
-        | _kv_memory(result, done, input_tokens)
+        | _kv_memory(result, tally, done, input_tokens)
     )
 
 
@@ -173,7 +172,7 @@ def _duration(result: RunResult) -> tuple[float, float]:
     return start_s, float(np.nanmax(result.completion_s)) - start_s
 
 
-def _peaks(result: RunResult) -> dict[str, float | int]:
+def _peaks(result: RunResult, tally: Tally) -> dict[str, float | int]:
     """The most output tokens, and the most requests in the system, in any one second.
 
     As vLLM counts them: seconds begin with the first request that is completed, and a request is in
@@ -183,19 +182,34 @@ def _peaks(result: RunResult) -> dict[str, float | int]:
     if not done.any():
         return {"max_output_tokens_per_s": 0, "max_concurrent_requests": 0}
     start_s = result.arrival_s[done].min()
-    came, went, returned = (
+    came, went = (
         np.floor(times_s - start_s)
-        for times_s in (result.arrival_s[done], result.completion_s[done], result.returned_s)
+        for times_s in (result.arrival_s[done], result.completion_s[done])
     )
-    counted = returned >= 0  # before are tokens of requests that were aborted
-    _, second = np.unique(returned[counted], return_inverse=True)
-    tokens = np.bincount(second, weights=result.sampled_rows[counted])
+    tokens = _by_second(tally, start_s)
     # Most are there in a second in which one came: all that came by then, less what went before.
     present = np.searchsorted(np.sort(came), came, "right") - np.searchsorted(np.sort(went), came)
     return {
         "max_output_tokens_per_s": float(tokens.max()),
         "max_concurrent_requests": int(present.max()),
     }
+
+
+def _by_second(tally: Tally, start_s: float) -> Floats:
+    """Return how many tokens came in each second since `start_s` in which any did."""
+    parts = []
+    for start in range(0, len(tally.returned_s), SUMMED_AT_ONCE):
+        block = slice(start, start + SUMMED_AT_ONCE)
+        returned = np.floor(tally.returned_s[block] - start_s)
+        counted = returned >= 0  # before are tokens of requests that were aborted
+        parts.append(_summed(returned[counted], tally.sampled_rows[block][counted]))
+    return _summed(*map(np.concatenate, zip(*parts, strict=True)))[1]
+
+
+def _summed(keys: Floats, values: NDArray[Any]) -> tuple[Floats, Floats]:
+    """Return the keys that there are, and the sum of the values of each."""
+    found, place = np.unique(keys, return_inverse=True)
+    return found, np.bincount(place, weights=values).astype(np.float64)
 
 
 def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> dict[str, float | int]:
@@ -244,15 +258,17 @@ def _sum(values: Floats, stops: Ints, start: int, stop: int, around: float | Non
     return float((part if around is None else (part - around) ** 2).sum())
 
 
-def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, float | int]:
+def _steady(
+    result: RunResult, tally: Tally, start_s: float, duration: float
+) -> dict[str, float | int]:
     """Throughput between warm-up and drain; a prompt counts when its first token comes."""
     if duration <= 0:
         return {}
     first, last = np.quantile(result.arrival_s, [0.1, 0.9])
     if last - first < 0.1 * duration:
         first, last = start_s + 0.1 * duration, start_s + 0.9 * duration
-    inside = (result.returned_s >= first) & (result.returned_s < last)
-    output = int(result.sampled_rows[inside].sum())
+    inside = (tally.returned_s >= first) & (tally.returned_s < last)
+    output = int(tally.sampled_rows.sum(where=inside))
     prefilled = (result.first_token_s >= first) & (result.first_token_s < last)
     total = output + int(result.prompt_tokens[prefilled].sum())
     span = float(last - first)
@@ -264,11 +280,13 @@ def _steady(result: RunResult, start_s: float, duration: float) -> dict[str, flo
     }
 
 
-def _offline(result: RunResult, input_tokens: int, output_tokens: int) -> dict[str, float | int]:
+def _offline(
+    result: RunResult, tally: Tally, input_tokens: int, output_tokens: int
+) -> dict[str, float | int]:
     """Throughput of completed requests, from the start of the first prefill to the last token."""
-    if not len(result.start_s) or not np.isfinite(result.completion_s).any():
+    if not len(tally.start_s) or not np.isfinite(result.completion_s).any():
         return {}
-    duration = float(np.nanmax(result.completion_s)) - float(result.start_s[0, 0])
+    duration = float(np.nanmax(result.completion_s)) - float(tally.start_s[0])
     per_s = 1 / duration if duration > 0 else 0.0
     return {
         "offline_duration": duration,
@@ -277,12 +295,15 @@ def _offline(result: RunResult, input_tokens: int, output_tokens: int) -> dict[s
     }
 
 
-def _kv_memory(result: RunResult, done: np.ndarray, input_tokens: int) -> dict[str, float | int]:
+def _kv_memory(
+    result: RunResult, tally: Tally, done: np.ndarray, input_tokens: int
+) -> dict[str, float | int]:
     found: dict[str, float | int] = {}
-    if result.kv_tokens is not None and len(result.kv_tokens):
-        held_pages = result.total_pages // result.engines - result.free_pages
-        slots = int(held_pages.sum()) * result.page_tokens
-        found["kv_waste_share"] = 1 - int(result.kv_tokens.sum()) / slots
+    count = len(tally.returned_s)
+    if result.kv_tokens is not None and count:
+        pages = count * (result.total_pages // result.engines)
+        slots = (pages - int(tally.free_pages.sum())) * result.page_tokens
+        found["kv_waste_share"] = 1 - int(tally.kv_tokens.sum()) / slots
     if result.cached_tokens is not None:
         cached_tokens = int(result.cached_tokens[done].sum())
         found["prefix_hit_rate"] = cached_tokens / input_tokens if input_tokens else 0.0

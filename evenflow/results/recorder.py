@@ -17,12 +17,17 @@ from evenflow.errors import UsageError
 from evenflow.request import LATEST_S, Request
 from evenflow.results.run import (
     BATCHES,
+    GAPS,
     GIVEN_UP,
     REQUESTS,
     STAGES,
+    TALLY,
     WAIT_CODES,
+    WAITS,
     RunResult,
+    Tally,
     gathered,
+    tallied,
 )
 
 
@@ -45,31 +50,17 @@ class Blocks(Protocol):
     def __iter__(self) -> abc.Iterator[Block]: ...
 
 
-def joined(blocks: abc.Iterable[Block]) -> Block:
-    """Return the columns of all blocks, one behind the other; a block may lack some."""
-    parts: dict[str, list[Any]] = {}
-    for block in blocks:
-        for name, column in block.items():
-            parts.setdefault(name, []).append(column)
-    return {
-        name: columns[0]
-        if len(columns) == 1
-        else list(chain(*columns))
-        if isinstance(columns[0], list)
-        else np.concatenate(columns)
-        for name, columns in parts.items()
-    }
-
-
 class Recorder:
     """Collects what happens, as columns, and makes a RunResult of it. Both worlds write to one.
 
     Micro-batches are recorded in the order scheduled, each once all its stage times are known. What
-    is flushed goes to `blocks`, which may have some of before; without any, it is kept here.
+    is flushed goes to `blocks`, which may have some of before; without any, it is kept here. If
+    not `whole`, it leaves the tally of its micro-batches only, and no waits.
     """
 
-    def __init__(self, depth: int, blocks: Blocks | None = None) -> None:
+    def __init__(self, depth: int, blocks: Blocks | None = None, *, whole: bool = True) -> None:
         self._depth = depth
+        self._whole = whole
         self._blocks: Blocks = [] if blocks is None else blocks
         self._num_flushed = 0
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
@@ -116,6 +107,11 @@ class Recorder:
         """Requests that need nothing more: finished, aborted or rejected."""
         return self._num_flushed + len(self._completed) + len(self._others)
 
+    @property
+    def num_bytes(self) -> int:
+        """What the micro-batches take that were not flushed yet."""
+        return len(self._batches)
+
     def flush(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int], more: Block) -> None:
         """Move what was collected to the blocks, with the gaps and `more` columns beside it."""
         self._blocks.append({**self._block(gap_s, gap_count), **more})
@@ -131,14 +127,31 @@ class Recorder:
 
     def _block(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int]) -> Block:
         ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
-        return {
+        block: Block = {
             **gathered(REQUESTS, ended),
-            "batches": np.frombuffer(self._batches),
-            "wait_s": np.array(self._wait_s),
-            "wait_reason": np.array(self._wait_reason, dtype=np.int64),
             "gap_s": np.array(gap_s, dtype=np.float64),
             "gap_count": np.array(gap_count, dtype=np.int64),
         }
+        columns = self._micro_batches()
+        if not self._whole:
+            tally = tallied(columns)
+            return {**block, **{name: np.array(getattr(tally, name)) for name in TALLY}}
+        waits = {
+            "wait_s": np.array(self._wait_s),
+            "wait_reason": np.array(self._wait_reason, dtype=np.int64),
+        }
+        return {**block, **waits, **{name: column.ravel() for name, column in columns.items()}}
+
+    def _micro_batches(self) -> dict[str, NDArray[Any]]:
+        width = len(BATCHES)
+        numbers = np.frombuffer(self._batches).reshape(-1, width + len(STAGES) * self._depth)
+        columns: dict[str, Any] = {
+            name: numbers[:, index].astype(column.kind)
+            for index, (name, column) in enumerate(BATCHES.items())
+        }
+        for index, name in enumerate(STAGES):
+            columns[name] = numbers[:, width + index :: len(STAGES)].copy()
+        return columns
 
     def result(
         self,
@@ -150,10 +163,13 @@ class Recorder:
     ) -> RunResult:
         """Return the columns of the run; `facts` are the fields of a RunResult that are none.
 
+        They are taken: what was recorded is in the result only. Those of `column` stay.
+
         UsageError for one whose times are beyond LATEST_S.
         """
-        found: dict[str, Any] = joined([*self._blocks, self._block(gap_s, gap_count)])
-        self._batches = bytearray()  # whose numbers are needed until they are columns
+        blocks = [*self._blocks, self._block(gap_s, gap_count)]
+        self._batches = bytearray()  # they are in the last block
+        found: dict[str, Any] = {name: _taken(blocks, name) for name in REQUESTS}
         order = np.argsort(found["request_id"], kind="stable")
         columns: dict[str, Any] = {
             name: [found[name][i] for i in order] if kind is str else found[name][order]
@@ -161,17 +177,22 @@ class Recorder:
         }
         if not prefix_cache:
             columns["cached_tokens"] = None
-        width = len(BATCHES)
-        numbers = found["batches"].reshape(-1, width + len(STAGES) * self._depth)
-        for index, (name, column) in enumerate(BATCHES.items()):
-            columns[name] = numbers[:, index].astype(column.kind)
-        for index, name in enumerate(STAGES):
-            columns[name] = numbers[:, width + index :: len(STAGES)].copy()
-        if not np.all(columns["end_s"] <= LATEST_S):
+        columns |= {name: _taken(blocks, name) for name in GAPS}
+        tally = None if self._whole else Tally(**{name: _taken(blocks, name) for name in TALLY})
+        for name, column in {**BATCHES, **WAITS, **STAGES}.items():
+            columns[name] = _taken(blocks, name) if self._whole else np.zeros(0, column.kind)
+        for name in STAGES:
+            columns[name] = columns[name].reshape(-1, self._depth)
+        result = RunResult(depth=self._depth, kept_tally=tally, **facts, **columns)
+        if not np.all(result.tally.returned_s <= LATEST_S):
             raise UsageError(
                 f"the run would last for more than {LATEST_S:g} s; give costs and links that are "
                 "less slow"
             )
-        for name in ("wait_s", "wait_reason", "gap_s", "gap_count"):
-            columns[name] = found[name]
-        return RunResult(depth=self._depth, **facts, **columns)
+        return result
+
+
+def _taken(blocks: list[Block], name: str) -> Any:
+    """Take a column out of all blocks that have it; return it as one."""
+    parts = [block.pop(name) for block in blocks if name in block]
+    return list(chain(*parts)) if isinstance(parts[0], list) else np.concatenate(parts)

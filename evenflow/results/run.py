@@ -36,7 +36,7 @@ class Column(NamedTuple):
     recorded number by number. `written`: whether the table as people read it has the column.
     """
 
-    table: Literal["requests", "batches", "stages", "waits", "gaps", "transfers"]
+    table: Literal["requests", "batches", "stages", "waits", "gaps", "transfers", "tally"]
     kind: type[int] | type[float] | type[str]
     path: str | None = None
     written: bool = True
@@ -66,6 +66,36 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What a summary takes from micro-batches: also where they themselves were not kept.
+
+    `returned_s` and `sampled_rows` have a row a micro-batch, as in RunResult. The others are sums,
+    one for each block of micro-batches that was reduced at a time: `busy_s` of all stages,
+    `free_pages` and `kv_tokens`; and `start_s`, when its first one began on stage 0.
+    """
+
+    returned_s: Annotated[Floats, Column("tally", float)]
+    sampled_rows: Annotated[Ints, Column("tally", int)]
+    busy_s: Annotated[Floats, Column("tally", float)]
+    free_pages: Annotated[Ints, Column("tally", int)]
+    kv_tokens: Annotated[Ints, Column("tally", int)]
+    start_s: Annotated[Floats, Column("tally", float)]
+
+
+def tallied(columns: abc.Mapping[str, Any]) -> Tally:
+    """Return the tally of one block, given its columns of BATCHES and STAGES by name."""
+    kv_tokens = columns["kv_tokens"]
+    return Tally(
+        returned_s=columns["end_s"][:, -1],
+        sampled_rows=columns["sampled_rows"],
+        busy_s=np.array([(columns["end_s"] - columns["start_s"]).sum()]),
+        free_pages=np.array([columns["free_pages"].sum()]),
+        kv_tokens=np.array([0 if kv_tokens is None else kv_tokens.sum()]),
+        start_s=columns["start_s"][:1, 0],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """Columns of one run. Times are seconds from the start of the run; NaN means "never".
 
@@ -90,6 +120,7 @@ class RunResult:
     (see `evenflow.results.combine`). Of `engines` that divide `total_pages` evenly, `free_pages`
     and `kv_tokens` are those of the engine that sent the micro-batch.
 
+    Of a run that did not keep them there are no micro-batches and no waits, but their tally.
     A system of several pools has a result of its own for each in `pools`, and what moved between
     them in `transfers`; `evenflow.results.combine` says what the columns of the whole then mean.
     """
@@ -134,39 +165,52 @@ class RunResult:
     provenance: dict[str, Any] = field(default_factory=dict)
     pools: abc.Mapping[str, RunResult] = field(default_factory=dict)
     transfers: Transfers | None = None
+    kept_tally: Tally | None = None
+
+    @property
+    def tally(self) -> Tally:
+        """What a summary takes from the micro-batches."""
+        if self.kept_tally is not None:
+            return self.kept_tally
+        return tallied({name: getattr(self, name) for name in (*BATCHES, *STAGES)})
 
     @property
     def returned_s(self) -> Floats:
         """When each micro-batch left the last stage."""
         return self.end_s[:, -1]
 
-    def tables(self) -> dict[str, Columns]:
+    def tables(self, *names: str) -> dict[str, Columns]:
         """Return what people read: `requests`, `batches`, `stages` and, of pools, `transfers`.
 
-        The columns are those of the files of these names; `pandas.DataFrame` takes each as it is.
-        `stages` has a row a stage and micro-batch, stage by stage. Times in seconds. What a run
-        has not (`cached_tokens` without a prefix cache) is left out.
+        Or those of them that are named. The columns are those of the files of these names;
+        `pandas.DataFrame` takes each as it is. `stages` has a row a stage and micro-batch, stage by
+        stage. Times in seconds. What a run has not (`cached_tokens` without a prefix cache) is left
+        out.
         """
-        count = len(self.scheduled_s)
-        tables: dict[str, Columns] = {
-            "requests": _written(self, REQUESTS),
-            "batches": {
-                "batch_id": np.arange(count),
-                **_written(self, BATCHES),
-                "returned_s": self.returned_s,
-            },
-            "stages": {
-                "stage": np.repeat(np.arange(self.depth), count),
-                "batch_id": np.tile(np.arange(count), self.depth),
-                **{name: times_s.T.ravel() for name, times_s in _written(self, STAGES).items()},
-            },
-        }
+        made = {"requests": self._requests, "batches": self._batches, "stages": self._stages}
         if self.transfers is not None:
-            moved, names = _written(self.transfers, TRANSFERS), list(self.pools)
-            for end in ("source", "destination"):
-                moved[end] = [names[index] for index in moved[end]]
-            tables["transfers"] = moved
-        return tables
+            made["transfers"] = self._transfers
+        return {name: make() for name, make in made.items() if not names or name in names}
+
+    def _requests(self) -> dict[str, Any]:
+        return _written(self, REQUESTS)
+
+    def _batches(self) -> dict[str, Any]:
+        numbers = {"batch_id": np.arange(len(self.scheduled_s)), **_written(self, BATCHES)}
+        return {**numbers, "returned_s": self.returned_s}
+
+    def _stages(self) -> dict[str, Any]:
+        count = len(self.scheduled_s)
+        return {
+            "stage": np.repeat(np.arange(self.depth), count),
+            "batch_id": np.tile(np.arange(count), self.depth),
+            **{name: times_s.T.ravel() for name, times_s in _written(self, STAGES).items()},
+        }
+
+    def _transfers(self) -> dict[str, Any]:
+        moved, names = _written(self.transfers, TRANSFERS), list(self.pools)
+        ends = {end: [names[index] for index in moved[end]] for end in ("source", "destination")}
+        return moved | ends
 
 
 def columns_of(kind: type, table: str) -> dict[str, Column]:
@@ -179,8 +223,10 @@ def columns_of(kind: type, table: str) -> dict[str, Column]:
 REQUESTS = columns_of(RunResult, "requests")
 BATCHES = columns_of(RunResult, "batches")
 STAGES = columns_of(RunResult, "stages")
+WAITS = columns_of(RunResult, "waits")
 GAPS = columns_of(RunResult, "gaps")
 TRANSFERS = columns_of(Transfers, "transfers")
+TALLY = columns_of(Tally, "tally")
 
 
 def _written(result: object, columns: abc.Mapping[str, Column]) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def simulate(
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
         job = Job(config, load_workload(config, run.parent), run.parent)
         with progress([job.label], len(job.workload.requests)) as show:
-            outcome = run_job(job, show.done)
+            outcome = run_job(job, show.done, whole=counterfactuals or save.value == "all")
         advice, more = _advice(run, config) if advise else (None, [])
         prediction, ranges = _prediction(run, config) if intervals else (None, [])
         if prediction is not None:

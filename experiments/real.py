@@ -17,6 +17,7 @@ from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, UsageError
 from evenflow.pools import PooledWorld
 from evenflow.replay import replay
+from evenflow.request import Request
 from evenflow.results.metrics import summarize
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
@@ -199,7 +200,26 @@ def job_of(
         raise UsageError("replicas: for clients, null is right")
     if clients:
         return Job(config, Workload([], {"name": CLIENTS, "dropped": {}}), path.parent)
-    return Job(config, load_workload(config, path.parent), path.parent)
+    return Job(config, real_workload(config, path.parent), path.parent)
+
+
+def real_workload(config: RunConfig, beside: Path) -> Workload:
+    """Return what a real run serves. A model writes something else than what the trace was made of,
+    so prefixes end with the prompts where one computes.
+    """
+    workload = load_workload(config, beside)
+    if config.workers.kind == "emulated":
+        return workload
+    return replace(
+        workload,
+        requests=list(map(_prompt_alone, workload.requests)),
+    )
+
+
+def _prompt_alone(request: Request) -> Request:
+    if request.prefix is None or request.prefix.tokens <= request.prompt_tokens:
+        return request
+    return replace(request, prefix=request.prefix._replace(tokens=request.prompt_tokens))
 
 
 def serve_into(
@@ -294,8 +314,13 @@ def check_servable(config: RunConfig) -> None:
         ),
         (config.data_parallel > 1, "data_parallel", "1"),
         (config.speculative is not None, "speculative", "null"),
-        (config.kv.prefix_cache, "kv.prefix_cache", "false"),
+        (
+            config.kv.prefix_cache and config.workers.kind == "vllm",
+            "kv.prefix_cache",
+            "false",
+        ),
         (config.kv.swap, "kv.swap", "false"),
+        (bool(config.workload.after), "workload.after", "nothing before"),
         (config.workers.kind == "vllm" and config.tensor_parallel > 1, "tensor_parallel", "1"),
     )
     for refused, key, right in refusals:

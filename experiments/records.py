@@ -27,7 +27,7 @@ from experiments.validation.journal import NAME, Journal, Lines
 from runtime.serve import facts_of
 
 TOKENS = "tokens.jsonl.gz"
-FACTS = ("max_in_flight", "total_pages", "page_tokens")
+FACTS = ("max_in_flight", "total_pages", "page_tokens", "prefix_cache")
 """Of a world, what its result says of it beside its depth."""
 
 

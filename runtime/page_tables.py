@@ -6,7 +6,7 @@ that goes on costs its id. Knows no sockets and no clock.
 
 from __future__ import annotations
 
-from collections import abc
+from collections import Counter, abc
 from dataclasses import dataclass, field
 
 from evenflow.batch import MicroBatch
@@ -14,12 +14,13 @@ from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.errors import WorkerError
 from runtime.tokens import TokenBook
-from runtime.wire import Growth, Piece, Step
+from runtime.wire import Growth, Piece, Shared, Step
 
 
 @dataclass(slots=True)
 class _Told:
-    """What the workers know of a sequence: its first `pages` pages, as of its `epoch`.
+    """What the workers know of a sequence, as of its `epoch`: its `pages`, of which `published` are
+    those of a prefix cache.
 
     Its engine's pages are those of the workers from `first_page` on.
     """
@@ -27,7 +28,8 @@ class _Told:
     sequence: Sequence
     epoch: int
     first_page: int
-    pages: int = 0
+    pages: list[int] = field(default_factory=list)
+    published: int = 0
 
 
 class StepWriter:
@@ -46,6 +48,7 @@ class StepWriter:
         self._preemptions = 0
         self._ended: list[int] = []
         self._adopted: list[Piece] = []
+        self._shared: list[Shared] = []
 
     def step(
         self, batch: MicroBatch, activation_bytes: int, work_s: list[float], hops_s: list[float]
@@ -56,22 +59,26 @@ class StepWriter:
         self._ended, self._adopted = [], []
         pieces = [
             Piece(chunk.sequence.request.request_id, chunk.start, chunk.stop, chunk.last, new_pages)
-            for chunk, new_pages in ((c, self._new_pages(c.sequence)) for c in batch.chunks)
+            for chunk, new_pages in (
+                (c, self._new_pages(c.sequence, c.start)) for c in batch.chunks
+            )
         ]
         decodes, grown = [], []
         for seq in batch.decodes.sequences() if batch.decodes is not None else ():
             request_id = seq.request.request_id
             decodes.append(request_id)
-            if len(seq.pages) > self._told[request_id].pages:
+            told = self._told[request_id]
+            if len(seq.pages) > len(told.pages) or len(seq.chain) > told.published:
                 grown.append(Growth(request_id, self._new_pages(seq)))
         tokens, draws = [], []
         if self._book is not None:
             tokens = self._book.inputs(batch.chunks, decodes)
             draws = self._book.draws(batch.chunks)
             draws += self._book.draws_of(piece.request_id for piece in adopted)
+        shared, self._shared = self._shared, []
         number, self._count = self._count, self._count + 1
-        told = number, dropped, pieces, decodes, grown
-        return Step(*told, activation_bytes, work_s, hops_s, tokens, draws, adopted)
+        news = number, dropped, pieces, decodes, grown
+        return Step(*news, activation_bytes, work_s, hops_s, tokens, draws, adopted, shared)
 
     def adopt(self, seq: Sequence) -> None:
         """Note a sequence whose KV has come: the next step says where it is."""
@@ -92,13 +99,27 @@ class StepWriter:
             if self._told.pop(seq.request.request_id, None) is not None:
                 self._ended.append(seq.request.request_id)
 
-    def _new_pages(self, seq: Sequence) -> list[int]:
+    def _new_pages(self, seq: Sequence, kept_tokens: int = 0) -> list[int]:
+        """Note what the workers do not know of a sequence's pages; return those that are its own.
+
+        One that begins has `kept_tokens` in pages of others.
+        """
         request_id = seq.request.request_id
         if (told := self._told.get(request_id)) is None:
             told = self._told[request_id] = _Told(seq, seq.epoch, self._first_page(request_id))
-        new_pages = [told.first_page + page for page in seq.pages[told.pages :]]
-        told.pages = len(seq.pages)
-        return new_pages
+        published, first_page = len(seq.chain), told.first_page
+        if published > told.published:
+            start = told.published
+            while told.pages[start : start + 1] == seq.pages[start : start + 1] != []:
+                start += 1
+            if start < published:
+                told.pages[start:published] = seq.pages[start:published]
+                pages = [first_page + page for page in seq.pages[start:published]]
+                self._shared.append(Shared(request_id, start, pages, kept_tokens))
+            told.published = published
+        new_pages = seq.pages[len(told.pages) :]
+        told.pages += new_pages
+        return [first_page + page for page in new_pages]
 
     def _first_page(self, request_id: int) -> int:
         before = 0
@@ -136,7 +157,8 @@ class PageTable:
         self._page_tokens = page_tokens
         self._total_pages = total_pages
         self._rows: dict[int, _Held] = {}
-        self._owners: dict[int, int] = {}  # page: request id
+        self._owners: Counter[int] = Counter()  # of each page
+        self._place: dict[int, int] = {}  # of a page in all rows that own it
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -147,8 +169,8 @@ class PageTable:
             self._rows.clear()
             self._owners.clear()
         for request_id in step.dropped:
-            for page in self._rows.pop(request_id, _Held()).pages:
-                del self._owners[page]
+            self._leave(self._rows.pop(request_id, _Held()).pages)
+        self._share(step.shared)
         for piece in step.adopted:
             self._rows[piece.request_id] = _Held()
             self._give(piece.request_id, piece.pages)
@@ -166,12 +188,34 @@ class PageTable:
             rows.append(self._advance(request_id, start, start + 1, True))
         return rows
 
+    def _share(self, shared: abc.Sequence[Shared]) -> None:
+        """Let rows have pages that others have too, once all have left what they had there."""
+        for request_id, start, pages, tokens in shared:
+            if start == 0:
+                self._rows.setdefault(request_id, _Held(tokens=tokens))
+            self._leave(self._held(request_id).pages[start : start + len(pages)])
+        for request_id, start, pages, _ in shared:
+            self._held(request_id).pages[start : start + len(pages)] = []
+            for place, page in enumerate(pages, start):
+                self._take(request_id, page, place, is_shared=True)
+
     def _give(self, request_id: int, new_pages: list[int]) -> None:
         for page in new_pages:
-            if page in self._owners or not 0 <= page < self._total_pages:
-                raise WorkerError(f"request {request_id} gets page {page}, which is not free")
-            self._owners[page] = request_id
-        self._held(request_id).pages += new_pages
+            self._take(request_id, page, len(self._held(request_id).pages), is_shared=False)
+
+    def _take(self, request_id: int, page: int, place: int, *, is_shared: bool) -> None:
+        is_free = page not in self._owners or (is_shared and self._place[page] == place)
+        if not is_free or not 0 <= page < self._total_pages:
+            raise WorkerError(f"request {request_id} gets page {page}, which is not free")
+        self._owners[page] += 1
+        self._place[page] = place
+        self._held(request_id).pages.insert(place, page)
+
+    def _leave(self, pages: list[int]) -> None:
+        for page in pages:
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                del self._owners[page]
 
     def _held(self, request_id: int) -> _Held:
         held = self._rows.get(request_id)

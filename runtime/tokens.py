@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenflow.types import Chunk, Request
+from evenflow.types import Chunk, Prefix, Request
 from runtime.wire import Draw
 
 
@@ -33,9 +33,10 @@ TextOf = Callable[[Request], Text]
 
 @dataclass(frozen=True, slots=True)
 class RandomTexts:
-    """Made-up prompts for requests of which only the length is known.
+    """Made-up prompts for requests of which only the length is known, and what they have in common.
 
-    Ids below `vocabulary` follow from `seed` and the request's id alone. `sampling` is
+    Ids below `vocabulary` follow from `seed` and the blocks of the request's prefix, the others
+    from `seed` and the request's id. `sampling` is
     (temperature, top_k, top_p); what is drawn follows from `sampling_seed` and the request's id.
     Nothing ends a request early, so that it has the length that its trace gives.
     """
@@ -47,11 +48,24 @@ class RandomTexts:
 
     def __call__(self, request: Request) -> Text:
         """Return the text of a request."""
-        rng = np.random.default_rng((self.seed, request.request_id))
-        ids = rng.integers(self.vocabulary, size=request.prompt_tokens).tolist()
+        ids = self._prompt_of(request)
         if not self.sampling[0]:
             return Text(ids)
         return Text(ids, Draw(request.request_id, *self.sampling, self._seed_of(request)))
+
+    def _prompt_of(self, request: Request) -> list[int]:
+        prefix = request.prefix or Prefix((), 1, 0)
+        named = min(request.prompt_tokens, prefix.tokens)
+        ids: list[int] = []
+        for start, block in zip(range(0, named, prefix.block_tokens), prefix.blocks, strict=False):
+            ids += self._content(block, min(prefix.block_tokens, named - start))
+        return ids + self._content(request.request_id, request.prompt_tokens - len(ids))
+
+    def _content(self, block: int, tokens: int) -> list[int]:
+        """Return the first tokens of a block; a request's own are those of one of its number."""
+        name = (self.seed, block) if block >= 0 else (self.seed, -block, 1)
+        ids: list[int] = np.random.default_rng(name).integers(self.vocabulary, size=tokens).tolist()
+        return ids
 
     def _seed_of(self, request: Request) -> int:
         sequence = np.random.SeedSequence((self.sampling_seed, request.request_id))

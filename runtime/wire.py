@@ -6,6 +6,7 @@ A message is a JSON array of fixed fields. Times are seconds of the system-wide 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, get_origin, get_type_hints
 
 from evenflow.errors import WorkerError
@@ -46,6 +47,17 @@ class Growth(NamedTuple):
     new_pages: list[int]
 
 
+class Shared(NamedTuple):
+    """Pages of a row from its page `start` on, in the place of those it had there; other rows may
+    have them too, at the same place. `tokens` of a row that begins with them are computed.
+    """
+
+    request_id: int
+    start: int
+    pages: list[int]
+    tokens: int
+
+
 class Draw(NamedTuple):
     """How a request draws its tokens: the fields of `runtime.torch.sample.Sampling`."""
 
@@ -64,7 +76,8 @@ class Step(NamedTuple):
     workers compute for `work_s` seconds by stage, and hop k to stage k + 1 is busy for `hops_s[k]`.
     `tokens` are the input ids, of pieces and decodes in this order; only stage 0 is told. `draws`
     are those of last pieces, where they are not greedy. Both are empty for emulated workers.
-    `adopted` rows have come from another pool, with the KV of so many tokens; they decode.
+    `adopted` rows have come from another pool, with the KV of so many tokens; they decode. `shared`
+    pages, of a prefix cache, come before the others of their rows.
     """
 
     batch_id: int
@@ -78,6 +91,7 @@ class Step(NamedTuple):
     tokens: list[int]
     draws: list[Draw]
     adopted: list[Piece]
+    shared: Sequence[Shared] = ()
 
 
 class Move(NamedTuple):
@@ -186,6 +200,7 @@ def decode(data: bytes) -> Message:
                 grown=[Growth(*growth) for growth in step.grown],
                 draws=[Draw(*draw) for draw in step.draws],
                 adopted=[Piece(*piece) for piece in step.adopted],
+                shared=[Shared(*pages) for pages in step.shared],
             )
         message: Message = kind(*values)
         return message

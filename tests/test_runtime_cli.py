@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from evenflow.results.blocks import read_blocks
+from experiments.real import job_of
 from experiments.report.folder import RECORDS
+from experiments.validation.validate import validate
 from tests.command_line import START_S, complaint, evenflow, gone, spawn
 
 VALIDATION_FILES = {
@@ -66,6 +68,23 @@ def test_virtual_engines_have_a_journal_each(run: Path) -> None:
     assert evenflow("replay", str(out))[0] == 0
     eager = ("--set", "virtual_engines=2", "--set", "dispatch=eager")
     assert "dispatch: eager" in complaint("validate", run, *eager, "--out", out / "validation")
+
+
+def test_prefixes_are_cached_for_real_and_stand_in_the_journal(run: Path) -> None:
+    rows = [[block, 10 + number] for number, block in enumerate([1, 2, 1, 1, 2, 1])]
+    lines = (
+        {"timestamp": 40 * i, "input_length": 700, "output_length": 3, "hash_ids": ids}
+        for i, ids in enumerate(rows)
+    )
+    (run.parent / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    keys = ["workload={trace: t.jsonl, arrivals: replay}", "kv={pages: 400, prefix_cache: true}"]
+    out, sets = run.parent / "out", [word for key in keys for word in ("--set", key)]
+    status, _, errors = evenflow("run", str(run), *sets, "--out", str(out))
+    assert status == 0, errors
+    assert json.loads((out / "summary.json").read_text())["prefix_hit_rate"] > 0.3
+    assert evenflow("replay", str(out))[:2] == (0, "identical: every decision is as recorded\n")
+    found = validate(job_of(run, keys), runs=1).found
+    assert found["structure"][0]["same_micro_batches"] == 1
 
 
 def test_run_writes_what_simulate_writes_and_replays(run: Path) -> None:

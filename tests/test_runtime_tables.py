@@ -12,14 +12,14 @@ from hypothesis import assume, given, settings
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.errors import WorkerError
-from evenflow.types import MicroBatch, Request
+from evenflow.types import MicroBatch, Prefix, Request
 from evenflow.world import World
 from runtime.page_tables import PageTable, StepWriter
 from runtime.tokens import Text, TokenBook
-from runtime.wire import Growth, Piece, Step, decode, encode
+from runtime.wire import Growth, Piece, Shared, Step, decode, encode
 from sim.driver import Driver
 from sim.tandem import Tandem
-from tests.worlds import worlds
+from tests.worlds import small_world, worlds
 
 
 def token_at(request_id: int, position: int) -> int:
@@ -42,12 +42,14 @@ class Told(Batcher):
         self.writer = StepWriter([self], self.book)
         self.table = PageTable(self.pool.page_tokens, self.pool.total_pages)
         self.sampled: dict[int, list[tuple[int, int]]] = {}
+        self.shared: list[Shared] = []
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
         self.writer.ended(self.given_up)
         if batch is not None:
             step = decode(encode(self.writer.step(batch, 0, [], [])))
+            self.shared += step.shared
             rows = self.table.apply(step)
             assert rows == rows_of(batch)
             assert len(self.table) <= len(self.queues.live)
@@ -86,8 +88,19 @@ def rows_of(batch: MicroBatch) -> list[Piece]:
 def test_workers_hold_what_the_batcher_holds(world: World) -> None:
     policy = world.make_scheduler()  # what no real run takes is left out
     assume(not getattr(policy, "leaves_out", False) and not getattr(policy, "decodes_ahead", None))
-    plain = replace(world, speculation=None, prefix_cache=False, swap=False)
+    plain = replace(world, speculation=None, swap=False)
     Driver(plain, Tandem, batcher=Told).run()
+
+
+def test_a_page_that_a_row_has_already_may_be_replaced_by_that_of_another() -> None:
+    """Each of two begins with what the other has published; both fill the next page in pieces."""
+    requests = [Request(i, 0.0, 100, 3, prefix=Prefix((7,), 100, 100)) for i in range(3)]
+    sizes = {"depth": 3, "total_pages": 40, "prefix_cache": True}
+    world = small_world(requests, "sarathi", {"token_budget": 20}, **sizes)
+    driver = Driver(world, Tandem, batcher=Told)
+    driver.run()
+    assert isinstance(driver.engines[0], Told)
+    assert any(pages.start for pages in driver.engines[0].shared)
 
 
 def step(**parts: Any) -> Step:

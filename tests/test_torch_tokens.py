@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'"
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
 from evenflow.replay import RecordingBatcher, replay
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from experiments.real import servable
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
@@ -76,6 +76,40 @@ def test_greedy_tokens_are_those_of_transformers(
     batcher.pool.check_integrity([])
     if name not in ("static", "orca"):  # they reserve all pages beforehand
         assert batcher.queues.preemptions
+
+
+SHARING: list[tuple[str, dict[str, Any], str]] = [
+    ("sarathi", {"token_budget": 6}, "stage0"),
+    ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}, "stage0"),
+    ("vllm_v1", {"max_num_batched_tokens": 12, "max_num_seqs": 8}, "engine_loop"),
+    ("sglang", {"overlap": False, "chunked_prefill_size": 12}, "engine_loop"),
+]
+"""A cache that replaces pages, one that keeps twins, and one that learns what is computed late."""
+
+
+@pytest.mark.parametrize(("name", "params", "dispatch"), SHARING, ids=[row[0] for row in SHARING])
+def test_a_prefix_that_is_cached_changes_no_token(
+    name: str,
+    params: dict[str, Any],
+    dispatch: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads_for_processes(monkeypatch)
+    requests = [
+        replace(each, prefix=Prefix((100 + each.request_id % 2,), 21, min(21, each.prompt_tokens)))
+        for each in REQUESTS
+    ]
+    expected = generated(save_checkpoint(tmp_path, "llama"), requests)
+    for cache in (True, False):
+        sizes = {"requests": requests, "dispatch": dispatch, "prefix_cache": cache}
+        world = world_of(name, 2, params, **sizes)
+        batcher: Any = world.batcher(RecordingBatcher)
+        cached: list[int] = []
+        with pipeline_of(settings_of(tmp_path, 2, transport="one_process")) as pipeline:
+            assert serve(pipeline, world, batcher, cached=cached) == expected
+        assert (sum(cached) > 0) == cache
+        assert replay(batcher.journal, world.batcher()) is None
 
 
 @pytest.fixture

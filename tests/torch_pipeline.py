@@ -96,9 +96,13 @@ def world_of(name: str, stages: int, params: dict[str, Any] | None = None, **mor
 
 
 def serve(
-    pipeline: Pipeline, world: World, *engines: Batcher, text_of: TextOf = TEXTS
+    pipeline: Pipeline,
+    world: World,
+    *engines: Batcher,
+    text_of: TextOf = TEXTS,
+    cached: list[int] | None = None,
 ) -> dict[int, list[int]]:
-    """Serve to the end; return the tokens of each request."""
+    """Serve to the end; return the tokens of each request. Add how many were `cached`, of each."""
     tokens: dict[int, list[int]] = defaultdict(list)
 
     def on_token(request_id: int, token: int) -> None:
@@ -108,7 +112,10 @@ def serve(
         world, engines or [world.batcher()], pipeline, text_of=text_of, on_token=on_token
     )
     driver.run()
-    assert driver.result().status == ["completed"] * len(world.requests)
+    result = driver.result()
+    assert result.status == ["completed"] * len(world.requests)
+    if cached is not None and result.cached_tokens is not None:
+        cached += result.cached_tokens.tolist()
     return tokens
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from evenflow.replay import (
     Released,
     Reserved,
 )
-from evenflow.types import Handover, Request
+from evenflow.types import Handover, Prefix, Request
 from experiments.run_file.run import RunConfig
 
 NAME = "decisions.jsonl.gz"
@@ -88,7 +88,7 @@ class Journal:
 
     The first line says what a Batcher is made from: the resolved configuration, and the folder that
     its relative paths start from. The last one says that it is the last. `pool` is whose it is in
-    a system of pools.
+    a system of pools. Of requests, prefixes are written where there is a cache for them.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Journal:
         pool: str | None = None,
     ) -> None:
         self._lines = Lines(path, on_loss)
+        self._prefixes = config.kv.prefix_cache
         self.flush = self._lines.flush
         self._lines.write(
             {
@@ -112,7 +113,7 @@ class Journal:
         )
 
     def write(self, entry: Entry) -> None:
-        self._lines.write(_line(entry))
+        self._lines.write(_line(entry, self._prefixes))
 
     def close(self) -> None:
         self._lines.write(END)
@@ -190,24 +191,32 @@ def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _line(entry: Entry) -> list[Any]:
+def _line(entry: Entry, prefixes: bool) -> list[Any]:
     if isinstance(entry, Added):
-        return ["add", *_numbers(entry.request), entry.refusal]
+        return ["add", *_numbers(entry.request, prefixes), entry.refusal]
     if isinstance(entry, Asked):
         return ["next", *entry]
     if isinstance(entry, Completed):
         return ["complete", *entry]
     if isinstance(entry, Reserved):
         request, *rest = entry.handover
-        return ["reserve", _numbers(request), *rest]
+        return ["reserve", _numbers(request, prefixes), *rest]
     return [VERBS[type(entry)], *entry]
 
 
-def _numbers(request: Request) -> list[Any]:
+def _numbers(request: Request, prefixes: bool) -> list[Any]:
     numbers = (request.request_id, request.arrival_s, request.prompt_tokens)
     outputs = (request.output_tokens, request.predicted_output_tokens)
-    limit = () if request.max_new_tokens is None else (None, request.max_new_tokens)
-    return [*numbers, *outputs, *limit]
+    more = (request.prefix if prefixes else None, request.max_new_tokens)
+    return [*numbers, *outputs, *(more if any(each is not None for each in more) else ())]
+
+
+def _request(numbers: Sequence[Any]) -> Request:
+    known = list(numbers)
+    if known[5:] and known[5] is not None:
+        blocks, block_tokens, tokens = known[5]
+        known[5] = Prefix(tuple(map(int, blocks)), int(block_tokens), int(tokens))
+    return Request(*known)
 
 
 def _entry(line: Any) -> Entry:
@@ -215,7 +224,7 @@ def _entry(line: Any) -> Entry:
         case ["add", int(), int() | float(), int(prompt), int(output), *_, refusal] as request:
             if min(prompt, output) < 1:
                 raise ValueError(f"a request of {prompt} prompt and {output} output tokens")
-            return Added(Request(*request[1:-1]), refusal)
+            return Added(_request(request[1:-1]), refusal)
         case ["next", int() | float() as now_s, None]:
             return Asked(now_s, None)
         case ["next", int() | float() as now_s, [chunks, decodes]]:
@@ -231,5 +240,5 @@ def _entry(line: Any) -> Entry:
         case ["reserve", [int(), int() | float(), *_] as request, int(tokens), *rest]:
             first_s, last_s, preemptions, scheduled_s = rest
             times = float(first_s), float(last_s), int(preemptions), float(scheduled_s)
-            return Reserved(Handover(Request(*request), tokens, *times))
+            return Reserved(Handover(_request(request), tokens, *times))
     raise ValueError(f"{str(line)[:60]}")

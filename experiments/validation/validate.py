@@ -21,8 +21,7 @@ from evenflow.errors import PolicyError, UsageError
 from evenflow.replay import Entry, replay
 from evenflow.results.combine import merged
 from evenflow.results.run import RunResult
-from experiments.real import check_comparable, recorded, servable, serve_job
-from experiments.run_file.build import load_workload
+from experiments.real import check_comparable, real_workload, recorded, servable, serve_job
 from experiments.run_file.run import with_
 from experiments.runs import Job
 from experiments.validation.layers import (
@@ -203,7 +202,7 @@ def calibration_job(job: Job, requests: int) -> Job:
     fewer = min(requests, len(job.workload.requests))
     seed = job.config.workload.seed + 1
     config = with_(job.config, {"workload.requests": fewer, "workload.seed": seed})
-    return replace(job, config=config, workload=load_workload(config, job.beside))
+    return replace(job, config=config, workload=real_workload(config, job.beside))
 
 
 def _measure(job: Job, name: str, watch: Watch) -> Measured:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evenflow.results.run import GIVEN_UP
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from runtime.front import LiveFront
 from runtime.http.exposition import Observed
 from runtime.http.text import Codec, StopStrings
@@ -158,11 +158,13 @@ class Answers:
 
     The event loop submits and withdraws; `added`, `given_up`, `token` and `text_of` are for the
     driver's thread. At most `max_queue` requests wait for their first token (None: no limit).
+    `knows_prefixes`: a request says what its prompt begins with, for a prefix cache.
     """
 
     def __init__(self, front: LiveFront, codec: Codec, max_queue: int | None = None) -> None:
         self.codec = codec
         self.origin_s = time.monotonic()
+        self.knows_prefixes = False
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         self.prompt_tokens = self.output_tokens = 0
         self.observed = Observed()
@@ -192,10 +194,10 @@ class Answers:
         for index, generation in enumerate(generations):
             request_id = reply.request_ids[index]
             self._answers[request_id] = _Answer(reply, index, generation, self.codec)
-            arrival_s = time.monotonic() - self.origin_s
-            self._front.submit(
-                Request(request_id, arrival_s, len(generation.prompt_ids), generation.max_tokens)
-            )
+            arrival_s, ids = time.monotonic() - self.origin_s, generation.prompt_ids
+            prefix = Prefix(tuple(ids), 1, len(ids)) if self.knows_prefixes else None
+            limit = generation.max_tokens
+            self._front.submit(Request(request_id, arrival_s, len(ids), limit, prefix=prefix))
         return reply
 
     def withdraw(self, reply: Reply) -> None:

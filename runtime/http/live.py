@@ -124,6 +124,7 @@ class LiveServer:
         )
         self._driver = driver
         answers.origin_s = driver.origin_s
+        answers.knows_prefixes = engines[0].kv.keeps
         pipeline.watch(self.front.fileno())
         self._start(
             Service(

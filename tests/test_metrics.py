@@ -34,15 +34,17 @@ def load() -> list[Request]:
 @given(
     st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, 300)), min_size=1, max_size=40),
     st.sampled_from([128, 1 << 20]),
+    st.sampled_from([1, 3, 1 << 20]),
 )
-@example([(0.31, 1), (0.42, 1), (0.83, 1), (0.41, 1)], 128)  # from above, p90 has another digit
+@example([(0.31, 1), (0.42, 1), (0.83, 1), (0.41, 1)], 128, 3)  # from above, p90 has another digit
 def test_gaps_with_counts_have_the_statistics_of_each_gap(
-    gaps: list[tuple[float, int]], at_once: int
+    gaps: list[tuple[float, int]], at_once: int, sampled: int
 ) -> None:
     values_s, counts = (np.array(column) for column in zip(*gaps, strict=True))
     each_ms = np.repeat(values_s, counts) * 1e3 if counts.any() else np.zeros(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenflow.results.metrics.SUMMED_AT_ONCE", at_once)
+        patch.setattr("evenflow.results.metrics.AT_ONCE", at_once)
+        patch.setattr("evenflow.results.metrics.SAMPLED", sampled)
         found = statistics("itl", values_s, counts)
     points = np.percentile(each_ms, PERCENTILES).tolist()
     assert found == {

@@ -9,7 +9,7 @@ limits: the first micro-batch with a part of the prompt - arrival.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -20,8 +20,11 @@ from evenflow.results.run import Floats, Ints, RunResult, Tally
 
 PERCENTILES = (50, 90, 95, 99)
 
-SUMMED_AT_ONCE = 1 << 20
-"""Tokens whose gaps are spread out at a time."""
+AT_ONCE = 1 << 18
+"""Rows, or tokens whose gaps are spread out, at a time."""
+
+SAMPLED = 1 << 12
+"""Values between which the others are counted, to find one at a rank."""
 
 UNSERVED_SHARE = 0.1
 """A run is overloaded where its queue grows by more than this share of what arrives."""
@@ -198,8 +201,7 @@ def _peaks(result: RunResult, tally: Tally) -> dict[str, float | int]:
 def _by_second(tally: Tally, start_s: float) -> Floats:
     """Return how many tokens came in each second since `start_s` in which any did."""
     parts = []
-    for start in range(0, len(tally.returned_s), SUMMED_AT_ONCE):
-        block = slice(start, start + SUMMED_AT_ONCE)
+    for block in _blocks(len(tally.returned_s)):
         returned = np.floor(tally.returned_s[block] - start_s)
         counted = returned >= 0  # before are tokens of requests that were aborted
         parts.append(_summed(returned[counted], tally.sampled_rows[block][counted]))
@@ -217,44 +219,71 @@ def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> dict[
 
     `counts`: how often each of the values in seconds is there; None: once.
     """
-    values_ms = values_s * 1e3
     if counts is None:
-        counts = np.ones(len(values_ms), dtype=np.int64)
+        counts = np.ones(len(values_s), dtype=np.int64)
     if not counts.any():
-        values_ms, counts = np.zeros(1), np.ones(1, dtype=np.int64)
-    stops, count = np.cumsum(counts), int(counts.sum())
-    mean = _sum(values_ms, stops, 0, count) / count
-    variance = _sum(values_ms, stops, 0, count, around=mean) / count
-    order = np.argsort(values_ms)
-    ranks, places = np.cumsum(counts[order]), (count - 1) * (np.array(PERCENTILES) / 100)
-    low, high = (
-        values_ms[order[np.searchsorted(ranks, near, "right")]]
-        for near in (np.floor(places), np.ceil(places))
-    )
+        values_s, counts = np.zeros(1), np.ones(1, dtype=np.int64)
+    stops = np.cumsum(counts)
+    count = int(stops[-1])
+    mean = _sum_ms(values_s, stops, 0, count) / count
+    variance = _sum_ms(values_s, stops, 0, count, around=mean) / count
+    places = (count - 1) * (np.array(PERCENTILES) / 100)
+    middle = [(count - 1) // 2, count // 2]
+    ranks = np.concatenate([np.floor(places), np.ceil(places), middle])
+    low, high, medians = np.split(1e3 * _at_ranks(values_s, counts, ranks), [len(places), -2])
     share = places - np.floor(places)
     points = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
-    middle = np.searchsorted(ranks, [(count - 1) // 2, count // 2], "right")
     return {
         f"mean_{name}_ms": mean,
-        f"median_{name}_ms": float(values_ms[order[middle]].mean()),
+        f"median_{name}_ms": float(medians.mean()),
         f"std_{name}_ms": math.sqrt(variance),
         **{f"p{p}_{name}_ms": float(v) for p, v in zip(PERCENTILES, points, strict=True)},
     }
 
 
-def _sum(values: Floats, stops: Ints, start: int, stop: int, around: float | None = None) -> float:
+def _at_ranks(values: Floats, counts: Ints, ranks: Floats) -> Floats:
+    """Return which values stand at these places, from 0, of all in order, each repeated its count.
+
+    Sorted are only those between two neighbours of a sample, where the place is.
+    """
+    edges = np.unique(values[:: 1 + len(values) // SAMPLED])
+    held = np.zeros(len(edges) + 1)
+    for block in _blocks(len(values)):
+        between = np.searchsorted(edges, values[block])
+        held += np.bincount(between, weights=counts[block], minlength=len(held))
+    bounds, stops = np.concatenate([[-np.inf], edges, [np.inf]]), np.cumsum(held)
+    found = np.empty(len(ranks))
+    wanted = np.searchsorted(stops, ranks, "right")
+    for place in set(wanted.tolist()):
+        near = np.flatnonzero((values > bounds[place]) & (values <= bounds[place + 1]))
+        near = near[np.argsort(values[near])]
+        here = wanted == place
+        upto = stops[place] - held[place] + np.cumsum(counts[near])
+        found[here] = values[near[np.searchsorted(upto, ranks[here], "right")]]
+    return found
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE))
+
+
+def _sum_ms(
+    values_s: Floats, stops: Ints, start: int, stop: int, around: float | None = None
+) -> float:
     """Return the sum of [start, stop) of the values, each repeated up to its place in `stops`.
 
-    Or of their squared differences from `around`. To the last digit as numpy sums the repeated
-    values, which are never there all at once: it halves what is more than 128 in the same way.
+    In milliseconds; or of their squared differences from `around`. To the last digit as numpy sums
+    the repeated values, which are never there all at once: it halves what is more than 128 in the
+    same way.
     """
     count = stop - start
-    if count > SUMMED_AT_ONCE:
+    if count > AT_ONCE:
         half = start + count // 2 - count // 2 % 8
-        return _sum(values, stops, start, half, around) + _sum(values, stops, half, stop, around)
+        parts = (start, half), (half, stop)
+        return sum(_sum_ms(values_s, stops, *part, around) for part in parts)
     first, last = np.searchsorted(stops, [start, stop], "right")
     counts = np.diff(np.clip(stops[first : last + 1], start, stop), prepend=start).astype(np.int64)
-    part = np.repeat(values[first : last + 1], counts)
+    part = np.repeat(values_s[first : last + 1] * 1e3, counts)
     return float((part if around is None else (part - around) ** 2).sum())
 
 

@@ -17,7 +17,7 @@ from experiments.report.tables import is_number
 from experiments.run_file.yaml_file import Patch
 from experiments.study.intervals import Interval, interval
 from experiments.study.searches import Optuna, Score, identity, optuna, proposed
-from experiments.study.slo import Condition, pareto_front
+from experiments.study.slo import pareto_front
 from experiments.study.sweep_file import (
     Sweep,
     SweepConfig,
@@ -131,14 +131,9 @@ def nearest(findings: Findings) -> list[int]:
     for index, trial in enumerate(findings.trials):
         if not trial.errors:
             limits = findings.sweep.config.conditions
-            shares = [relative_excess(each, trial.mean(each.metric)) for each in limits]
+            shares = [each.excess_share(trial.mean(each.metric)) for each in limits]
             missed[index] = sum(max(share, 0.0) for share in shares)
     return sorted(missed, key=lambda index: (missed[index], index))
-
-
-def relative_excess(condition: Condition, value: float) -> float:
-    """Return by how much a value is beyond a limit, as a share of it; of a limit of 0, plainly."""
-    return condition.excess(value) / (abs(condition.limit) or 1.0)
 
 
 def _costs(config: SweepConfig, trial: Trial) -> tuple[float, ...]:

@@ -53,8 +53,9 @@ class Condition:
         return self.limit - value if self.at_least else value - self.limit
 
     def excess_share(self, value: float) -> float:
-        """Return the excess as a share of the limit, which is above 0."""
-        share = value / self.limit - 1
+        """Return the excess as a share of the limit; of a limit of 0, plainly."""
+        size = abs(self.limit) or 1.0
+        share = value / size - self.limit / size
         return -share if self.at_least else share
 
     def holds(self, values: Mapping[str, Any]) -> bool:

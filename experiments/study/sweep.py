@@ -38,7 +38,6 @@ from experiments.study.findings import (
     nearest,
     point_cells,
     ranked,
-    relative_excess,
     run_sweep,
     sensitivity,
     summary_cells,
@@ -348,10 +347,8 @@ def _nearest_words(findings: Findings) -> str:
     """Return how far the nearest point is from the limit that it misses most; "" without one."""
     for index in nearest(findings)[:1]:
         trial = findings.trials[index]
-        worst = max(
-            findings.sweep.config.conditions,
-            key=lambda each: relative_excess(each, trial.mean(each.metric)),
-        )
+        limits = findings.sweep.config.conditions
+        worst = max(limits, key=lambda each: each.excess_share(trial.mean(each.metric)))
         value = number(trial.mean(worst.metric), 3)
         return f"; the nearest is point {index}: {worst.metric} is {value}, not {worst.limit:g}"
     return ""

@@ -238,7 +238,7 @@ def _load(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
         return beyond
     offered = number(max(own["offered_requests_per_s"] for own in numbers.values()), DIGITS)
     verb = "keeps" if len(able) == 1 else "keep"
-    pace = f"{_and(able)} {verb} up with the {offered} requests/s that arrive"
+    pace = f"{listed(able)} {verb} up with the {offered} requests/s that arrive"
     decides = ": latency decides" if len(able) > 1 else ""
     doubt = (
         ""
@@ -270,8 +270,8 @@ def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
     ]
     verb = "serves" if len(leaders) == 1 else "serve"
     most = "the most tokens: " if len(ranked) > 1 else "tokens: "
-    more = f", {_and(rest)}" if rest else ""
-    return [f"{_and(leaders)} {verb} {most}{number(best, DIGITS)} per second{more}."]
+    more = f", {listed(rest)}" if rest else ""
+    return [f"{listed(leaders)} {verb} {most}{number(best, DIGITS)} per second{more}."]
 
 
 def _alone(name: str, own: Mapping[str, float]) -> str:
@@ -296,7 +296,7 @@ def _latency(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
         if len(ranked) < 2:
             continue
         (first, best), *others = ranked
-        rest = _and([f"{_seconds(value)} with {_name(name)}" for name, value in others])
+        rest = listed([f"{_seconds(value)} with {_name(name)}" for name, value in others])
         level = others[0][1] - best <= ALIKE * others[0][1]
         remark = f" (level with {_name(others[0][0])})" if level else ""
         sentences.append(
@@ -315,7 +315,7 @@ def _bubbles(runs: Mapping[str, Outcome]) -> str:
         if idle[worst] >= 0.001:
             loss = f" (largest loss: {cause_label(worst)}, {100 * idle[worst]:.1f} %)"
         parts.append(f"{100 * busy:.0f} % of the time with {_name(name)}{loss}")
-    return f"Stages compute {_and(parts)}."
+    return f"Stages compute {listed(parts)}."
 
 
 def _refused(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -324,7 +324,7 @@ def _refused(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
         return []
     if len(set(counts.values())) == 1:
         return [f"Requests refused because they can never fit: {max(counts.values())}."]
-    parts = _and([f"{count} with {_name(name)}" for name, count in counts.items()])
+    parts = listed([f"{count} with {_name(name)}" for name, count in counts.items()])
     return [f"Requests refused because they can never fit: {parts}."]
 
 
@@ -356,5 +356,6 @@ def _name(name: str) -> str:
     return f"<b>{escape(name)}</b>"
 
 
-def _and(parts: list[str]) -> str:
+def listed(parts: Sequence[str]) -> str:
+    """Return parts as people list them: a, b and c."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

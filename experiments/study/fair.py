@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.report.tables import percent
+from experiments.report.words import listed
 
 if TYPE_CHECKING:
     from experiments.study.trials import Trial
@@ -67,7 +68,7 @@ def _caches(sides: Sides) -> Iterator[str]:
         able = [name for name, side in sides.items() if side.key(key)]
         others = [name for name in sides if name not in able]
         if able and others:
-            yield f"prefix caches are {words} with {_and(able)}, and not with {_and(others)}"
+            yield f"prefix caches are {words} with {listed(able)}, and not with {listed(others)}"
 
 
 def _saturated(sides: Sides) -> Iterator[str]:
@@ -76,7 +77,7 @@ def _saturated(sides: Sides) -> Iterator[str]:
     near = [name for name, share in shares.items() if share > SATURATED]
     if near:
         yield (
-            f"within 5 % of saturation with {_and(near)} (stages compute "
+            f"within 5 % of saturation with {listed(near)} (stages compute "
             f"{percent(max(shares.values()), 0, sign=False)} of the time): latencies follow from "
             "the last per cents"
         )
@@ -93,12 +94,12 @@ def _extrapolated(sides: Sides) -> Iterator[str]:
 def _versions(sides: Sides) -> Iterator[str]:
     versions = {version_of(side.provenance) for side in sides.values() if side.provenance}
     if len(versions) > 1:
-        yield f"made by other versions of evenflow: {_and(sorted(versions))}"
+        yield f"made by other versions of evenflow: {listed(sorted(versions))}"
     runtimes = {side.key("runtime") for side in sides.values()}
     names = sorted(each for each in runtimes if isinstance(each, str))
     engines = [name.rpartition("-")[0] for name in names if "-" in name]
     if len(set(engines)) < len(engines):
-        yield f"the CPU time of other versions of an engine: {_and(names)}"
+        yield f"the CPU time of other versions of an engine: {listed(names)}"
 
 
 RULES: Sequence[Callable[[Sides], Iterator[str]]] = (
@@ -110,7 +111,3 @@ def version_of(provenance: Mapping[str, Any]) -> str:
     """Return the version and commit that made a run."""
     commit, dirty, _ = str(provenance.get("git_commit") or "none").partition("-dirty")
     return f"{provenance.get('evenflow_version')} (commit {commit[:12]}{dirty})"
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

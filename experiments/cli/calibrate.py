@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.options import RunFile, Set
+from experiments.cli.options import RunFile, Set, Workers
 
 if TYPE_CHECKING:
     from experiments.reproduce.calibrate import Calibrated
@@ -20,20 +20,16 @@ def calibrate_command(
     ],
     set_: Set = None,
     *,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Default: the number of cores.")
-    ] = None,
+    workers: Workers = None,
 ) -> None:
     """Find the CPU time of an engine from a benchmark's results: a `runtime` to paste."""
     from experiments.cli.terminal import progress
     from experiments.reproduce.calibrate import calibrate
     from experiments.reproduce.measured import read_results
-    from experiments.run_file.yaml_file import override, read
+    from experiments.run_file.yaml_file import overridden, read
     from experiments.study.trials import How
 
-    document = read(run)
-    for assignment in set_ or ():
-        document = override(document, assignment)
+    document = overridden(read(run), set_ or ())
     runs = [each for path in results for each in read_results(path)]
     _tell(calibrate(document, run.parent, runs, How(workers=workers, watch=progress)))
 

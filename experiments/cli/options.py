@@ -24,6 +24,9 @@ Engine = Annotated[
 Intervals = Annotated[
     bool, typer.Option("--intervals", help="Also: 90 % intervals, from nine more simulations.")
 ]
+Schedulers = Annotated[
+    str | None, typer.Option("--schedulers", metavar="A,B,...", help="Which to try.")
+]
 Slo = Annotated[
     list[str] | None,
     typer.Option("--slo", metavar="METRIC=LIMIT", help="A limit; may be given repeatedly."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import Force, Intervals, Out, Set
+from experiments.cli.options import Force, Intervals, Out, Set, Workers
 
 
 def reproduce_command(
@@ -22,9 +22,7 @@ def reproduce_command(
     ] = None,
     set_: Set = None,
     intervals: Intervals = False,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Default: the number of cores.")
-    ] = None,
+    workers: Workers = None,
     out: Out = None,
     force: Force = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list them, with sources.")] = False,

@@ -16,6 +16,7 @@ from experiments.cli.options import (
     MedianQueue,
     Out,
     RunFile,
+    Schedulers,
     Set,
     Slo,
     Workers,
@@ -176,9 +177,7 @@ def tune_command(
         typer.Option("--objective", metavar="METRIC", help="Default: goodput, or else E2EL."),
     ] = None,
     trials: Annotated[int, typer.Option("--trials", max=MOST_RUNS, help="Settings to try.")] = 64,
-    schedulers: Annotated[
-        str | None, typer.Option("--schedulers", metavar="A,B,...", help="Which to try.")
-    ] = None,
+    schedulers: Schedulers = None,
     gpus: Gpus = None,
     replications: Annotated[
         int, typer.Option("--replications", max=MOST_RUNS, help="Seeds of each trial.")
@@ -194,16 +193,14 @@ def tune_command(
 ) -> None:
     """Find the best scheduler, parameters and layout, and check them on unseen data."""
     from experiments.cli.terminal import progress
-    from experiments.run_file.yaml_file import override, read
+    from experiments.run_file.yaml_file import overridden, read
     from experiments.study.layouts import parse_gpus
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
     from experiments.study.tune import tune
     from experiments.study.tuning import Wish
 
-    document = read(run)
-    for assignment in set_ or ():
-        document = override(document, assignment)
+    document = overridden(read(run), set_ or ())
     names = None if schedulers is None else _names(schedulers)
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     counts = None if gpus is None else parse_gpus(gpus)
@@ -254,9 +251,7 @@ def plan_command(
     price: Annotated[
         float | None, typer.Option("--price", metavar="DOLLARS", help="Of one GPU, an hour.")
     ] = None,
-    schedulers: Annotated[
-        str | None, typer.Option("--schedulers", metavar="A,B,...", help="Which to try.")
-    ] = None,
+    schedulers: Schedulers = None,
     budgets: Annotated[
         str | None,
         typer.Option("--budgets", metavar="N,M,...", help="Tokens of a micro-batch to try."),
@@ -277,7 +272,7 @@ def plan_command(
 ) -> None:
     """Find the cheapest deployment that keeps limits on latency, and say how to start it."""
     from experiments.cli.terminal import print_intervals, progress
-    from experiments.run_file.yaml_file import override, read
+    from experiments.run_file.yaml_file import overridden, read
     from experiments.study.layouts import parse_gpus
     from experiments.study.plan import plan
     from experiments.study.plan_search import Ask, parse_budgets
@@ -287,9 +282,7 @@ def plan_command(
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
-    document = read(run)
-    for assignment in set_ or ():
-        document = override(document, assignment)
+    document = overridden(read(run), set_ or ())
     ask = Ask(
         slo=tuple(parse_slo(slo or (), max_median_queue_s)),
         gpus=parse_gpus(gpus),

@@ -448,9 +448,7 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
 
     Raises UsageError naming the file, the line, the key, and what would be right.
     """
-    for assignment in overrides:
-        document = yaml_file.override(document, assignment)
-    return yaml_file.checked(RunConfig, document)
+    return yaml_file.checked(RunConfig, yaml_file.overridden(document, overrides))
 
 
 def with_(

@@ -6,7 +6,7 @@ What a schema refuses becomes one line that a person can act on. Knows nothing o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -201,6 +201,13 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             dotted |= flat(value, f"{prefix}{key}.")
     return dotted
+
+
+def overridden(document: Document, assignments: Iterable[str], below: str = "") -> Document:
+    """Return the document with several `dotted.key=value` applied in turn, as by `override`."""
+    for assignment in assignments:
+        document = override(document, assignment, below)
+    return document
 
 
 def override(document: Document, assignment: str, below: str = "") -> Document:

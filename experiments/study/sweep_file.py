@@ -190,9 +190,7 @@ def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) ->
     `beside` is the folder that a RUN.yaml named in it is looked for in.
     """
     of_run = [each for each in overrides if each.strip().startswith("run.")]
-    for assignment in overrides:
-        if assignment not in of_run:
-            document = yaml_file.override(document, assignment)
+    document = yaml_file.overridden(document, [each for each in overrides if each not in of_run])
     if not {"run", "parameters"} & document.data.keys() and "stages" in document.data:
         raise UsageError(
             f"{document.name}: holds a run, and a SWEEP.yaml is right: the keys run and "
@@ -200,8 +198,7 @@ def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) ->
         )
     config = checked(SweepConfig, document)
     run_document, beside = _run_document(document, config.run, beside)
-    for assignment in of_run:
-        run_document = yaml_file.override(run_document, assignment, below="run.")
+    run_document = yaml_file.overridden(run_document, of_run, below="run.")
     make_importable([document.data, run_document.data], Path.cwd(), beside)
     return Sweep(config, document, run_document, beside)
 

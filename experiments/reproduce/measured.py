@@ -22,6 +22,7 @@ import pandas as pd
 from evenflow.errors import UsageError
 from evenflow.results.metrics import statistics
 from evenflow.results.run import Floats
+from experiments.report.tables import is_number
 
 LATENCIES = ("ttft", "tpot", "e2el")
 ARRIVALS_OFF = 0.02
@@ -153,7 +154,7 @@ def _of_vllm(label: str, data: Mapping[str, Any]) -> Measured:
     """
     if "ttfts" not in data:
         metrics = {key: float(data[key]) for key in ("mean_ttft_ms", "mean_tpot_ms", "duration")}
-        more = {key: v for key, v in data.items() if key.endswith("_ms") and _is_number(v)}
+        more = {key: v for key, v in data.items() if key.endswith("_ms") and is_number(v)}
         doubt = "the file has no requests one by one; give --save-detailed"
         return Measured(label, metrics | more, pd.DataFrame(), doubts=(doubt,))
     itls_s = data["itls"]
@@ -231,10 +232,6 @@ def _first(data: Mapping[str, Any], *names: str) -> Any:
     return data[name]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 # -- lines: LLMServingSim, and one request a line -------------------------------------------------
 
 
@@ -303,8 +300,7 @@ def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
         groups = 1 if pd.isna(known) else int(known)
         whole = row.get("moe_ep_size") == ranks * groups > 1
         lengths = int(row["isl"]), int(row["osl"])
-        layout = f"TP{ranks}" + (f" x DP{groups}" if groups > 1 else "")
-        layout += f" x PP{stages}" if stages > 1 else ""
+        layout = layout_words(ranks, groups, stages)
         version = "" if pd.isna(row["backend_version"]) else f" {row['backend_version']}"
         yield Measured(
             f"{model}, {layout}, {lengths[0]}/{lengths[1]}, {clients} clients",
@@ -325,6 +321,12 @@ def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
                 **{str(name): value for name, value in row.items() if not pd.isna(value)},
             },
         )
+
+
+def layout_words(ranks: int, groups: int, stages: int) -> str:
+    """Return what people call so many GPUs: TP4 x DP2 x PP2, without what there is one of."""
+    more = {"DP": groups, "PP": stages}
+    return " x ".join([f"TP{ranks}", *(f"{name}{n}" for name, n in more.items() if n > 1)])
 
 
 def _closed(clients: int) -> dict[str, Any]:

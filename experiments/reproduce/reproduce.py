@@ -19,7 +19,7 @@ from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu
 from experiments.report.tables import write_table
 from experiments.reproduce.catalogue import Entry
-from experiments.reproduce.measured import Measured
+from experiments.reproduce.measured import Measured, layout_words
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, patched
 from experiments.study import uncertainty
@@ -43,9 +43,6 @@ class Case(NamedTuple):
     def labels(self) -> dict[str, str]:
         """Which engine on what, for tables."""
         config = self.config
-        layout = f"TP{config.tensor_parallel}"
-        layout += f" x DP{config.data_parallel}" if config.data_parallel > 1 else ""
-        layout += f" x PP{config.num_stages}" if config.num_stages > 1 else ""
         name = "-" if self.config.gpu is None else gpu(self.config.gpu).name
         engine = self.entry.keys.engine or self.measured.facts.get("engine", "-")
         return {
@@ -53,7 +50,7 @@ class Case(NamedTuple):
             "run": self.measured.label,
             "engine": str(engine),
             "gpu": f"{config.pipeline_gpus} {name}",
-            "layout": layout,
+            "layout": layout_words(config.tensor_parallel, config.data_parallel, config.num_stages),
         }
 
 

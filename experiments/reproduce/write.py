@@ -14,6 +14,7 @@ from evenflow.runtimes import RUNTIMES
 from experiments.report.plots import MARKS, finish, panels, plain_decades, save
 from experiments.report.style import colour
 from experiments.report.tables import markdown_table, number, percent, print_numbers, write_table
+from experiments.report.words import metric_words
 from experiments.reproduce.catalogue import Entry
 from experiments.reproduce.reproduce import GROUP, Reproduced
 from experiments.validation.write import BAND
@@ -27,13 +28,7 @@ SPREAD = "  spread"
 RATIOS = ((0.1, 0.2, 0.5, 1, 2, 5, 10), (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4))
 """What an axis of simulated / measured says where it reaches far, and where it does not."""
 
-WORDS = {
-    "mean_ttft_ms": "TTFT mean (ms)",
-    "mean_tpot_ms": "TPOT mean (ms)",
-    "mean_e2el_ms": "E2EL mean (ms)",
-    "p99_itl_ms": "ITL P99 (ms)",
-    "request_throughput": "requests/s",
-}
+SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_itl_ms", "request_throughput")
 
 RUN_HEADS = ("run", "metric", "measured", "spread", "simulated", "error", "no CPU", "its error", "")
 SUMMARY_HEADS = (
@@ -77,7 +72,7 @@ fitted to some of these runs: which, is said for each below; the other runs are 
 
 
 def word(metric: str) -> str:
-    return WORDS.get(metric, metric)
+    return "requests/s" if metric == "request_throughput" else metric_words(metric)
 
 
 def runs_told(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -188,7 +183,7 @@ def _share(value: float, *, sign: bool = True) -> str:
 
 def print_reproduced(found: Reproduced) -> None:
     """Print errors by run, where those are few, and the summary."""
-    metrics = [metric for metric in WORDS if metric in set(found.table["metric"])]
+    metrics = [metric for metric in SHOWN if metric in set(found.table["metric"])]
     words = [word(metric).split(" (")[0] for metric in metrics]
     if rows := list(error_rows(found.table, metrics)):
         print_numbers(["simulated / measured - 1", *words], rows)
@@ -239,7 +234,7 @@ def _section(entry: Entry) -> str:
 def draw(table: pd.DataFrame) -> Figure:
     """Draw simulated over measured, a panel a metric, a point a run, a colour and mark an entry."""
     names: Sequence[str] = list(dict.fromkeys(table["entry"]))
-    metrics = [metric for metric in WORDS if metric in set(table["metric"])]
+    metrics = [metric for metric in SHOWN if metric in set(table["metric"])]
     figure, cells = panels(len(metrics), 3.6, 3.0, columns=3)
     for axes, metric in zip(cells, metrics, strict=True):
         rows = table[table["metric"] == metric]

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from evenflow.errors import UsageError, instead_of
+from experiments.report.tables import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,8 @@ def parse_systems(text: str) -> list[System]:
 
 def markdown() -> str:
     """Return the table of docs/systems.md."""
-    head = "| system | YAML | from | how it was checked |\n|---|---|---|---|\n"
-    return head + "".join(
-        f"| {system.title} | `{system.keys}` | {system.source} | {system.checked} |\n"
-        for system in systems()
-    )
+    rows = ((each.title, f"`{each.keys}`", each.source, each.checked) for each in systems())
+    return markdown_table(("system", "YAML", "from", "how it was checked"), rows)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,14 @@ from pathlib import Path
 from evenflow.errors import UsageError
 from experiments.engines import ENGINES, Engine, engine_of, of_engines, replay_engines
 from experiments.engines.journal import Event, Outcome, first_line
+from experiments.report.tables import markdown_table
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "engines.md"
 OWN = ROOT / "tests" / "journals"
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", ROOT.parent / "shared")) / "engines"
+
+HEADS = ("engine", "version", "recorded", "stages", "journals", "steps equal", "requests to 1 ns")
 
 
 def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
@@ -32,30 +35,28 @@ def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
         engine = engine_of(path)
         key = engine.name, engine.version, engine.form.mode(config)
         found[key].append((config, outcome))
-    head = "| engine | version | recorded | stages | journals | steps equal | requests to 1 ns |\n"
-    lines = [head + "|---|---|---|---|---|---|---|\n"]
+    lines = []
     for key, group in sorted(found.items()):
         stages = sorted({config.get("pp", config.get("depth", 1)) for config, _ in group})
         done = [outcome for _, outcome in group if isinstance(outcome, Outcome)]
         equal, steps = sum(each.equal for each in done), sum(each.steps for each in done)
         timed = sum(each.timed for each in done)
         refused = f", {len(group) - len(done)} not modelled" * (len(done) < len(group))
-        lines.append(
-            f"| {' | '.join(key)} | {', '.join(map(str, stages))} | {len(group)}{refused} "
-            f"| {equal:,} of {steps:,} | {f'{timed:,}' if timed else 'no times'} |\n"
-        )
-    return "".join(lines)
+        read, times = f"{len(group)}{refused}", f"{timed:,}" if timed else "no times"
+        told = ", ".join(map(str, stages)), read, f"{equal:,} of {steps:,}", times
+        lines.append([*key, *told])
+    return markdown_table(HEADS, lines)
 
 
 def rules() -> str:
     """Return a table of what is compared of each engine, and what is not covered."""
-    head = "| engine | policy | compared in each step: rules | not covered |\n|---|---|---|---|\n"
-    return head + "".join(map(_rules_of, ENGINES.values()))
+    heads = ("engine", "policy", "compared in each step: rules", "not covered")
+    return markdown_table(heads, map(_rules_of, ENGINES.values()))
 
 
-def _rules_of(engine: Engine) -> str:
+def _rules_of(engine: Engine) -> tuple[str, ...]:
     compared = "; ".join(f"*{name}*: {rule}" for name, rule in engine.form.RULES.items())
-    return f"| {engine.name} | `{engine.policy}` | {compared} | {engine.form.NOT_COVERED} |\n"
+    return engine.name, f"`{engine.policy}`", compared, engine.form.NOT_COVERED
 
 
 def blocks() -> Iterator[tuple[str, str]]:

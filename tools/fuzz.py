@@ -11,7 +11,6 @@ of memory.
 from __future__ import annotations
 
 import argparse
-import csv
 import gzip
 import itertools
 import json
@@ -34,6 +33,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 from typer.testing import CliRunner
 
@@ -403,7 +403,9 @@ def _world(rng: random.Random) -> dict[str, Any]:
 
 def wrong_tables(out: Path, world: Mapping[str, Any], asked: list[Any]) -> str | None:
     """Return what of a run's tables cannot be, by the rules of a pipeline and nothing else."""
-    requests, batches, stages = (_rows(out / f"{n}.csv") for n in ("requests", "batches", "stages"))
+    requests, batches, stages = (
+        pd.read_csv(out / f"{n}.csv").to_dict("records") for n in ("requests", "batches", "stages")
+    )
     done = [row for row in requests if row["status"] == "completed"]
     if len(requests) != len(asked) or len(done) + _count(requests, "rejected") != len(asked):
         return f"{len(requests)} of {len(asked)} requests, {len(done)} completed"
@@ -443,20 +445,8 @@ def _wrong_times(stages: Any, batches: Any, world: Mapping[str, Any]) -> str | N
     return None
 
 
-def _count(rows: list[dict[str, Any]], status: str) -> int:
+def _count(rows: list[Any], status: str) -> int:
     return sum(row["status"] == status for row in rows)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return [{key: _number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
-
-
-def _number(cell: str) -> Any:
-    try:
-        return float(cell) if cell else float("nan")
-    except ValueError:
-        return cell
 
 
 # -- odd clients ----------------------------------------------------------------------------------

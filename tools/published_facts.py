@@ -20,6 +20,7 @@ from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import LinkSpec, gpu, link
 from evenflow.specs.model import model
 from experiments.figures.iterations import REFERENCE, in_chunks, joined
+from experiments.report.tables import markdown_table
 
 
 class Fact(NamedTuple):
@@ -68,13 +69,14 @@ def silicon_facts() -> list[Fact]:
 def facts_table(facts: Sequence[Fact], measured: Sequence[Fact] = ()) -> str:
     """Return facts as a table, with what the measured operators predict where they do."""
     also = {fact.name: fact for fact in measured}
-    lines = ["| fact | published | roofline | off by | silicon | off by |", "|---" * 6 + "|"]
+    rows = []
     for fact in facts:
         cells = [fact.name, f"{fact.published:.4g}", f"{fact.predicted:.4g}", f"{fact.off:+.0%}"]
         other = also.get(fact.name)
         cells += ["", ""] if other is None else [f"{other.predicted:.4g}", f"{other.off:+.0%}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    heads = ("fact", "published", "roofline", "off by", "silicon", "off by")
+    return markdown_table(heads, rows).rstrip()
 
 
 def _deployment(name: str, gpu_name: str, stages: int = 1, ranks: int = 1) -> Deployment:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from evenflow.errors import UsageError, instead_of
 from traces.trace import Floats, Ints, Trace
 
 FIT_PERCENTS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
-BISECTIONS = 200
 
 
 def info(trace: Trace) -> dict[str, Any]:
@@ -85,14 +85,9 @@ def spearman(first: Ints, second: Ints) -> float | None:
     """Return the rank correlation, ties at their mean rank; None if either column is constant."""
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
-    return float(np.corrcoef(mean_ranks(first), mean_ranks(second))[0, 1])
+    from pandas import Series
 
-
-def mean_ranks(values: Ints) -> Floats:
-    """Return the rank of each value, equal values sharing the mean of theirs, [n]."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    return ranks
+    return float(np.corrcoef(Series(first).rank(), Series(second).rank())[0, 1])
 
 
 def fit(trace: Trace) -> dict[str, dict[str, Any]]:
@@ -140,76 +135,28 @@ FIT_KEYS = (
 def fit_families(values: Floats) -> dict[str, Any]:
     """Return the fits of positive values that are not all equal."""
     try:
-        from scipy import special
+        from scipy import stats
+        from scipy.optimize import fmin
     except ImportError as error:
         raise UsageError("fitting needs scipy; pip install 'evenflow[fit]'") from error
-    ordered, logs, mean = np.sort(values), np.log(np.sort(values)), float(values.mean())
-    mu, sigma = float(logs.mean()), float(logs.std())
-    k = gamma_shape(math.log(mean) - mu, special.digamma)
-    theta = mean / k
-    shape, scale = weibull(logs)
-    power = np.exp(shape * (logs - math.log(scale)))
-    distances = {
-        "lognormal": ks_distance(special.ndtr((logs - mu) / sigma)),
-        "gamma": ks_distance(special.gammainc(k, ordered / theta)),
-        "weibull": ks_distance(-np.expm1(-power)),
-        "exponential": ks_distance(-np.expm1(-ordered / mean)),
+    # scipy has no closed form of Weibull's; its search ends early by default.
+    search = partial(fmin, xtol=1e-9, ftol=1e-9, disp=False)
+    sigma, _, median = stats.lognorm.fit(values, floc=0)
+    k, _, theta = stats.gamma.fit(values, floc=0)
+    shape, _, scale = stats.weibull_min.fit(values, floc=0, optimizer=search)
+    fitted = {
+        "lognormal": stats.lognorm(sigma, scale=median),
+        "gamma": stats.gamma(k, scale=theta),
+        "weibull": stats.weibull_min(shape, scale=scale),
+        "exponential": stats.expon(scale=values.mean()),
     }
-    # Mean log-likelihood of each density, from the sufficient statistics where there are such.
-    likelihood = {
-        "lognormal": -mu - math.log(sigma) - 0.5 * math.log(2 * math.pi) - 0.5,
-        "gamma": (k - 1) * mu - k - k * math.log(theta) - math.lgamma(k),
-        "weibull": math.log(shape / scale)
-        + (shape - 1) * (mu - math.log(scale))
-        - float(power.mean()),
-        "exponential": -math.log(mean) - 1,
-    }
+    distances = {f: stats.ks_1samp(values, fitted[f].cdf, method="asymp")[0] for f in fitted}
     parameters = {"lognormal": 2, "gamma": 2, "weibull": 2, "exponential": 1}
-    aic = {f: 2 * parameters[f] - 2 * len(values) * likelihood[f] for f in likelihood}
+    aic = {f: 2 * parameters[f] - 2 * fitted[f].logpdf(values).sum() for f in fitted}
     best = min(aic, key=aic.__getitem__), min(distances, key=distances.__getitem__)
     ln_ks, gamma_ks, weib_ks, exp_ks = distances.values()
-    fits = (mu, sigma, ln_ks, k, theta, gamma_ks, shape, scale, weib_ks, exp_ks, *best)
-    return dict(zip(FIT_KEYS, fits, strict=True))
-
-
-def gamma_shape(log_mean_less_mean_log: float, digamma: Callable[[float], float]) -> float:
-    """Return the maximum-likelihood gamma shape k: ln k - digamma(k) = ln mean(x) - mean(ln x)."""
-    return root(lambda k: log_mean_less_mean_log - (math.log(k) - digamma(k)))
-
-
-def weibull(logs: Floats) -> tuple[float, float]:
-    """Return the maximum-likelihood Weibull shape c and scale, from the logarithms of the values.
-
-    c solves sum(x^c ln x) / sum(x^c) - 1/c = mean(ln x), and scale^c = mean(x^c).
-    """
-    top = float(logs.max())
-    centred = logs - top  # x over its maximum, so that no power overflows
-    mean_log = float(centred.mean())
-
-    def balance(c: float) -> float:
-        powers = np.exp(c * centred)
-        return float((powers * centred).sum() / powers.sum()) - 1 / c - mean_log
-
-    c = root(balance)
-    return c, math.exp(top + math.log(float(np.exp(c * centred).mean())) / c)
-
-
-def root(rising: Callable[[float], float]) -> float:
-    """Return where an increasing function of a positive number crosses 0, by bisection."""
-    low, high = math.log(1e-6), math.log(1e12)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (low, middle) if rising(math.exp(middle)) > 0 else (middle, high)
-    return math.exp((low + high) / 2)
-
-
-def ks_distance(fitted: Floats) -> float:
-    """Return the Kolmogorov-Smirnov distance from the fitted probabilities of sorted values."""
-    n = len(fitted)
-    above = np.arange(1, n + 1) / n - fitted
-    return float(max(above.max(), (1 / n - above).max()))
+    fits = (math.log(median), sigma, ln_ks, k, theta, gamma_ks, shape, scale, weib_ks, exp_ks)
+    return dict(zip(FIT_KEYS, [*map(float, fits), *best], strict=True))
 
 
 def convert(trace: Trace, out_path: str | Path, format: str = "vidur") -> Path:

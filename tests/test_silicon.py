@@ -21,7 +21,14 @@ from evenflow.costs.silicon.points import (
     prompt_times,
     step_times,
 )
-from evenflow.costs.silicon.tables import SiliconTables, _ordered, calm, calm_steps, load_tables
+from evenflow.costs.silicon.tables import (
+    SiliconTables,
+    _ordered,
+    calm,
+    calm_products,
+    calm_steps,
+    load_tables,
+)
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
@@ -266,6 +273,17 @@ def test_a_hiccup_of_the_benchmark_is_no_time_of_an_operator() -> None:
     assert calm({1: 9.0, 2: 3.0, 4: 99.0, 8: 4.0, 16: 7.0}) == {1: 3, 2: 3, 4: 4, 8: 4, 16: 7}
     assert calm({5: 1.0}) == {5: 1.0}
     assert calm_steps({(1, 1): 1.0, (1, 9): 5.0, (2, 1): 9.0, (2, 9): 2.0})[2, 1] == 2.0
+
+
+def test_a_product_takes_no_longer_than_larger_ones_but_for_a_kernel_of_its_own() -> None:
+    table = {
+        16: {8: {1: 9.0, 2: 3.0, 4: 9.0}, 16: {1: 4.0, 2: 9.5, 4: 5.0}},
+        32: {8: {1: 5.0, 2: 5.0, 4: 4.0}, 16: {1: 6.0, 2: 6.0, 4: 6.0}},
+    }
+    calm_products(table)
+    assert table[16][8] == {1: 4.0, 2: 3.0, 4: 9.0}  # nothing has more rows than the last
+    assert table[16][16] == {1: 4.0, 2: 6.0, 4: 5.0}
+    assert table[32] == {8: {1: 5.0, 2: 5.0, 4: 4.0}, 16: {1: 6.0, 2: 6.0, 4: 6.0}}
 
 
 @pytest.mark.usefixtures("package")

@@ -6,6 +6,7 @@ Knows the package's folders and columns; does not interpolate. The package is th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -285,7 +286,31 @@ def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[in
         if dtype in wanted:
             table = tables.setdefault(dtype, {})
             table.setdefault(n, {}).setdefault(k, {})[m] = latency_ms / 1000
+    for table in tables.values():
+        calm_products(table)
     return tables
+
+
+def calm_products(table: dict[int, dict[int, dict[int, float]]]) -> None:
+    """Take hiccups of the benchmark out of products, `table[n][k][m]`, in place.
+
+    What takes more than 1.5 times as long as the same product of more rows, and as one of as many
+    rows with a matrix at least as wide and as long, is one, and counts as the longer of the two:
+    0.6 % of 3 million points of 13 GPUs, 7 % of vLLM's FP8 products on B200.
+    """
+    most_wide: dict[int, dict[int, float]] = {}  # k -> m -> seconds of the wider ones
+    for n in sorted(table, reverse=True):
+        longer: dict[int, float] = {}
+        for k in sorted({*most_wide, *table[n]}, reverse=True):
+            rows, wide = table[n].get(k, {}), most_wide.setdefault(k, {})
+            more_rows_s = math.inf
+            for m in sorted({*rows, *wide, *longer}, reverse=True):
+                larger_s = min(wide.get(m, math.inf), longer.get(m, math.inf))
+                own_s = rows.get(m, math.inf)
+                if m in rows and own_s > 1.5 * max(larger_s, more_rows_s):
+                    rows[m] = max(larger_s, more_rows_s)
+                more_rows_s = min(more_rows_s, own_s)
+                longer[m] = wide[m] = min(larger_s, own_s)
 
 
 def _attention_rows(

@@ -17,7 +17,7 @@ import evenflow as ef
 from evenflow.errors import UsageError
 from experiments.reproduce.catalogue import FOLDER, entries
 from experiments.reproduce.measured import read_results
-from experiments.reproduce.reproduce import cases_of
+from experiments.reproduce.reproduce import cases_of, served
 from tests.command_line import evenflow, refusal
 from tools.calibrate import main as calibrate
 from traces import Replay
@@ -169,6 +169,20 @@ def test_rows_of_aiconfigurator_are_closed_loops(tmp_path: Path) -> None:
     }
     assert first.facts["precision"] == "bf16"
     assert (second.facts["engine"], second.run["gpu"]) == ("TensorRT-LLM 1.0", "b100_sxm")
+
+
+def test_lengths_of_a_closed_loop_are_drawn_from_the_shortest_on(tmp_path: Path) -> None:
+    (tmp_path / "means.csv").write_text(AICONFIGURATOR)
+    run = read_results(tmp_path / "means.csv")[0]
+    for shortest, prompts, outputs in (
+        (1.0, (1024, 1024), (128, 128)),
+        (0.8, (819, 1024), (102, 128)),
+    ):
+        served(run, tmp_path / "trace.csv", 200, shortest)
+        drawn = pd.read_csv(tmp_path / "trace.csv")
+        assert len(drawn) == 200 * 8
+        assert (drawn.num_prefill_tokens.min(), drawn.num_prefill_tokens.max()) == prompts
+        assert (drawn.num_decode_tokens.min(), drawn.num_decode_tokens.max()) == outputs
 
 
 def test_a_row_with_as_many_expert_ranks_as_ranks_has_whole_experts(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ class EntryKeys(Keys):
     rows those are taken whose facts are among those of `where`. `metrics` are compared, with the
     largest error that is aimed at (null: none). `spread` is the run-to-run spread by metric, of
     runs whose names end so. `run` holds RUN.yaml's keys; lengths, arrivals and layout come from the
-    file where it says them. A closed loop serves `rounds` requests a client. `sequence`: the runs,
+    file where it says them. A closed loop serves `rounds` requests a client, whose lengths are drawn
+    uniformly from the `shortest` share of what is stated to all of it. `sequence`: the runs,
     by how their names end, were made one after the other on one server, with the same prompts at
     these requests a second (null: all at once). `assumed` is what nothing measured says, `misses`
     why what misses does.
@@ -58,6 +59,7 @@ class EntryKeys(Keys):
     metrics: dict[str, Positive | None]
     spread: dict[str, dict[str, Positive]] = Field(default_factory=dict)
     rounds: Count = 5
+    shortest: Annotated[float, Field(gt=0, le=1)] = 1.0
     sequence: dict[str, Positive | None] = Field(default_factory=dict)
     assumed: list[Text]
     misses: Text | None = None

@@ -173,18 +173,18 @@ def _warm(case: Case, traces: Mapping[str, Path]) -> Case:
 
 def _case(entry: Entry, measured: Measured, trace: Path, overrides: Sequence[str]) -> Case:
     """Return what simulates a measured run; its requests are written to the file `trace`."""
-    patch = served(measured, trace, entry.keys.rounds)
+    patch = served(measured, trace, entry.keys.rounds, entry.keys.shortest)
     document = patched(
         Document(f"{entry.name}.yaml: run", {"stages": 1, **entry.keys.run}, {}), patch
     )
     return Case(entry, measured, configured(document, overrides))
 
 
-def served(measured: Measured, trace: Path, rounds: int) -> Patch:
+def served(measured: Measured, trace: Path, rounds: int, shortest: float = 1.0) -> Patch:
     """Write the requests of a measured run to the file `trace`; return the keys that serve them.
 
-    A closed loop of which only the lengths are known gets `rounds` requests a client; of a run
-    without requests the workload is not known.
+    A closed loop of which only the lengths are known gets `rounds` requests a client, of lengths
+    from the `shortest` share of them on; of a run without requests the workload is not known.
     """
     requests = measured.requests
     if not len(requests):
@@ -192,6 +192,9 @@ def served(measured: Measured, trace: Path, rounds: int) -> Patch:
     closed = measured.run.get("workload.arrivals")
     if closed is not None and "arrival_s" not in requests:
         requests = pd.concat([requests] * (rounds * closed["concurrency"]), ignore_index=True)
+        rng = np.random.default_rng(0)
+        drawn = rng.integers((shortest * requests).astype(int), requests, endpoint=True)
+        requests = pd.DataFrame(drawn, columns=requests.columns)
     columns = {
         "arrived_at": requests.get("arrival_s", pd.Series(0.0, index=requests.index)),
         "num_prefill_tokens": requests["input_tokens"],

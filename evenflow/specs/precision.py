@@ -39,9 +39,10 @@ FORMATS = {
     "nvfp4": Format(4, 1, (16, 1), "fp4"),
     "mxfp4": Format(4, 1, (32, 1), "fp4"),
 }
-"""As engines store them (vLLM 0.24): `fp8` with a float32 scale a matrix, `fp8_block` one for 128 x
-128 (DeepSeek, Qwen3-FP8), `int8_wo` a 16-bit one a column, `int4_wo` a 16-bit one and a 4-bit zero
-for groups of 128 (AWQ, GPTQ), `nvfp4` an 8-bit one for 16, `mxfp4` one for 32."""
+"""As engines store them (vLLM 0.24): `fp8` with a float32 scale a matrix and one of its inputs, so
+that none is looked for when it runs; `fp8_block` with one for 128 x 128 (DeepSeek, Qwen3-FP8),
+`int8_wo` a 16-bit one a column, `int4_wo` a 16-bit one and a 4-bit zero for groups of 128 (AWQ,
+GPTQ), `nvfp4` an 8-bit one for 16, `mxfp4` one for 32."""
 
 KV_BYTES = {"fp8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a key's or value's element; scales are one a layer."""

@@ -157,7 +157,7 @@ def test_the_clock_of_another_host_is_known_within_half_of_the_way() -> None:
         return there_s, there_s
 
     offset_s, error_s = _clock(ask)
-    assert error_s == pytest.approx(0.002, rel=0.5)
+    assert 0.002 <= error_s < 0.01
     assert abs(offset_s - behind_s) <= error_s
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -134,8 +135,9 @@ def test_a_worker_that_is_killed_ends_all_replicas(started: list[Pipeline]) -> N
     world = world_of("least_outstanding", REQUESTS, replicas=2)
 
     def kill(count: int) -> None:
-        if count == 2:
-            os.kill(started[1].process_ids[1], signal.SIGKILL)
+        if count >= 2:  # several may be done at once
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(started[1].process_ids[1], signal.SIGKILL)
 
     names = "replica-0", "replica-1"
     served, _ = serve(world, Workers([EmulatedSettings()] * 2), *names, on_done=kill)

@@ -20,6 +20,9 @@ import numpy as np
 from evenflow.errors import UsageError, instead_of
 from traces.trace import Floats, Ints, Trace
 
+ROUNDING = 1e-6
+"""Values that differ by a smaller share, as the gaps of an even rate do, are equal."""
+
 FIT_PERCENTS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
 
 
@@ -115,14 +118,14 @@ def fit_values(values: Floats) -> dict[str, Any]:
     Fits: lognormal `ln_mu`, `ln_sigma`; gamma `gamma_k`, `gamma_theta`; Weibull `weib_shape`,
     `weib_scale`; each with its KS distance (`ln_ks`, ..., `exp_ks` for the exponential of the same
     mean), and the families of least AIC and least KS. They are None unless all values are above 0
-    and not all equal.
+    and differ by more than rounding.
     """
     mean, std = float(values.mean()), float(values.std())
     result: dict[str, Any] = {"n": len(values), "mean": mean, "std": std}
     result["cv"] = std / mean if mean else None
     quantiles = np.percentile(values, FIT_PERCENTS).tolist()
     result |= {f"q{p:g}": value for p, value in zip(FIT_PERCENTS, quantiles, strict=True)}
-    fittable = values.min() > 0 and np.ptp(values) > 0
+    fittable = values.min() > 0 and np.ptp(values) > ROUNDING * values.max()
     return result | (fit_families(values) if fittable else dict.fromkeys(FIT_KEYS))
 
 
@@ -133,7 +136,7 @@ FIT_KEYS = (
 
 
 def fit_families(values: Floats) -> dict[str, Any]:
-    """Return the fits of positive values that are not all equal."""
+    """Return the fits of positive values that differ."""
     try:
         from scipy import stats
         from scipy.optimize import fmin

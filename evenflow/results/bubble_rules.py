@@ -164,7 +164,8 @@ def _nothing_sent(result: RunResult, slot_s: Floats, sent_s: Floats) -> list[Row
     sent_before_s = np.concatenate([[-np.inf], result.scheduled_s[:-1]])
     asked_s = _latest(wait_s, sent_s)
     event_s = np.maximum(
-        _latest(np.sort(result.arrival_s), sent_s), _latest(result.returned_s, sent_s)
+        _latest(np.sort(result.arrival_s, kind="stable"), sent_s),
+        _latest(result.returned_s, sent_s),
     )
     stop_s = np.where(
         asked_s >= sent_before_s,

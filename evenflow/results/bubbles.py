@@ -7,7 +7,7 @@ happened; what would have happened without a cause is a question for the simulat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from evenflow.results.bubble_rules import (
     timeline_of,
 )
 from evenflow.results.combine import schedule_order
-from evenflow.results.run import Columns, Floats, Ints, RunResult
+from evenflow.results.run import BATCHES, STAGES, WAITS, Columns, Floats, Ints, RunResult
 
 __all__ = ["CAUSES", "Bubbles", "attribute"]
 
@@ -87,6 +87,10 @@ class Bubbles:
         }
 
 
+BLOCK = 1 << 16
+"""Micro-batches whose gaps are divided at a time: in a longer run, some pieces are cut elsewhere by
+what rounding makes of it."""
+
 Pieces = tuple[NDArray[Any], ...]
 """The columns of Bubbles: stage, start, end, cause, batch."""
 
@@ -116,13 +120,53 @@ def _of_pipeline(result: RunResult, window: tuple[float, float]) -> list[Pieces]
         count = result.depth if window[1] > window[0] else 0
         alike = (np.full(count, value) for value in (*window, STARVATION, -1))
         return [(np.arange(count), *alike)]
-    timeline = timeline_of(result, window[0])
-    rows = _tile(first_stage(result, timeline), timeline, 0)
+    result, count = replace(result, arrival_s=np.sort(result.arrival_s)), len(result.scheduled_s)
+    blocks = [
+        _of_block(result, window, start, min(start + BLOCK, count))
+        for start in range(0, count, BLOCK)
+    ]
+    stages = zip(*blocks, strict=True)
+    return [tuple(map(np.concatenate, zip(*stage, strict=True))) for stage in stages]
+
+
+def _of_block(
+    result: RunResult, window: tuple[float, float], start: int, stop: int
+) -> list[Pieces]:
+    """Return the pieces before micro-batches [start, stop), and behind the last of the run."""
+    first, near = _around(result, start, stop)
+    timeline = timeline_of(near, window[0])
+    rows = _tile(first_stage(near, timeline), timeline, 0)
     pieces = [_pieces(rows, timeline, 0, window[1])]
-    for stage in range(1, result.depth):
-        rows = _tile(later_stage(result, timeline, stage, rows), timeline, stage)
+    for stage in range(1, near.depth):
+        rows = _tile(later_stage(near, timeline, stage, rows), timeline, stage)
         pieces.append(_pieces(rows, timeline, stage, window[1]))
-    return pieces
+    return [_own(columns, first, start, stop, len(result.scheduled_s)) for columns in pieces]
+
+
+def _around(result: RunResult, start: int, stop: int) -> tuple[int, RunResult]:
+    """Return micro-batches [start, stop) amid the others that their gaps depend on, and which of
+    the run is the first: the oldest in flight and what had returned, with the one before each; and
+    the one behind, up to whose start there are waits."""
+    returned = int(np.searchsorted(result.returned_s, result.scheduled_s[start], "right")) - 1
+    first = max(0, min(start - (result.max_in_flight or 0), returned) - 1)
+    columns: dict[str, Any] = {
+        name: getattr(result, name)[first : stop + 1]
+        for name in (*BATCHES, *STAGES)
+        if getattr(result, name) is not None
+    }
+    since = int(np.searchsorted(result.wait_s, result.scheduled_s[start - 1])) if start else 0
+    until = int(np.searchsorted(result.wait_s, columns["start_s"][-1, 0], "right"))
+    columns |= {name: getattr(result, name)[since:until] for name in WAITS}
+    return first, replace(result, **columns)
+
+
+def _own(pieces: Pieces, first: int, start: int, stop: int, count: int) -> Pieces:
+    """Return the pieces of [start, stop), given those from `first` on of `count` micro-batches."""
+    stage, begin_s, end_s, cause, batch = pieces
+    behind = batch < 0
+    batch = np.where(behind, batch, batch + first)
+    own = ((batch >= start) & (batch < stop)) | (behind & (stop == count))
+    return stage[own], begin_s[own], end_s[own], cause[own], batch[own]
 
 
 def _of_pools(result: RunResult, window: tuple[float, float]) -> list[Pieces]:

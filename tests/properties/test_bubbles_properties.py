@@ -69,6 +69,21 @@ def test_pieces_cover_the_idle_time_once_and_add_up(
     assert bubbles.busy_s == pytest.approx((result.end_s - result.start_s).sum(), rel=1e-9)
 
 
+@given(settings(), st.integers(1, 7))
+def test_gaps_divided_some_at_a_time_are_divided_alike(
+    arguments: dict[str, Any], some: int
+) -> None:
+    result = tandem(**arguments)
+    whole = attribute(result)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenflow.results.bubbles.BLOCK", some)
+        found = attribute(result)
+    for name in ("stage", "cause", "batch"):
+        assert getattr(found, name).tolist() == getattr(whole, name).tolist()
+    for name in ("start_s", "end_s"):
+        assert getattr(found, name) == pytest.approx(getattr(whole, name), abs=1e-9)
+
+
 @given(settings(), st.sampled_from(["link", "cpu"]))
 def test_what_is_not_there_is_no_cause(arguments: dict[str, Any], cause: str) -> None:
     if cause == "link":

@@ -13,18 +13,21 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.results.combine import of_pools
-from evenflow.results.recorder import Recorder
-from evenflow.results.run import RunResult
-from evenflow.transfers import Clock, Transfer, TransferLink, TransferQueue
+from evenflow.results.recorder import Blocks, Recorder
+from evenflow.results.run import TRANSFERS, Floats, Ints, RunResult, Transfers
+from evenflow.transfers import Clock, Transfer, TransferLink, TransferQueue, crossed
 from evenflow.types import Handover, Request
 from evenflow.world import World
+
+CROSSED = "transfer_"
+"""What the columns of Transfers begin with in a block, beside those of the requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +68,12 @@ class PooledWorld:
 class Pool(Protocol):
     """One pool, as the system sees it: its engine, and the driver of that.
 
-    `arrived_s`: when KV came from elsewhere, by request. `record` counts a request among those that
+    `record` counts a request among those that
     it served; `changed` says that something happened; `adopt` goes on with a request whose KV is
     there.
     """
 
     engine: Batcher
-    arrived_s: dict[int, float]
 
     def record(self, seq: Sequence) -> None: ...
     def changed(self, now_s: float) -> None: ...
@@ -83,15 +85,41 @@ PoolOf = Callable[[str], Pool]
 """Makes the pool of a name; the engine of any but `decode` keeps the pages of what finishes."""
 
 
-def seen_by_pool(result: RunResult, arrived_s: abc.Mapping[int, float]) -> RunResult:
-    """Return the result of a pool; a request whose KV came from elsewhere arrived with it."""
-    requests = zip(result.request_id.tolist(), result.arrival_s.tolist(), strict=True)
+def whole(
+    requests: Recorder, pools: abc.Mapping[str, RunResult], transfers: Transfers
+) -> RunResult:
+    """Return the result of a system, as `of_pools` does; where KV came from another pool, that is
+    when its request arrived.
+    """
+    came = (transfers.destination == index for index in range(len(pools)))
+    seen = {
+        name: _arrived(pool, transfers.request_id[those], transfers.end_s[those])
+        for (name, pool), those in zip(pools.items(), came, strict=True)
+    }
+    page_tokens = pools["decode"].page_tokens
+    facts: dict[str, Any] = {"max_in_flight": None, "total_pages": 0, "page_tokens": page_tokens}
+    return of_pools(requests.result(gap_s=(), gap_count=(), **facts), seen, transfers)
+
+
+def recovered(
+    blocks: Blocks, pools: abc.Mapping[str, RunResult], bytes_per_token: float | None
+) -> RunResult:
+    """Return the result of a system, of what `Pools.flush` had put into `blocks`."""
+    requests = Recorder(1, blocks)
+    names = (name for name, column in TRANSFERS.items() if column.path is not None)
+    columns = {name: requests.column(CROSSED + name) for name in names}
+    return whole(requests, pools, crossed(columns, bytes_per_token))
+
+
+def _arrived(pool: RunResult, request_id: Ints, end_s: Floats) -> RunResult:
+    arrived_s = dict(zip(request_id.tolist(), end_s.tolist(), strict=True))
+    requests = zip(pool.request_id.tolist(), pool.arrival_s.tolist(), strict=True)
     arrival_s = np.array([arrived_s.get(*request) for request in requests])
     return replace(
-        result,
+        pool,
         arrival_s=arrival_s,
-        first_scheduled_s=np.maximum(result.first_scheduled_s, arrival_s),
-        first_token_s=np.maximum(result.first_token_s, arrival_s),
+        first_scheduled_s=np.maximum(pool.first_scheduled_s, arrival_s),
+        first_token_s=np.maximum(pool.first_token_s, arrival_s),
     )
 
 
@@ -100,7 +128,7 @@ class Pools:
 
     `on_done` is called with the number of requests done. `move` brings the KV of a request that
     sets out to its destination, and has `transfers.arrive` called when it is there; None: its link
-    says when that is.
+    says when that is. `blocks`: where `flush` puts what the clients have.
     """
 
     def __init__(
@@ -110,12 +138,14 @@ class Pools:
         pool_of: PoolOf,
         on_done: Callable[[int], None] | None = None,
         move: Callable[[Transfer], None] | None = None,
+        *,
+        blocks: Blocks | None = None,
     ) -> None:
         self._world = world
         self._on_done = on_done
         self._replace_done: Callable[[int], None] | None = None
         self._served: dict[int, Request] = {}  # as the client sent them
-        self._requests = Recorder(1)  # of requests only: micro-batches are the pools'
+        self._requests = Recorder(1, blocks)  # of requests only: micro-batches are the pools'
         self.transfers = TransferQueue(clock, world.link, self._place, self._deliver, move)
         names = ["prefill", *(["mixed"] if world.mixed is not None else []), "decode"]
         self.pools = {name: pool_of(name) for name in names}
@@ -126,15 +156,13 @@ class Pools:
 
     def result(self) -> RunResult:
         """Return what happened so far, pool by pool and merged."""
-        requests = self._requests.result(
-            max_in_flight=None,
-            total_pages=0,
-            page_tokens=self._world.decode.page_tokens,
-            gap_s=(),
-            gap_count=(),
-        )
         parts = {name: pool.result() for name, pool in self.pools.items()}
-        return of_pools(requests, parts, self.transfers.columns())
+        return whole(self._requests, parts, self.transfers.columns())
+
+    def flush(self, now_s: float) -> None:
+        """Put what the clients have, and what has crossed, where the recorder keeps it."""
+        columns = {f"{CROSSED}{name}": column for name, column in self.transfers.news().items()}
+        self._requests.flush((), (), {**columns, "flushed_s": np.array([now_s])})
 
     @property
     def num_done(self) -> int:
@@ -256,7 +284,6 @@ class Pools:
         )
         source.engine.release(request_id)
         destination.adopt(request_id, now_s)
-        destination.arrived_s[request_id] = now_s
         self.transfers.poke(now_s)
         source.changed(now_s)
         destination.changed(now_s)

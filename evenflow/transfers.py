@@ -8,10 +8,10 @@ layer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from evenflow.request import Handover
 from evenflow.results.run import TRANSFERS, Transfers, gathered
@@ -83,6 +83,7 @@ class TransferQueue:
         self._waiting: deque[Transfer] = deque()
         self._travelling: deque[Transfer] = deque()
         self._done: list[Transfer] = []
+        self._told = 0
         self._link_free_s = 0.0
         self._try_at_s = -1.0
 
@@ -136,6 +137,15 @@ class TransferQueue:
 
     def columns(self) -> Transfers:
         """Return what crossed, in the order in which it set out."""
-        moved = gathered(TRANSFERS, self._done)
-        per_token = self._link.bytes_per_token
-        return Transfers(**moved, bytes=None if per_token is None else moved["tokens"] * per_token)
+        return crossed(gathered(TRANSFERS, self._done), self._link.bytes_per_token)
+
+    def news(self) -> dict[str, Any]:
+        """Return the columns of what has crossed since this was last asked."""
+        told, self._told = self._told, len(self._done)
+        return gathered(TRANSFERS, self._done[told:])
+
+
+def crossed(columns: Mapping[str, Any], bytes_per_token: float | None) -> Transfers:
+    """Return transfers of these columns, and how many bytes each was; None: unknown."""
+    sizes = None if bytes_per_token is None else columns["tokens"] * bytes_per_token
+    return Transfers(**columns, bytes=sizes)

@@ -26,7 +26,7 @@ from evenflow.specs.huggingface import read_dtype
 from evenflow.specs.model import listed, model
 from evenflow.world import World
 from experiments.outcome import Outcome
-from experiments.records import Records, write_served
+from experiments.records import LINK, Records, write_served
 from experiments.report.folder import killed_runs
 from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.pools import runs_of_pools, system
@@ -37,7 +37,7 @@ from experiments.runs import Job
 from experiments.validation import journal
 from profiler.machine import device_name, driver_version
 from runtime import Served, Workers, serve
-from runtime.serve import Journals
+from runtime.serve import Journals, names_of
 
 if TYPE_CHECKING:
     import socket
@@ -71,11 +71,13 @@ def serve_job(
     check_servable(job.config)
     built = job.built()
     if isinstance(built.world, PooledWorld) or built.world.replicas > 1:
-        return _serve_several(job, built, on_done, on_token, journals)
+        return _serve_several(
+            job, built, on_done, (records, title), record=journals, on_token=on_token
+        )
     world, workers = servable(built), workers_of(job.config, built, job.beside)
     source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
     if records is not None:
-        records.begin(workers.seen(world), provenance=source, label=_label(job), title=title)
+        records.begin({"": workers.seen(world)}, **_head(job, source, title))
     served = serve(
         world, workers, on_done, record=journals, on_token=on_token, live=live, blocks=records
     )
@@ -86,28 +88,41 @@ def _serve_several(
     job: Job,
     built: Built,
     on_done: Callable[[int], None] | None,
-    on_token: Callable[[int, int], None] | None,
-    journals: Journals | None,
+    kept: tuple[Records | None, str],
+    **given: Any,
 ) -> Served:
-    """Serve pools, or replicas: several pipelines."""
+    """Serve pools, or replicas: several pipelines; `kept` in records, under a title."""
     from runtime.pools import serve_pools
     from runtime.replicas import serve_replicas
 
-    given: Any = {"record": journals, "on_token": on_token}
-    if isinstance(built.world, PooledWorld):
+    (records, title), world, link = kept, built.world, dict[str, Any]()
+    serve_all: Callable[..., Served]
+    if isinstance(world, PooledWorld):
         pools = workers_of_pools(job.config, built, job.beside)
         facts = {"pools": {name: dict(each.facts) for name, each in pools.items()}}
-        served = serve_pools(built.world, pools, on_done, **given)
+        serve_all, link = partial(serve_pools, world, pools), {LINK: world.link.bytes_per_token}
+        parts = {name: getattr(world, name) for name in pools}
     else:
         workers = workers_of_replicas(job.config, built, job.beside)
         facts = dict(workers[0].facts)
-        served = serve_replicas(servable(built), workers, on_done, **given)
+        serve_all = partial(serve_replicas, servable(built), workers)
+        parts = dict.fromkeys(names_of(world), world)
     source = job.source(built, workers=facts) | {"setup": job.config.real_setup()}
+    if records is not None:
+        records.begin(parts, **_head(job, source, title), **link)
+        given["blocks"] = records.part
+    served = serve_all(on_done, **given)
     sourced = [
         replace(part, result=replace(part.result, provenance=source)) for part in served.replicas
     ]
     result = replace(served.result, provenance=source)
     return replace(served, result=result, replicas=sourced)
+
+
+def _head(job: Job, source: Mapping[str, Any], title: str) -> dict[str, Any]:
+    """Return what the records of a run say of all of it."""
+    count = len(job.workload.requests)
+    return {"provenance": source, "label": _label(job), "title": title, "num_requests": count}
 
 
 def workers_of_replicas(config: RunConfig, built: Built, beside: Path) -> list[Workers]:

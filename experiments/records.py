@@ -7,26 +7,34 @@ last kept something. Serves nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evenflow.errors import UsageError
+from evenflow.pools import recovered
 from evenflow.replay import Entry
 from evenflow.results.blocks import BlockFile, read_blocks
+from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
-from evenflow.results.recorder import Block, Recorder
+from evenflow.results.recorder import Block, Blocks, Recorder
 from evenflow.world import World
 from experiments.outcome import Outcome
 from experiments.report.folder import RECORDS, recovery
 from experiments.runs import Job, write_details, write_page, write_results
 from experiments.validation.journal import NAME, Journal, Lines
-from runtime.serve import facts_of
+from runtime.serve import REQUESTS, facts_of
 
 TOKENS = "tokens.jsonl.gz"
+PART = "part"
+"""The column of a block that says of which of several parts it is."""
+
+LINK = "bytes_per_token"
 FACTS = ("max_in_flight", "total_pages", "page_tokens", "prefix_cache")
 """Of a world, what its result says of it beside its depth."""
 
@@ -47,6 +55,7 @@ class Records:
         self._lines = None if made_up else Lines(folder / TOKENS, on_loss)
         self.on_token = None if made_up else self._add_token
         self._blocks: BlockFile | None = None
+        self._clients: set[str] = set()  # the parts whose requests are theirs
 
     def journal(self, engine: str | None = None) -> Callable[[Entry], None]:
         """Return what keeps the journal of an engine, of the name of its folder; None: the only."""
@@ -55,18 +64,24 @@ class Records:
         self._journals.append(self._journal_of(place / NAME, pool=engine))
         return self._journals[-1].write
 
-    def begin(self, world: World, **head: Any) -> None:
-        """Write what a result needs beside what is recorded."""
-        facts = {name: getattr(world, name) for name in FACTS} | {"engines": world.virtual_engines}
-        head |= {"depth": world.depth, "facts": facts, "num_requests": len(world.requests)}
-        self._blocks = BlockFile(self._folder / RECORDS, head)
+    def begin(self, worlds: Mapping[str, World], **head: Any) -> None:
+        """Write what a result needs beside what is recorded, of the world of each part; of pools
+        also the LINK, bytes a token of KV.
+        """
+        parts = {name: _facts(world) for name, world in worlds.items()}
+        self._clients = {REQUESTS} if LINK in head else {*worlds}
+        self._blocks = BlockFile(self._folder / RECORDS, parts.get("", {"parts": parts}) | head)
+
+    def part(self, name: str) -> Blocks:
+        """Return what takes what happens in one of several parts."""
+        return _Part(self, name)
 
     def append(self, block: Block) -> None:
         """Put a block on disk, and what the journal has so far, and tokens of who has ended."""
         assert self._blocks is not None
         for journal in self._journals:
             journal.flush()
-        if self._lines is not None:
+        if self._lines is not None and _part_of(block) in self._clients:
             self._write_tokens(map(int, block["request_id"]))
             self._lines.flush()
         self._blocks.append(block)
@@ -93,6 +108,29 @@ class Records:
         for request_id in request_ids:
             if (tokens := self._tokens.pop(request_id, None)) is not None:
                 self._lines.write({"request_id": request_id, "tokens": tokens})
+
+
+class _Part:
+    """The blocks of one of several parts of a run, among those of all."""
+
+    def __init__(self, records: Records, name: str) -> None:
+        self._records = records
+        self._name = name
+
+    def append(self, block: Block) -> None:
+        self._records.append({**block, PART: [self._name]})
+
+    def __iter__(self) -> Iterator[Block]:
+        return (block for block in self._records if _part_of(block) == self._name)
+
+
+def _part_of(block: Block) -> str:
+    return next(iter(block.get(PART, ())), "")
+
+
+def _facts(world: World) -> dict[str, Any]:
+    facts = {name: getattr(world, name) for name in FACTS}
+    return {"depth": world.depth, "facts": facts | {"engines": world.virtual_engines}}
 
 
 def write_served(
@@ -161,14 +199,32 @@ def recover(scratch: Path) -> tuple[Path, Outcome, dict[str, Any], list[str]]:
 
 def _outcome(head: Any, blocks: list[Block]) -> tuple[Outcome, dict[str, Any]]:
     """Return what a run had come to by the last of its blocks, and the facts of it."""
-    recorder = Recorder(head["depth"], blocks)
-    until_s = float(recorder.column("flushed_s").max(initial=0.0))
-    result = recorder.result(gap_s=(), gap_count=(), **head["facts"])
-    result = replace(result, provenance=head["provenance"])
+    parts = head.get("parts", {"": head})
+    recorders = {name: Recorder(part["depth"], _of(blocks, name)) for name, part in parts.items()}
+    flushed_s, admitted_s, driver_s = (
+        np.concatenate([recorder.column(name) for recorder in recorders.values()])
+        for name in ("flushed_s", "admitted_s", "driver_s")
+    )
+    results = {
+        name: replace(
+            recorder.result(gap_s=(), gap_count=(), **parts[name]["facts"]),
+            provenance=head["provenance"],
+        )
+        for name, recorder in recorders.items()
+    }
+    if LINK in head:
+        result = recovered(_of(blocks, REQUESTS), results, head[LINK])
+        result = replace(result, provenance=head["provenance"])
+    else:
+        result = merged([*results.values()])
     summary = summarize(result, head["provenance"]["config"].get("goodput"))
-    known = max(head["num_requests"], len(recorder.column("admitted_s")))
+    until_s = float(flushed_s.max(initial=0.0))
     failure = f"the driver was killed; what it had recorded until {until_s:.1f} s is recovered"
-    ends = failure, known - len(result.status), None
-    facts = facts_of(result, *ends, recorder.column("driver_s"))
-    outcome = Outcome(result, summary, until_s, (result,), head["label"])
-    return outcome, {**facts, "recovered": True}
+    known = max(head["num_requests"], len(admitted_s))
+    facts = facts_of(result, failure, known - len(result.status), None, driver_s)
+    replicas = (result,) if LINK in head else tuple(results.values())
+    return Outcome(result, summary, until_s, replicas, head["label"]), {**facts, "recovered": True}
+
+
+def _of(blocks: Sequence[Block], part: str) -> list[Block]:
+    return [block for block in blocks if _part_of(block) == part]

@@ -19,15 +19,14 @@ from typing import Any, NamedTuple
 from evenflow import decodes
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
-from evenflow.pools import PooledWorld, Pools, seen_by_pool
+from evenflow.pools import PooledWorld, Pools
 from evenflow.replay import RecordingBatcher
-from evenflow.results.run import RunResult
 from evenflow.transfers import Transfer
 from evenflow.world import World
 from runtime.driver import Driver, take_turns
 from runtime.front import TraceReplay
 from runtime.pipeline import Pipeline
-from runtime.serve import Journals, Served, Workers, driven, served_by
+from runtime.serve import REQUESTS, BlocksOf, Journals, Served, Workers, driven, served_by
 from runtime.tokens import TokenBook
 from runtime.wire import Arrived, Message, Move
 
@@ -63,7 +62,6 @@ class Pool(Driver):
     def __init__(self, system: PooledDriver, part: Part, batcher: Batcher, **options: Any) -> None:
         super().__init__(part.world, [batcher], part.pipeline, **options)
         self.engine = batcher
-        self.arrived_s: dict[int, float] = {}
         self.holders = part.holders
         self._system = system
 
@@ -90,10 +88,6 @@ class Pool(Driver):
         """Tell the workers, and the system, what has ended here."""
         self._writer.dropped(sequences)
         self._system.finished(self, sequences, now_s)
-
-    def result(self) -> RunResult:
-        """Return what happened here."""
-        return seen_by_pool(super().result(), self.arrived_s)
 
     def _apply(self, message: Message, now_s: float) -> None:
         if isinstance(message, Arrived):
@@ -131,6 +125,7 @@ class PooledDriver(Pools):
         *,
         book: TokenBook | None = None,
         on_done: Callable[[int], None] | None = None,
+        blocks: BlocksOf = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ) -> None:
@@ -144,13 +139,15 @@ class PooledDriver(Pools):
         self.drivers: dict[str, Pool] = {}
 
         def pool_of(name: str) -> Pool:
-            pool = Pool(self, parts[name], batchers[name], book=book, clock=clock, **options)
+            given = options | {"book": book, "clock": clock, "blocks": blocks(name)}
+            pool = Pool(self, parts[name], batchers[name], **given)
             pool.origin_s = self.origin_s
             self.drivers[name] = pool
             return pool
 
         moves = all(part.holders for part in parts.values())
-        super().__init__(world, self._timers, pool_of, on_done, self._move if moves else None)
+        move = self._move if moves else None
+        super().__init__(world, self._timers, pool_of, on_done, move, blocks=blocks(REQUESTS))
         self.when_done(self._front.left)
 
     def run(self) -> None:
@@ -189,10 +186,11 @@ class PooledDriver(Pools):
             self.changed(now_s)
         self._timers.run_due(now_s)
 
-    def flush(self) -> None:
+    def flush(self, now_s: float | None = None) -> None:
         """Put what is recorded where it is kept."""
         for pool in self.drivers.values():
             pool.flush()
+        super().flush(self.now_s if now_s is None else now_s)
 
     def _end(self, pool: Any, seq: decodes.Sequence) -> None:
         super()._end(pool, seq)
@@ -239,8 +237,12 @@ def serve_pools(
     *,
     record: Journals | None = None,
     on_token: Callable[[int, int], None] | None = None,
+    blocks: BlocksOf = lambda _: None,
 ) -> Served:
-    """Serve a system of pools as `runtime.serve` does one; `record` gives each pool's journal."""
+    """Serve a system of pools as `runtime.serve` does one; `record` gives each pool's journal.
+
+    `blocks` gives what takes what happens in a pool, and those of the clients for REQUESTS.
+    """
     worlds = {name: getattr(world, name) for name in workers}
     batchers = {name: _batcher(name, part, record) for name, part in worlds.items()}
     some = next(iter(workers.values()))
@@ -249,7 +251,9 @@ def serve_pools(
     try:
         with ExitStack() as stack:
             parts = {name: _started(stack, name, workers[name], worlds[name]) for name in workers}
-            driver = PooledDriver(world, batchers, parts, book=book, on_done=on_done, **options)
+            driver = PooledDriver(
+                world, batchers, parts, book=book, on_done=on_done, blocks=blocks, **options
+            )
             started_s = time.perf_counter()
             ends = driven(driver.run, driver.stop)
             wall_s = time.perf_counter() - started_s

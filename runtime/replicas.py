@@ -17,7 +17,16 @@ from evenflow.world import World
 from runtime.driver import Driver, take_turns
 from runtime.front import TraceReplay
 from runtime.pipeline import Pipeline
-from runtime.serve import Journals, Served, Workers, driven, engines_of, names_of, served_by
+from runtime.serve import (
+    BlocksOf,
+    Journals,
+    Served,
+    Workers,
+    driven,
+    engines_of,
+    names_of,
+    served_by,
+)
 
 
 class Replicas:
@@ -80,8 +89,12 @@ def serve_replicas(
     *,
     record: Journals | None = None,
     on_token: Callable[[int, int], None] | None = None,
+    blocks: BlocksOf = lambda _: None,
 ) -> Served:
-    """Serve a world by the workers of each of its replicas, as `runtime.serve` does one."""
+    """Serve a world by the workers of each of its replicas, as `runtime.serve` does one.
+
+    `blocks` gives what takes what happens in each of them.
+    """
     front = TraceReplay(world.requests, world.concurrency)
 
     def tell(_: int) -> None:
@@ -98,6 +111,7 @@ def serve_replicas(
             patience_s=each.patience_s,
             on_done=tell,
             on_token=on_token,
+            blocks=blocks(name),
         )
 
     try:

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 Journals = Callable[[str | None], Callable[[Entry], None]]
 """Gives what takes the entries of the engine of a name, for None those of the only one."""
 
+REQUESTS = "requests"
+"""What the part of a system of pools is called that is none: what the clients have."""
+
+BlocksOf = Callable[[str], Blocks | None]
+"""Gives what takes what happens in the part of a name; None: the driver's own memory does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workers:

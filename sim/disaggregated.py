@@ -7,7 +7,7 @@ from functools import partial
 
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
-from evenflow.pools import PooledWorld, Pools, seen_by_pool
+from evenflow.pools import PooledWorld, Pools
 from evenflow.results.run import RunResult
 from evenflow.world import World
 from sim.arrivals import Arrivals, doors
@@ -23,17 +23,12 @@ class Pool(Driver):
     ) -> None:
         super().__init__(world, stages, None, batcher, system.clock)
         self.engine = self.engines[0]
-        self.arrived_s: dict[int, float] = {}
         self._system = system
         self._settle = self._settle_and_tell
 
     def record(self, seq: Sequence) -> None:
         """Count a request among those that this pool served."""
         self._recorder.finish([seq])
-
-    def result(self) -> RunResult:
-        """Return what happened here; a request whose KV came from elsewhere arrived with it."""
-        return seen_by_pool(super().result(), self.arrived_s)
 
     def adopt(self, request_id: int, now_s: float) -> None:
         """Go on with a request whose KV is here."""

@@ -51,6 +51,11 @@ def default(study: Study, table: pd.DataFrame) -> list[object]:
     return [known[name].default for name in table.parameter]
 
 
+def gpu_of_pair(study: Study, table: pd.DataFrame) -> pd.Series[str]:
+    """Return the GPU of each row's pair."""
+    return table.pair.str.partition(" + ")[0]
+
+
 # -- gLLM, figure 14 ------------------------------------------------------------------------------
 
 

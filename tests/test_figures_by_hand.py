@@ -86,6 +86,34 @@ def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
 
 SARATHI = {"scheduler": "sarathi"}
 
+# -- limits ---------------------------------------------------------------------------------------
+
+OWN = "study.deployments.Falcon-180B.slo_s"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ([f"{OWN}.strict=0.3"], {"strict": 0.3}),
+        ([f"{OWN}={{strict: 0.3, relaxed: 9.0}}"], {"strict": 0.3, "relaxed": 9.0}),
+        ([], {}),
+    ],
+)
+def test_limits_set_by_hand_hold_beside_other_hardware_and_the_rest_are_by_the_rule(
+    tmp_path: Path, given: list[str], kept: dict[str, float]
+) -> None:
+    slow = "nodes={gpus: 4, link: {name: ethernet-100g, latency_us: 100}}"
+    by_rule = served(study_of("sarathi_13", tmp_path, slow))[0].slo_s
+    assert by_rule["relaxed"] == pytest.approx(5 * by_rule["strict"])
+    assert served(study_of("sarathi_13", tmp_path, slow, *given))[0].slo_s == {**by_rule, **kept}
+
+
+@pytest.mark.parametrize("own", [f"{OWN}.relaxed=0.5", f"{OWN}.strict=6.0"])
+def test_a_relaxed_limit_below_the_strict_one_is_refused(tmp_path: Path, own: str) -> None:
+    with pytest.raises(UsageError, match="Falcon-180B: the relaxed limit on P99 TBT"):
+        served(study_of("sarathi_13", tmp_path, own))
+
+
 # -- systems --------------------------------------------------------------------------------------
 
 

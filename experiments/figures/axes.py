@@ -252,9 +252,10 @@ def traces(study: Study) -> dict[str, Keys]:
 def served(study: Study) -> list[Served]:
     """Return the figure's deployments.
 
-    Where an SLO is not given, or other hardware is set by hand, it is Sarathi-Serve's rule:
-    `study.slo_iterations` (by SLO) times the reference iteration, by prediction. `study.budgets`
-    are those of a deployment without its own.
+    A limit that is not given, or not for the hardware set by hand, is by Sarathi-Serve's rule:
+    `study.slo_iterations` (by SLO) times the reference iteration, by prediction. One set by hand
+    stays. `study.budgets` are those of a deployment without its own. Raises UsageError where a
+    relaxed limit is below the strict one.
     """
     by_hand = study.plan.by_hand
     given: Mapping[str, Any] = study.numbers["deployments"]
@@ -277,12 +278,26 @@ def datasets(study: Study) -> dict[str, Keys]:
 def _one(study: Study, label: str, entry: Mapping[str, Any], by_hand: Keys) -> Served:
     own = entry.get("run", {})
     keys = layered(without_links(own) if "gpu" in by_hand else own, by_hand)
-    slo_s = entry.get("slo_s")
-    if slo_s is None or not HARDWARE.isdisjoint(by_hand):
+    slo_s = dict(entry.get("slo_s", {}))
+    if not slo_s or not HARDWARE.isdisjoint(by_hand):
+        own_s = f"study.deployments.{label}.slo_s"
+        kept = {name: s for name, s in slo_s.items() if study.plan.sets(f"{own_s}.{name}")}
         reference_s = iteration(world_of(study, keys))(REFERENCE)
-        slo_s = {name: n * reference_s for name, n in study.numbers["slo_iterations"].items()}
+        rule = study.numbers["slo_iterations"]
+        slo_s = {name: n * reference_s for name, n in rule.items()} | kept
     budgets = {**study.numbers["budgets"], **entry.get("budgets", {})}
-    return Served(_name(study, label, keys, by_hand), keys, slo_s, budgets)
+    shown = _name(study, label, keys, by_hand)
+    _check_order(shown, slo_s)
+    return Served(shown, keys, slo_s, budgets)
+
+
+def _check_order(label: str, slo_s: Mapping[str, float]) -> None:
+    strict_s, relaxed_s = slo_s["strict"], slo_s.get("relaxed", math.inf)
+    if relaxed_s < strict_s:
+        raise UsageError(
+            f"{label}: the relaxed limit on P99 TBT, {relaxed_s:.3g} s, is below the strict one, "
+            f"{strict_s:.3g} s; set both in study.deployments.LABEL.slo_s"
+        )
 
 
 def _name(study: Study, label: str, keys: Keys, by_hand: Keys) -> str:

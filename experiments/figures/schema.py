@@ -142,6 +142,10 @@ class Plan:
         """The keys of the run that the user has set, as a layer."""
         return set_by_hand(self.run)
 
+    def sets(self, key: str) -> bool:
+        """Whether the user has set a key, or a part of the file that it is in."""
+        return any(f"{key}.".startswith(f"{_key(each)}.") for each in self.overrides)
+
 
 def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = False) -> Plan:
     """Read a figure's YAML; `overrides` are `KEY=VALUE` of its run, `study.KEY` or `systems.LABEL`.

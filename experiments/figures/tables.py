@@ -180,7 +180,11 @@ def _search(study: Study, config: RunConfig, slo: tuple[Condition, ...]) -> list
         answer = capacity_of(question, simulator, curve=())
     except UsageError as error:
         return [{"seed": seed, "error": str(error)} for seed in study.seeds]
-    shared = {"kv_pages": answer.provenance["deployment"]["kv_pages"], "error": None}
+    shared = {
+        "limit_ms": slo[0].limit,
+        "kv_pages": answer.provenance["deployment"]["kv_pages"],
+        "error": None,
+    }
     return [
         {"seed": seed, **row, **shared}
         for seed, row in zip(study.seeds, _rows(answer), strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
-from evenflow.specs.gpu import GPUS
+from evenflow.specs.gpu import gpus
 from experiments.figures.axes import datasets, pairs, served
 from experiments.figures.facts import footnote, machine_words
 from experiments.figures.layers import with_host
@@ -28,7 +28,7 @@ from tests.figure_studies import study_of
 
 
 def test_every_gpu_has_a_host() -> None:
-    assert set(HOSTS) == {gpu.name for gpu in GPUS}
+    assert set(HOSTS) == {gpu.name for gpu in gpus()}
 
 
 def test_a_run_gets_the_links_of_its_host_and_keeps_its_own() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evenflow.specs.gpu import GIB, GPUS, LINKS, gpu, link
+from evenflow.specs.gpu import GIB, gpu, gpus, link, links
 from evenflow.specs.model import ModelSpec, listed, model, models
 from tests.command_line import refused
 
@@ -372,13 +372,13 @@ def test_a_file_that_is_no_config_names_the_file(tmp_path: Path) -> None:
 def test_gpu_names_are_the_contract() -> None:
     names = "L20 A100-40G A100-80G A100-80G-PCIe A800-80G A40 L40S H100 H200 B200 B300 GB200 GB300"
     names += " RTX-PRO-6000 L4 RTX-4090"
-    assert {spec.name for spec in GPUS} == set(names.split())
+    assert {spec.name for spec in gpus()} == set(names.split())
 
 
 def test_every_gpu_says_what_its_efficiencies_are_fitted_on_and_the_error() -> None:
-    assumed = {spec.name for spec in GPUS if spec.source.startswith("assumed")}
+    assumed = {spec.name for spec in gpus() if spec.source.startswith("assumed")}
     assert assumed == {"L4", "RTX-4090"}
-    for spec in GPUS:
+    for spec in gpus():
         assert spec.name in assumed or spec.source.startswith("fitted on")
         if spec.name not in {"L20", *assumed}:
             assert re.search(r"mean and P95 error.*[0-9.]+ %, [0-9.]+ %", spec.source)
@@ -417,7 +417,7 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
     ideal = link({"bandwidth_gb_s": 100, "latency_us": 0})
     assert ideal.transfer_s(224e6) == pytest.approx(2.24e-3, rel=1e-12)
     assert link("pcie-l20").transfer_s(20.79e9) == pytest.approx(1 + 10e-6, rel=1e-12)
-    assert len({spec.name for spec in LINKS}) == len(LINKS)
+    assert len({spec.name for spec in links()}) == len(links())
 
 
 def test_a_wrong_link_is_refused() -> None:

@@ -298,7 +298,7 @@ def _vidur(given: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the fits, and the efficiencies that `gpu.py` carries, with their errors."""
+    """Print the fits, and the efficiencies that `gpus.csv` carries, with their errors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -7,14 +7,11 @@ as a model whose layers are all alike.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import NamedTuple
 
 from evenflow.errors import (
     Count,
@@ -27,6 +24,7 @@ from evenflow.errors import (
 )
 from evenflow.specs.huggingface import DTYPE_BYTES, read_config
 from evenflow.specs.precision import FORMATS, KV_BYTES, Format
+from evenflow.specs.tables import read_table
 
 VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGNORECASE)
 """What names a training, not a shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
@@ -366,17 +364,7 @@ def models() -> dict[str, ModelSpec]:
     Each is in its repository's format. Llama-3.1-100B is the 405B cut to 30 of its 126 layers,
     which gives the size that the gLLM paper names.
     """
-    text = resources.files("evenflow.specs").joinpath("models.csv").read_text(encoding="utf-8")
-    specs = map(_from_row, csv.DictReader(text.splitlines()))
-    return {spec.name: spec for spec in specs}
-
-
-def _from_row(row: dict[str, str]) -> ModelSpec:
-    kinds = get_type_hints(ModelSpec)
-    read: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true"}
-    # A short row leaves the last columns at their defaults.
-    cells = {key: text for key, text in row.items() if text}
-    return ModelSpec(**{key: read.get(kinds[key], kinds[key])(cells[key]) for key in cells})
+    return {spec.name: spec for spec in read_table("models", ModelSpec)}
 
 
 def listed(name_or_path: str | Path) -> str | None:

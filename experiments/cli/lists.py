@@ -34,12 +34,12 @@ def models_command() -> None:
 
 def gpus_command() -> None:
     """List the GPUs that a run may name, and the link and the all-reduce of each one's host."""
-    from evenflow.specs.gpu import GPUS
+    from evenflow.specs.gpu import gpus
     from experiments.report.tables import print_numbers
     from experiments.run_file.links import HOSTS, Wires, link_words
 
     rows = []
-    for spec in GPUS:
+    for spec in gpus():
         host = HOSTS.get(spec.name, Wires())
         link = "-" if host.link is None else link_words(host.link)
         adds = link if host.all_reduce is None else link_words(host.all_reduce)
@@ -50,12 +50,12 @@ def gpus_command() -> None:
 
 def links_command() -> None:
     """List the links that a run may name: one direction, 1e9 bytes a second."""
-    from evenflow.specs.gpu import LINKS
+    from evenflow.specs.gpu import links
     from experiments.report.tables import print_numbers
 
     rows = [
         (spec.name, f"{spec.bandwidth_gb_s:g}", f"{spec.latency_us:g}", spec.source)
-        for spec in LINKS
+        for spec in links()
     ]
     print_numbers(("link", "GB/s", "us", "from"), rows)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evenflow.errors import UsageError
-from evenflow.specs.gpu import LINKS, gpu
+from evenflow.specs.gpu import gpu, links
 from experiments.run_file.links import HOSTS
 from experiments.run_file.yaml_file import Document, as_patch, long_form, patched
 
@@ -65,7 +65,7 @@ def with_host(run: Keys) -> Keys:
     if name not in HOSTS:
         if run.get("stages", 1) == 1 and run.get("tensor_parallel", 1) == 1:
             return run
-        known = ", ".join(sorted(link.name for link in LINKS))
+        known = ", ".join(sorted(link.name for link in links()))
         raise UsageError(
             f"gpu {name}: its links are not known; give --set link=NAME ({known}), or "
             "--set 'link={bandwidth_gb_s: 20, latency_us: 10}'"

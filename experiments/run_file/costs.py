@@ -32,7 +32,7 @@ from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, NonNegative, needed, short_form
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.deployment import Deployment, split_layers
-from evenflow.specs.gpu import GPUS
+from evenflow.specs.gpu import gpus
 from evenflow.specs.model import ModelSpec
 from experiments.run_file.links import NameOrAllReduce
 
@@ -245,7 +245,7 @@ class ProfileCosts(Keys):
         if deployment is not None and deployment.data_parallel > 1:
             raise UsageError("data_parallel: needs costs.kind: roofline or silicon")
         profile = read_profile(path)
-        if deployment is not None and deployment.gpu.name in {spec.name for spec in GPUS}:
+        if deployment is not None and deployment.gpu.name in {spec.name for spec in gpus()}:
             check_device(profile, deployment.gpu.name, str(path))
         fill = None
         if self.fill is not None:

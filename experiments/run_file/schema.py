@@ -17,7 +17,7 @@ from pydantic_core import core_schema
 
 from evenflow.keys import Keys
 from evenflow.schedulers import POLICIES, parameters
-from evenflow.specs.gpu import GPUS, LINKS, GpuSpec
+from evenflow.specs.gpu import GpuSpec, gpus, links
 from evenflow.specs.model import models
 from experiments.run_file.pools import POOLED
 
@@ -221,10 +221,10 @@ def _words(choices: list[Json], known: Json) -> Json:
 @cache
 def _names() -> dict[str, list[str]]:
     """Return the names that the tables have, for keys whose values are looked up there."""
-    links = [each.name for each in LINKS]
+    of_links = [each.name for each in links()]
     return {
         "model": list(models()),
-        "gpu": [each.name for each in GPUS],
+        "gpu": [each.name for each in gpus()],
         "scheduler": [*POLICIES, *POOLED],
-        **dict.fromkeys(("link", "all_reduce", "transfer_link"), links),
+        **dict.fromkeys(("link", "all_reduce", "transfer_link"), of_links),
     }

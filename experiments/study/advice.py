@@ -13,7 +13,7 @@ from typing import Any
 
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import LINKS
+from evenflow.specs.gpu import links
 from experiments.report.page import section
 from experiments.report.tables import html_table, number, percent
 from experiments.report.words import metric_words
@@ -121,7 +121,7 @@ def faster_links(config: RunConfig) -> Iterator[tuple[str, Patch]]:
         if given is None:
             continue
         least = FASTER * link_spec(given).bandwidth_gb_s
-        faster = [each for each in LINKS if each.bandwidth_gb_s >= least]
+        faster = [each for each in links() if each.bandwidth_gb_s >= least]
         faster.sort(key=lambda each: each.bandwidth_gb_s)
         for each in dict.fromkeys([*faster[:1], *faster[-1:]]):
             yield f"{key}: {each.name} ({each.bandwidth_gb_s:g} GB/s)", {key: each.name}

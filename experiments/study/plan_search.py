@@ -19,7 +19,7 @@ import numpy as np
 
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import GPUS, LINKS, gpu
+from evenflow.specs.gpu import gpu, gpus, links
 from evenflow.types import Request
 from experiments.run_file.build import Workload, load_workload
 from experiments.run_file.policy_folders import make_importable
@@ -556,7 +556,7 @@ def remedies(question: Question, misses: Sequence[Trial], links: Sequence[Case])
     config = question.config
     if config.gpu is not None and not why_fixed(config):
         own = gpu(config.gpu).bytes_per_s
-        faster = sorted((each.bytes_per_s, each.name) for each in GPUS if each.bytes_per_s > own)
+        faster = sorted((each.bytes_per_s, each.name) for each in gpus() if each.bytes_per_s > own)
         cases += [
             _changed(question, each, *_other_gpu(config, name), times)
             for _, name in faster[-2:]
@@ -585,7 +585,7 @@ def _other_gpu(config: RunConfig, name: str) -> tuple[str, Patch]:
     """Return the words and the keys of another GPU, over the fastest link where there are links."""
     if config.link is None:
         return name, {"gpu": name}
-    fastest = max(LINKS, key=lambda each: each.bandwidth_gb_s).name
+    fastest = max(links(), key=lambda each: each.bandwidth_gb_s).name
     own = {} if getattr(config.costs, "all_reduce", None) is None else {"costs.all_reduce": fastest}
     return f"{name} over {fastest}", {"gpu": name, "link": fastest, **own}
 

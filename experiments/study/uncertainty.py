@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.errors import UsageError
-from evenflow.specs.gpu import GPUS, gpu
+from evenflow.specs.gpu import gpu, gpus
 from evenflow.specs.model import ModelSpec
 from experiments.report.page import section
 from experiments.report.tables import html_table, number, percent
@@ -75,7 +75,7 @@ def stated(config: RunConfig, beside: Path) -> Stated:
     if kind == "silicon":
         return Stated(share, words)
     spec = gpu(config.gpu)
-    p95 = spec.p95_error or max(each.p95_error for each in GPUS)
+    p95 = spec.p95_error or max(each.p95_error for each in gpus())
     more = "" if spec.p95_error else ", not known and taken as that of the worst GPU"
     against = f"{p95:.1%} (P95) of the roofline of {spec.name} against operators{more}"
     return Stated(math.hypot(share, p95 / 1.96), f"{words}; {against}")

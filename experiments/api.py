@@ -28,7 +28,7 @@ from experiments.reproduce.reproduce import Reproduced
 from experiments.reproduce.reproduce import reproduce as reproduce_entries
 from experiments.reproduce.write import write as write_reproduced
 from experiments.run_file.build import load_workload
-from experiments.run_file.run import RunConfig, with_
+from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, patched, read
 from experiments.runs import Job, Save, run_job, write_run
 from experiments.study.capacity import capacity as study_capacity
@@ -43,7 +43,7 @@ from experiments.study.plan import Planned
 from experiments.study.plan import plan as study_plan
 from experiments.study.plan_search import Ask
 from experiments.study.points import Store, inputs_of
-from experiments.study.slo import parse_slo
+from experiments.study.slo import Condition, parse_slo
 from experiments.study.sweep import sweep as study_sweep
 from experiments.study.sweep_file import load_sweep, sweep_of
 from experiments.study.trials import How
@@ -193,10 +193,9 @@ def capacity(
     for each rate simulated. It is known within `tolerance` of itself. `set`, `out` and `force` are
     as for `sweep`. Raises UsageError for what cannot be.
     """
-    document, file = _document(run)
-    config = with_(document, dict(set or {}))
-    limits = parse_slo([f"{metric}={limit}" for metric, limit in slo.items()])
-    question = Question(config, tuple(limits), file.parent, tolerance, replications)
+    document, file = _document(run, set)
+    config = configured(document)
+    question = Question(config, _conditions(slo), file.parent, tolerance, replications)
     reads = inputs_of(config, file)
     return study_capacity(question, How(_folder(out), force, reads, **how))
 
@@ -223,11 +222,9 @@ def tune(
     are names; `gpus` also tries all layouts of so many. `slo`, `set`, `out` and `force` are as for
     `capacity`. Raises UsageError for what cannot be.
     """
-    document, file = _document(run)
-    document = patched(document, dict(set or {}))
-    limits = tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()]))
+    document, file = _document(run, set)
     counts = None if gpus is None else parse_gpus(str(gpus))
-    wish = Wish(limits, objective, schedulers, counts, trials, replications, checks, seed)
+    wish = Wish(_conditions(slo), objective, schedulers, counts, trials, replications, checks, seed)
     return study_tune(document, file.parent, wish, How(_folder(out), force, [file], **how))
 
 
@@ -254,10 +251,9 @@ def plan(
     `budgets`: tokens of a micro-batch. `exhaustive` simulates every point. `slo`, `set`, `out` and
     `force` are as for `capacity`. Raises UsageError for what cannot be.
     """
-    document, file = _document(run)
-    document = patched(document, dict(set or {}))
+    document, file = _document(run, set)
     ask = Ask(
-        slo=tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()])),
+        slo=_conditions(slo),
         gpus=parse_gpus(str(gpus)),
         rate=None if rate is None else str(rate),
         price=price,
@@ -332,8 +328,7 @@ def calibrate(
     `run` is what was measured, `results` are files of `bench serve`, GuideLLM or those that
     `reproduce` reads. `set` gives keys of the run new values. Raises UsageError for what cannot be.
     """
-    document, file = _document(run)
-    document = patched(document, dict(set or {}))
+    document, file = _document(run, set)
     runs = [each for path in results for each in read_results(Path(path))]
     return calibrate_run(document, file.parent, runs, How(workers=workers))
 
@@ -346,8 +341,8 @@ def intervals(
     It comes of the costs' stated error, the host's constants and the seed (`.error` says which).
     `set` gives keys of the run new values. Raises UsageError for what cannot be.
     """
-    document, file = _document(run)
-    return predict(patched(document, dict(set or {})), file.parent, How(workers=workers))
+    document, file = _document(run, set)
+    return predict(document, file.parent, How(workers=workers))
 
 
 def _folder(out: str | Path | None) -> Path | None:
@@ -371,13 +366,21 @@ def _job(
     return Job(config, load_workload(config, file.parent), file.parent, policy), file
 
 
-def _document(run: RunFile) -> tuple[Document, Path]:
-    """Return the keys of a run, and its file: relative paths start from that file's folder."""
+def _document(run: RunFile, patch: Mapping[str, Any] | None = None) -> tuple[Document, Path]:
+    """Return the keys of a run, patched, and its file, from whose folder relative paths start."""
+    file = Path("the run")
     if isinstance(run, RunConfig):
-        return run.document(), Path("the run")
-    if isinstance(run, Mapping):
-        return Document("the run", dict(run), {}), Path("the run")
-    return read(Path(run)), Path(run)
+        document = run.document()
+    elif isinstance(run, Mapping):
+        document = Document("the run", dict(run), {})
+    else:
+        file = Path(run)
+        document = read(file)
+    return patched(document, dict(patch or {})), file
+
+
+def _conditions(slo: Mapping[str, float]) -> tuple[Condition, ...]:
+    return tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()]))
 
 
 def _named_or_given(policy: Policy) -> str | dict[str, Any] | GivenPolicy:

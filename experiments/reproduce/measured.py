@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evenflow.costs.silicon.cost import GPUS as SILICON
 from evenflow.errors import UsageError
 from evenflow.results.metrics import statistics
 from evenflow.results.run import Floats
@@ -28,18 +29,7 @@ LATENCIES = ("ttft", "tpot", "e2el")
 ARRIVALS_OFF = 0.02
 """Rebuilt arrivals that miss the measured duration by more than this share are doubted aloud."""
 
-GPUS = {
-    "a100_sxm": "A100-80G",
-    "a100_pcie": "A100-80G-PCIe",
-    "h100_sxm": "H100",
-    "h200_sxm": "H200",
-    "l40s": "L40S",
-    "b200_sxm": "B200",
-    "b300_sxm": "B300",
-    "gb200": "GB200",
-    "gb300": "GB300",
-    "rtx_pro_6000_server": "RTX-PRO-6000",
-}
+GPUS = {"a100_pcie": "A100-80G-PCIe"} | {each.system: each.on for each in SILICON.values()}
 """AIConfigurator's names of systems, and the GPUs that they are here; others keep their name."""
 
 ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}

@@ -88,9 +88,10 @@ GPUS = {
     "GB300": Measured("gb300", "GB300"),
     "RTX-PRO-6000": Measured("rtx_pro_6000_server", "RTX-PRO-6000"),
 }
-"""Derived GPUs take the measured times x the ratio of the rooflines of the two (peaks of `gpu.py`).
-The PCIe cards sustain 0.9 of the arithmetic: 300 W instead of 400 W, NVIDIA's own ratio for
-applications. An assumption, not a measurement; memory-bound work scales with the bandwidths."""
+"""Derived GPUs take the measured times x the ratio of the rooflines of the two (peaks of
+`gpus.csv`). The PCIe cards sustain 0.9 of the arithmetic: 300 W instead of 400 W, NVIDIA's own
+ratio for applications. An assumption, not a measurement; memory-bound work scales with the
+bandwidths."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
@@ -215,9 +216,13 @@ class RunResult:
 
 def columns_of(kind: type, table: str) -> dict[str, Column]:
     """Return the columns of one table by name, in the order in which the class lists them."""
+    return {name: mark for name, mark in _columns(kind).items() if mark.table == table}
+
+
+@cache
+def _columns(kind: type) -> dict[str, Column]:
     hints = get_type_hints(kind, include_extras=True).items()
-    marks = {name: mark for name, hint in hints for mark in getattr(hint, "__metadata__", ())}
-    return {name: mark for name, mark in marks.items() if mark.table == table}
+    return {name: mark for name, hint in hints for mark in getattr(hint, "__metadata__", ())}
 
 
 REQUESTS = columns_of(RunResult, "requests")

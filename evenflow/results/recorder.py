@@ -61,7 +61,8 @@ class Recorder:
     def __init__(self, depth: int, blocks: Blocks | None = None, *, whole: bool = True) -> None:
         self._depth = depth
         self._whole = whole
-        self._blocks: Blocks = [] if blocks is None else blocks
+        self._kept: list[Block] = []
+        self._blocks: Blocks = self._kept if blocks is None else blocks
         self._num_flushed = 0
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
         self._batches = bytearray()
@@ -114,7 +115,11 @@ class Recorder:
 
     def flush(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int], more: Block) -> None:
         """Move what was collected to the blocks, with the gaps and `more` columns beside it."""
-        self._blocks.append({**self._block(gap_s, gap_count), **more})
+        block = {**self._block(gap_s, gap_count), **more}
+        if self._kept:
+            _extend(self._kept[0], block)
+        else:
+            self._blocks.append(block)
         self._num_flushed = self.num_done
         self._completed, self._others, self._batches = [], [], bytearray()
         for collected in (self._wait_s, self._wait_reason):
@@ -140,7 +145,7 @@ class Recorder:
             "wait_s": np.array(self._wait_s),
             "wait_reason": np.array(self._wait_reason, dtype=np.int64),
         }
-        return {**block, **waits, **{name: column.ravel() for name, column in columns.items()}}
+        return {**block, **waits, **{name: column.flatten() for name, column in columns.items()}}
 
     def _micro_batches(self) -> dict[str, NDArray[Any]]:
         width = len(BATCHES)
@@ -190,6 +195,17 @@ class Recorder:
                 "less slow"
             )
         return result
+
+
+def _extend(block: Block, more: Block) -> None:
+    """Make the columns of a block longer, in place: many small arrays would leave holes."""
+    for name, column in more.items():
+        known: Any = block[name]
+        if isinstance(column, list):
+            known += column
+        else:
+            known.resize(len(known) + len(column), refcheck=False)
+            known[len(known) - len(column) :] = column
 
 
 def _taken(blocks: list[Block], name: str) -> Any:

@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,99 +28,22 @@ BUDGET_NAMES = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine's command, the flags that all runs need, and those of the policies that it has.
-
-    `flags` are by RUN.yaml's meaning, `policies` by our policy's name and parameter; the first
-    policy is the engine's own. `layers`: how it is told the layers of each stage.
-    """
+    """An engine's command, and its flags by what they say; engines.yaml explains each key."""
 
     name: str
     command: str
     flags: Mapping[str, str]
     policies: Mapping[str, Mapping[str, str]]
     switches: Mapping[str, str]
-    layers: str
+    layers: str = ""
     fixed: Mapping[str, str] = field(default_factory=dict)
 
 
-ENGINES = (
-    Engine(
-        "vLLM",
-        "vllm serve {model}",
-        {
-            "tensor_parallel": "--tensor-parallel-size",
-            "data_parallel": "--data-parallel-size",
-            "stages": "--pipeline-parallel-size",
-            "memory": "--gpu-memory-utilization",
-            "page": "--block-size",
-            "length": "--max-model-len",
-            "kv_dtype": "--kv-cache-dtype",
-        },
-        {
-            "vllm_v1": {
-                "max_num_batched_tokens": "--max-num-batched-tokens",
-                "max_num_seqs": "--max-num-seqs",
-            },
-            "sarathi": {
-                "token_budget": "--max-num-batched-tokens",
-                "max_num_seqs": "--max-num-seqs",
-            },
-        },
-        {"no_cache": "--no-enable-prefix-caching", "experts": "--enable-expert-parallel"},
-        "VLLM_PP_LAYER_PARTITION={layers} ",
-    ),
-    Engine(
-        "SGLang",
-        "python -m sglang.launch_server --model-path {model}",
-        {
-            "tensor_parallel": "--tp-size",
-            "stages": "--pp-size",
-            "memory": "--mem-fraction-static",
-            "page": "--page-size",
-            "length": "--context-length",
-        },
-        {
-            "sglang": {
-                "chunked_prefill_size": "--chunked-prefill-size",
-                "max_prefill_tokens": "--max-prefill-tokens",
-                "max_running_requests": "--max-running-requests",
-                "schedule_conservativeness": "--schedule-conservativeness",
-            },
-            "sarathi": {
-                "token_budget": "--chunked-prefill-size",
-                "max_num_seqs": "--max-running-requests",
-            },
-        },
-        {"no_cache": "--disable-radix-cache"},
-        "SGLANG_PP_LAYER_PARTITION={layers} ",
-        {"sarathi": "--enable-mixed-chunk"},
-    ),
-    Engine(
-        "gLLM",
-        "python -m gllm.entrypoints.api_server --model-path {model}",
-        {
-            "tensor_parallel": "--tp",
-            "stages": "--pp",
-            "memory": "--gpu-memory-util",
-            "page": "--page-size",
-            "length": "--model-max-length",
-        },
-        {
-            "sarathi": {"token_budget": "--maxp", "max_num_seqs": "--maxd"},
-            "token_throttling": {
-                "max_prefill": "--maxp",
-                "min_prefill": "--minp",
-                "iterations": "--iterp",
-            },
-        },
-        {"no_cache": "--no-enable-prefix-caching", "experts": "--enable-ep"},
-        "",
-        {
-            "sarathi": "--schedule-method chunked_prefill",
-            "token_throttling": "--schedule-method token_throttling",
-        },
-    ),
-)
+@cache
+def engines() -> tuple[Engine, ...]:
+    """Return the engines of engines.yaml."""
+    text = Path(__file__).with_name("engines.yaml").read_text(encoding="utf-8")
+    return tuple(Engine(name, **keys) for name, keys in yaml.safe_load(text).items())
 
 
 def run_yaml(document: Document, beside: Path, final: Path) -> str:
@@ -147,7 +71,7 @@ def launch_lines(config: RunConfig, layers: Sequence[int] = ()) -> list[str]:
         return []
     count = 1 if config.replicas is None else config.replicas.count
     lines = []
-    for engine in ENGINES:
+    for engine in engines():
         command, left_out = _command(engine, config, layers)
         times = "" if count == 1 else f" x {count}"
         lines.append(f"{engine.name}{times}: {command}")

@@ -326,13 +326,14 @@ def validate_policies(subject: Subject, modes: Sequence[Mapping[str, Any]]) -> l
 
 def write_lengths(folder: Path, scale: Scale) -> None:
     """Write a trace of random lengths: prompts to a quarter of the context, outputs to an 8th."""
+    from experiments.report.tables import write_table
+
     rng = np.random.default_rng(0)
     prompts = rng.integers(scale.context // 16, scale.context // 4, size=scale.requests)
     outputs = rng.integers(2, max(scale.context // 8, 3), size=scale.requests)
-    pairs = zip(prompts.tolist(), outputs.tolist(), strict=True)
-    rows = [f"0.0,{prompt},{output}" for prompt, output in pairs]
-    head = "arrived_at,num_prefill_tokens,num_decode_tokens"
-    (folder / "lengths.csv").write_text("\n".join([head, *rows, ""]), encoding="utf-8")
+    times = {"arrived_at": np.zeros(scale.requests)}
+    lengths = {"num_prefill_tokens": prompts, "num_decode_tokens": outputs}
+    write_table(folder / "lengths.csv", times | lengths)
 
 
 # -- the profile beside the silicon tables ---------------------------------------------------------

@@ -39,14 +39,14 @@ class Interval:
         return self.mean + self.half_width < 0
 
 
-def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Return the mean of one or more values with its confidence interval.
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean of one or more values with its confidence interval at LEVEL.
 
-    The half-width is t * s / sqrt(n), t being the (1 + level) / 2 quantile of Student's
+    The half-width is t * s / sqrt(n), t being the (1 + LEVEL) / 2 quantile of Student's
     distribution with n - 1 degrees of freedom and s the sample standard deviation.
     """
     mean, square = _mean_and_error(values)
-    return _interval(mean, square, len(values) - 1, len(values), level)
+    return _interval(mean, square, len(values) - 1, len(values))
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -57,26 +57,22 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, spread / (n - 1) / n if n > 1 else math.nan
 
 
-def _interval(mean: float, square: float, degrees: int, n: int, level: float) -> Interval:
+def _interval(mean: float, square: float, degrees: int, n: int) -> Interval:
     if math.isnan(square):
         return Interval(mean, math.nan, n)
-    return Interval(mean, student_quantile((1 + level) / 2, degrees) * math.sqrt(square), n)
+    return Interval(mean, student_quantile((1 + LEVEL) / 2, degrees) * math.sqrt(square), n)
 
 
-def paired_difference(
-    values: Sequence[float], others: Sequence[float], level: float = LEVEL
-) -> Interval:
+def paired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
     """Return the mean of `values` less `others`, pair by pair, with its confidence interval.
 
     Under common random numbers (pairs that saw the same arrivals) it is far narrower than the two
     intervals side by side, since what the arrivals do to both cancels.
     """
-    return interval([a - b for a, b in zip(values, others, strict=True)], level)
+    return interval([a - b for a, b in zip(values, others, strict=True)])
 
 
-def unpaired_difference(
-    values: Sequence[float], others: Sequence[float], level: float = LEVEL
-) -> Interval:
+def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
     """Return the mean of `values` less that of `others`, independent draws, with its interval.
 
     Welch's: the squares of the two standard errors add up, and the degrees of freedom are those of
@@ -87,7 +83,7 @@ def unpaired_difference(
     degrees = 1
     if both > 0:  # NaN of one value
         degrees = max(int(both**2 / (square**2 / (n - 1) + other_square**2 / (m - 1))), 1)
-    return _interval(mean - other, both, degrees, min(n, m), level)
+    return _interval(mean - other, both, degrees, min(n, m))
 
 
 def with_width(mean: Interval) -> str:

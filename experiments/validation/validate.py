@@ -54,12 +54,8 @@ AROUND_MS = {
 """What the mean of each column of Times around the stages is called."""
 
 
-class _Journals(defaultdict[str | None, list[Entry]]):
-    """What was recorded, by pool; of one pipeline under None."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
-
+_Journals = defaultdict[str | None, list[Entry]]
+"""What was recorded, by pool; of one pipeline under None."""
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 """Given the name of a run and how many requests it has, watches it: takes the counts done."""
@@ -166,7 +162,7 @@ def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
     built = job.built()
     served, loads = [], []
     for number in range(runs):
-        journals = _Journals()
+        journals = _Journals(list)
         each, load = _serve(job, f"run {number + 1} of {runs}", watch, journals)
         for pool, journal in journals.items():
             if (difference := replay(journal, recorded(built, pool))) is not None:
@@ -206,7 +202,7 @@ def calibration_job(job: Job, requests: int) -> Job:
 
 
 def _measure(job: Job, name: str, watch: Watch) -> Measured:
-    journals = _Journals()
+    journals = _Journals(list)
     served, load = _serve(job, name, watch, journals)
     world = servable(job.built())
     if not served.replicas:

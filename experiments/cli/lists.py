@@ -72,12 +72,12 @@ def systems_command() -> None:
 def metrics_command() -> None:
     """List the numbers of a run's summary that tables show; all may stand in `--slo`."""
     from experiments.report.tables import print_table
-    from experiments.report.words import METRICS
+    from experiments.report.words import metrics
 
     best = {"high": "more", "low": "less", "": "-"}
     rows = [
         (each.key, f"{each.words}: {each.meaning}".rstrip(": "), best[each.best])
-        for each in METRICS
+        for each in metrics()
     ]
     print_table(("key", "what it is", "better"), rows)
     typer.echo(

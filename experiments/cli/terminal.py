@@ -15,7 +15,7 @@ from rich.console import Console
 from evenflow.results.run import RunResult
 from experiments.outcome import Outcome
 from experiments.report.tables import print_numbers
-from experiments.report.words import METRICS, overload
+from experiments.report.words import metrics, overload
 from experiments.study.fair import TOLD_SHARE, Side, doubts
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def print_doubts(lines: Sequence[str]) -> None:
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print runs side by side, a column each."""
     rows = []
-    for key, words, form, *_ in METRICS:
+    for key, words, form, *_ in metrics():
         values = [summary.get(key) for summary in summaries.values()]
         if any(value is not None for value in values):
             rows.append([words, *("-" if v is None else form.format(v) for v in values)])
@@ -71,7 +71,7 @@ def print_intervals(prediction: Prediction) -> None:
 def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print a row for the run as it is and for each cause of bubbles that is taken away."""
     keys = ("duration", "total_token_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-    shown = [metric for metric in METRICS if metric.key in keys]
+    shown = [metric for metric in metrics() if metric.key in keys]
     rows = [
         [name.replace("_", " "), *(metric.form.format(each[metric.key]) for metric in shown)]
         for name, each in summaries.items()

@@ -5,9 +5,12 @@ Works from summaries and shares alone. Does not know the figures, nor how a run 
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,76 +51,21 @@ class Metric(NamedTuple):
 
     key: str
     words: str
-    form: str = "{:.1f}"
-    best: str = "low"
-    meaning: str = ""
+    form: str
+    best: str
+    meaning: str
 
 
-METRICS = (
-    Metric("completed", "requests completed", "{:.0f}", "high", "served to the end"),
-    Metric("failed", "requests rejected or aborted", "{:.0f}", meaning="could never fit, or left"),
-    Metric(
-        "duration", "duration (s)", best="", meaning="from the first arrival to the last completion"
-    ),
-    Metric("offered_requests_per_s", "requests/s offered", "{:.3g}", "", "requests that arrive"),
-    Metric(
-        "served_requests_per_s",
-        "requests/s served",
-        "{:.3g}",
-        "",
-        "those offered, less those by which the queue grows",
-    ),
-    Metric("output_throughput", "output tokens/s", best="high", meaning="generated tokens"),
-    Metric("total_token_throughput", "all tokens/s", best="high", meaning="prompt + generated"),
-    Metric(
-        "steady_total_token_throughput",
-        "all tokens/s, steady",
-        best="high",
-        meaning="the same without the start and the end of the run",
-    ),
-    Metric(
-        "output_throughput_per_gpu",
-        "output tokens/s per GPU",
-        best="high",
-        meaning="of a sweep's points, and in --slo",
-    ),
-    Metric(
-        "output_speed_per_user",
-        "output tokens/s per user",
-        best="high",
-        meaning="1 / mean TPOT; of a sweep's points, and in --slo",
-    ),
-    Metric("gpus", "GPUs", "{:.0f}", meaning="of a sweep's points"),
-    Metric("dollars_per_hour", "$ an hour", "{:.2f}", meaning="of points, with a price"),
-    Metric(
-        "dollars_per_million_tokens",
-        "$ per million tokens",
-        "{:.3g}",
-        meaning="of points, with a price",
-    ),
-    Metric("request_goodput", "requests/s within limits", "{:.2f}", "high"),
-    Metric("median_queue_ms", "scheduling delay median (ms)", meaning="arrival to first chunk"),
-    *(
-        Metric(f"{statistic}_{key}_ms", f"{key.upper()} {word} (ms)", meaning=meaning)
-        for key, mean in (
-            ("ttft", "time to first token: first token - arrival"),
-            ("tpot", "time per output token after the first, per request"),
-            ("itl", "inter-token latency: every gap between two tokens"),
-            ("e2el", "end to end: last token - arrival"),
-        )
-        for statistic, word, meaning in (("mean", "mean", mean), ("p99", "P99", ""))
-    ),
-    Metric("busy_share", "stages busy", "{:.1%}", "high", "share of stage time spent computing"),
-    Metric("preemptions", "preemptions", "{:.0f}", meaning="thrown out for lack of KV pages"),
-    Metric("mean_transfer_wait_ms", "KV transfer wait mean (ms)", meaning="first token to start"),
-    Metric("backpressure_s", "KV back-pressure (s)", meaning="no room on the decode side"),
-)
-"""What is said of a run, in this order; a row is left out where no run has the number."""
+@cache
+def metrics() -> tuple[Metric, ...]:
+    """Return what is said of a run (metrics.csv), in order; without a row where no run has it."""
+    text = Path(__file__).with_name("metrics.csv").read_text(encoding="utf-8")
+    return tuple(Metric(**row) for row in csv.DictReader(text.splitlines()))
 
 
 def metric_words(key: str) -> str:
     """Return the words for a key of the summary; the key itself where there are none."""
-    return next((metric.words for metric in METRICS if metric.key == key), key)
+    return next((metric.words for metric in metrics() if metric.key == key), key)
 
 
 def cause_label(cause: str) -> str:
@@ -136,7 +84,7 @@ def table(runs: Mapping[str, Outcome]) -> str:
     numbers = [figures_of(run) for run in runs.values()]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in runs)
     rows = []
-    for metric in METRICS:
+    for metric in metrics():
         values = [own.get(metric.key, math.nan) for own in numbers]
         if not all(math.isnan(value) for value in values):
             label, shown = _readable(metric, values)

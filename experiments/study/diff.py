@@ -18,7 +18,7 @@ import pandas as pd
 from evenflow.errors import UsageError
 from experiments.outcome import Outcome
 from experiments.report.tables import is_number, percent
-from experiments.report.words import METRICS, overload
+from experiments.report.words import metrics, overload
 from experiments.run_file.yaml_file import flat
 from experiments.study.fair import Side, doubts
 from experiments.study.intervals import (
@@ -203,7 +203,7 @@ def _value(value: object) -> str:
 def metric_rows(found: Difference) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of the numbers that differ and that tables show."""
     rows = []
-    for metric in METRICS:
+    for metric in metrics():
         if metric.key in found.metrics.index:
             a, b = (float(run.summary[metric.key]) for run in (found.a, found.b))
             each = found.interval(metric.key)

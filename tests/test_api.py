@@ -13,16 +13,14 @@ import pytest
 
 import evenflow as ef
 from evenflow import Plan, Prefill, View
-from tests.command_line import evenflow, write_inputs, write_trace
+from experiments.run_file.yaml_file import value_of
+from tests.command_line import RUN as WRITTEN
+from tests.command_line import evenflow, write_trace
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 ROOT = Path(__file__).parent.parent
-RUN: dict[str, Any] = {
-    "stages": 2,
-    "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5},
-    "kv": {"pages": 200},
-    "scheduler": {"name": "sarathi", "token_budget": 64},
-    "workload": {"trace": "trace.csv", "arrivals": "replay"},
-}
+RUN: dict[str, Any] = value_of(WRITTEN, "RUN.yaml")
 
 
 class OneByOne:
@@ -38,13 +36,6 @@ class OneByOne:
         prompt = next(view.prompts, None) if self.asked < self.limit else None
         prefills = [Prefill(prompt.request_id, prompt.remaining)] if prompt else []
         return Plan(prefills, decodes=view.ready_decodes)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_inputs(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_a_run_is_its_tables_and_writes_nothing(folder: Path) -> None:

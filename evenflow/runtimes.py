@@ -6,10 +6,13 @@ waits for whom is the simulator's business (`sim.tandem`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from evenflow.costs.base import BatchShape
+from evenflow.specs.tables import read_rows
 
 Holds = Literal["engine", "stage0", "nothing"]
 """What the host's time holds up. `engine`: the micro-batch itself and those that the host has yet
@@ -29,7 +32,7 @@ RuntimeName = Literal[
     "sglang-0.5",
     "profile",
 ]
-"""A set of RUNTIMES; or `profile`, what the profile of the costs measured."""
+"""A set of `runtimes()`; or `profile`, what the profile of the costs measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,72 +109,18 @@ class Runtime(NamedTuple):
         return self.one_stage if num_stages == 1 else self.stages
 
 
-def _any_depth(overheads: RuntimeOverheads, source: str) -> Runtime:
-    return Runtime(overheads, overheads, source)
+@cache
+def runtimes() -> Mapping[str, Runtime]:
+    """Return the CPU time of engines by name (`specs/runtimes.csv`).
 
-
-RUNTIMES: dict[RuntimeName, Runtime] = {
-    "ideal": _any_depth(RuntimeOverheads(), "no CPU time at all"),
-    "gllm": _any_depth(
-        RuntimeOverheads(prepare_share=0.17, overlapped=True),
-        "17 % of each execution, vLLM's share by gLLM (section 3.4), hidden behind the micro-batch "
-        "before; published, not measured here",
-    ),
-    "vllm": _any_depth(
-        RuntimeOverheads(prepare_share=0.17),
-        "17 % of each execution, before it, by gLLM (section 3.4); published, not measured here",
-    ),
-    "sglang": _any_depth(
-        RuntimeOverheads(prepare_share=0.17, overlapped=True),
-        "17 % of each execution as vLLM's by gLLM (section 3.4), hidden as SGLang does since v0.4; "
-        "an assumption, nothing of SGLang's own was published",
-    ),
-    "vllm-0.8": Runtime(
-        RuntimeOverheads(
-            schedule_s=1.42e-3,
-            per_row_s=1.95e-5,
-            per_prefill_s=2.62e-3,
-            front_end_s=9.7e-4,
-            front_end_latency_s=3.93e-3,
-        ),
-        RuntimeOverheads(
-            schedule_s=1.92e-3,
-            per_row_s=2.61e-4,
-            per_prefill_s=4.60e-3,
-            holds="stage0",
-            front_end_s=2.10e-3,
-            front_end_latency_s=1.09e-2,
-        ),
-        "the V0 engine, 5 constants each fitted to vLLM 0.8.3 with Llama-3.3-70B on 8 A100-40G, 1 "
-        "request/s and all at once: one stage to TP8, several to TP4 x PP2 over sockets. With "
-        "several stages V0 has no front end process and processes outputs in line (its "
-        "is_unsupported_config), so the server, the engine and stage 0's worker share one Python "
-        "process",
-    ),
-    "vllm-0.12": _any_depth(
-        RuntimeOverheads(schedule_s=1.56e-3, per_row_s=3.22e-5),
-        "2 constants fitted to closed loops of vLLM 0.12.0, Qwen3-32B on H100 at TP2 and TP4",
-    ),
-    "vllm-0.19": _any_depth(
-        RuntimeOverheads(schedule_s=1.56e-3, per_row_s=3.22e-5, holds="nothing"),
-        "the constants of vllm-0.12, hidden, as scheduling is asynchronous by default since 0.14; "
-        "nothing was fitted to this version",
-    ),
-    "trtllm-1.0": _any_depth(
-        RuntimeOverheads(
-            schedule_s=5.5e-4,
-            per_row_s=1.51e-5,
-            per_prefill_s=1.04e-3,
-            front_end_s=2.72e-3,
-            front_end_latency_s=3.57e-3,
-        ),
-        "5 constants fitted to closed loops of TensorRT-LLM 1.0, Llama-3.1-8B on H100 at TP1 and "
-        "TP4: what its overlapped scheduler does not hide",
-    ),
-    "sglang-0.5": _any_depth(
-        RuntimeOverheads(schedule_s=7.6e-4, per_row_s=1.38e-5, holds="stage0"),
-        "2 constants fitted to closed loops of SGLang 0.5, Qwen3-32B on H100 at TP4: what is left "
-        "beside the policy sglang, which overlaps by itself",
-    ),
-}
-"""The CPU time of engines by name; a name with a version was fitted to measured runs of it."""
+    A name with a version was fitted to measured runs of it.
+    """
+    found: dict[str, Runtime] = {}
+    for row in read_rows("runtimes", RuntimeOverheads):
+        name, stages, source = row.pop("name"), row.pop("stages"), row.pop("source", "")
+        overheads = RuntimeOverheads(**row)
+        if stages == "several":  # the row above is that of one
+            found[name] = found[name]._replace(stages=overheads)
+        else:
+            found[name] = Runtime(overheads, overheads, source)
+    return found

@@ -11,7 +11,7 @@ from evenflow.batch import MicroBatch
 from evenflow.pools import PooledWorld
 from evenflow.results.run import RunResult
 from evenflow.routing import Router
-from evenflow.runtimes import RUNTIMES, RuntimeOverheads
+from evenflow.runtimes import RuntimeOverheads, runtimes
 from evenflow.transfers import TransferLink
 from evenflow.world import Link, World
 from sim.arrivals import Arrivals, doors
@@ -23,7 +23,6 @@ from sim.tandem import Tandem
 from sim.timed import TimedPipeline, Timing, simulate_timed
 
 __all__ = [
-    "RUNTIMES",
     "Link",
     "PooledWorld",
     "Router",
@@ -31,6 +30,7 @@ __all__ = [
     "Timing",
     "TransferLink",
     "World",
+    "runtimes",
     "simulate",
     "simulate_replicas",
     "simulate_timed",

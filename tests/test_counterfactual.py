@@ -11,7 +11,7 @@ from evenflow.costs.base import BatchShape
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
 from evenflow.types import Request
-from sim import RUNTIMES, Link, PooledWorld, TransferLink, World, simulate
+from sim import Link, PooledWorld, TransferLink, World, runtimes, simulate
 from sim.counterfactual import counterfactuals
 from tests.worlds import small_world
 
@@ -34,7 +34,7 @@ def troubled() -> World:
         depth=4,
         total_pages=60,
         max_model_len=900,
-        overheads=RUNTIMES["vllm"].stages,
+        overheads=runtimes()["vllm"].stages,
         link=Link(per_token_s=2e-5, latency_s=0.002),
     )
 

@@ -10,7 +10,7 @@ import pytest
 from evenflow.costs import Work, decode_work, prefill_work
 from evenflow.errors import UsageError
 from evenflow.results.metrics import summarize
-from evenflow.runtimes import RUNTIMES
+from evenflow.runtimes import runtimes
 from evenflow.types import Request
 from experiments.figures.axes import pairs, served
 from experiments.figures.iterations import (
@@ -102,7 +102,7 @@ def test_attainment_counts_requests_within_both_limits() -> None:
 
 def test_preparation_that_is_coupled_is_read_back_and_hidden_work_is_none() -> None:
     requests = [Request(index, 0.1 * index, 10, 20) for index in range(12)]
-    coupled = prepared(outcome(requests, overheads=RUNTIMES["vllm"].stages))
+    coupled = prepared(outcome(requests, overheads=runtimes()["vllm"].stages))
     assert coupled["prepare_over_execute"] == pytest.approx(0.17)
     assert prepared(outcome(requests))["prepare_over_execute"] == pytest.approx(0.0)
 

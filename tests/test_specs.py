@@ -6,10 +6,11 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from evenflow.runtimes import RuntimeName, runtimes
 from evenflow.specs.gpu import GIB, gpu, gpus, link, links
 from evenflow.specs.model import ModelSpec, listed, model, models
 from tests.command_line import refused
@@ -367,6 +368,10 @@ def test_a_file_that_is_no_config_names_the_file(tmp_path: Path) -> None:
 
 
 # ---- GPUs and links
+
+
+def test_the_schema_names_the_runtimes_of_the_table() -> None:
+    assert {*runtimes(), "profile"} == set(get_args(RuntimeName))
 
 
 def test_gpu_names_are_the_contract() -> None:

@@ -16,7 +16,7 @@ from evenflow.decodes import Speculation
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
 from evenflow.types import Handover, MicroBatch, Prefix, Request
-from sim import RUNTIMES, Link, PooledWorld, TransferLink, World
+from sim import Link, PooledWorld, TransferLink, World, runtimes
 
 MAX_MODEL_LEN = 256
 
@@ -254,7 +254,7 @@ def worlds(draw: st.DrawFn) -> World:
         [16, 17, 20, 32, 400],
         dispatch=draw(st.sampled_from(["stage0", "eager", "engine_loop"])),
         pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
-        overheads=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))].stages,
+        overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
         prefix_cache=draw(st.integers(0, 2)) == 0,
     )
@@ -303,7 +303,7 @@ def pools(draw: st.DrawFn) -> World:
         [9, 16, 20, 32, 400],
         most_stages=3,
         costs_s=(draw(st.sampled_from([0.002, 0.005])), 0.0001),
-        overheads=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))].stages,
+        overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
         speculation=draw(st.sampled_from([None, None, Speculation(3, 0.7)])),
     )

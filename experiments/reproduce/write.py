@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evenflow.runtimes import RUNTIMES
+from evenflow.runtimes import runtimes
 from experiments.report.plots import MARKS, finish, panels, plain_decades, save
 from experiments.report.style import colour
 from experiments.report.tables import markdown_table, number, percent, print_numbers, write_table
@@ -224,8 +224,8 @@ def _section(entry: Entry) -> str:
     keys = entry.keys
     lines = [f"Source: {keys.source.words()}.", *(f"Assumed: {each}." for each in keys.assumed)]
     name = keys.run.get("runtime")
-    if isinstance(name, str) and name in RUNTIMES:
-        lines.append(f"CPU time `{name}`: {RUNTIMES[name].source}.")
+    if isinstance(name, str) and name in runtimes():
+        lines.append(f"CPU time `{name}`: {runtimes()[name].source}.")
     lines += [] if keys.misses is None else [f"What misses: {keys.misses}."]
     items = "".join(f"- {line}\n" for line in lines)
     return f"### {entry.name}\n\n{keys.title}.\n\n{items}"

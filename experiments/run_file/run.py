@@ -32,7 +32,7 @@ from evenflow.keys import (
 )
 from evenflow.results.metrics import Limit
 from evenflow.routing import Router
-from evenflow.runtimes import RUNTIMES, Holds, RuntimeName, RuntimeOverheads
+from evenflow.runtimes import Holds, RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import gpu
 from evenflow.world import Dispatch
 from experiments.run_file import yaml_file
@@ -348,7 +348,7 @@ class RunConfig(Keys):
         if self.runtime == "profile":
             charged = measured
         elif isinstance(self.runtime, str):
-            charged = RUNTIMES[self.runtime].on(self.num_stages)
+            charged = runtimes()[self.runtime].on(self.num_stages)
         else:
             charged = self.runtime.make()
         return charged if self.scale.host == 1 else charged.scaled(self.scale.host)
@@ -359,7 +359,7 @@ class RunConfig(Keys):
         if not isinstance(self.runtime, str):
             return asdict(charged)
         known = self.runtime != "profile"
-        source = RUNTIMES[self.runtime].source if known else "the cpu_* points of the profile"
+        source = runtimes()[self.runtime].source if known else "the cpu_* points of the profile"
         return {"name": self.runtime, "source": source, **asdict(charged)}
 
     @property

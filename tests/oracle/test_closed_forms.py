@@ -17,7 +17,7 @@ from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
 from evenflow.runtimes import Holds
 from evenflow.types import Request
-from sim import RUNTIMES, Link, RuntimeOverheads, World, simulate
+from sim import Link, RuntimeOverheads, World, runtimes, simulate
 from tests.oracle.plain import ContextCost
 from tests.worlds import assert_same, small_world
 
@@ -158,7 +158,7 @@ class TestRuntimes:
 
     def test_vllm_prepares_before_each_execution(self) -> None:
         """Each stage prepares for 1.7 ms, then computes for 10 ms: 17 % more a stage."""
-        result = one_by_one(250, 2, 2, overheads=RUNTIMES["vllm"].stages)
+        result = one_by_one(250, 2, 2, overheads=runtimes()["vllm"].stages)
         close(result.start_s, [[0.0017, 0.0134], [0.0134, 0.0251]])
         close(result.end_s, [[0.0117, 0.0234], [0.0234, 0.0351]])
         ideal = one_by_one(250, 2, 2)
@@ -166,7 +166,7 @@ class TestRuntimes:
 
     def test_gllm_hides_the_preparation(self) -> None:
         """1.7 ms from when a micro-batch is scheduled, while stage 0 computes it for 10 ms."""
-        result = one_by_one(250, 2, 2, overheads=RUNTIMES["gllm"].stages)
+        result = one_by_one(250, 2, 2, overheads=runtimes()["gllm"].stages)
         close(result.end_s, [[0.010, 0.020], [0.020, 0.030]])
 
     def test_overlapped_preparation_that_is_too_long_shows(self) -> None:
@@ -319,7 +319,7 @@ def seconds(maximum: float) -> st.SearchStrategy[float]:
 
 
 OVERHEADS = [
-    *(runtime.stages for runtime in RUNTIMES.values()),
+    *(runtime.stages for runtime in runtimes().values()),
     RuntimeOverheads(schedule_s=0.001, prepare_s=0.002, prepare_share=0.1),
     RuntimeOverheads(schedule_s=0.003, prepare_s=0.008, overlapped=True),
     *(

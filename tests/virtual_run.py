@@ -152,5 +152,5 @@ class KnownHost(VirtualPipeline):
 def serve_with_known_host(world: World) -> tuple[RunResult, Around]:
     """Serve a world on stages whose host takes known times, as a profiler has it."""
     driver, _ = drive(world, KnownHost(world.depth))
-    heard = driver.heard
-    return driver.result(), around_stages(driver.result(), heard.freed_s, heard.returned_s)
+    result, heard = driver.result(), driver.heard
+    return result, around_stages(result, heard.freed_s, heard.returned_s)

@@ -129,7 +129,7 @@ def test_more_engines_than_pages_is_a_mistake_in_one_line(
     )
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(worlds(), st.integers(1, 2))
 def test_micro_batches_that_are_not_kept_leave_the_summary_that_they_would_have_given(
     world: World, count: int

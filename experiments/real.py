@@ -75,6 +75,8 @@ def serve_job(
             job, built, on_done, (records, title), record=journals, on_token=on_token
         )
     world, workers = servable(built), workers_of(job.config, built, job.beside)
+    if live is not None:
+        _check_all_is_known(world)
     source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
     if records is not None:
         records.begin({"": workers.seen(world)}, **_head(job, source, title))
@@ -361,11 +363,6 @@ def servable(built: Built) -> World:
         raise UsageError("scheduler: of pools only evenflow run serves; one policy is right")
     if world.shares_link:
         raise UsageError("link.shared: can only be simulated; for a real run, false is right")
-    if getattr(world.make_scheduler(), "decodes_ahead", None):
-        raise UsageError(
-            "scheduler: decodes ahead of their last token can only be simulated; for a real run, "
-            "async_scheduling: off (vllm_v1) or overlap: false (sglang) is right"
-        )
     return world
 
 
@@ -425,7 +422,9 @@ def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -
     from runtime.vllm import EngineSettings, EngineWorkers, require_vllm
 
     assert config.model is not None  # the schema asks for it
+    assert isinstance(built.world, World)
     _check_all_is_computed(built.world)
+    _check_all_is_known(built.world)
     if config.max_in_flight not in (None, config.num_stages):
         raise UsageError(
             f"max_in_flight: vLLM has a micro-batch for each of its {config.num_stages} stages; "
@@ -520,9 +519,21 @@ def _torch(
     )
 
 
+def _check_all_is_known(world: World) -> None:
+    if getattr(world.make_scheduler(), "decodes_ahead", None):
+        raise UsageError(
+            "scheduler: its decodes run ahead of their last token, which only emulated workers "
+            "serve, and torch's for sglang on one stage; async_scheduling: off (vllm_v1) or "
+            "overlap: false (sglang) is right"
+        )
+
+
 def _check_all_is_computed(world: object) -> None:
     assert isinstance(world, World)
-    if getattr(world.make_scheduler(), "leaves_out", False):
+    scheduler = world.make_scheduler()
+    if world.depth > 1 or getattr(scheduler, "preempts_in_flight", False):
+        _check_all_is_known(world)
+    if getattr(scheduler, "leaves_out", False):
         raise UsageError(
             "scheduler: it may leave out part of a prompt or of its output, so a model would write "
             "something else; where a model computes, another policy or variant is right"

@@ -298,7 +298,11 @@ class Driver:
         batch, _, sampled, _ = self._steps.take_back(message)
         self._noted["returned_s"].append(now_s)
         self._recorder.batch(batch, [at_s - self.origin_s for at_s in message.times])
-        self._loop.returned(now_s, self._hand_out(sampled, message.tokens))
+        pairs = [*zip(sampled, message.tokens, strict=True)]
+        if batch.ahead is not None:  # what others get has been computed in vain
+            wanted = {*batch.ahead, *(seq.request.request_id for seq, _ in batch.preempted)}
+            pairs = [pair for pair in pairs if pair[0] in wanted]
+        self._loop.returned(now_s, self._hand_out(*zip(*pairs, strict=True)) if pairs else [])
 
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
         """Record what has ended; the loop calls it."""
@@ -309,7 +313,7 @@ class Driver:
         self._writer.ended(sequences)
         self._left(len(sequences))
 
-    def _hand_out(self, request_ids: list[int], tokens: list[int]) -> list[int]:
+    def _hand_out(self, request_ids: abc.Sequence[int], tokens: abc.Sequence[int]) -> list[int]:
         """Give everyone the token that came; return the requests that end with it."""
         stopped = [] if self._book is None else self._book.sampled(request_ids, tokens)
         if (on_token := self._on_token) is not None:

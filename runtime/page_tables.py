@@ -72,7 +72,12 @@ class StepWriter:
                 grown.append(Growth(request_id, self._new_pages(seq)))
         tokens, draws = [], []
         if self._book is not None:
-            tokens = self._book.inputs(batch.chunks, decodes)
+            counts = (
+                None
+                if batch.ahead is None
+                else {name: count for name, (_, count) in batch.ahead.items()}
+            )
+            tokens = self._book.inputs(batch.chunks, decodes, counts)
             draws = self._book.draws(batch.chunks)
             draws += self._book.draws_of(piece.request_id for piece in adopted)
         shared, self._shared = self._shared, []

@@ -5,7 +5,7 @@ Knows ids and how each request draws its next one; no pages, no sockets, no mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +26,9 @@ class Text:
     draw: Draw | None = None
     stop_ids: frozenset[int] = frozenset()
 
+
+UNKNOWN = -1
+"""In the place of an id that only the workers have."""
 
 TextOf = Callable[[Request], Text]
 """Returns what a request says. Asked once, when its first piece is sent."""
@@ -87,12 +90,25 @@ class TokenBook:
     def __len__(self) -> int:
         return len(self._live)
 
-    def inputs(self, chunks: Sequence[Chunk], decodes: Sequence[int]) -> list[int]:
-        """Return what stage 0 computes: the ids of each chunk, then each decode's last one."""
+    def inputs(
+        self,
+        chunks: Sequence[Chunk],
+        decodes: Sequence[int],
+        ahead: Mapping[int, int] | None = None,
+    ) -> list[int]:
+        """Return what stage 0 computes: the ids of each chunk, then each decode's last one.
+
+        `ahead` has how many output tokens a decode then has; its input is UNKNOWN if the one before
+        is on its way.
+        """
         ids: list[int] = []
         for chunk in chunks:
             ids += self._of(chunk.sequence.request).ids[chunk.start : chunk.stop]
-        ids += [self._live[request_id].ids[-1] for request_id in decodes]
+        for request_id in decodes:
+            live = self._live[request_id]
+            known = len(live.ids) - len(live.text.prompt_ids)
+            count = 0 if ahead is None else ahead[request_id]
+            ids.append(UNKNOWN if count > known + 1 else live.ids[-1])
         return ids
 
     def draws(self, chunks: Sequence[Chunk]) -> list[Draw]:

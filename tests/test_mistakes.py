@@ -221,8 +221,8 @@ workers=tpu | workers.kind: unknown "tpu"; known: emulated, torch
 'workers={kind: emulated, faults: [{stage: 0, slow_factor: 0}]}' | should be greater than 0.0, not 0
 data_parallel=2 model=Mixtral-8x7B gpu=H100 | data_parallel: can only be simulated;
 'speculative={k: 2, acceptance: 0.5, draft_cost_share: 0}' | speculative: can only be
-'scheduler={name: vllm_v1, async_scheduling: v2}' dispatch=engine_loop | off (vllm_v1)
-dispatch=engine_loop stages=1 'scheduler={name: sglang}' | or overlap: false (sglang) is right
+'scheduler={name: vllm_v1, async_scheduling: v2}' dispatch=engine_loop workers=torch model=Yi-34B |
+    its decodes run ahead of their last token, which only emulated workers serve
 'workers={kind: emulated, faults: [{stage: 0}]}' scheduler=distserve | workers.faults: with pools
 ##
 simulat | No such command 'simulat'. Did you mean 'simulate'? (evenflow --help)

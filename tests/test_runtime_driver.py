@@ -72,6 +72,29 @@ def test_an_eager_policy_is_asked_as_often_as_in_the_simulation() -> None:
     np.testing.assert_array_equal(real.result().completion_s, expected.completion_s)
 
 
+@pytest.mark.parametrize(
+    ("name", "params", "depth"),
+    [
+        ("sglang", {"chunked_prefill_size": 64}, 1),
+        ("vllm_v1", {"async_scheduling": "v2", "max_num_batched_tokens": 64, "max_num_seqs": 9}, 2),
+    ],
+)
+def test_decodes_run_ahead_as_in_the_simulation(
+    name: str, params: dict[str, Any], depth: int
+) -> None:
+    requests = [Request(i, 0.011 * i, 15 + 13 * i % 60, 1 + 7 * i % 30) for i in range(30)]
+    sizes = {"total_pages": 14, "max_model_len": 14 * 16, "dispatch": "engine_loop"}
+    rule = {"depth": depth, "max_in_flight": depth + 1, "times_s": (0.01, 1e-5)}
+    world = small_world(requests, name, params, **sizes, **rule)
+    real, batcher = drive(world)
+    simulated = driver.Driver(world, Tandem, batcher=RecordingBatcher)
+    expected = simulated.run()
+    assert expected.preemptions.any() == (name == "vllm_v1")
+    np.testing.assert_allclose(real.result().completion_s, expected.completion_s)
+    decisions = [entry.decision for entry in sent(batcher.journal)]
+    assert decisions == [entry.decision for entry in sent(simulated.engines[0].journal)]
+
+
 def small(**more: Any) -> World:
     requests = more.pop("requests", [Request(i, 0.0, 10, 3) for i in range(4)])
     return small_world(requests, depth=2, times_s=(0.01, 0.0), **more)

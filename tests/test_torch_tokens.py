@@ -19,7 +19,7 @@ from experiments.real import servable
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
 from runtime.pipeline import Pipeline
-from runtime.tokens import RandomTexts, Text
+from runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
 from sim import driver
 from sim.tandem import Tandem
 from tests.command_line import evenflow, write_inputs
@@ -78,37 +78,51 @@ def test_greedy_tokens_are_those_of_transformers(
         assert batcher.queues.preemptions
 
 
-SHARING: list[tuple[str, dict[str, Any], str]] = [
-    ("sarathi", {"token_budget": 6}, "stage0"),
-    ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}, "stage0"),
-    ("vllm_v1", {"max_num_batched_tokens": 12, "max_num_seqs": 8}, "engine_loop"),
-    ("sglang", {"overlap": False, "chunked_prefill_size": 12}, "engine_loop"),
+SHARING: list[tuple[str, dict[str, Any], int | None, str]] = [
+    ("sarathi", {"token_budget": 6}, None, "stage0"),
+    ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}, None, "stage0"),
+    ("vllm_v1", {"max_num_batched_tokens": 12, "max_num_seqs": 8}, None, "engine_loop"),
+    ("sglang", {"overlap": False, "chunked_prefill_size": 12}, None, "engine_loop"),
+    ("sglang", {"chunked_prefill_size": 12}, 2, "engine_loop"),
 ]
-"""A cache that replaces pages, one that keeps twins, and one that learns what is computed late."""
+"""A cache that replaces pages, one that keeps twins, and one that learns what is computed late; in
+the last two micro-batches are in flight on one stage, so decodes run ahead of their last token."""
 
 
-@pytest.mark.parametrize(("name", "params", "dispatch"), SHARING, ids=[row[0] for row in SHARING])
+@pytest.mark.parametrize("case", SHARING, ids=range(len(SHARING)))
 def test_a_prefix_that_is_cached_changes_no_token(
-    name: str,
-    params: dict[str, Any],
-    dispatch: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads_for_processes(monkeypatch)
+    name, params, ahead, dispatch = case
+    inputs, unknown = TokenBook.inputs, []
+
+    def watched(*given: Any) -> list[int]:
+        ids = inputs(*given)
+        unknown.append(UNKNOWN in ids)
+        return ids
+
+    monkeypatch.setattr(TokenBook, "inputs", watched)
     requests = [
         replace(each, prefix=Prefix((100 + each.request_id % 2,), 21, min(21, each.prompt_tokens)))
         for each in REQUESTS
     ]
     expected = generated(save_checkpoint(tmp_path, "llama"), requests)
     for cache in (True, False):
-        sizes = {"requests": requests, "dispatch": dispatch, "prefix_cache": cache}
-        world = world_of(name, 2, params, **sizes)
+        sizes = {
+            "requests": requests,
+            "dispatch": dispatch,
+            "prefix_cache": cache,
+            "max_in_flight": ahead,
+        }
+        stages = 2 if ahead is None else 1
+        world = world_of(name, stages, params, **sizes)
         batcher: Any = world.batcher(RecordingBatcher)
         cached: list[int] = []
-        with pipeline_of(settings_of(tmp_path, 2, transport="one_process")) as pipeline:
+        with pipeline_of(settings_of(tmp_path, stages, transport="one_process")) as pipeline:
             assert serve(pipeline, world, batcher, cached=cached) == expected
         assert (sum(cached) > 0) == cache
+        assert any(unknown) == (ahead is not None)
         assert replay(batcher.journal, world.batcher()) is None
 
 

@@ -47,6 +47,9 @@ class BatchInputs:
     draws: Tensor  # of `runtime.torch.sample.drawn_by`, on the last stage
     chunks: tuple[ChunkInputs, ...]
     decodes: tuple[DecodeInputs, ...]
+    names: Sequence[int] = ()  # the requests of the sampled tokens
+    dropped: Sequence[int] = ()  # requests that are no longer served
+    unknown: Sequence[tuple[int, int]] = ()  # where an id is missing, and whose newest token it is
 
 
 def batch_inputs(

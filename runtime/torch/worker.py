@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from itertools import cycle
+from dataclasses import replace
+from itertools import accumulate, cycle
 
 import torch
 from torch import Tensor
 
 from evenflow.errors import UsageError
 from runtime.page_tables import PageTable
+from runtime.tokens import UNKNOWN
 from runtime.torch import StageSettings
 from runtime.torch.attention import KvPages
 from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared, Told, meet
@@ -48,6 +50,8 @@ class TorchWorker:
         self._kv = kv
         self._cores = cores
         self._how: dict[int, Sampling] = {}  # of requests that are not greedy
+        self._alone = stage.is_first and stage.is_last
+        self._newest: dict[int, int] = {}  # tokens that this stage, alone, gave last
         self._preparing, self._computing = Lane(stage.device), Lane(stage.device)
 
     def prepare(self, step: Step) -> BatchInputs:
@@ -68,7 +72,14 @@ class TorchWorker:
             batch = batch_inputs(rows, place.page_tokens, device, step.tokens, draws)
         if self._carrier is not None and not self._stage.is_first:
             self._carrier.expect(batch.num_tokens)
-        return batch
+        starts = accumulate((row.stop - row.start for row in rows), initial=0)
+        unknown = [
+            (at, row.request_id)
+            for at, row in zip(starts, rows, strict=False)
+            if step.tokens and step.tokens[at] == UNKNOWN
+        ]
+        names = [row.request_id for row in sampled]
+        return replace(batch, names=names, dropped=step.dropped, unknown=unknown)
 
     def fetch(self, activation: Activation) -> None:
         """Return when the hidden states of the stage before are here."""
@@ -89,9 +100,15 @@ class TorchWorker:
         # once nobody holds it, however far this lane is behind its launches.
         given = prepared.ids if self._stage.is_first else self._taken()
         with self._computing():
+            for at, request_id in prepared.unknown:
+                given[at] = self._newest[request_id]
             out = self._stage.forward(given.to(self._stage.device), prepared, self._kv)
-            if self._stage.is_last and not self._place.rank:
+            if self._stage.is_last and (self._alone or not self._place.rank):
                 tokens = sample(out, prepared.draws)
+        if self._alone:
+            for request_id in prepared.dropped:
+                self._newest.pop(request_id, None)
+            self._newest |= zip(prepared.names, tokens, strict=True)
         end_s = time.monotonic()
         del given  # the stage before may have its memory back
         if self._carrier is None or self._stage.is_last:

@@ -65,8 +65,11 @@ class Job:
     def source(self, built: Built, **facts: Any) -> dict[str, Any]:
         """Return where the results of a run come from, and those `facts` that there are."""
         facts |= {} if self.policy is None else {"policy": self.policy.source()}
+        source = provenance(self.config, self.workload.trace, built.cost_source, built.host)
+        if budget := built.deployment.get("token_budget"):
+            source["setup"] += f", token_budget {budget} (auto)"
         return {
-            **provenance(self.config, self.workload.trace, built.cost_source, built.host),
+            **source,
             "deployment": built.deployment,
             **{name: fact for name, fact in facts.items() if fact},
         }

@@ -38,6 +38,15 @@ class OneByOne:
         return Plan(prefills, decodes=view.ready_decodes)
 
 
+def test_a_budget_that_was_found_is_said() -> None:
+    """A micro-batch of 384 tokens takes 5 + 0.02 * 384 ms on each of two stages, 26 ms in all."""
+    scheduler = {"name": "sarathi", "token_budget": "auto", "tbt_slo_s": 0.026}
+    run = ef.simulate(RUN | {"scheduler": scheduler})
+    assert run.result.provenance["deployment"]["token_budget"] == 384
+    assert run.result.provenance["setup"].endswith(", token_budget 384 (auto)")
+    assert "token_budget" not in ef.simulate(RUN).result.provenance["setup"]
+
+
 def test_a_run_is_its_tables_and_writes_nothing(folder: Path) -> None:
     before = sorted(folder.iterdir())
     run = ef.simulate("RUN.yaml")

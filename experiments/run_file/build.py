@@ -209,7 +209,10 @@ def _build_world(
         swap=config.kv.swap,
         before=tuple(known(predicted(part, None)) for part in before),
     )
-    return Built(world, _formula(config), _deployment_facts(world, hardware.placed), made)
+    facts = _deployment_facts(world, hardware.placed)
+    if config.scheduler.params.get("token_budget") == "auto":
+        facts["token_budget"] = getattr(scheduler, "token_budget", None)
+    return Built(world, _formula(config), facts, made)
 
 
 def _hardware(config: RunConfig, beside: Path) -> Hardware:

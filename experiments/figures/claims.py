@@ -40,9 +40,10 @@ NO_EFFECT = math.log(1.05)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A published result. `value` is a number, a bound such as "<= 0.02", a list or a mapping.
+    """A published result. `value` is a number, a bound, a list or a mapping.
 
-    `neutral`: of a ratio, whether 1 would say that nothing differs; not so of a share.
+    A bound is "<= 0.02", say; "> 1" is a direction. `neutral`: of a ratio, whether 1 would say that
+    nothing differs; not so of a share.
     """
 
     id: str
@@ -288,9 +289,9 @@ def _leaf(claim: Claim, part: str, paper: Any, ours: Any, same_order: bool = Fal
     if claim.kind == "order":
         return Answer(claim, part, ours, paper, None, "exact" if ours == paper else "wrong")
     if isinstance(paper, str):
-        bound = float(paper.removeprefix("<="))
-        ratio = ours / bound
-        return Answer(claim, part, ours, paper, ratio, _of_bound(ratio))
+        sign, bound = paper.split()
+        ratio = ours / float(bound)
+        return Answer(claim, part, ours, paper, ratio, _of_bound(ratio, sign))
     ratio = ours / paper if paper else None
     if claim.kind == "exact":
         same = math.isclose(ours, paper, rel_tol=1e-9)
@@ -305,10 +306,12 @@ def _leaf(claim: Claim, part: str, paper: Any, ours: Any, same_order: bool = Fal
     return Answer(claim, part, ours, paper, ratio, verdict, effect)
 
 
-def _of_bound(ratio: float) -> Verdict:
-    if ratio <= 1:
+def _of_bound(ratio: float, sign: str) -> Verdict:
+    """Judge by a bound: <= and >= by how far it is missed; < and > are directions, had or not."""
+    over = ratio if sign[0] == "<" else 1 / ratio if ratio else math.inf
+    if over < 1 or (over == 1 and sign[-1] == "="):
         return "holds"
-    return _by_distance(ratio) or "wrong"
+    return (_by_distance(over) if sign[-1] == "=" else None) or "wrong"
 
 
 def _by_distance(ratio: float) -> Verdict | None:

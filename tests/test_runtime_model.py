@@ -49,6 +49,8 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama wide heads, no sharing": ("llama", {"head_dim": 16, "num_key_value_heads": 4}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
 }
 
 
@@ -185,6 +187,8 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
         ("llama", {"model_type": "qwen2", "attention_bias": True}, "q_proj.bias"),
         ("qwen2", {"model_type": "llama"}, 'k_proj.bias" has no place'),
         ("llama", {"num_key_value_heads": 1}, "k_proj.weight"),
+        ("qwen3", {"model_type": "llama"}, 'k_norm.weight" has no place'),
+        ("llama", {"model_type": "qwen3"}, 'no tensor "model.layers.0.self_attn.q_norm.weight"'),
         ("llama", {"hidden_act": "gelu"}, "\"hidden_act\" is 'gelu'"),
         ("llama", {"mlp_bias": True}, '"mlp_bias"'),
         ("llama", {"model_type": "falcon", "n_head": 4}, "cannot be run"),

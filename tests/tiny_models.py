@@ -1,4 +1,4 @@
-"""Random tiny Llama and Qwen2 checkpoints, saved by transformers, and a loop that decodes them."""
+"""Random tiny checkpoints, saved by transformers, and a loop that decodes them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ SHAPE = {
 
 
 def save_checkpoint(folder: Path, family: str, **changes: Any) -> Any:
-    """Save a random checkpoint of `family` ("llama" or "qwen2"); return transformers' model."""
+    """Save a random checkpoint of `family`, a key of `kinds`; return transformers' model."""
     transformers = pytest.importorskip("transformers", reason="needs transformers, the oracle")
     kinds = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     }
     config_class, model_class = kinds[family]
     torch.manual_seed(0)
     model = model_class(config_class(**(SHAPE | changes))).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):
             torch.nn.init.normal_(parameter, std=0.5)
     model.save_pretrained(folder)
     return model

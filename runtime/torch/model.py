@@ -1,4 +1,4 @@
-"""Decoder-only Llama and Qwen2, cut by layers into stages, with paged keys and values.
+"""Decoder-only Llama, Qwen2 and Qwen3, cut by layers into stages, with paged keys and values.
 
 Knows one micro-batch at a time; no scheduler, no processes, no clock. Weights are those of
 Hugging Face checkpoints; query, key and value are one matrix here, and so are gate and up. Not
@@ -149,6 +149,7 @@ class Layer:
 
     attention_norm: Norm
     qkv: Linear
+    head_norms: tuple[Norm, Norm] | None  # of each query head, and of each key head
     o: Linear
     mlp_norm: Norm
     up: Linear  # gate and up
@@ -257,6 +258,10 @@ class Stage:
         mark("linear_qkv")
         packed = packed.unflatten(1, (-1, self.spec.head_dim))
         queries, keys, values = packed.split((heads, kv_heads, kv_heads), dim=1)
+        if layer.head_norms is not None:
+            query_norm, key_norm = layer.head_norms
+            queries, keys = query_norm(queries), key_norm(keys)
+            mark("norm")
         queries, keys = rotate(queries, cosines, sines), rotate(keys, cosines, sines)
         mark("rope")
         kv.write(index, keys, values, batch.slots)
@@ -293,8 +298,8 @@ def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
         for count in (spec.num_heads, spec.num_kv_heads)
     )
     columns = (spec.intermediate_size, ranks.part(spec.intermediate_size))
-    # Llama's attention_bias is on all four projections, Qwen2's on three.
-    o_bias = spec.attention_bias and spec.family == "llama"
+    # attention_bias is on all four projections; Qwen2 has no such key, and three biases.
+    o_bias = spec.attention_bias and spec.family != "qwen2"
 
     def fused(module: str, outputs: dict[str, tuple[int, slice]], bias: bool) -> Linear:
         def joined(kind: str, *inputs: int) -> Tensor:
@@ -310,12 +315,17 @@ def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
         added = weights(f"{module}.bias", (hidden,), ALL) if bias else None
         return Linear(matrix, None if ranks.rank else added)  # once, in the sum over the ranks
 
-    def norm(name: str) -> Norm:
-        return Norm(weights(f"{prefix}.{name}.weight", (hidden,), ALL), spec.norm_epsilon)
+    def norm(name: str, size: int = hidden) -> Norm:
+        return Norm(weights(f"{prefix}.{name}.weight", (size,), ALL), spec.norm_epsilon)
+
+    def head_norms() -> tuple[Norm, Norm]:
+        queries, keys = (norm(f"self_attn.{one}_norm", spec.head_dim) for one in "qk")
+        return queries, keys
 
     return Layer(
         norm("input_layernorm"),
         fused(attention, {"q_proj": query, "k_proj": key, "v_proj": key}, spec.attention_bias),
+        head_norms() if spec.qk_norm else None,
         summed(f"{attention}.o_proj", query, o_bias),
         norm("post_attention_layernorm"),
         fused(mlp, {"gate_proj": columns, "up_proj": columns}, bias=False),

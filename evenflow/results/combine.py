@@ -96,7 +96,10 @@ def _tally(results: Sequence[RunResult]) -> Tally | None:
     columns = _joined(tallies, TALLY)
     order = np.argsort(columns["returned_s"], kind="stable")
     rows = {name: columns[name][order] for name in ("returned_s", "sampled_rows")}
-    return Tally(**columns | rows | {"start_s": np.sort(columns["start_s"])})
+    began = [tally for tally in tallies if len(tally.returned_s)]
+    if began:  # the first one is that of the micro-batch that returns first
+        rows["start_s"] = min(began, key=lambda tally: tally.returned_s[0]).start_s
+    return Tally(**columns | rows)
 
 
 def _joined(

@@ -119,6 +119,7 @@ SMALL = {
     "tdpipe_2": (),
     "tdpipe_6": ("study.all_tokens=[64]",),
     "tdpipe_9": (),
+    "tdpipe_10": (),
     "tdpipe_11": ("study.pairs=[[L20, Qwen2.5-32B]]",),
     "tdpipe_12": (),
     "tdpipe_13": ("study.ratios=[0.5]",),

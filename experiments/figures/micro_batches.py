@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evenflow.costs import RooflineCost, decode_work, prefill_work
+from evenflow.costs import RooflineCost, decode_work, estimates, prefill_work
+from evenflow.schedulers.td_pipe import saturating_rows, spatial_intensity, temporal_intensity
 from experiments.figures.axes import Served, layout_of, pairs, served
 from experiments.figures.iterations import (
     REFERENCE,
@@ -41,6 +42,26 @@ def throughput(study: Study) -> pd.DataFrame:
             "decode_tokens_per_s": size / seconds(decode_work(size, size * length)),
         }
         for size in study.numbers["batch_sizes"]
+    )
+
+
+def intensities(study: Study) -> pd.DataFrame:
+    """Return TD-Pipe's intensities by the rows of a decode batch, and by the prefills that fit."""
+    numbers, world = study.numbers, world_of(study)
+    known, context = estimates(world.costs), int(numbers["decode_context"])
+    decode_s, prefill_s = known["decode_s"], known["prefill_s"](int(numbers["prefill_tokens"]))
+    peak = saturating_rows(decode_s)
+    return pd.DataFrame(
+        {
+            "rows": rows,
+            "prefills": count,
+            "spatial": spatial_intensity(rows, context, peak, decode_s),
+            "temporal": temporal_intensity(
+                [prefill_s] * count, decode_s(rows, rows * context), world.depth
+            ),
+        }
+        for rows in numbers["rows"]
+        for count in numbers["prefills"]
     )
 
 

@@ -86,10 +86,12 @@ class Tally:
 def tallied(columns: abc.Mapping[str, Any]) -> Tally:
     """Return the tally of one block, given its columns of BATCHES and STAGES by name."""
     kv_tokens = columns["kv_tokens"]
+    with np.errstate(invalid="ignore"):  # of a run that never ends, which is refused
+        busy_s = (columns["end_s"] - columns["start_s"]).sum()
     return Tally(
         returned_s=columns["end_s"][:, -1],
         sampled_rows=columns["sampled_rows"],
-        busy_s=np.array([(columns["end_s"] - columns["start_s"]).sum()]),
+        busy_s=np.array([busy_s]),
         free_pages=np.array([columns["free_pages"].sum()]),
         kv_tokens=np.array([0 if kv_tokens is None else kv_tokens.sum()]),
         start_s=columns["start_s"][:1, 0],

@@ -184,11 +184,11 @@ def test_a_decode_in_flight_is_not_preempted_by_a_policy_that_does_not_say_so() 
         serving.next(2.0)
 
 
-@pytest.mark.parametrize(("pool", "waits"), [(RadixCache(10), 42 + 40), (PrefixCache(10), 10 + 8)])
-def test_of_who_is_preempted_what_is_not_cached_waits(pool: PagePool, waits: int) -> None:
+@pytest.mark.parametrize(("pool", "waits"), [(RadixCache, 42 + 40), (PrefixCache, 10 + 8)])
+def test_of_who_is_preempted_what_is_not_cached_waits(pool: type[PagePool], waits: int) -> None:
     """Request 1 found 32 of its 40 tokens and made two. A radix tree is looked into when asked."""
     plans = prefill(0, 40), prefill(1, 8), Plan(decodes=1), Plan(preempt=[1]), Plan()
-    serving = batcher(*plans, pages=pool)
+    serving = batcher(*plans, pages=pool(10))
     for number, blocks in enumerate([(1, 2, 3), (1, 2, 4), (1, 2, 4)]):
         prefix = Prefix(blocks, 16, 40)
         serving.add(Request(number, 0.0, 40, 4 if number else 1, prefix=prefix))

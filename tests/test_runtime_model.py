@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[
 
 from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.model import Ranks, Rope  # noqa: E402
+from runtime.torch.timed import profile_model  # noqa: E402
 from runtime.torch.weights import random_stage  # noqa: E402
 from runtime.wire import Piece  # noqa: E402
 from tests.command_line import mistake  # noqa: E402
@@ -49,6 +50,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama wide heads, no sharing": ("llama", {"head_dim": 16, "num_key_value_heads": 4}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "mistral, a window of 5": ("mistral", {"sliding_window": 5}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
 }
@@ -175,6 +177,13 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     for keep_bytes in (40_000, 500, 5, 0):
         path.write_bytes(path.read_bytes()[:keep_bytes])
         assert "model.safetensors: truncated" in refusal(tmp_path)
+
+
+def test_a_window_is_refused_before_it_is_profiled(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "mistral", sliding_window=5)
+    unread: Any = None
+    said = mistake(lambda: profile_model(tmp_path, tmp_path / "profile.csv", unread))
+    assert "a profile's tokens attend to all" in said
 
 
 @pytest.mark.parametrize(

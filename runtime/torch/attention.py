@@ -50,11 +50,19 @@ class KvPages:
 
 
 def attend_chunks(
-    queries: Tensor, out: Tensor, layer: int, chunks: tuple[ChunkInputs, ...], kv: KvPages
+    queries: Tensor,
+    out: Tensor,
+    layer: int,
+    chunks: tuple[ChunkInputs, ...],
+    kv: KvPages,
+    *,
+    window: int,
 ) -> None:
     """Attend from prompt chunks, causally, into `out`; both [tokens, heads, head].
 
-    Query heads that share a KV head become its batch: keys and values are expanded, not copied.
+    Each token sees the last `window` keys, its own among them (0: all); those before are kept, read
+    and masked. Query heads that share a KV head become its batch: keys and values are expanded, not
+    copied.
     """
     kv_heads = kv.keys.shape[-2]
     for chunk in chunks:
@@ -63,30 +71,44 @@ def attend_chunks(
         # grouped: [KV heads, heads per KV head, chunk, head]
         grouped = queries[span].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
         per_kv = grouped.shape[1]
-        is_whole = chunk.length == chunk.context
+        is_whole = chunk.length == chunk.context and not window
         attended = scaled_dot_product_attention(
             grouped,
             keys[0, :, None, : chunk.context].expand(-1, per_kv, -1, -1),
             values[0, :, None, : chunk.context].expand(-1, per_kv, -1, -1),
-            attn_mask=None if is_whole else _earlier_keys(chunk, queries.device),
+            attn_mask=None if is_whole else _earlier_keys(chunk, queries.device, window),
             is_causal=is_whole,
         )
         out[span] = attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _earlier_keys(chunk: ChunkInputs, device: torch.device) -> Any:
+def _earlier_keys(chunk: ChunkInputs, device: torch.device, window: int) -> Any:
     """Return the mask that lets a chunk's tokens see what is before them, and themselves."""
-    if device.type == "cuda":
+    if device.type == "cuda" and not window:
         # Flash attention knows this mask by its name. NOTE: that name takes a second to import.
         from torch.nn.attention.bias import causal_lower_right
 
         return causal_lower_right(chunk.length, chunk.context)
     visible = torch.ones(chunk.length, chunk.context, dtype=torch.bool, device=device)
-    return visible.tril(chunk.context - chunk.length)
+    return _recent(visible.tril(chunk.context - chunk.length), window)
+
+
+def _recent(visible: Tensor, window: int) -> Tensor:
+    """Return what is left of keys [..., keys], visible from the first on, within a window."""
+    if not window:
+        return visible
+    keys = torch.arange(visible.shape[-1], device=visible.device)
+    return visible & (keys >= visible.sum(-1, keepdim=True) - window)
 
 
 def attend_decodes(
-    queries: Tensor, out: Tensor, layer: int, decodes: tuple[DecodeInputs, ...], kv: KvPages
+    queries: Tensor,
+    out: Tensor,
+    layer: int,
+    decodes: tuple[DecodeInputs, ...],
+    kv: KvPages,
+    *,
+    window: int,
 ) -> None:
     """Attend from single tokens into `out`; both [tokens, heads, head].
 
@@ -97,5 +119,6 @@ def attend_decodes(
         rows = group.tokens.shape[0]
         keys, values = kv.read(layer, group.pages, rows)
         grouped = queries.index_select(0, group.tokens).unflatten(1, (kv_heads, -1))
-        attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask)
+        mask = _recent(group.mask, window)
+        attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
         out.index_copy_(0, group.tokens, attended.flatten(1, 2))

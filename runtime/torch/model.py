@@ -1,8 +1,8 @@
-"""Decoder-only Llama, Qwen2 and Qwen3, cut by layers into stages, with paged keys and values.
+"""Decoder-only Llama, Mistral, Qwen2 and Qwen3, cut into stages, with paged keys and values.
 
 Knows one micro-batch at a time; no scheduler, no processes, no clock. Weights are those of
 Hugging Face checkpoints; query, key and value are one matrix here, and so are gate and up. Not
-supported: mixture of experts, sliding windows, quantisation, and rotary embeddings scaled in other
+supported: mixture of experts, quantisation, and rotary embeddings scaled in other
 ways than `linear` and `llama3` (dynamic, yarn, longrope).
 """
 
@@ -154,6 +154,7 @@ class Layer:
     mlp_norm: Norm
     up: Linear  # gate and up
     down: Linear
+    window: int  # the last so many tokens are attended to; 0: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +269,10 @@ class Stage:
         mark("kv_write")
         attended = torch.empty_like(queries)
         if batch.chunks:
-            attend_chunks(queries, attended, index, batch.chunks, kv)
+            attend_chunks(queries, attended, index, batch.chunks, kv, window=layer.window)
             mark("attention_prefill")
         if batch.decodes:
-            attend_decodes(queries, attended, index, batch.decodes, kv)
+            attend_decodes(queries, attended, index, batch.decodes, kv, window=layer.window)
             mark("attention_decode")
         projected = layer.o(attended.flatten(1, 2))
         mark("linear_o")
@@ -292,6 +293,7 @@ class Stage:
 
 def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
     prefix, hidden = f"model.layers.{index}", spec.hidden_size
+    (kind,) = spec.kinds(index, index + 1)
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     query, key = (
         (count * spec.head_dim, ranks.part(count, spec.head_dim))
@@ -330,6 +332,7 @@ def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
         norm("post_attention_layernorm"),
         fused(mlp, {"gate_proj": columns, "up_proj": columns}, bias=False),
         summed(f"{mlp}.down_proj", columns, bias=False),
+        kind.sliding_window,
     )
 
 

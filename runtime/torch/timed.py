@@ -92,6 +92,8 @@ def profile_model(
 ) -> Profile:
     """Measure and write a profile of a model: a name in the table, or the path of a config.json."""
     spec, _ = read_model(name_or_path)
+    if spec.sliding_window:
+        raise UsageError(f"{spec.name}: a profile's tokens attend to all; use no sliding_window")
     return profile(
         spec,
         out,

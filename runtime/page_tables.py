@@ -57,6 +57,8 @@ class StepWriter:
         dropped = self._ended + self._preempted()
         adopted = [piece for piece in self._adopted if piece.request_id in self._told]
         self._ended, self._adopted = [], []
+        for told in self._told.values():
+            self._tell_shared(told)
         pieces = [
             Piece(chunk.sequence.request.request_id, chunk.start, chunk.stop, chunk.last, new_pages)
             for chunk, new_pages in (
@@ -67,8 +69,7 @@ class StepWriter:
         for seq in batch.decodes.sequences() if batch.decodes is not None else ():
             request_id = seq.request.request_id
             decodes.append(request_id)
-            told = self._told[request_id]
-            if len(seq.pages) > len(told.pages) or len(seq.chain) > told.published:
+            if len(seq.pages) > len(self._told[request_id].pages):
                 grown.append(Growth(request_id, self._new_pages(seq)))
         tokens, draws = [], []
         if self._book is not None:
@@ -112,19 +113,26 @@ class StepWriter:
         request_id = seq.request.request_id
         if (told := self._told.get(request_id)) is None:
             told = self._told[request_id] = _Told(seq, seq.epoch, self._first_page(request_id))
-        published, first_page = len(seq.chain), told.first_page
-        if published > told.published:
-            start = told.published
-            while told.pages[start : start + 1] == seq.pages[start : start + 1] != []:
-                start += 1
-            if start < published:
-                told.pages[start:published] = seq.pages[start:published]
-                pages = [first_page + page for page in seq.pages[start:published]]
-                self._shared.append(Shared(request_id, start, pages, kept_tokens))
-            told.published = published
+            self._tell_shared(told, kept_tokens)
         new_pages = seq.pages[len(told.pages) :]
         told.pages += new_pages
-        return [first_page + page for page in new_pages]
+        return [told.first_page + page for page in new_pages]
+
+    def _tell_shared(self, told: _Told, kept_tokens: int = 0) -> None:
+        """Note the pages of a prefix cache that a sequence has since it was told of last.
+
+        It may be in no micro-batch just now: the pages that it left are free for another.
+        """
+        seq, start, published = told.sequence, told.published, len(told.sequence.chain)
+        if start >= published:
+            return
+        while told.pages[start : start + 1] == seq.pages[start : start + 1] != []:
+            start += 1
+        if start < published:
+            told.pages[start:published] = seq.pages[start:published]
+            pages = [told.first_page + page for page in seq.pages[start:published]]
+            self._shared.append(Shared(seq.request.request_id, start, pages, kept_tokens))
+        told.published = published
 
     def _first_page(self, request_id: int) -> int:
         before = 0

@@ -103,6 +103,15 @@ def test_a_page_that_a_row_has_already_may_be_replaced_by_that_of_another() -> N
     assert any(pages.start for pages in driver.engines[0].shared)
 
 
+def test_a_page_left_for_that_of_another_is_free_before_its_row_is_served_again() -> None:
+    """SGLang publishes request 0's first page as request 1's, and serves request 2 before 0."""
+    requests = [Request(i, 0.0, 145, 2, prefix=Prefix((0,), 16, 16)) for i in range(2)]
+    requests += [Request(2, 0.0, 150, 1), Request(3, 0.0, 1, 1)]
+    sizes = {"depth": 2, "total_pages": 32, "prefix_cache": True, "dispatch": "engine_loop"}
+    world = small_world(requests, "sglang", {}, **sizes)
+    Driver(world, Tandem, batcher=Told).run()
+
+
 def step(**parts: Any) -> Step:
     plain = Step(0, [], [], [], [], 0, [], [], [], [], [])
     return plain._replace(**parts)

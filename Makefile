@@ -19,7 +19,7 @@ help:
 	@echo "make test-fuzz  odd values, files, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
-	@echo "make vllm-table  serve with real vLLM and each policy in it, beside the simulator (15 minutes)"
+	@echo "make vllm-table  serve with real vLLM and each policy in it, beside the simulator (18 minutes)"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
 	@echo "make bench  how fast the simulator is on this machine"

@@ -277,10 +277,15 @@ def _gaps_beside(path: Path) -> tuple[Floats | None, float | None]:
 def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
     """Read rows of AIConfigurator's silicon_sample.csv: means of a closed loop each.
 
-    An empty precision is bf16. Rows that are measured twice count once.
+    An empty precision is bf16. Rows that are measured twice count once. The file itself tells the
+    number of clients among the words on a row's origin, else by the batch size of each group.
     """
     precision = table["dtype"] if "dtype" in table else table["precision"]
     table = table.assign(precision=precision.fillna("bf16"))
+    if "concurrency" not in table:
+        told = table["silicon_data_source"].str.extract(r"silicon_concurrency=(\d+)")[0]
+        by_group = table["batch_size"] * table["attention_dp_size"].fillna(1)
+        table = table.assign(concurrency=told.astype(float).fillna(by_group))
     table = table.drop_duplicates(["silicon_ttft_ms", "silicon_tpot_ms"])
     for row in table[table["tp_size"].notna()].to_dict("records"):
         model = str(row["model_path"]).rpartition("/")[2]

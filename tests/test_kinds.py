@@ -75,6 +75,22 @@ def test_windows_alternate_with_global_layers(tmp_path: Path) -> None:
     assert sorted(thirds.kinds().values()) == [14, 28]
 
 
+def test_of_a_model_that_also_sees_the_text_is_read(tmp_path: Path) -> None:
+    text = {key: value for key, value in DEEPSEEK.items() if key != "tie_word_embeddings"}
+    weights = {"num_bits": 4, "type": "int", "group_size": 32}
+    packed = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights, "input_activations": None}},
+        "ignore": ["lm_head", "re:.*self_attn.*"],
+    }
+    seeing = {"model_type": "kimi_k25", "quantization_config": packed, "vision_config": {}}
+    spec = read(tmp_path, seeing | {"text_config": text})
+    assert spec == read(tmp_path, text | {"quantization_config": packed})
+    assert (spec.quantization, spec.quantized_experts_only) == ("int4_wo", True)
+    packed["ignore"] = ["lm_head", "model.layers.0.self_attn.kv_b_proj"]
+    assert not read(tmp_path, seeing | {"text_config": text}).quantized_experts_only
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -136,9 +136,12 @@ PUBLISHED_BILLIONS = {
     "Mixtral-8x22B": 140.62,
     "DeepSeek-V2": 235.74,
     "DeepSeek-V3": 671,
+    "DeepSeek-V3.1": 671,
     "DeepSeek-R1": 671,
     "Kimi-K2": 1026,
+    "Kimi-K2.5": 1026,
     "MiniMax-M2.5": 228.7,
+    "MiniMax-M2.7": 228.7,
     "gpt-oss-20b": 20.91,
     "gpt-oss-120b": 116.8,
     "Gemma-2-9B": 9.24,
@@ -171,6 +174,21 @@ def test_models_go_by_the_names_that_people_write(written: str, name: str) -> No
     assert model(written) == models()[name]
 
 
+@pytest.mark.parametrize(
+    ("written", "name", "quantization"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "Qwen3-32B", "fp8_block"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "Llama-3.1-8B", "fp8"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "Llama-3.3-70B", "fp8"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen2.5-72B", "int4_wo"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "Qwen2.5-7B", "int8_wo"),
+        ("deepseek-ai/DeepSeek-V3-FP8", "DeepSeek-V3", "fp8_block"),
+    ],
+)
+def test_the_end_of_a_name_says_the_format(written: str, name: str, quantization: str) -> None:
+    assert model(written) == replace(models()[name], quantization=quantization)
+
+
 def test_a_folder_goes_before_the_table_unless_it_has_the_very_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +209,12 @@ def test_the_table_has_the_shapes_of_the_config_files_that_aiconfigurator_keeps(
     known = {path: name for path, name in names.items() if listed(name)}
     assert len(known) > 10
     for path, name in known.items():
-        assert replace(ModelSpec.from_config_json(path), name=model(name).name) == model(name)
+        spec = ModelSpec.from_config_json(path)
+        beside = path.with_name(path.name.replace("_config", "_hf_quant_config"))
+        if beside.exists():  # where NVIDIA's checkpoints said it first
+            said = json.loads(beside.read_text())["quantization"]["quant_algo"]
+            spec = replace(spec, quantization=said.lower())
+        assert replace(spec, name=model(name).name) == model(name)
 
 
 def test_kv_of_llama_30b_is_what_td_pipe_states() -> None:

@@ -1,13 +1,15 @@
 """Reads a Hugging Face config.json: Llama, Mistral, Qwen, Gemma, DeepSeek, Falcon and their like.
 
 Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
-Left unread: RoPE scaling, attention sinks, biases but those of queries, keys and values, soft
-caps, Gemma's norms after a block, and what a quantisation leaves out, save that of gpt-oss.
+Of a model that also sees or hears, only the part that reads text is read (`text_config`). Left
+unread: RoPE scaling, attention sinks, biases but those of queries, keys and values, soft caps,
+Gemma's norms after a block, and what a quantisation leaves out, save all of a mixture's attention.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ FAMILIES = {
     "qwen2_moe": "qwen2_moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt_oss",
@@ -38,6 +42,13 @@ GEMMA = ("gemma2", "gemma3")
 
 INTEGERS = {"4": "int4_wo", "8": "int8_wo"}
 """Bits of integer weights, which are widened as they are read -> format."""
+
+FLOATS = {"8": "fp8", "4": "nvfp4"}
+
+BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
+"""What holds for `text_config`, too, where it stands beside it."""
+
+WHOLE_ATTENTION = re.compile(r"self_attn[.*]*$")
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -59,7 +70,9 @@ class _Config:
             raise UsageError(f"{self.path}: nested too deep") from None
         if not isinstance(values, dict):
             raise UsageError(f"{self.path}: holds no JSON object; a config.json of a model is one")
-        self.values: dict[str, Any] = values
+        reading = _mapping(values.get("text_config"))
+        beside = {key: values[key] for key in BESIDE_TEXT if reading and key in values}
+        self.values: dict[str, Any] = beside | reading or values
         self._missing: list[str] = []
 
     def get(self, *keys: str, default: Any = None) -> Any:
@@ -205,7 +218,7 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             "num_experts": config.count("num_local_experts"),
             "experts_per_token": config.count("num_experts_per_tok", "experts_per_token"),
             "expert_intermediate_size": config.count("intermediate_size"),
-            "quantized_experts_only": family == "gpt_oss",
+            "quantized_experts_only": family == "gpt_oss" or _spares_attention(config),
         }
     if family == "deepseek":
         return _deepseek_experts(config)
@@ -227,6 +240,7 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
         "shared_intermediate_size": (
             config.count("shared_expert_intermediate_size") if has_shared else 0
         ),
+        "quantized_experts_only": _spares_attention(config),
     }
 
 
@@ -255,6 +269,7 @@ def _deepseek_experts(config: _Config) -> dict[str, Any]:
         "expert_intermediate_size": columns,
         "shared_intermediate_size": shared * columns,
         "dense_layers": dense,
+        "quantized_experts_only": _spares_attention(config),
         "mtp_layers": config.whole("num_nextn_predict_layers", default=0),
     }
 
@@ -306,6 +321,14 @@ def _period(config: _Config, types: Any, layers: int) -> int:
     return every
 
 
+def _spares_attention(config: _Config) -> bool:
+    """Return whether the quantisation names the attention of layers among what it leaves out."""
+    said = _mapping(config.get("quantization_config"))
+    lists = [said.get(key) for key in ("ignore", "modules_to_not_convert", "exclude_modules")]
+    names = [str(name) for names in lists if isinstance(names, list) for name in names]
+    return any(map(WHOLE_ATTENTION.search, names))
+
+
 def _quantization(config: _Config) -> str:
     """Return the format that `quantization_config` means, "" without one.
 
@@ -338,8 +361,8 @@ def _quantization(config: _Config) -> str:
 def _compressed(said: dict[str, Any]) -> str | None:
     group = _mapping(next(iter(_mapping(said.get("config_groups")).values()), None))
     weights = _mapping(group.get("weights"))
-    if weights.get("type") == "float" and weights.get("num_bits") == 8:
-        return "fp8"
+    if weights.get("type") == "float":
+        return FLOATS.get(str(weights.get("num_bits")))
     if weights.get("type") == "int" and not group.get("input_activations"):
         return INTEGERS.get(str(weights.get("num_bits")))
     return None

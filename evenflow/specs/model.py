@@ -29,6 +29,11 @@ from evenflow.specs.tables import read_table
 VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGNORECASE)
 """What names a training, not a shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
 
+QUANTIZED = re.compile(r"-(FP8|AWQ|GPTQ-Int4|GPTQ-Int8)(-dynamic)?$", re.IGNORECASE)
+WRITTEN = {"fp8": "fp8", "awq": "int4_wo", "gptq-int4": "int4_wo", "gptq-int8": "int8_wo"}
+"""What names the format of the matrices: Qwen's own FP8 has a scale a block, others one a matrix.
+An NVFP4 name does not say whether attention is in it, so that needs the file."""
+
 
 class Split(NamedTuple):
     """How many slices each expert is cut in, and over how many ranks experts are spread."""
@@ -370,7 +375,7 @@ def models() -> dict[str, ModelSpec]:
 def listed(name_or_path: str | Path) -> str | None:
     """Return the name under which the table has a model, None for a path and for what it lacks.
 
-    People write names with the organisation and the variant, `Qwen/Qwen3-32B`,
+    People write names with the organisation and the variant, `Qwen/Qwen3-32B-FP8`,
     `meta-llama/Llama-3.1-70B-Instruct`; a file or folder of that name goes first.
     """
     wanted, table = str(name_or_path), models()
@@ -384,7 +389,18 @@ def listed(name_or_path: str | Path) -> str | None:
 
 
 def _shape_name(name: str) -> str:
-    return VARIANTS.sub("", name.rpartition("/")[2]).lower()
+    return VARIANTS.sub("", QUANTIZED.sub("", name.rpartition("/")[2])).lower()
+
+
+def _quantized_as(written: str, spec: ModelSpec) -> ModelSpec:
+    """Return a model in the format that the end of its name says, if it says one."""
+    said = QUANTIZED.search(written)
+    if said is None or spec.quantization:
+        return spec
+    found = WRITTEN[said[1].lower()]
+    if found == "fp8" and written.startswith("Qwen/"):
+        found = "fp8_block"
+    return replace(spec, quantization=found)
 
 
 def model(name_or_path: str | Path) -> ModelSpec:
@@ -394,7 +410,7 @@ def model(name_or_path: str | Path) -> ModelSpec:
     """
     name = listed(name_or_path)
     if name is not None:
-        return models()[name]
+        return _quantized_as(str(name_or_path), models()[name])
     path = Path(name_or_path)
     if path.exists() or path.suffix == ".json":
         return ModelSpec.from_config_json(path)

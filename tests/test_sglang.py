@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evenflow.decodes import Sequence
 from evenflow.replay import replay
 from evenflow.results.bubbles import attribute
-from evenflow.schedulers.sglang_rules import Room, dynamic_chunk
+from evenflow.schedulers.sglang import DynamicChunks, Room
 from evenflow.scheduling import Decode, Prompt
 from evenflow.types import Request
 from experiments.engines import sglang
@@ -71,15 +71,15 @@ def test_chunks_of_a_time_that_bends_down_at_first_are_those_of_its_square() -> 
             asked.append(tokens)
             return 1e-8 * tokens * tokens + linear * tokens
 
-        return [dynamic_chunk(time_s, 16_384, (2048, 4096), at, 16) for at in (0, 2048, 6000)]
+        return [*map(DynamicChunks(2048, 4096, 16_384, 16, time_s).after, (0, 2048, 6000))]
 
     assert sizes(0.0) == sizes(-1e-5) == [2048, 1088, 704]
     assert asked == 2 * [*range(2540, 0, -20)], "as it profiles: up to 1.25 of a first chunk"
 
 
 def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> None:
-    """Each takes two pages of 16 and 40 more tokens: of 200, two prompts, not three."""
-    room = room_of(200)
+    """Each takes two pages of 16 and 40 more tokens: of 208, two prompts, not three."""
+    room = room_of(13)
     prompts = [Prompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(3)]
     taken = []
     for prompt in prompts:
@@ -88,14 +88,15 @@ def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> Non
     assert taken == [True, True, False]
 
 
-def room_of(free: int, *decodes: Decode) -> Room:
-    return Room(16, 64, 64, free, 0, 0.0, walks=True, decodes=decodes, ratio=0.5)
+def room_of(pages: int, *decodes: Decode) -> Room:
+    view = small_world([], "sglang", {}, total_pages=pages, dispatch="engine_loop").batcher().view
+    return Room(view, 64, 64, 0, 0.5, decodes)
 
 
-@pytest.mark.parametrize(("free", "fits"), [(140, False), (150, True)])
-def test_the_end_of_a_prompt_under_way_is_awaited_too(free: int, fits: bool) -> None:
+@pytest.mark.parametrize(("pages", "fits"), [(9, False), (10, True)])
+def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) -> None:
     """Both hold two pages and write 40 tokens each: 64 + 80 of the pool, and two to spare."""
-    room = room_of(free)
+    room = room_of(pages)
     first, second = (Prompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(2))
     room.take(first, 16)
     assert room.fits(second) == fits
@@ -104,7 +105,7 @@ def test_the_end_of_a_prompt_under_way_is_awaited_too(free: int, fits: bool) -> 
 @pytest.mark.parametrize(("generated", "fits"), [(9, False), (8, True)])
 def test_what_has_ended_leaves_nothing_behind_to_wait_for(generated: int, fits: bool) -> None:
     """Beside 32 + 40 tokens of a prompt; a decode frees 100 with its ninth, if that is to come."""
-    room = room_of(70, Decode(1, 91, generated, 9, exact=True))
+    room = room_of(4, Decode(1, 91, generated, 9, exact=True))
     assert room.fits(Prompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
 
 

@@ -46,7 +46,6 @@ FIRST = {
     "metrics": "metrics slo",
     "td_pipe": "td_pipe",
     "sglang": "sglang",
-    "sglang_rules": "sglang",
     "token_throttling": "token_throttling",
     "token_throttling_rules": "token_throttling",
     "token_throttling_code": "gllm_code token_throttling",

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
+from math import inf, sqrt
+from operator import itemgetter
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from evenflow.keys import Count, NonNegative
 from evenflow.kv import PagePool
 from evenflow.schedulers.limits import checked
-from evenflow.schedulers.sglang_rules import (
-    Room,
-    dynamic_chunk,
-    longest_prefix_first,
-    needed_tokens,
-)
-from evenflow.scheduling import Order, Plan, Prompt, SearchSpace, Upkeep, View
+from evenflow.scheduling import Decode, Order, Plan, Prefill, Prompt, SearchSpace, Upkeep, View
 
+CLIP = 4096  # more output than this is not reserved
 LOOKED_UP = 128  # prompts that are looked up in a pass, at most
+PROFILED = 128  # lengths of prompts that are timed for dynamic chunks
 REFRESH = 32  # passes
 RETRACT_STEPS = 20  # tokens a decode is expected to generate before pages run short again
+SHARED = 32  # tokens that prompts begin with, of which only one is to compute them
 ORDER: Order = "first_returned"
 
 
 @dataclass(slots=True)
 class Slot:
-    """The running decodes of one slot as its last answer left them.
+    """How many ran after a slot's last answer, a prompt that was cut among them.
 
-    `full`: a prompt did not fit, and nobody has left since. `cut`: its last prompt goes on.
+    `full`: a prompt did not fit, and nobody has left since (who was cut leaves too).
     """
 
     running: int = 0
     full: bool = False
-    cut: bool = False
 
 
 class SGLang:
@@ -85,11 +84,11 @@ class SGLang:
             what = f"chunked_prefill_size {chunked_prefill_size} is no multiple of"
             raise ValueError(f"{what} kv.page_tokens, {page_tokens}")
         self.limits = chunked_prefill_size, max_prefill_tokens
-        self.chunk_after: Callable[[int, int], int] | None = None
+        self.chunks: DynamicChunks | None = None
         if dynamic_chunking:
             if prefill_s is None or max_model_len is None:
                 raise ValueError("dynamic_chunking needs max_model_len and a cost model")
-            self.chunk_after = partial(dynamic_chunk, prefill_s, max_model_len, self.limits)
+            self.chunks = DynamicChunks(*self.limits, max_model_len, page_tokens, prefill_s)
         self.max_running_requests = max_running_requests
         self.max_rows = pp_max_micro_batch_size or max(max_running_requests // depth, 1)
         self.schedule_policy = schedule_policy
@@ -98,10 +97,7 @@ class SGLang:
         self.prefill_decode_interval = prefill_decode_interval
         self.decodes_ahead = "question" if self.overlap else None
         self.slotted = not self.overlap
-        self._most_ratio = min(0.7 * schedule_conservativeness, 1.0)
-        self._least_ratio = self._most_ratio * 0.14
-        self._decay = (self._most_ratio - self._least_ratio) / 600
-        self.new_token_ratio = self._most_ratio
+        self.new_token_ratio = self._most_ratio = min(0.7 * schedule_conservativeness, 1.0)
         self._slots: dict[int, Slot] = {}
         self._idles = self._passes = 0
         self._decodes_until = 0  # no prompts in answer to the questions up to this one
@@ -116,112 +112,111 @@ class SGLang:
     def schedule(self, view: View) -> Iterator[Plan | Upkeep]:
         slot = self._slots.setdefault(view.slot, Slot())
         running = view.running - len(view.partials) if self.overlap else view.ready_decodes
-        slot.full &= running >= slot.running and running > 0 and not slot.cut
+        slot.full &= running >= slot.running
         if view.idles != self._idles:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
-        room = None
-        if view.asked > self._decodes_until:
-            room = yield from self._take_prompts(view, slot, running)
-        slot.cut = room is not None and room.cut is not None
-        if room is None or not room.prefills:
-            yield from self._decode(view, slot, running)
+        prompts = yield from self._take_prompts(view, slot, running)
+        slot.running = running + len(prompts)
+        slot.full &= running > 0
+        if not prompts:
+            yield from self._decode(view, running)
             return
-        yield Upkeep(empty_pages=room.needed_pages)
-        yield Plan(room.prefills)
-        self._decodes_until = view.asked + self.prefill_decode_interval
-        ready = view.ready_decodes if self.mixed_chunk else running
-        slot.full &= 0 < ready == running
-        if ready and self.mixed_chunk and view.decode_pages(ready, ORDER) <= view.free_pages:
+        yield from self._prefill(view, prompts)
+        ready = view.ready_decodes if self.mixed_chunk else 0
+        if ready and view.decode_pages(ready, ORDER) <= view.free_pages:
             slot.full = False
-            yield Upkeep(empty_pages=ready)
-            yield Plan(decodes=ready, order=ORDER)
-        slot.running = ready + len(room.prefills) - slot.cut
+            yield from _go_on(ready)
 
     def _take_prompts(
         self, view: View, slot: Slot, running: int
-    ) -> Generator[Upkeep, None, Room | None]:
+    ) -> Generator[Upkeep, None, list[tuple[Prompt, int]]]:
         """Take the next chunk of the prompt under way, then prompts that wait, in order."""
+        if view.asked <= self._decodes_until:
+            return []
         partial = next(iter(view.partials), None)
-        if partial is None and (slot.full or not view.num_waiting):
-            return None
         places = self.max_running_requests - view.running + (partial is not None)
         places = min(self.max_rows - running, places)
-        if partial is None and places <= 0:
-            slot.full = True
-            return None
+        slot.full |= places <= 0 < view.num_waiting
+        if partial is None and (slot.full or not view.num_waiting):
+            return []
         if view.prefix_cache and view.num_waiting:
             yield from self._look_up(view)
-        room = self._room(view, partial, running if self.mixed_chunk else 0)
+        chunk, inputs = self.limits
+        if partial is not None and self.chunks is not None:
+            chunk = self.chunks.after(partial.computed)
+        riding = running if self.mixed_chunk else 0
+        room = Room(view, chunk - riding, inputs, riding, self.new_token_ratio, view.decodes)
         if partial is not None:
             tokens = room.next_chunk_of(partial)
             pages = view.pages_for(partial.computed + tokens) - partial.pages
             if tokens <= 0 or pages > view.free_pages:  # of which SGLang dies
-                return None
+                return []
             room.take(partial, tokens)
-        yield from self._admit(view, slot, room, places)
-        return room
+        if not slot.full:
+            slot.full = yield from self._admit(view, room, places)
+        return room.taken
 
-    def _room(self, view: View, partial: Prompt | None, riding: int) -> Room:
-        chunk, inputs = self.limits
-        if partial is not None and self.chunk_after is not None:
-            chunk = self.chunk_after(partial.computed, view.page_tokens)
-        free, decodes = view.free_pages * view.page_tokens, view.decodes
-        reserved = riding + needed_tokens(decodes, self.new_token_ratio)
-        chunk, walks = chunk - riding, not view.prefix_cache
-        return Room(
-            *(view.page_tokens, chunk, inputs, free, riding, reserved, walks),
-            decodes=decodes,
-            ratio=self.new_token_ratio,
-        )
-
-    def _admit(self, view: View, slot: Slot, room: Room, places: int) -> Iterator[Upkeep]:
-        """Take prompts that wait until one does not fit; with a place left, the slot is full."""
+    def _admit(self, view: View, room: Room, places: int) -> Generator[Upkeep, None, bool]:
+        """Take prompts that wait until one does not fit; return whether the slot is full then."""
         waiting = view.waiting
         for _ in range(view.num_waiting):
-            if room.has_pages and room.is_spent:
-                return
-            slot.full |= len(room.prefills) >= places
-            if slot.full:
-                return
+            if room.is_spent:
+                return False
+            if len(room.taken) >= places:
+                return True
             prompt = next(waiting)
             if not room.fits(prompt):
-                slot.full = bool(room.prefills or room.decodes)
-                return
+                return bool(room.taken or room.decodes)
             if room.chunk_of(prompt) <= 0:
-                return
+                return False
             if prompt.computed:
                 yield Upkeep(hold=[prompt.request_id])
-                room.free = view.free_pages * view.page_tokens
             room.take(prompt, room.chunk_of(prompt))
-            if not room.has_pages:
-                slot.full = True
-                return
+            if room.total <= 0:
+                return True
+        return False
 
     def _look_up(self, view: View) -> Iterator[Upkeep]:
         """Look up those that wait: to order them, or lest what they begin with is evicted."""
         if self.schedule_policy == "lpm" and view.num_waiting <= LOOKED_UP:
-            yield Upkeep(waiting=longest_prefix_first(view))
+            yield Upkeep(waiting=_longest_prefix_first(view))
             return
         if self._passes % REFRESH == 0:
             for prompt in reversed([*islice(view.queue, LOOKED_UP)]):
                 view.cached_tokens(prompt)
         self._passes += 1
 
-    def _decode(self, view: View, slot: Slot, running: int) -> Iterator[Plan | Upkeep]:
+    def _prefill(
+        self, view: View, prompts: Sequence[tuple[Prompt, int]]
+    ) -> Iterator[Plan | Upkeep]:
+        """Plan prompts; of those that are cut only the last goes on, the others decode."""
+        cut = [prompt for prompt, tokens in prompts if tokens < prompt.remaining]
+        spare_pages = len(prompts) if view.page_tokens > 1 else 0
+        pages = view.pages_for(sum(tokens for _, tokens in prompts))
+        self._decodes_until = view.asked + self.prefill_decode_interval
+        yield Upkeep(empty_pages=pages + spare_pages)
+        yield Plan(
+            [
+                Prefill(prompt.request_id, tokens, ends=prompt in cut[:-1])
+                for prompt, tokens in prompts
+            ]
+        )
+
+    def _decode(self, view: View, running: int) -> Iterator[Plan | Upkeep]:
         """Plan the decodes of a slot, without those whose last allowed token is in flight."""
-        slot.running = ready = view.ready_decodes
+        ready = view.ready_decodes
         short = view.decode_pages(ready, ORDER) > view.free_pages
         if short and ready < running:
             yield Upkeep(empty_pages=view.total_pages)
+            ready = 0
         elif short:
             yield from self._retract(view)
-            slot.running = view.ready_decodes
+            ready = view.ready_decodes
         elif ready:
-            self.new_token_ratio = max(self.new_token_ratio - self._decay, self._least_ratio)
-        slot.full &= slot.running == running
-        if slot.running and (not short or ready == running):
-            yield Upkeep(empty_pages=slot.running)
-            yield Plan(decodes=slot.running, order=ORDER)
+            most, least = self._most_ratio, self._most_ratio * 0.14
+            self.new_token_ratio = max(self.new_token_ratio - (most - least) / 600, least)
+        if ready:
+            yield from _go_on(ready)
         else:
             yield Plan(kv_limited=short or view.num_waiting > 0)
 
@@ -237,3 +232,166 @@ class SGLang:
         generated = sum(one.generated for one in decodes) + RETRACT_STEPS * len(decodes)
         allowed = sum(one.output_limit for one in decodes)
         self.new_token_ratio = min(generated / (allowed + 1), 1.0)
+
+
+@dataclass(slots=True)
+class Room:
+    """What a pass over the prompts has left, in tokens, and what it has taken (PrefillAdder).
+
+    Of prompts it takes `chunk` and `inputs` at most, both charged whole pages. Of `free` tokens,
+    `planned` are those of this pass; `reserved` also has what running decodes, and the outputs of
+    this pass, may need: admission reserves, it does not allocate. Where outputs have an exact
+    length and no prefix cache (`walks`), it is looked ahead to the ends instead.
+    """
+
+    view: View
+    chunk: int
+    inputs: int
+    planned: int
+    ratio: float
+    decodes: Sequence[Decode]
+    reserved: float = field(init=False)
+    taken: list[tuple[Prompt, int]] = field(default_factory=list)
+    ends: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rest = ((min(one.output_limit - one.generated, CLIP), one) for one in self.decodes)
+        self.reserved = self.planned + sum(tokens * self.share(one) for tokens, one in rest)
+
+    def walks(self, prompt: Prompt) -> bool:
+        return prompt.exact and not self.view.prefix_cache
+
+    def share(self, request: Decode | Prompt) -> float:
+        """Return which share of the output it is allowed a request is thought to need."""
+        return 1.0 if request.exact else self.ratio
+
+    @property
+    def free(self) -> int:
+        return self.view.free_pages * self.view.page_tokens
+
+    @property
+    def total(self) -> float:
+        return self.free - self.reserved
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a limit of the batch, not a lack of pages, ends the pass."""
+        return self.total > 0 and (self.chunk <= 0 or self.inputs <= 0)
+
+    def paged(self, tokens: int) -> int:
+        """Return the tokens of as many whole pages as `tokens` fill."""
+        return self.view.pages_for(tokens) * self.view.page_tokens
+
+    def next_chunk_of(self, prompt: Prompt) -> int:
+        """Return the next chunk of the prompt under way, which goes on in however little room."""
+        tokens = min(self.chunk, int(self.total))
+        return min(tokens if tokens > 0 else self.chunk, prompt.remaining)
+
+    def chunk_of(self, prompt: Prompt) -> int:
+        """Return how much of a prompt that fits is taken: all of it, or whole pages."""
+        tokens = prompt.remaining
+        if self.walks(prompt):
+            return min(tokens, self.chunk)
+        cut = self.chunk // self.view.page_tokens * self.view.page_tokens
+        return tokens if self.paged(tokens) <= self.chunk else cut
+
+    def take(self, prompt: Prompt, tokens: int) -> None:
+        """Take the next `tokens` of a prompt; with the last of them, all the output it may need."""
+        self.taken.append((prompt, tokens))
+        output = 0 if tokens < prompt.remaining else min(prompt.output_limit, CLIP)
+        tokens = self.paged(tokens)
+        self.chunk -= tokens
+        self.inputs -= tokens
+        self.planned += tokens + self.view.page_tokens
+        self.reserved += tokens + self.view.page_tokens + output
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Say whether a prompt and its output fit beside all that is reserved.
+
+        What is kept of it, but comes into pages that are free now, counts too.
+        """
+        kept = max(prompt.computed - prompt.pages * self.view.page_tokens, 0)
+        if self.walks(prompt):
+            tokens = self.paged(prompt.remaining + kept) + self.view.page_tokens
+            return tokens <= self.total and self._lasts(prompt, self.free - self.planned - tokens)
+        output = min(max(prompt.output_limit - prompt.generated, 0), CLIP)
+        return prompt.remaining + output + self.view.page_tokens < self.total - kept
+
+    def _lasts(self, prompt: Prompt, free: int) -> bool:
+        """Walk through the ends to come: is anything of `free` left before each of them?"""
+        if not self.ends:
+            those: list[Decode | Prompt] = [prompt, *self.decodes, *(one for one, _ in self.taken)]
+            self.ends = sorted(map(self._end, those), key=itemgetter(0))
+        else:  # before the last at the latest, as there
+            end = self._end(prompt)
+            later = (at for at, other in enumerate(self.ends) if end[0] <= other[0])
+            self.ends.insert(next(later, len(self.ends) - 1), end)
+        ends = [pair for pair in self.ends if pair[0] > 0]
+        for running, (steps, held_tokens) in zip(range(len(ends), 0, -1), ends, strict=True):
+            if free - steps * running <= running:
+                return False
+            free += held_tokens
+        return True
+
+    def _end(self, request: Decode | Prompt) -> tuple[float, int]:
+        """Return after how many steps a request ends, and the tokens that it holds now."""
+        return request.output_limit * self.share(request) - request.generated, request.tokens
+
+
+@dataclass(frozen=True)
+class DynamicChunks:
+    """Chunks of a prompt that take as long as its first, of `chunk` tokens; `most` at most.
+
+    f(l) = a l^2 + b l + c is fitted to the time of prompts. A chunk x after l tokens takes as long
+    as the first, f(l + x) - f(l) = f(chunk) - f(0), smoothed. Without a square, all are alike.
+    """
+
+    chunk: int
+    most: int
+    context: int
+    page_tokens: int
+    prefill_s: Callable[[int], float]
+
+    def after(self, computed: int) -> int:
+        """Return the size of the next chunk after `computed` tokens of a prompt."""
+        chunk, (a, b) = self.chunk, self._fitted
+        if a * chunk <= 1e-9 * b:
+            return chunk
+        target = a * chunk * chunk + b * chunk
+        unit = max(self.page_tokens, 64)
+        slope = 2 * a * computed + b
+        even = (sqrt(slope * slope + 4 * a * target) - slope) / (2 * a)
+        tokens = max(int(chunk + 0.75 * (even - chunk)), chunk // 4) // unit * unit
+        tokens = min(max(tokens, unit), self.context - computed - 100, self.most) // unit * unit
+        return tokens if tokens >= unit else chunk
+
+    @cached_property
+    def _fitted(self) -> tuple[float, float]:
+        """The square and the linear coefficient of the time of prompts up to 1.25 chunks."""
+        longest = min(int(1.25 * self.chunk), self.context)
+        lengths = range(longest, 0, -max(longest // PROFILED, 1))[1:PROFILED]
+        times = np.array([self.prefill_s(length) for length in lengths])
+        square, linear, _ = np.linalg.lstsq(np.vander(lengths, 3), times, rcond=None)[0]
+        return float(square), max(float(linear), 0.0)
+
+
+def _go_on(decodes: int) -> Iterator[Plan | Upkeep]:
+    yield Upkeep(empty_pages=decodes)
+    yield Plan(decodes=decodes, order=ORDER)
+
+
+def _longest_prefix_first(view: View) -> list[int]:
+    """Return those that wait by how much of them is cached, the most first.
+
+    Of those that begin with the same tokens, little of them cached, all but the first go last.
+    """
+    begun: set[tuple[int, ...]] = set()
+    missing: dict[int, float] = {}
+    for prompt in view.queue:
+        cached = view.cached_tokens(prompt)
+        begins = prompt.begins_with(SHARED) if cached <= SHARED else None
+        shared = begins is not None and begins in begun
+        missing[prompt.request_id] = inf if shared else -min(cached, prompt.tokens - 1)
+        if begins is not None:
+            begun.add(begins)
+    return sorted(missing, key=missing.__getitem__)

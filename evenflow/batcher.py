@@ -344,7 +344,7 @@ class Batcher:
     ) -> tuple[Plan, DecodeGroup | None]:
         """Carry out each part of an answer before the policy goes on; return the last plan too."""
         if not isinstance(parts, abc.Iterator):
-            raise PolicyError(f"policy {self.policy_name} returned {parts!r}, not a Plan")
+            raise self._broken(f"returned {parts!r}, not a Plan")
         group, plan = None, Plan()
         while True:
             try:
@@ -357,9 +357,9 @@ class Batcher:
                 self._keep_up(part)
                 continue
             if type(part) is not Plan:
-                raise PolicyError(f"policy {self.policy_name} returned {part!r}, not a Plan")
+                raise self._broken(f"returned {part!r}, not a Plan")
             if part.decodes and group is not None:
-                raise PolicyError(f"policy {self.policy_name} takes decodes in two parts of a plan")
+                raise self._broken("takes decodes in two parts of a plan")
             plan = part
             group = self._carry_out(plan, chunks) or group
 
@@ -400,7 +400,7 @@ class Batcher:
                 raise self._no(prefill.tokens, what, "a whole number")
 
     def _no(self, value: object, what: str, right: str) -> PolicyError:
-        return PolicyError(f"policy {self.policy_name} plans {value!r} as {what}; {right} is right")
+        return self._broken(f"plans {value!r} as {what}; {right} is right")
 
     def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
         prefill_tokens = prompts = decode_tokens = decode_context = decoded = 0
@@ -459,13 +459,13 @@ class Batcher:
         stop = seq.computed + prefill.tokens
         if prefill.ends and stop < seq.prompt_tokens:
             if not self._leaves_out:
-                raise self._broken(seq, "ends its prefill early, and does not say leaves_out")
+                raise self._broken("ends its prefill early, and does not say leaves_out", seq)
             self.queues.cut(seq, stop)
         pool = self.pool
         need = pool.pages_for(max(stop, prefill.hold_tokens)) - len(seq.pages)
         if need > 0:
             if need > pool.free_pages:
-                raise self._broken(seq, f"needs {need} pages of {pool.free_pages} free")
+                raise self._broken(f"needs {need} pages of {pool.free_pages} free", seq)
             seq.pages += pool.allocate(need)
         return self.queues.schedule_chunk(seq, stop)
 
@@ -473,15 +473,13 @@ class Batcher:
         seq = self.queues.live.get(prefill.request_id)
         if seq is None or seq.aborted or seq.decoding:
             what = "is not being served" if seq is None or seq.aborted else "decodes"
-            raise PolicyError(
-                f"policy {self.policy_name} prefills request {prefill.request_id}, which {what}"
-            )
+            raise self._broken(f"prefills request {prefill.request_id}, which {what}")
         if not 1 <= prefill.tokens <= seq.remaining:
-            raise self._broken(seq, f"prefills {prefill.tokens} of {seq.remaining} tokens left")
+            raise self._broken(f"prefills {prefill.tokens} of {seq.remaining} tokens left", seq)
         if seq.owed:
-            raise self._broken(seq, "prefills while an output of it is in flight")
+            raise self._broken("prefills while an output of it is in flight", seq)
         if seq.chunks_in_flight and not self.queues.pipelined_chunks:
-            raise self._broken(seq, "prefills while an earlier chunk is in flight")
+            raise self._broken("prefills while an earlier chunk is in flight", seq)
         return seq
 
     def _take_decodes(self, plan: Plan) -> DecodeGroup | None:
@@ -489,18 +487,16 @@ class Batcher:
         if type(count) is not int and not isinstance(count, Integral):
             raise self._no(count, "the decodes to take", "how many")
         if not 0 < count <= ready.num_sequences:
-            raise PolicyError(
-                f"policy {self.policy_name} takes {count} decodes of {ready.num_sequences} ready"
-            )
+            raise self._broken(f"takes {count} decodes of {ready.num_sequences} ready")
         if plan.order not in ORDERS:
-            raise PolicyError(f"policy {self.policy_name} asks for the order {plan.order!r}")
+            raise self._broken(f"asks for the order {plan.order!r}")
         group = ready.take(count, plan.order)
         if group.stride == 1 and group.tick not in group.page_at:
             return group
         pool, due = self.pool, group.due_pages()
         while len(due) > pool.free_pages:
             if plan.victims == "latest_admitted" and not self.queues.delivers:
-                raise PolicyError(f"policy {self.policy_name} does not say preempts_in_flight")
+                raise self._broken("does not say preempts_in_flight")
             self.queues.preempt(self.queues.victim(plan.victims, group), group)
             group = ready.top_up(group, count, plan.order)
             due = group.due_pages()
@@ -513,14 +509,12 @@ class Batcher:
         ahead = seq is not None and self.queues.ahead and seq.decoding
         sent_too = self.queues.delivers or ahead
         if seq is None or not seq.pages or (seq.chunks_in_flight and not sent_too):
-            raise PolicyError(
-                f"policy {self.policy_name} preempts request {request_id}, which holds no pages "
-                "or is in flight"
-            )
+            what = "which holds no pages or is in flight"
+            raise self._broken(f"preempts request {request_id}, {what}")
         if seq.decoding and not self.queues.delivers and self.queues.ready_with(seq) is None:
-            raise self._broken(seq, "preempts it while it is in flight")
+            raise self._broken("preempts it while it is in flight", seq)
         if seq.aborted or (self.queues.delivers and self.queues.is_forming(seq)):
-            raise self._broken(seq, "preempts it after it was aborted or planned")
+            raise self._broken("preempts it after it was aborted or planned", seq)
         return seq
 
     def _group_of(self, batch: MicroBatch) -> DecodeGroup:
@@ -553,8 +547,8 @@ class Batcher:
         self._answer = "kv" if plan.kv_limited else "policy"
 
     def _raised(self, error: BaseException) -> PolicyError:
-        what = f"raised {type(error).__name__}: {error}"
-        return PolicyError(f"policy {self.policy_name} {what}{place_of(error)}")
+        return self._broken(f"raised {type(error).__name__}: {error}{place_of(error)}")
 
-    def _broken(self, seq: Sequence, what: str) -> PolicyError:
-        return PolicyError(f"policy {self.policy_name}, request {seq.request.request_id}: {what}")
+    def _broken(self, what: str, seq: Sequence | None = None) -> PolicyError:
+        of = "" if seq is None else f", request {seq.request.request_id}:"
+        return PolicyError(f"policy {self.policy_name}{of} {what}")

@@ -15,7 +15,6 @@ from itertools import accumulate, chain, islice, repeat
 from operator import mul
 from typing import NamedTuple
 
-from evenflow.errors import UsageError, require_counts, require_not_negative
 from evenflow.kv import Holder
 
 
@@ -286,38 +285,17 @@ def _discard(buckets: Buckets, tick: int, seq: Sequence) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """`k` tokens are proposed a step; each is accepted with probability `acceptance`, in turn.
+    """Tokens are proposed in a step, each of which is accepted with a probability of its own.
 
-    `acceptance` is one number, or one for each position, if the proposals before it were accepted.
-    UsageError when the numbers are none.
+    `acceptance`: these probabilities, from 0 to 1, if the proposals before it were accepted.
     """
 
-    k: int
-    acceptance: float | tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        require_counts("speculative", k=self.k)
-        if len(self.by_position) != self.k:
-            raise UsageError(
-                f"speculative: acceptance has {len(self.by_position)} numbers; "
-                f"k = {self.k} is right"
-            )
-        for acceptance in self.by_position:
-            require_not_negative("speculative", acceptance=acceptance)
-            if acceptance > 1:
-                raise UsageError(f"speculative: acceptance is {acceptance}; at most 1 is right")
-
-    @property
-    def by_position(self) -> tuple[float, ...]:
-        """The probability of each proposal, if those before it were accepted."""
-        return (
-            self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,) * self.k
-        )
+    acceptance: tuple[float, ...]
 
     @property
     def verified_tokens(self) -> int:
         """Tokens that a sequence computes in a step: the proposals and the last sure token."""
-        return self.k + 1
+        return len(self.acceptance) + 1
 
     @property
     def tokens_per_step(self) -> float:
@@ -326,7 +304,7 @@ class Speculation:
         The first wrong proposal ends the step and is replaced by a right token; if all are right,
         the step yields one more (Leviathan et al., 2023, equation 1).
         """
-        return sum(accumulate(self.by_position, mul, initial=1.0))
+        return sum(accumulate(self.acceptance, mul, initial=1.0))
 
 
 class SpeculativeGroup(DecodeGroup):
@@ -439,7 +417,7 @@ class ReadyQueue:
             return sum(len(group.due_pages()) for group in self._groups)
         return sum(
             0 <= seq.page_tick - group.tick < group.stride
-            for group, seq in self._first(count, order)
+            for group, seq in self.first(count, order)
         )
 
     def take(self, count: int, order: str) -> DecodeGroup:
@@ -476,18 +454,15 @@ class ReadyQueue:
         larger.absorb(smaller, self._page_tokens)
         return larger
 
-    def first(self, count: int, order: str) -> list[Sequence]:
-        """Return the first `count` members in `order`."""
-        return [seq for _, seq in self._first(count, order)]
-
     def _take_rows(self, count: int, order: str) -> DecodeGroup:
         taken = self._groups[0].empty()
-        for group, seq in self._first(count, order):
+        for group, seq in self.first(count, order):
             taken.join(seq, group.leave(seq), self._page_tokens)
         self._groups = [group for group in self._groups if len(group)]
         return taken
 
-    def _first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
+    def first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
+        """Return the first `count` members in `order`, each after its group."""
         if order == "last_row":
             last_first = [
                 zip(repeat(group), reversed(group.members.values()), strict=False)

@@ -93,11 +93,13 @@ class Loop:
 
         Return None, or why it is rejected.
         """
-        engine = min(self.engines, key=_num_live)
-        reason = engine.add(request)
+        reason = self._add(request)
         if reason is not None:
             self._recorder.reject(request, reason)
         return reason
+
+    def _add(self, request: Request) -> str | None:
+        return min(self.engines, key=_num_live).add(request)
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
         """Take back the micro-batch that was sent first; see `Batcher.complete`."""
@@ -244,15 +246,13 @@ class EngineLoop(Loop):
         self._sends_late = len(self._engine.queues.slots) > world.depth
         self._unsent: MicroBatch | None = None
 
-    def admit(self, request: Request) -> str | None:
+    def _add(self, request: Request) -> str | None:
         """Take an arrival, which the engine sees when it does not wait."""
+        if not self._waits:
+            return self._engine.add(request)
         reason = self._engine.refusal(request)
-        if reason is not None:
-            self._recorder.reject(request, reason)
-        elif self._waits:
+        if reason is None:
             self._unseen.append(request)
-        else:
-            self._engine.add(request)
         return reason
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:

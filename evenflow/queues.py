@@ -7,8 +7,9 @@ The counters follow. Knows no policy and no clock: `evenflow.batcher` says what 
 from __future__ import annotations
 
 from bisect import insort
-from collections import abc, deque
+from collections import Counter, abc, deque
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
 
 from evenflow.batch import Chunk, MicroBatch
 from evenflow.decodes import (
@@ -134,11 +135,6 @@ class Queues:
             raise ValueError("another order names all that wait, once each")
         self.waiting = deque(waiting)
 
-    def use(self, request_id: int) -> int:
-        """Return how many tokens of a sequence are cached; the cache notes that they are used."""
-        seq = self.live[request_id]
-        return self.kv.use(seq, seq.prompt_tokens)
-
     def resume(self, seq: Sequence) -> None:
         """Give a sequence that is about to leave the queue what is kept of it."""
         self.kv.resume(self.looked_up(seq))
@@ -241,11 +237,10 @@ class Queues:
 
         Where decodes run ahead, a page is full once its last token is known.
         """
-        ahead = [batch.ahead for batch in self.in_flight.values() if batch.ahead]
+        late = self.late_tokens()
         for number, seq in self.admitted.items():
             if seq in group:
-                unknown = sum(number in sent for sent in ahead)
-                self._publish_full(seq, group.context_of(seq) + 1 - unknown)
+                self._publish_full(seq, group.context_of(seq) + 1 - late[number])
 
     def _publish_full(self, seq: Sequence, tokens: int) -> None:
         """Make the pages of so many tokens findable if the last of them is full with these."""
@@ -280,21 +275,20 @@ class Queues:
 
     # -- a client that leaves -------------------------------------------------------------------
 
-    def leave_queues(self, seq: Sequence) -> bool:
-        """Take a sequence out of where it could be scheduled from; it still holds its pages.
-
-        Return whether it is not among the decodes in flight.
-        """
+    def leave_queues(self, seq: Sequence) -> None:
+        """Take a sequence out of where it could be scheduled from; it still holds its pages."""
         if seq.decoding:
+            for _, group in self.resting:
+                if seq in group:
+                    group.leave(seq)
             if (ready := self.ready_with(seq)) is not None:
                 ready.remove(seq)
-            return ready is not None
+            return
         self.waiting_tokens -= seq.remaining
         if not seq.pages:
             self._leave_queue(seq)
         elif seq in self.partials:
             self.partials.remove(seq)
-        return True
 
     def ready_with(self, seq: Sequence) -> ReadyQueue | None:
         """Return the ready decodes of which a sequence is one; None for one that is not ready."""
@@ -365,17 +359,17 @@ class Queues:
         `group` is what is forming, which may hold the sequence. Where what is in flight of it still
         counts when it returns, the sequence waits so long.
         """
-        computing = 0
         if group is not None and seq in group:
             group.leave(seq)
-        elif not self.leave_queues(seq) and not self.ahead:
-            computing = self._leave_in_flight(seq)
-        seq.owed = seq.chunks_in_flight + (computing > 0) if self.delivers else 0
-        held_tokens = seq.held_tokens + computing
+        else:
+            self.leave_queues(seq)
+        seq.owed = seq.chunks_in_flight if self.delivers else 0
+        late_tokens = self.recall(seq, delivers=self.delivers)
+        held_tokens = seq.held_tokens
         if self.ahead:
-            late_tokens = self.recall(seq, delivers=self.delivers)
-            held_tokens = seq.held_tokens
             seq.generated -= late_tokens
+        else:
+            held_tokens += late_tokens
         self.kv.suspend(seq, held_tokens)
         self.owed += seq.owed
         del self.admitted[seq.request.request_id]
@@ -388,16 +382,26 @@ class Queues:
         seq.computed = seq.kept_tokens
         self._wait(seq, last=self.preempted_last)
 
-    def _leave_in_flight(self, seq: Sequence) -> int:
-        """Take a decode out of its micro-batch; return how many tokens this will yield it."""
+    def recall(self, seq: Sequence, *, delivers: bool = False) -> int:
+        """Take a sequence out of what is in flight; return how many tokens of it are.
+
+        They are lost, or `delivers` later what is in them of output. Where decodes run ahead, the
+        sequence has counted them already.
+        """
+        late_tokens = 0
         for batch in self.in_flight.values():
-            group = batch.decodes
-            if group is not None and seq in group:
+            group, tokens = batch.decodes, 0
+            decodes = group is not None and seq in group
+            if batch.ahead is not None:
+                tokens = int(batch.ahead.pop(seq.request.request_id, None) is not None)
+            elif group is not None and decodes:
                 group.leave(seq)
                 tokens = min(group.stride, seq.request.output_tokens - seq.generated)
+            if tokens and decodes and delivers:
+                seq.owed += 1
                 batch.preempted = (*batch.preempted, (seq, tokens))
-                return tokens
-        raise ValueError(f"request {seq.request.request_id} is not in flight")
+            late_tokens += tokens
+        return late_tokens
 
     # -- decodes that go again before their last token is there ---------------------------------
 
@@ -433,27 +437,13 @@ class Queues:
                 self._publish_full(seq, seq.request.prompt_tokens + generated - 1)
         ended = [seq for seq, count in batch.ahead.values() if count == seq.request.output_tokens]
         for seq in ended:
+            self.leave_queues(seq)
             self.recall(seq)
         return ended
 
-    def recall(self, seq: Sequence, *, delivers: bool = False) -> int:
-        """Take a sequence from where it goes on; return how many of its tokens are in flight.
-
-        They are lost, or `delivers` later what is in them of output.
-        """
-        for _, group in self.resting:
-            if seq in group:
-                group.leave(seq)
-        if seq in self.ready:
-            self.ready.remove(seq)
-        late_tokens = 0
-        for batch in self.in_flight.values():
-            if batch.ahead and batch.ahead.pop(seq.request.request_id, None) is not None:
-                late_tokens += 1
-                if delivers and batch.decodes is not None and seq in batch.decodes:
-                    seq.owed += 1
-                    batch.preempted = (*batch.preempted, (seq, 1))
-        return late_tokens
+    def late_tokens(self) -> Counter[int]:
+        """Return how many tokens of whom are in flight, where decodes run ahead of them."""
+        return Counter(chain(*(batch.ahead or () for batch in self.in_flight.values())))
 
     def deliver(
         self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int]

@@ -6,7 +6,7 @@ asked, and nothing here shows the true length of an output.
 
 from __future__ import annotations
 
-from collections import Counter, abc
+from collections import abc
 from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
@@ -212,16 +212,13 @@ class View:
 
         Where decodes run ahead, these are followed by those whose last allowed token is in flight.
         """
-        ready, late = self._queues.ready, Counter[int]()
-        ended: list[tuple[Sequence, int]] = []
-        for batch in self._queues.in_flight.values():
-            for number, (seq, _) in (batch.ahead or {}).items():
-                late[number] += 1
-                if seq.generated >= seq.request.output_limit and seq not in ready:
-                    ended.append((seq, seq.generated))
-        pairs = ((group, seq) for group in ready.groups for seq in group.sequences())
+        queues, late = self._queues, self._queues.late_tokens()
+        pairs = ((group, seq) for group in queues.ready.groups for seq in group.sequences())
         members = [(seq, group.generated_by(seq)) for group, seq in pairs]
-        members.sort(key=lambda member: self._queues.row_key(member[0]))
+        members.sort(key=lambda member: queues.row_key(member[0]))
+        sent = (queues.live[number] for number in late)
+        ended = (seq for seq in sent if seq.generated >= seq.request.output_limit)
+        members += ((seq, seq.generated) for seq in ended if seq not in queues.ready)
         return [
             Decode(
                 seq.request.request_id,
@@ -230,7 +227,7 @@ class View:
                 seq.request.output_limit,
                 seq.request.max_new_tokens is None,
             )
-            for seq, generated in [*members, *ended]
+            for seq, generated in members
         ]
 
     def _decode_groups(self) -> abc.Iterator[DecodeGroup]:
@@ -247,7 +244,7 @@ class View:
 
     def cached_tokens(self, prompt: Prompt) -> int:
         """Return how many tokens of one that waits are cached; that they are used now is noted."""
-        return self._queues.use(prompt.request_id)
+        return self._queues.kv.use(prompt._sequence, prompt.tokens)
 
     @property
     def slot(self) -> int:
@@ -304,8 +301,8 @@ class View:
 
     def ready(self, count: int, order: Order) -> list[tuple[int, int]]:
         """Return the first `count` ready decodes: request ids, and how many pages each holds."""
-        sequences = self._queues.ready.first(count, order)
-        return [(seq.request.request_id, len(seq.pages)) for seq in sequences]
+        first = self._queues.ready.first(count, order)
+        return [(seq.request.request_id, len(seq.pages)) for _, seq in first]
 
     def victim(self, rule: Victim) -> int:
         """Return which request a rule preempts next, of those that it may."""

@@ -220,14 +220,6 @@ def test_who_is_preempted_computes_again_what_it_had_left_out() -> None:
     assert seq.held_tokens == 11
 
 
-def test_a_decode_that_is_nowhere_is_not_preempted() -> None:
-    serving = batcher(prefill(0, 4), asked=[(0, 4, 3)])
-    serving.complete(send(serving, 0.0), 1.0)
-    serving.queues.ready.take(1, "first_returned")
-    with pytest.raises(ValueError, match="request 0 is not in flight"):
-        serving.queues.preempt(serving.queues.live[0])
-
-
 def test_a_policy_that_raises_is_named() -> None:
     serving = batcher(asked=[(0, 4, 2)])  # no plan left: pop from an empty list
     with pytest.raises(PolicyError, match="Scripted raised IndexError: pop from empty list"):

@@ -33,21 +33,21 @@ def tokens_each_step(result: RunResult) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("k", "acceptance", "tokens"),
+    ("acceptance", "tokens"),
     [
-        *((3, 0.0, 1.0), (3, 1.0, 4.0), (1, 0.5, 1.5)),
-        *((4, 0.8, 1 + 0.8 + 0.64 + 0.512 + 0.4096), (2, (0.5, 0.2), 1 + 0.5 + 0.1)),
+        *(((0.0,) * 3, 1.0), ((1.0,) * 3, 4.0), ((0.5,), 1.5)),
+        *(((0.8,) * 4, 1 + 0.8 + 0.64 + 0.512 + 0.4096), ((0.5, 0.2), 1 + 0.5 + 0.1)),
     ],
 )
 def test_tokens_per_step_are_all_that_were_accepted_in_a_row(
-    k: int, acceptance: float | tuple[float, ...], tokens: float
+    acceptance: tuple[float, ...], tokens: float
 ) -> None:
-    assert Speculation(k, acceptance).tokens_per_step == pytest.approx(tokens, rel=1e-12)
-    assert Speculation(k, acceptance).verified_tokens == k + 1
+    assert Speculation(acceptance).tokens_per_step == pytest.approx(tokens, rel=1e-12)
+    assert Speculation(acceptance).verified_tokens == len(acceptance) + 1
 
 
 def test_steps_verify_k_plus_one_tokens_and_yield_the_average() -> None:
-    result = simulate(world(10, Speculation(2, 0.5)))  # 1.75 tokens a step
+    result = simulate(world(10, Speculation((0.5,) * 2)))  # 1.75 tokens a step
     # Prompt, then 1.75 n + 0.5 rounded down: 2, 4, 5, 7, 9.
     assert tokens_each_step(result) == [1, 2, 2, 1, 2, 2]
     assert result.decode_tokens.tolist() == [0, 3, 3, 3, 3, 3]
@@ -57,21 +57,21 @@ def test_steps_verify_k_plus_one_tokens_and_yield_the_average() -> None:
 
 def test_no_acceptance_is_plain_decoding_that_verifies_more() -> None:
     plain = simulate(world(9, None))
-    wasted = simulate(world(9, Speculation(2, 0.0), costs=AffineCost(1.0, 0.0, 1)))
+    wasted = simulate(world(9, Speculation((0.0,) * 2), costs=AffineCost(1.0, 0.0, 1)))
     assert tokens_each_step(wasted) == tokens_each_step(plain)
     assert len(plain.scheduled_s) == len(wasted.scheduled_s) == 9
 
 
 def test_rows_that_come_later_go_on_at_the_pace_of_their_group() -> None:
     requests = [Request(0, 0.0, 10, 12), Request(1, 2.5, 10, 5)]
-    result = simulate(replace(world(1, Speculation(1, 0.5)), requests=requests))
+    result = simulate(replace(world(1, Speculation((0.5,) * 1)), requests=requests))
     assert result.sampled_rows.sum() == 17
     # Both rows step together from the third decode step on: 1, 2, 1, 2 tokens each.
     assert tokens_each_step(result)[:6] == [1, 2, 1, 2 + 1, 2, 4]
 
 
 def test_pages_are_held_for_the_tokens_of_a_step() -> None:
-    batcher = world(30, Speculation(3, 1.0), total_pages=10, page_tokens=4).batcher()
+    batcher = world(30, Speculation((1.0,) * 3), total_pages=10, page_tokens=4).batcher()
     batcher.add(Request(0, 0.0, 6, 30))
     held = []
     for now_s in range(5):
@@ -84,26 +84,12 @@ def test_pages_are_held_for_the_tokens_of_a_step() -> None:
 
 def test_a_step_must_fit_into_a_page() -> None:
     with refused("a step of k + 1 = 5 tokens needs pages of at least as many, not 4"):
-        simulate(world(5, Speculation(4, 0.5), page_tokens=4))
-
-
-@pytest.mark.parametrize(
-    ("k", "acceptance", "message"),
-    [
-        (0, 0.5, "speculative: k is 0; it must be a whole number, 1 or above"),
-        (2, -0.1, "speculative: acceptance is -0.1"),
-        (2, 1.1, "speculative: acceptance is 1.1; at most 1 is right"),
-        (2, float("nan"), "speculative: acceptance is nan"),
-    ],
-)
-def test_wrong_speculation_is_refused(k: int, acceptance: float, message: str) -> None:
-    with refused(message):
-        Speculation(k, acceptance)
+        simulate(world(5, Speculation((0.5,) * 4), page_tokens=4))
 
 
 @given(st.integers(1, 8), st.floats(0, 1), st.integers(1, 200))
 def test_steps_yield_the_average_rounded(k: int, acceptance: float, steps: int) -> None:
-    mean = Speculation(k, acceptance).tokens_per_step
+    mean = Speculation((acceptance,) * k).tokens_per_step
     group = SpeculativeGroup(mean)
     strides = []
     for step in range(steps):
@@ -116,8 +102,8 @@ def test_steps_yield_the_average_rounded(k: int, acceptance: float, steps: int) 
 
 @given(st.integers(1, 6), st.floats(0, 0.9), st.floats(0, 0.1))
 def test_more_acceptance_never_takes_more_steps(k: int, acceptance: float, more: float) -> None:
-    less = simulate(world(60, Speculation(k, acceptance)))
-    most = simulate(world(60, Speculation(k, acceptance + more)))
+    less = simulate(world(60, Speculation((acceptance,) * k)))
+    most = simulate(world(60, Speculation((acceptance + more,) * k)))
     assert len(most.scheduled_s) <= len(less.scheduled_s)
 
 

@@ -245,7 +245,7 @@ def test_a_decode_in_flight_is_preempted_and_waits_for_its_token() -> None:
 def test_a_speculative_decode_in_flight_yields_no_more_than_its_rest() -> None:
     """A step yields four tokens; the request wants three, and one came with its prompt."""
     answers = [Plan([Prefill(0, 16)])], [Plan(decodes=1)], [Plan(preempt=[0])], [Plan()]
-    batcher = in_parts(*answers, speculation=Speculation(3, 1.0))
+    batcher = in_parts(*answers, speculation=Speculation((1.0,) * 3))
     for number in (0, 1):  # who waits, so that the policy is asked
         batcher.add(Request(number, 0.0, 16, 3))
     batcher.complete(send(batcher, 0.0), 0.5)

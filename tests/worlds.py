@@ -264,7 +264,9 @@ def worlds(draw: st.DrawFn) -> World:
     if draw(st.integers(0, 5)) == 0 and world.dispatch != "engine_loop":
         world = replace(world, virtual_engines=world.depth)
     if draw(st.integers(0, 3)) == 0:
-        speculation = Speculation(draw(st.integers(1, 5)), draw(st.sampled_from([0.0, 0.7, 1.0])))
+        speculation = Speculation(
+            (draw(st.sampled_from([0.0, 0.7, 1.0])),) * draw(st.integers(1, 5))
+        )
         world = replace(world, speculation=speculation)
     if draw(st.integers(0, 2)) == 0:
         costs = SwapCost(world.costs, [1_000] * world.depth, 1e6, 0.0005)
@@ -305,7 +307,7 @@ def pools(draw: st.DrawFn) -> World:
         costs_s=(draw(st.sampled_from([0.002, 0.005])), 0.0001),
         overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
-        speculation=draw(st.sampled_from([None, None, Speculation(3, 0.7)])),
+        speculation=draw(st.sampled_from([None, None, Speculation((0.7,) * 3)])),
     )
 
 

@@ -330,7 +330,11 @@ class SpeculativeConfig(Keys):
     def make(self) -> Speculation:
         """Return how many tokens a decode step proposes and yields."""
         given = self.acceptance
-        return Speculation(self.k, tuple(given) if isinstance(given, list) else given)
+        acceptance = given if isinstance(given, list) else [given] * self.k
+        if len(acceptance) != self.k:
+            what = f"acceptance has {len(acceptance)} numbers; k = {self.k} is right"
+            raise UsageError(f"speculative: {what}")
+        return Speculation(tuple(acceptance))
 
     def drafted(self, cost: StageCost, costs: Keys, hardware: Hardware) -> StageCost:
         """Return the costs with those of proposing tokens; `costs` are the keys they came from."""

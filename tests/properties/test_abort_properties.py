@@ -35,7 +35,7 @@ def deployments(draw: st.DrawFn) -> World:
         [16, 20, 60],
         most_stages=3,
         pipelined_chunks=draw(st.sampled_from([None, True, False])),
-        speculation=draw(st.sampled_from([None, None, Speculation(3, 0.7)])),
+        speculation=draw(st.sampled_from([None, None, Speculation((0.7,) * 3)])),
         prefix_cache=draw(st.sampled_from([False, False, True])),
         swap=draw(st.booleans()),
     )

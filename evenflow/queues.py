@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, abc, deque
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 
 from evenflow.batch import Chunk, MicroBatch
 from evenflow.decodes import (
@@ -207,6 +208,20 @@ class Queues:
         else:  # not a number: it is the first
             seq.first_token_s = now_s
         seq.last_token_s = now_s
+
+    def _record_tokens(self, sequences: list[Sequence], now_s: float) -> None:
+        """Record a token of each; those with the same time since the last are counted together."""
+        for last_s, alike in groupby(sequences, _LAST_TOKEN_S):
+            if not last_s <= now_s:  # not a number: these are the first
+                for seq in alike:
+                    self._record_token(seq, now_s)
+                continue
+            count = 0
+            for seq in alike:
+                seq.last_token_s = now_s
+                count += 1
+            self.gap_s.append(now_s - last_s)
+            self.gap_count.append(count)
 
     def empty_group(self) -> DecodeGroup:
         """Return a group of decodes without members."""
@@ -413,9 +428,12 @@ class Queues:
             batch.decodes = group.sent()
         group.step(self.now_s, [], [])
         batch.ahead = {}
-        for number, seq in batch.decodes.members.items() if batch.decodes is not None else ():
-            generated = group.generated_by(seq) if number in group.members else seq.generated
-            batch.ahead[number] = (seq, generated)
+        if batch.decodes is not None:
+            tick, going = group.tick, group.members
+            batch.ahead = {
+                number: (seq, seq.generated + (tick - seq.joined_tick if number in going else 0))
+                for number, seq in batch.decodes.members.items()
+            }
         for chunk in batch.chunks:
             seq = chunk.sequence
             if chunk.last:
@@ -431,9 +449,9 @@ class Queues:
         assert batch.ahead is not None
         for chunk in batch.chunks:
             self.return_chunk(chunk)
-        for seq, generated in batch.ahead.values():
-            self._record_token(seq, now_s)
-            if self.kv.append_only:
+        self._record_tokens([seq for seq, _ in batch.ahead.values()], now_s)
+        if self.kv.append_only:
+            for seq, generated in batch.ahead.values():
                 self._publish_full(seq, seq.request.prompt_tokens + generated - 1)
         ended = [seq for seq, count in batch.ahead.values() if count == seq.request.output_tokens]
         for seq in ended:
@@ -463,6 +481,9 @@ class Queues:
             if ended or seq.request.request_id in stopped:
                 finished.append(seq)
         return finished
+
+
+_LAST_TOKEN_S = attrgetter("last_token_s")
 
 
 def _last_token_s(member: tuple[DecodeGroup, Sequence]) -> float:

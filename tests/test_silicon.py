@@ -296,6 +296,14 @@ def test_a_step_of_deepseek_is_not_slowed_by_one_hiccup() -> None:
 
 
 @pytest.mark.usefixtures("package")
+def test_many_runs_on_the_same_gpus_read_the_tables_once() -> None:
+    spec, card = model("Llama-3.1-70B"), gpu("H100")
+    two, four = (silicon_source(Deployment(spec, card, (80,), ranks)) for ranks in (2, 4))
+    assert two.tables is four.tables
+    assert silicon_source(Deployment(spec, card, (80,), 4), "sglang").tables is not two.tables
+
+
+@pytest.mark.usefixtures("package")
 def test_published_decode_steps_without_tuning() -> None:
     """Sarathi-Serve, strict SLO / 5: batch 32, 4096 tokens of context, in ms."""
     for name, ranks, published_ms, off in (("Mistral-7B", 1, 20, 0.21), ("Yi-34B", 2, 40, -0.01)):

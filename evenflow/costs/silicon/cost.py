@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from evenflow.costs.collectives import Fabric
@@ -148,6 +149,7 @@ def silicon_source(
     return SiliconSource(measured, tables, kinds)
 
 
+@lru_cache(maxsize=4)
 def _tables(
     kind: ModelSpec, measured: Measured, framework: str, version: str | None, load: Load
 ) -> SiliconTables:

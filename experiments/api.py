@@ -28,6 +28,7 @@ from experiments.reproduce.reproduce import Reproduced
 from experiments.reproduce.reproduce import reproduce as reproduce_entries
 from experiments.reproduce.write import write as write_reproduced
 from experiments.run_file.build import load_workload
+from experiments.run_file.inputs import inputs_of
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, patched, read
 from experiments.runs import Job, Save, run_job, write_run
@@ -42,7 +43,7 @@ from experiments.study.layouts import parse_gpus
 from experiments.study.plan import Planned
 from experiments.study.plan import plan as study_plan
 from experiments.study.plan_search import Ask
-from experiments.study.points import Store, inputs_of
+from experiments.study.points import Store
 from experiments.study.slo import Condition, parse_slo
 from experiments.study.sweep import sweep as study_sweep
 from experiments.study.sweep_file import load_sweep, sweep_of

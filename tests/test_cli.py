@@ -196,9 +196,13 @@ def test_the_version() -> None:
 
 def test_a_lean_run_loads_no_heavy_module(folder: Path) -> None:
     code = (
-        "import sys; from experiments.cli import app\n"
-        "app(['simulate', 'RUN.yaml', '--save', 'requests'], standalone_mode=False)\n"
-        "heavy = {'pandas', 'matplotlib', 'scipy', 'torch'} & set(sys.modules)\n"
+        "import sys; from experiments import cli\n"
+        "sys.argv[1:] = ['simulate', 'RUN.yaml', '--save', 'requests']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert len(cli.app.registered_commands) == 1\n"
+        "heavy = {'pandas', 'matplotlib', 'scipy', 'torch', 'concurrent.futures',\n"
+        "'evenflow.schedulers.td_pipe'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
     root = Path(package.__file__).parent.parent
@@ -208,6 +212,13 @@ def test_a_lean_run_loads_no_heavy_module(folder: Path) -> None:
     )
     assert (finished.returncode, finished.stderr) == (0, "")
     assert Path("out/RUN/summary.json").exists()
+
+
+def test_a_command_that_is_not_there_is_looked_for_among_all() -> None:
+    words = [sys.executable, "-m", "experiments.cli", "simulat", "RUN.yaml"]
+    finished = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert finished.returncode == 2
+    assert "'simulate'" in finished.stderr
 
 
 def test_what_is_left_out_is_said(folder: Path) -> None:

@@ -113,7 +113,7 @@ def test_every_policy_says_in_a_line_what_it_does_and_where_it_is_from() -> None
 def test_what_tuning_tries_is_what_the_constructor_takes_and_has_the_default_in_it(
     name: str,
 ) -> None:
-    space = getattr(POLICIES[name], "search_space", {})
+    space = getattr(policy(name), "search_space", {})
     for key, values in space.items():
         default = DEFAULTS[name][key]
         if isinstance(values, list):
@@ -127,7 +127,7 @@ def test_what_tuning_tries_is_what_the_constructor_takes_and_has_the_default_in_
             made = create(
                 name, {"max_num_seqs": 16, key: value} if "seqs" in key else {key: value}, **FACTS
             )
-            assert isinstance(made, POLICIES[name])
+            assert isinstance(made, policy(name))
 
 
 class NoPolicy:

@@ -12,28 +12,20 @@ from typing import Any, cast
 
 from evenflow.errors import UsageError
 from evenflow.schedulers.limits import refuse
-from evenflow.schedulers.orca import Orca
-from evenflow.schedulers.sarathi import Sarathi
-from evenflow.schedulers.sglang import SGLang
-from evenflow.schedulers.static import Static
-from evenflow.schedulers.td_pipe import TDPipe
-from evenflow.schedulers.token_throttling import TokenThrottling
-from evenflow.schedulers.vllm import VLLM
-from evenflow.schedulers.vllm_balanced import VLLMBalanced
-from evenflow.schedulers.vllm_v1 import VLLMV1
 from evenflow.scheduling import Scheduler
 
-POLICIES: Mapping[str, type[Scheduler]] = {
-    "static": Static,
-    "orca": Orca,
-    "vllm": VLLM,
-    "vllm_v1": VLLMV1,
-    "vllm_balanced": VLLMBalanced,
-    "sglang": SGLang,
-    "sarathi": Sarathi,
-    "token_throttling": TokenThrottling,
-    "td_pipe": TDPipe,
+POLICIES = {
+    "static": "evenflow.schedulers.static:Static",
+    "orca": "evenflow.schedulers.orca:Orca",
+    "vllm": "evenflow.schedulers.vllm:VLLM",
+    "vllm_v1": "evenflow.schedulers.vllm_v1:VLLMV1",
+    "vllm_balanced": "evenflow.schedulers.vllm_balanced:VLLMBalanced",
+    "sglang": "evenflow.schedulers.sglang:SGLang",
+    "sarathi": "evenflow.schedulers.sarathi:Sarathi",
+    "token_throttling": "evenflow.schedulers.token_throttling:TokenThrottling",
+    "td_pipe": "evenflow.schedulers.td_pipe:TDPipe",
 }
+"""Where each is that has a name: one is imported when it is asked for."""
 
 POOLED = ("distserve", "splitwise")
 """Names that stand for several pools, each with a policy: see `experiments.run_file.pools`."""
@@ -63,10 +55,8 @@ def policy(name: str) -> type[Scheduler]:
 
     Raises UsageError for an unknown name, module or class.
     """
-    if ":" in name:
-        return _imported(name)
-    if name in POLICIES:
-        return POLICIES[name]
+    if name in POLICIES or ":" in name:
+        return _imported(POLICIES.get(name, name))
     known = dict.fromkeys((*POLICIES, *POOLED))
     raise UsageError(
         f"unknown scheduler {name!r}{_hint(name, known)}; there are "
@@ -106,8 +96,7 @@ def create(
     given = {key: value for key, value in facts.items() if key in accepted}
     given |= {key: value for key, value in params.items() if value is not None or key not in given}
     try:
-        if cls not in POLICIES.values():  # those check themselves
-            refuse(cls.__init__, params)
+        refuse(inspect.unwrap(cls.__init__), params)
         return cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error
@@ -115,7 +104,7 @@ def create(
 
 def catalogue() -> list[Entry]:
     """Return the policies with their parameters, defaults and sources."""
-    return [entry(name, cls, _listed(cls)) for name, cls in POLICIES.items()]
+    return [entry(name, cls := policy(name), _listed(cls)) for name in POLICIES]
 
 
 def _listed(cls: type[Scheduler]) -> tuple[tuple[str, Any], ...]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from functools import cache
 from importlib import resources
 from typing import Any, TypeVar, get_type_hints
 
 Spec = TypeVar("Spec")
 
 
+@cache
 def read_table(name: str, kind: type[Spec]) -> tuple[Spec, ...]:
     """Return the specs of a table, in its order; an empty cell leaves the default."""
     return tuple(kind(**row) for row in read_rows(name, kind))

@@ -141,11 +141,11 @@ def capacity_command(
     """Find the largest request rate that keeps limits on latency."""
     from experiments.cli.terminal import progress
     from experiments.report.tables import print_table
+    from experiments.run_file.inputs import inputs_of
     from experiments.run_file.run import load_config
     from experiments.study.capacity import capacity, knee_rows, sentences
     from experiments.study.capacity_search import Question
     from experiments.study.layouts import on_gpus, parse_gpus
-    from experiments.study.points import inputs_of
     from experiments.study.prices import dollars_per_hour, load_prices
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How

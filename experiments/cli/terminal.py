@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 from evenflow.results.run import RunResult
 from experiments.outcome import Outcome
@@ -153,6 +152,7 @@ class _Bars(Progress):
 
     def __init__(self, labels: Sequence[str], total: int | None) -> None:
         from rich import progress as rich
+        from rich.console import Console
 
         super().__init__(labels, total)
         columns = (

@@ -16,7 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from evenflow.keys import Keys
-from evenflow.schedulers import POLICIES, parameters
+from evenflow.schedulers import POLICIES, parameters, policy
 from evenflow.specs.gpu import GpuSpec, gpus, links
 from evenflow.specs.model import models
 from experiments.run_file.pools import POOLED
@@ -173,7 +173,7 @@ OWN_POLICY: Json = {
 
 def _parameters_of(name: str) -> type[BaseModel]:
     """Return a policy's parameters, as its constructor declares them, as a class."""
-    cls = POLICIES[name]
+    cls = policy(name)
     hints = get_type_hints(cls.__init__, include_extras=True)
     declared: Any = {key: (hints[key], each.default) for key, each in parameters(cls).items()}
     made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **declared)

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from experiments.outcome import Outcome
 from experiments.provenance import code_version
 from experiments.report.folder import SCRATCH
 from experiments.run_file.build import Workload, load_workload, reads_text
+from experiments.run_file.inputs import files_of
 from experiments.run_file.run import RunConfig
-from experiments.run_file.yaml_file import find
 from experiments.runs import Job, run_job
 
 CODE = ("evenflow", "sim", "traces", "experiments/run_file", "experiments/runs.py")
@@ -63,7 +62,7 @@ class Point:
         resolved = self.config.resolved()
         parts = [
             resolved,
-            sorted(_digest_of(path) for path in _files_of(resolved, self.beside)),
+            sorted(_digest_of(path) for path in files_of(resolved, self.beside)),
             _silicon_version() if self.config.costs.kind == "silicon" else None,
             [self.measure.__module__, self.measure.__qualname__, self.more],
             _digest_of(Path(inspect.getfile(self.measure))),
@@ -192,40 +191,6 @@ def code_digest() -> str:
         for path in sorted(path for path in paths if path.suffix in (".py", ".yaml", ".csv")):
             total.update(f"{path.relative_to(root)} {_digest_of(path)}\n".encode())
     return total.hexdigest()
-
-
-def inputs_of(config: RunConfig, run: Path) -> list[Path]:
-    """Return the files that a run reads: its own, and those that its configuration names."""
-    return [run, *_files_of(config.resolved(), run.parent)]
-
-
-def _files_of(value: object, beside: Path) -> Iterator[Path]:
-    """Yield the files that a configuration names: a trace, a profile, a model, a user's policy."""
-    if isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _files_of(inner, beside)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _files_of(inner, beside)
-    elif isinstance(value, str):
-        path = Path(find(value, beside))
-        if path.is_dir():
-            path /= "config.json"
-        if path.is_file():
-            yield path
-        elif ":" in value and (module := _module_file(value.partition(":")[0], beside)):
-            yield module
-
-
-def _module_file(name: str, beside: Path) -> Path | None:
-    if name.endswith(".py"):
-        path = Path(find(name, beside))
-        return path if path.is_file() else None
-    try:
-        spec = find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin else None
 
 
 def _silicon_version() -> str | None:

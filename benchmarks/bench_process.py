@@ -1,8 +1,9 @@
 """Measure whole commands: CPU seconds (user and system) and peak memory, and imports by cost.
 
-`python benchmarks/bench_process.py [--against PYTHON] [--runs N] [--trace FILE]` from the
-repository. `--against` is the interpreter of an environment with another version, which takes turns
-with this one: pairs of one sitting are what can be compared on a machine that does other work.
+`python benchmarks/bench_process.py [--against PYTHON] [--runs N] [--trace FILE] [--requests N]`
+from the repository. `--against` is the interpreter of an environment with another version, which
+takes turns with this one: pairs of one sitting are what can be compared on a machine that does
+other work.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ kv: {{pages: 25000}}
 max_model_len: 32768
 runtime: ideal
 scheduler: {{name: token_throttling}}
-workload: {{trace: {trace}, requests: 4000, arrivals: {arrivals}}}
+workload: {{trace: {trace}, requests: {requests}, arrivals: {arrivals}}}
 """
 COMMANDS = {
     "start-up: one request, summary": ["--save", "summary", "--set", "workload.requests=1"],
-    "4,000 requests, --save requests": ["--save", "requests"],
-    "4,000 requests, --save all (default)": ["--save", "all"],
+    **{
+        f"{policy}, --save requests": ["--save", "requests", "--set", f"scheduler.name={policy}"]
+        for policy in ("token_throttling", "sarathi", "vllm")
+    },
+    "token_throttling, --save all (default)": ["--save", "all"],
 }
 MODULES = 15
 """How many modules are listed."""
@@ -44,13 +48,16 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--trace", type=Path, help="replayed; default: the sample, as Poisson")
+    parser.add_argument("--requests", type=int, default=4000)
     arguments = parser.parse_args()
     pythons = [arguments.against, sys.executable] if arguments.against else [sys.executable]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         trace = arguments.trace and arguments.trace.resolve()
         arrivals = "replay" if trace else "{kind: poisson, rate: 5.9}"
-        run = RUN.format(trace=trace or "azure-conv-sample", arrivals=arrivals)
+        run = RUN.format(
+            trace=trace or "azure-conv-sample", arrivals=arrivals, requests=arguments.requests
+        )
         (folder / "run.yaml").write_text(run, encoding="utf-8")
         os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "cache")  # compiled once, for all
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -68,7 +75,7 @@ def compare(label: str, words: list[str], pythons: list[str], runs: int, folder:
     peak_mb: dict[str, float] = defaultdict(float)
     for turn in range(runs):
         for index, python in enumerate(pythons):
-            cpu_s, megabytes = cpu_of(python, words, folder / f"{len(words)}-{turn}-{index}")
+            cpu_s, megabytes = cpu_of(python, words, folder / f"{label}-{turn}-{index}")
             seconds[python].append(cpu_s)
             peak_mb[python] = max(peak_mb[python], megabytes)
     for python, times in seconds.items():

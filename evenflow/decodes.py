@@ -427,7 +427,7 @@ class ReadyQueue:
             return self._take_rows(count, order)
         end = 0 if order == "first_returned" else -1
         taken = self._take_from(end, count)
-        while len(taken) < count:
+        while len(taken.members) < count:
             taken = self._merge(taken, self._take_from(end, count - len(taken)))
         return taken
 
@@ -441,9 +441,9 @@ class ReadyQueue:
 
     def _take_from(self, end: int, count: int) -> DecodeGroup:
         group = self._groups[end]
-        if len(group) <= count:
+        excess = len(group.members) - count
+        if excess <= 0:
             return self._groups.pop(end)
-        excess = len(group) - count
         if count <= excess:
             return group.split(count, self._page_tokens)
         self._groups[end] = group.split_last(excess, self._page_tokens)

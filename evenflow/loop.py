@@ -152,7 +152,12 @@ class Loop:
         return batch
 
     def _record_wait(self, now_s: float) -> None:
-        """Record why there is nothing to send; of several engines, the most urgent reason."""
+        """Record why there is nothing to send; of several engines, the most urgent reason.
+
+        Nothing is worked out where it would not be kept.
+        """
+        if not self._recorder.whole:
+            return
         reason = self.engines[0].wait_reason
         for engine in self._others:
             reason = min(reason, engine.wait_reason, key=WAIT_REASONS.index)

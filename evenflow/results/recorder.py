@@ -60,7 +60,7 @@ class Recorder:
 
     def __init__(self, depth: int, blocks: Blocks | None = None, *, whole: bool = True) -> None:
         self._depth = depth
-        self._whole = whole
+        self.whole = whole
         self._kept: list[Block] = []
         self._blocks: Blocks = self._kept if blocks is None else blocks
         self._num_flushed = 0
@@ -138,7 +138,7 @@ class Recorder:
             "gap_count": np.array(gap_count, dtype=np.int64),
         }
         columns = self._micro_batches()
-        if not self._whole:
+        if not self.whole:
             tally = tallied(columns)
             return {**block, **{name: np.array(getattr(tally, name)) for name in TALLY}}
         waits = {
@@ -183,9 +183,9 @@ class Recorder:
         if not prefix_cache:
             columns["cached_tokens"] = None
         columns |= {name: _taken(blocks, name) for name in GAPS}
-        tally = None if self._whole else Tally(**{name: _taken(blocks, name) for name in TALLY})
+        tally = None if self.whole else Tally(**{name: _taken(blocks, name) for name in TALLY})
         for name, column in {**BATCHES, **WAITS, **STAGES}.items():
-            columns[name] = _taken(blocks, name) if self._whole else np.zeros(0, column.kind)
+            columns[name] = _taken(blocks, name) if self.whole else np.zeros(0, column.kind)
         for name in STAGES:
             columns[name] = columns[name].reshape(-1, self._depth)
         result = RunResult(depth=self._depth, kept_tally=tally, **facts, **columns)

@@ -65,7 +65,7 @@ def decode_budget(running_decodes: int, depth: int, turn: int) -> int:
     `running_decodes` counts those in flight too. The remainder of the division is spread by `turn`,
     which counts decisions. Fewer than `depth` go one by one, if any is ready.
     """
-    return max((running_decodes + turn % depth) // depth, 1)
+    return (running_decodes + turn % depth) // depth or 1
 
 
 class AdaptiveReserve:

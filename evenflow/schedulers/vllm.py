@@ -50,15 +50,18 @@ class VLLM:
         return None
 
     def schedule(self, view: View) -> Plan:
-        room = Room(
-            tokens=self.max_num_batched_tokens,
-            rows=self.max_batch_rows,
-            seats=self.max_num_seqs - view.running,
-            pages=view.free_pages,
-            watermark_pages=int(self.watermark * view.total_pages),
-        )
-        room.admit(view, chunked=False)
-        if room.prefills:
-            return Plan(room.prefills)
+        kv_limited = False
+        if view.num_waiting:
+            room = Room(
+                tokens=self.max_num_batched_tokens,
+                rows=self.max_batch_rows,
+                seats=self.max_num_seqs - view.running,
+                pages=view.free_pages,
+                watermark_pages=int(self.watermark * view.total_pages),
+            )
+            room.admit(view, chunked=False)
+            if room.prefills:
+                return Plan(room.prefills)
+            kv_limited = room.kv_limited
         decodes = min(view.ready_decodes, self.max_batch_rows)
-        return Plan(decodes=decodes, kv_limited=room.kv_limited)
+        return Plan(decodes=decodes, kv_limited=kv_limited)

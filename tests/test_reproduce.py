@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,7 @@ EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}
         ("a.json", "", "not the results"),
         ("a.json", "{}", "mean_ttft_ms"),
         ("a.json", "[1]", "not the results"),
+        ("a.json", '{"a":' * 10**5, "nested too deep"),
         ("a.json", json.dumps(EMPTY_GUIDELLM), "no completed request"),
         ("a.json", json.dumps(vllm_json([{**ROWS[0], "ttft_s": 0.0}])), "a.json: "),
         ("a.jsonl", "", "no completed request"),
@@ -241,6 +243,12 @@ def test_what_is_no_result_is_told_in_one_line(
 
 
 # ---- the catalogue
+
+
+def test_a_pipe_holds_no_results(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(UsageError, match="is a pipe or a device"):
+        read_results(tmp_path / "a.json")
 
 
 def test_each_entry_is_short_and_says_where_its_data_is() -> None:

@@ -272,7 +272,7 @@ NUMBERS = (
 ODDITIES: tuple[Callable[..., None], ...] = (
     _is_folder,
     _is_pipe,
-    *map(_is_link, ("itself", "nowhere", "/dev/zero", "/dev/null", "/", "/proc/self/mem")),
+    *map(_is_link, ("itself", "nowhere", "/dev/zero", "/dev/null", "/etc", "/proc/self/mem")),
     _is(lambda whole, rng: b""),
     _is(lambda whole, rng: whole[: rng.randrange(len(whole) + 1)]),
     _is(lambda whole, rng: rng.randbytes(rng.randint(1, 5000))),

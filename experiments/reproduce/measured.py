@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.costs.silicon.cost import GPUS as SILICON
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_file
 from evenflow.results.metrics import statistics
 from evenflow.results.run import Floats
 from experiments.report.tables import is_number
@@ -67,10 +67,13 @@ def read_results(path: Path) -> list[Measured]:
     }
     if path.suffix not in readers:
         raise UsageError(f"{path}: should be a .json, .jsonl or .csv of a benchmark's results")
+    require_file(path)
     try:
         runs = list(readers[path.suffix](path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deep") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         told = f"without {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(

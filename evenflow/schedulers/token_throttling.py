@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -14,6 +15,8 @@ from evenflow.schedulers.token_throttling_rules import (
     AdaptiveReserve,
     Throttle,
     decode_budget,
+    spread,
+    unblock,
 )
 from evenflow.scheduling import Plan, Prefill, SearchSpace, Victim, View
 
@@ -101,7 +104,7 @@ class TokenThrottling:
         self.adaptive = AdaptiveReserve() if reserve == "adaptive" else None
         self.max_batch_rows = max_batch_rows or UNLIMITED
         self._turn = 0
-        package = PackageRules(iterations, max_prefill, min_prefill, kv_thresh)
+        package = PackageRules(throttle, kv_thresh)
         self._whole = package.schedule if variant == "code" else self._couple if coupled else None
 
     def schedule(self, view: View) -> Plan:
@@ -114,7 +117,7 @@ class TokenThrottling:
         if decodes:
             decodes = min(decodes, self._share(view), self.max_batch_rows - len(prefills))
         elif not prefills and not view.in_flight:
-            return self._unblock(view)
+            return unblock(view, self._spread(view, self.max_prefill))
         return Plan(prefills, decodes, "last_returned", self.victims, (), None, not prefills)
 
     def _share(self, view: View) -> int:
@@ -151,31 +154,7 @@ class TokenThrottling:
 
     def _spread(self, view: View, budget: int) -> list[Prefill]:
         """Plan `budget` prefill tokens, first come first served, as pages last."""
-        prefills: list[Prefill] = []
-        pages = view.free_pages
-        page_tokens = view.page_tokens
-        for prompt in view.prompts:
-            computed, held = prompt.computed, prompt.pages
-            tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - computed)
-            if tokens <= 0:
-                break
-            prefills.append(Prefill(prompt.request_id, tokens))
-            budget -= tokens
-            if len(prefills) >= self.max_batch_rows:
-                break
-            pages -= max(-(-(computed + tokens) // page_tokens) - held, 0)
-        return prefills
-
-    def _unblock(self, view: View) -> Plan:
-        """Keep serving when the gate is shut and nothing runs: it protects nobody then.
-
-        If half-computed prompts hold all the pages, the latest of them gives way.
-        """
-        prefills = self._spread(view, self.max_prefill)
-        if prefills:
-            return Plan(prefills)
-        partials = view.partials
-        return Plan(preempt=[partials[-1].request_id] if len(partials) > 1 else [])
+        return spread(view, islice(view.prompts, self.max_batch_rows), budget)[0]
 
     def _couple(self, view: View) -> Plan:
         decodes = min(view.ready_decodes, self.max_batch_rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import abc
 from heapq import merge
 
-from evenflow.schedulers.token_throttling_rules import decode_budget
+from evenflow.schedulers.token_throttling_rules import Throttle, decode_budget, spread, unblock
 from evenflow.scheduling import Plan, Prefill, Prompt, View
 
 MAX_DECODES = 2048  # the package's default
@@ -32,12 +32,8 @@ class PackageRules:
     the latest of the partly computed prompts.
     """
 
-    def __init__(
-        self, iterations: int, max_prefill: int, min_prefill: int, kv_thresh: float
-    ) -> None:
-        self.iterations = iterations
-        self.max_prefill = max_prefill
-        self.min_prefill = min_prefill
+    def __init__(self, throttle: Throttle, kv_thresh: float) -> None:
+        self.throttle = throttle
         self.kv_thresh = kv_thresh
         self._turn = 0
         self._preempted: dict[int, int] = {}  # request ids; larger numbers, later preemptions
@@ -45,7 +41,10 @@ class PackageRules:
 
     def schedule(self, view: View) -> Plan:
         share = self._share(view)
-        prefills, free_pages = self._spread(view, self._prompts(view), self._prefill_budget(view))
+        budget = self._prefill_budget(view)
+        prompts = self._prompts(view) if budget else ()
+        prefills, free_pages = spread(view, prompts, budget, cuts=True)
+        self._let_go(prefills)
         decodes = min(share, view.ready_decodes)
         victims = self._make_room(view, decodes, free_pages)
         decodes = min(decodes, view.ready_decodes - len(victims))
@@ -65,13 +64,12 @@ class PackageRules:
         reserve = int(self.kv_thresh * view.total_pages)
         budget = view.page_tokens * max(view.free_pages - reserve, 0)
         if view.depth == 1:
-            return min(self.max_prefill, budget)
+            return min(self.throttle.max_prefill, budget)
         idle_rate = view.free_pages / view.total_pages
         ramp = max((idle_rate - self.kv_thresh) / (1 - self.kv_thresh), 0)
-        budget = min(round(ramp * self.max_prefill), budget)
+        budget = min(round(ramp * self.throttle.max_prefill), budget)
         if view.num_waiting + len(view.partials) > 1:
-            spread = max(view.waiting_tokens // self.iterations, self.min_prefill)
-            budget = min(budget, spread)
+            budget = min(budget, self.throttle.spread(view.waiting_tokens))
         return budget
 
     def _prompts(self, view: View) -> abc.Iterator[Prompt]:
@@ -81,25 +79,11 @@ class PackageRules:
     def _place(self, prompt: Prompt) -> int:
         return -self._preempted.get(prompt.request_id, 0)
 
-    def _spread(
-        self, view: View, prompts: abc.Iterator[Prompt], budget: int
-    ) -> tuple[list[Prefill], int]:
-        """Plan `budget` prefill tokens in the order of `prompts`; also return the pages left."""
-        prefills: list[Prefill] = []
-        pages, page_tokens = view.free_pages, view.page_tokens
-        for prompt in prompts if budget else ():
-            computed, held = prompt.computed, prompt.pages
-            tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - computed)
-            if tokens <= 0:
-                break
-            stop = computed + tokens
-            ends = stop >= prompt.tokens - prompt.generated
-            prefills.append(Prefill(prompt.request_id, tokens, ends=ends))
-            if ends:
-                self._preempted.pop(prompt.request_id, None)
-            budget -= tokens
-            pages -= max(-(-stop // page_tokens) - held, 0)
-        return prefills, pages
+    def _let_go(self, prefills: abc.Iterable[Prefill]) -> None:
+        """Forget that those were preempted whose prefill ends."""
+        for prefill in prefills:
+            if prefill.ends:
+                self._preempted.pop(prefill.request_id, None)
 
     def _make_room(self, view: View, decodes: int, free_pages: int) -> list[int]:
         """Return whom to preempt until a page is free for each of so many decodes."""
@@ -116,11 +100,8 @@ class PackageRules:
         return victims
 
     def _unblock(self, view: View) -> Plan:
-        """Go on with what is partly computed, or let the latest of it give way."""
-        prefills, _ = self._spread(view, view.prompts, self.max_prefill)
-        partials = view.partials
-        if prefills or len(partials) < 2:
-            return Plan(prefills)
-        last = partials[-1].request_id
-        self._preempted.pop(last, None)  # or it would take its pages back
-        return Plan(preempt=[last])
+        plan = unblock(view, spread(view, view.prompts, self.throttle.max_prefill, cuts=True)[0])
+        self._let_go(plan.prefills)
+        for request_id in plan.preempt:  # or it would take its pages back
+            self._preempted.pop(request_id, None)
+        return plan

@@ -1,13 +1,14 @@
-"""The budgets of gLLM's Token Throttling, and the pages it keeps, as functions of what it sees.
+"""The budgets of gLLM's Token Throttling, what fits, and the pages it keeps, from what it sees.
 
 Knows the equations; not which variant uses which, nor when they are asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from evenflow.scheduling import View
+from evenflow.scheduling import Plan, Prefill, Prompt, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,12 @@ class Throttle:
         if self.use_ut:
             tokens = round(tokens * (idle_rate - kv_thresh) / (1 - kv_thresh))
         if self.use_wt:
-            tokens = min(tokens, max(waiting_tokens // self.iterations, self.min_prefill))
+            tokens = min(tokens, self.spread(waiting_tokens))
         return tokens
+
+    def spread(self, waiting_tokens: int) -> int:
+        """Return WT's share of what waits, in whole tokens."""
+        return max(waiting_tokens // self.iterations, self.min_prefill)
 
     def printed(self, waiting_tokens: int, idle_rate: float, kv_thresh: float) -> int:
         """Return what `read` does, but with the equations as they are printed.
@@ -66,6 +71,39 @@ def decode_budget(running_decodes: int, depth: int, turn: int) -> int:
     which counts decisions. Fewer than `depth` go one by one, if any is ready.
     """
     return (running_decodes + turn % depth) // depth or 1
+
+
+def spread(
+    view: View, prompts: Iterable[Prompt], budget: int, *, cuts: bool = False
+) -> tuple[list[Prefill], int]:
+    """Plan `budget` prefill tokens in the order of `prompts`, as pages last; return those left too.
+
+    `cuts`: a chunk that reaches the end of a request's own prompt ends its prefill.
+    """
+    prefills: list[Prefill] = []
+    pages, page_tokens = view.free_pages, view.page_tokens
+    for prompt in prompts:
+        computed, held = prompt.computed, prompt.pages
+        tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - computed)
+        if tokens <= 0:
+            break
+        stop = computed + tokens
+        ends = cuts and stop >= prompt.tokens - prompt.generated
+        prefills.append(Prefill(prompt.request_id, tokens, ends=ends))
+        budget -= tokens
+        pages -= max(-(-stop // page_tokens) - held, 0)
+    return prefills, pages
+
+
+def unblock(view: View, prefills: list[Prefill]) -> Plan:
+    """Keep serving when the gate is shut and nothing runs: it protects nobody then.
+
+    If there is no room for `prefills` as half-computed prompts hold it, the latest gives way.
+    """
+    partials = view.partials
+    if prefills or len(partials) < 2:
+        return Plan(prefills)
+    return Plan(preempt=[partials[-1].request_id])
 
 
 class AdaptiveReserve:

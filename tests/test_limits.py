@@ -39,10 +39,8 @@ class Untyped(Mine):
 
 def test_a_policy_of_ours_checks_itself() -> None:
     automatic = {"token_budget": "auto", "tbt_slo_s": 0.5}
-    assert (
-        create("sarathi", automatic, token_budget_for=lambda slo_s: int(slo_s * 100)).token_budget
-        == 50
-    )
+    made = create("sarathi", automatic, token_budget_for=lambda slo_s: int(slo_s * 100))
+    assert made.budget == 50
     with pytest.raises(ValueError, match=r"^token_budget should be at least 1 or 'auto', not 0"):
         Sarathi(token_budget=0)
     with pytest.raises(ValueError, match=r"^mode should be 'hybrid', 'chunked_only' or"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evenflow.decodes import Sequence
 from evenflow.replay import replay
 from evenflow.results.bubbles import attribute
-from evenflow.schedulers.sglang import DynamicChunks, Room
+from evenflow.schedulers.sglang import Room, SGLang
 from evenflow.scheduling import Decode, Prompt
 from evenflow.types import Request
 from experiments.engines import sglang
@@ -71,7 +71,9 @@ def test_chunks_of_a_time_that_bends_down_at_first_are_those_of_its_square() -> 
             asked.append(tokens)
             return 1e-8 * tokens * tokens + linear * tokens
 
-        return [*map(DynamicChunks(2048, 4096, 16_384, 16, time_s).after, (0, 2048, 6000))]
+        limits = {"chunked_prefill_size": 2048, "max_prefill_tokens": 4096, "max_model_len": 16_384}
+        policy = SGLang(dynamic_chunking=True, page_tokens=16, prefill_s=time_s, **limits)
+        return [*map(policy.chunk_after, (0, 2048, 6000))]
 
     assert sizes(0.0) == sizes(-1e-5) == [2048, 1088, 704]
     assert asked == 2 * [*range(2540, 0, -20)], "as it profiles: up to 1.25 of a first chunk"

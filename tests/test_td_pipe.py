@@ -190,9 +190,9 @@ def test_the_prefills_that_pend_are_as_full_as_a_micro_batch_may_be() -> None:
 
 def test_future_points_are_those_of_the_paper_or_of_the_code() -> None:
     code = (5, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-    assert td_pipe(variant="code").future_points == code
-    assert td_pipe().future_points == tuple(32 * number for number in range(1, 33))
-    assert td_pipe(variant="code", future_points=[1, 2]).future_points == (1, 2)
+    assert td_pipe(variant="code").points == code
+    assert td_pipe().points == tuple(32 * number for number in range(1, 33))
+    assert td_pipe(variant="code", future_points=[1, 2]).points == (1, 2)
 
 
 @pytest.mark.parametrize(("pages", "ratio", "full"), [(20, 0.2, 4), (10, 0.7, 7), (20, 0.95, 19)])

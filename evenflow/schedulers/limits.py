@@ -1,4 +1,4 @@
-"""What a policy's constructor declares of its parameters, checked: types and limits, in one place.
+"""What a policy declares of its parameters, checked: types and limits, in one place.
 
 Knows annotations; no policy. A limit is part of the type: `token_budget: Count = 512`.
 """
@@ -6,8 +6,9 @@ Knows annotations; no policy. A limit is part of the type: `token_budget: Count 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -16,23 +17,26 @@ from evenflow.keys import expected, shown
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 Policy = TypeVar("Policy")
-Params = ParamSpec("Params")
 
 
-def checked(
-    init: Callable[Concatenate[Policy, Params], None],
-) -> Callable[Concatenate[Policy, Params], None]:
-    """Make a constructor refuse values that are not of the types and limits it declares.
+@dataclass_transform(kw_only_default=True, eq_default=False)
+def checked(cls: type[Policy]) -> type[Policy]:
+    """Make a class take the parameters that it declares, as a dataclass does, each by its name.
 
-    Raises ValueError: `kv_thresh should be less than 1.0, not 2`.
+    What follows from them is set in `__post_init__`. The constructor raises ValueError for a value
+    that is not of the type and limits declared: `kv_thresh should be less than 1.0, not 2`.
     """
+    made: Any = dataclass(kw_only=True, eq=False, repr=False)(cls)
+    init = made.__init__
+    init.declared_by = made
 
     @wraps(init)
-    def checking(policy: Policy, /, *args: Params.args, **params: Params.kwargs) -> None:
+    def checking(self: Policy, /, **params: Any) -> None:
         refuse(init, params)
-        init(policy, *args, **params)
+        init(self, **params)
 
-    return checking
+    made.__init__ = checking
+    return cls
 
 
 def refuse(init: Callable[..., None], params: Mapping[str, Any]) -> None:
@@ -54,7 +58,7 @@ def refuse(init: Callable[..., None], params: Mapping[str, Any]) -> None:
 @cache
 def _declared(init: Callable[..., None]) -> dict[str, Any]:
     try:
-        return get_type_hints(init, include_extras=True)
+        return get_type_hints(getattr(init, "declared_by", init), include_extras=True)
     except NameError:
         return {}
 

@@ -16,9 +16,9 @@ class Orca(Reserving):
     """
 
     def schedule(self, view: View) -> Plan:
-        decodes = min(view.ready_decodes, self.max_batch_rows)
+        decodes = min(view.ready_decodes, self.most_rows)
         seats = self.max_num_seqs - view.running
         needed = view.decode_pages(decodes, "arrival") if decodes else 0
-        room = Room(UNLIMITED, self.max_batch_rows - decodes, seats, view.free_pages - needed)
-        room.admit(view, chunked=False, reserved_tokens=self.max_model_len)
+        room = Room(UNLIMITED, self.most_rows - decodes, seats, view.free_pages - needed)
+        room.admit(view, chunked=False, reserved_tokens=self.reserved_tokens)
         return Plan(room.prefills, decodes, kv_limited=room.kv_limited)

@@ -11,6 +11,7 @@ from evenflow.schedulers.limits import checked
 from evenflow.scheduling import SearchSpace
 
 
+@checked
 class Reserving:
     """Reserves pages for `max_model_len` tokens a request, so that nothing is ever preempted."""
 
@@ -18,23 +19,19 @@ class Reserving:
         "max_num_seqs": {"low": 4, "high": 512, "log": True, "integer": True}
     }
 
-    @checked
-    def __init__(
-        self,
-        *,
-        max_num_seqs: Count = 128,
-        max_model_len: Count | None = None,
-        max_batch_rows: Count | None = None,
-    ) -> None:
-        if max_model_len is None:
+    max_num_seqs: Count = 128
+    max_model_len: Count | None = None
+    max_batch_rows: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_model_len is None:
             raise ValueError("max_model_len has to be given: so many tokens are reserved")
-        self.max_num_seqs = max_num_seqs
-        self.max_model_len = max_model_len
-        self.max_batch_rows = max_batch_rows or UNLIMITED
+        self.reserved_tokens = self.max_model_len
+        self.most_rows = self.max_batch_rows or UNLIMITED
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
         """Say why such a request can never run, or return None."""
-        tokens, length = prompt_tokens + output_tokens, self.max_model_len
+        tokens, length = prompt_tokens + output_tokens, self.reserved_tokens
         if tokens > length:
             return f"{tokens} tokens exceed the max_model_len of {length} that is reserved"
         pages = pool.pages_for(length)

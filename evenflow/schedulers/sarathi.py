@@ -11,6 +11,7 @@ from evenflow.schedulers.limits import Fraction, checked
 from evenflow.scheduling import Plan, SearchSpace, View
 
 
+@checked
 class Sarathi:
     """Every ready decode, then prompt chunks up to `token_budget` tokens in all.
 
@@ -30,32 +31,27 @@ class Sarathi:
         "watermark": {"low": 0.0, "high": 0.1},
     }
 
-    @checked
-    def __init__(
-        self,
-        *,
-        token_budget: Count | Literal["auto"] = 512,
-        max_num_seqs: Count = 256,
-        watermark: Fraction = 0.01,
-        mode: Literal["hybrid", "chunked_only", "hybrid_only"] = "hybrid",
-        max_batch_rows: Count | None = None,
-        tbt_slo_s: Positive | None = None,
-        token_budget_for: Callable[[float], int] | None = None,
-    ) -> None:
-        if token_budget == "auto":
-            if tbt_slo_s is None or token_budget_for is None:
-                raise ValueError("token_budget auto needs tbt_slo_s and a cost model")
-            token_budget = token_budget_for(tbt_slo_s)
-        self.token_budget = token_budget
-        self.max_num_seqs = max_num_seqs
-        self.watermark = watermark
-        self.max_batch_rows = max_batch_rows or UNLIMITED
-        self.mode = mode
+    token_budget: Count | Literal["auto"] = 512
+    max_num_seqs: Count = 256
+    watermark: Fraction = 0.01
+    mode: Literal["hybrid", "chunked_only", "hybrid_only"] = "hybrid"
+    max_batch_rows: Count | None = None
+    tbt_slo_s: Positive | None = None
+    token_budget_for: Callable[[float], int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_budget != "auto":
+            self.budget = self.token_budget
+        elif self.tbt_slo_s is None or self.token_budget_for is None:
+            raise ValueError("token_budget auto needs tbt_slo_s and a cost model")
+        else:
+            self.budget = self.token_budget_for(self.tbt_slo_s)
+        self._most_rows = self.max_batch_rows or UNLIMITED
         self._prefilled_last = False
         self._makes_room = False
 
     def schedule(self, view: View) -> Plan:
-        decodes = min(view.ready_decodes, self.max_batch_rows)
+        decodes = min(view.ready_decodes, self._most_rows)
         if self.mode == "chunked_only":
             return self._take_turns(view, decodes)
         return self._mix(view, decodes)
@@ -67,8 +63,8 @@ class Sarathi:
         if not view.waiting_tokens:
             return Plan(decodes=decodes)
         room = Room(
-            tokens=self.token_budget - decodes,
-            rows=self.max_batch_rows - decodes,
+            tokens=self.budget - decodes,
+            rows=self._most_rows - decodes,
             seats=self.max_num_seqs - view.running,
             pages=view.free_pages - needed,
             watermark_pages=int(self.watermark * view.total_pages),

@@ -38,6 +38,7 @@ class Slot:
     full: bool = False
 
 
+@checked
 class SGLang:
     """Prompts only, as long as one fits; else all decodes of the slot whose turn it is.
 
@@ -58,46 +59,36 @@ class SGLang:
         "schedule_conservativeness": {"low": 0.1, "high": 1.4},
     }
 
-    @checked
-    def __init__(
-        self,
-        *,
-        chunked_prefill_size: Count = 8192,
-        max_prefill_tokens: Count = 16384,
-        max_running_requests: Count = 2048,
-        pp_max_micro_batch_size: Count | None = None,
-        schedule_conservativeness: NonNegative = 1.0,
-        schedule_policy: Literal["fcfs", "lpm"] = "fcfs",
-        mixed_chunk: bool = False,
-        dynamic_chunking: bool = False,
-        prefill_decode_interval: Annotated[int, Field(ge=0)] = 0,
-        overlap: bool | None = None,
-        max_model_len: Count | None = None,
-        depth: int = 1,
-        page_tokens: int = 1,
-        prefill_s: Callable[[int], float] | None = None,
-    ) -> None:
-        self.overlap = depth == 1 if overlap is None else overlap
-        if self.overlap and depth > 1:
+    chunked_prefill_size: Count = 8192
+    max_prefill_tokens: Count = 16384
+    max_running_requests: Count = 2048
+    pp_max_micro_batch_size: Count | None = None
+    schedule_conservativeness: NonNegative = 1.0
+    schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
+    mixed_chunk: bool = False
+    dynamic_chunking: bool = False
+    prefill_decode_interval: Annotated[int, Field(ge=0)] = 0
+    overlap: bool | None = None
+    max_model_len: Count | None = None
+    depth: int = 1
+    page_tokens: int = 1
+    prefill_s: Callable[[int], float] | None = None
+
+    def __post_init__(self) -> None:
+        chunk, depth = self.chunked_prefill_size, self.depth
+        self.slotted = not (depth == 1 if self.overlap is None else self.overlap)
+        if depth > 1 and not self.slotted:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
-        if chunked_prefill_size % page_tokens:
-            what = f"chunked_prefill_size {chunked_prefill_size} is no multiple of"
-            raise ValueError(f"{what} kv.page_tokens, {page_tokens}")
-        self.limits = chunked_prefill_size, max_prefill_tokens
-        self.chunks: DynamicChunks | None = None
-        if dynamic_chunking:
-            if prefill_s is None or max_model_len is None:
-                raise ValueError("dynamic_chunking needs max_model_len and a cost model")
-            self.chunks = DynamicChunks(*self.limits, max_model_len, page_tokens, prefill_s)
-        self.max_running_requests = max_running_requests
-        self.max_rows = pp_max_micro_batch_size or max(max_running_requests // depth, 1)
-        self.schedule_policy = schedule_policy
-        self.newest_first = self.mixed_chunk = mixed_chunk
-        self.leaves_out = page_tokens > 1 and (mixed_chunk or dynamic_chunking)
-        self.prefill_decode_interval = prefill_decode_interval
-        self.decodes_ahead = "question" if self.overlap else None
-        self.slotted = not self.overlap
-        self.new_token_ratio = self._most_ratio = min(0.7 * schedule_conservativeness, 1.0)
+        if chunk % self.page_tokens:
+            what = f"chunked_prefill_size {chunk} is no multiple of"
+            raise ValueError(f"{what} kv.page_tokens, {self.page_tokens}")
+        if self.dynamic_chunking and (self.prefill_s is None or self.max_model_len is None):
+            raise ValueError("dynamic_chunking needs max_model_len and a cost model")
+        self.max_rows = self.pp_max_micro_batch_size or max(self.max_running_requests // depth, 1)
+        self.newest_first = self.mixed_chunk
+        self.leaves_out = self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking)
+        self.decodes_ahead = None if self.slotted else "question"
+        self.new_token_ratio = self._most_ratio = min(0.7 * self.schedule_conservativeness, 1.0)
         self._slots: dict[int, Slot] = {}
         self._idles = self._passes = 0
         self._decodes_until = 0  # no prompts in answer to the questions up to this one
@@ -111,7 +102,7 @@ class SGLang:
 
     def schedule(self, view: View) -> Iterator[Plan | Upkeep]:
         slot = self._slots.setdefault(view.slot, Slot())
-        running = view.running - len(view.partials) if self.overlap else view.ready_decodes
+        running = view.ready_decodes if self.slotted else view.running - len(view.partials)
         slot.full &= running >= slot.running
         if view.idles != self._idles:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
@@ -141,11 +132,12 @@ class SGLang:
             return []
         if view.prefix_cache and view.num_waiting:
             yield from self._look_up(view)
-        chunk, inputs = self.limits
-        if partial is not None and self.chunks is not None:
-            chunk = self.chunks.after(partial.computed)
+        chunk = self.chunked_prefill_size
+        if partial is not None and self.dynamic_chunking:
+            chunk = self.chunk_after(partial.computed)
         riding = running if self.mixed_chunk else 0
-        room = Room(view, chunk - riding, inputs, riding, self.new_token_ratio, view.decodes)
+        limits = chunk - riding, self.max_prefill_tokens
+        room = Room(view, *limits, riding, self.new_token_ratio, view.decodes)
         if partial is not None:
             tokens = room.next_chunk_of(partial)
             pages = view.pages_for(partial.computed + tokens) - partial.pages
@@ -232,6 +224,37 @@ class SGLang:
         generated = sum(one.generated for one in decodes) + RETRACT_STEPS * len(decodes)
         allowed = sum(one.output_limit for one in decodes)
         self.new_token_ratio = min(generated / (allowed + 1), 1.0)
+
+    def chunk_after(self, computed: int) -> int:
+        """Return the size of the next chunk of a prompt after `computed` tokens of it.
+
+        f(l) = a l^2 + b l + c is fitted to the time of prompts. A chunk x after l tokens takes as
+        long as the first, f(l + x) - f(l) = f(chunk) - f(0), smoothed. Without a square, all are
+        alike.
+        """
+        assert self.max_model_len is not None  # the constructor asks for it
+        chunk, (a, b) = self.chunked_prefill_size, self._fitted
+        if a * chunk <= 1e-9 * b:
+            return chunk
+        target = a * chunk * chunk + b * chunk
+        unit = max(self.page_tokens, 64)
+        slope = 2 * a * computed + b
+        even = (sqrt(slope * slope + 4 * a * target) - slope) / (2 * a)
+        tokens = max(int(chunk + 0.75 * (even - chunk)), chunk // 4) // unit * unit
+        most = min(self.max_model_len - computed - 100, self.max_prefill_tokens)
+        tokens = min(max(tokens, unit), most) // unit * unit
+        return tokens if tokens >= unit else chunk
+
+    @cached_property
+    def _fitted(self) -> tuple[float, float]:
+        """The square and the linear coefficient of the time of prompts up to 1.25 chunks."""
+        assert self.prefill_s is not None
+        assert self.max_model_len is not None
+        longest = min(int(1.25 * self.chunked_prefill_size), self.max_model_len)
+        lengths = range(longest, 0, -max(longest // PROFILED, 1))[1:PROFILED]
+        times = np.array([self.prefill_s(length) for length in lengths])
+        square, linear, _ = np.linalg.lstsq(np.vander(lengths, 3), times, rcond=None)[0]
+        return float(square), max(float(linear), 0.0)
 
 
 @dataclass(slots=True)
@@ -336,43 +359,6 @@ class Room:
     def _end(self, request: Decode | Prompt) -> tuple[float, int]:
         """Return after how many steps a request ends, and the tokens that it holds now."""
         return request.output_limit * self.share(request) - request.generated, request.tokens
-
-
-@dataclass(frozen=True)
-class DynamicChunks:
-    """Chunks of a prompt that take as long as its first, of `chunk` tokens; `most` at most.
-
-    f(l) = a l^2 + b l + c is fitted to the time of prompts. A chunk x after l tokens takes as long
-    as the first, f(l + x) - f(l) = f(chunk) - f(0), smoothed. Without a square, all are alike.
-    """
-
-    chunk: int
-    most: int
-    context: int
-    page_tokens: int
-    prefill_s: Callable[[int], float]
-
-    def after(self, computed: int) -> int:
-        """Return the size of the next chunk after `computed` tokens of a prompt."""
-        chunk, (a, b) = self.chunk, self._fitted
-        if a * chunk <= 1e-9 * b:
-            return chunk
-        target = a * chunk * chunk + b * chunk
-        unit = max(self.page_tokens, 64)
-        slope = 2 * a * computed + b
-        even = (sqrt(slope * slope + 4 * a * target) - slope) / (2 * a)
-        tokens = max(int(chunk + 0.75 * (even - chunk)), chunk // 4) // unit * unit
-        tokens = min(max(tokens, unit), self.context - computed - 100, self.most) // unit * unit
-        return tokens if tokens >= unit else chunk
-
-    @cached_property
-    def _fitted(self) -> tuple[float, float]:
-        """The square and the linear coefficient of the time of prompts up to 1.25 chunks."""
-        longest = min(int(1.25 * self.chunk), self.context)
-        lengths = range(longest, 0, -max(longest // PROFILED, 1))[1:PROFILED]
-        times = np.array([self.prefill_s(length) for length in lengths])
-        square, linear, _ = np.linalg.lstsq(np.vander(lengths, 3), times, rcond=None)[0]
-        return float(square), max(float(linear), 0.0)
 
 
 def _go_on(decodes: int) -> Iterator[Plan | Upkeep]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import checked
 from evenflow.schedulers.reserving import Reserving
 from evenflow.scheduling import Plan, View
 
 
+@checked
 class Static(Reserving):
     """Decode a batch until its last request ends, then admit the next one.
 
@@ -21,19 +21,7 @@ class Static(Reserving):
     as long as the longest of the batch, and ended members decode on until it ends.
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        max_num_seqs: Count = 128,
-        max_model_len: Count | None = None,
-        max_batch_rows: Count | None = None,
-        padded: bool = False,
-    ) -> None:
-        super().__init__(
-            max_num_seqs=max_num_seqs, max_model_len=max_model_len, max_batch_rows=max_batch_rows
-        )
-        self.padded = padded
+    padded: bool = False
 
     def schedule(self, view: View) -> Plan:
         sizes = view.ready_group_sizes
@@ -43,6 +31,6 @@ class Static(Reserving):
         seats = min(share, self.max_num_seqs - view.running)
         if view.in_flight >= view.depth:
             return Plan()
-        room = Room(UNLIMITED, min(self.max_batch_rows, share), seats, view.free_pages)
-        room.admit(view, chunked=False, reserved_tokens=self.max_model_len)
+        room = Room(UNLIMITED, min(self.most_rows, share), seats, view.free_pages)
+        room.admit(view, chunked=False, reserved_tokens=self.reserved_tokens)
         return Plan(room.prefills, kv_limited=room.kv_limited)

@@ -132,6 +132,7 @@ FuturePoints = Annotated[
 ]
 
 
+@checked
 class TDPipe:
     """Prefill until the KV cache is predicted to fill up; then decode in even batches, one a stage.
 
@@ -160,36 +161,27 @@ class TDPipe:
         "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True}
     }
 
-    @checked
-    def __init__(
-        self,
-        *,
-        predictor: str | Mapping[str, Any] = "oracle",
-        future_points: FuturePoints | None = None,
-        work_stealing: bool = True,
-        kv_occupancy_ratio: Share | None = None,
-        request_finish_ratio: Share | None = None,
-        variant: Literal["paper", "code"] = "paper",
-        max_num_batched_tokens: Count = 2048,
-        max_batch_rows: Count | None = None,
-        prefill_s: Callable[[int], float] | None = None,
-        decode_s: DecodeTime | None = None,
-    ) -> None:
-        self.predictor = predictor
-        self.future_points = tuple(future_points or FUTURE_POINTS[variant])
-        self.work_stealing = work_stealing
-        self.kv_occupancy_ratio = kv_occupancy_ratio
-        self.request_finish_ratio = request_finish_ratio
-        self.variant = variant
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_batch_rows = max_batch_rows or UNLIMITED
-        if request_finish_ratio is None and (prefill_s is None or decode_s is None):
+    predictor: str | Mapping[str, Any] = "oracle"
+    future_points: FuturePoints | None = None
+    work_stealing: bool = True
+    kv_occupancy_ratio: Share | None = None
+    request_finish_ratio: Share | None = None
+    variant: Literal["paper", "code"] = "paper"
+    max_num_batched_tokens: Count = 2048
+    max_batch_rows: Count | None = None
+    prefill_s: Callable[[int], float] | None = None
+    decode_s: DecodeTime | None = None
+
+    def __post_init__(self) -> None:
+        if self.request_finish_ratio is None and (self.prefill_s is None or self.decode_s is None):
             raise ValueError("without request_finish_ratio it needs prefill_s and decode_s")
-        self.prefill_s = prefill_s or (lambda tokens: 0.0)
-        self.decode_s = decode_s or (lambda rows, context_tokens: 0.0)
+        self._prefill_s = self.prefill_s or (lambda tokens: 0.0)
+        self._decode_s = self.decode_s or (lambda rows, context_tokens: 0.0)
+        self.points = tuple(self.future_points or FUTURE_POINTS[self.variant])
+        self._most_rows = self.max_batch_rows or UNLIMITED
         self._saturated_rows = 0
         self._prefilling = True
-        self._usage = FutureUsage(self.future_points)
+        self._usage = FutureUsage(self.points)
         self._turn = 0  # decode batches sent in this phase
         self._started_with = 0  # requests that were live when the decode phase began
         self._preemptions = 0  # until then
@@ -212,7 +204,7 @@ class TDPipe:
     def _admit(self, view: View) -> Room:
         room = Room(
             tokens=self.max_num_batched_tokens,
-            rows=self.max_batch_rows,
+            rows=self._most_rows,
             seats=view.num_waiting,
             pages=view.free_pages,
         )
@@ -233,13 +225,13 @@ class TDPipe:
 
     def _remaining_tokens(self, prompt: Prompt) -> int:
         predicted = prompt.predicted_output_tokens
-        return self.future_points[-1] if predicted is None else predicted - prompt.generated
+        return self.points[-1] if predicted is None else predicted - prompt.generated
 
     def _usage_of(self, view: View) -> FutureUsage:
         """Return the future use of the running decodes."""
-        usage = FutureUsage(self.future_points)
+        usage = FutureUsage(self.points)
         for context_tokens, generated, predicted in view.decode_lengths:
-            remaining = self.future_points[-1] if predicted is None else predicted - generated
+            remaining = self.points[-1] if predicted is None else predicted - generated
             usage.add(context_tokens, remaining)
         return usage
 
@@ -259,7 +251,7 @@ class TDPipe:
         if ready < rows and view.running > view.running_decodes:
             return Plan()  # the rest of the batch is still in its prefill
         self._turn += 1
-        return Plan(decodes=min(max(rows, 1), ready, self.max_batch_rows), order=order)
+        return Plan(decodes=min(max(rows, 1), ready, self._most_rows), order=order)
 
     def _next_batch(self, view: View) -> tuple[int, Order]:
         """Return how many ready decodes should go, and which first."""
@@ -271,7 +263,7 @@ class TDPipe:
         share = stealing_share(view.running, view.depth, self._turn)
         if self.variant == "code":
             return share, "arrival"
-        return share, "last_returned" if share <= self.max_batch_rows else "first_returned"
+        return share, "last_returned" if share <= self._most_rows else "first_returned"
 
     # -- from decode to prefill -----------------------------------------------------------------
 
@@ -303,9 +295,9 @@ class TDPipe:
         if not pending:
             return False
         context_tokens = view.decode_context_tokens / max(view.running_decodes, 1)
-        step_s = self.decode_s(rows, round(rows * context_tokens))
-        spatial = spatial_intensity(rows, context_tokens, self._saturation(), self.decode_s)
-        seconds = [self.prefill_s(sum(prompt.tokens for prompt in batch)) for batch, _ in pending]
+        step_s = self._decode_s(rows, round(rows * context_tokens))
+        spatial = spatial_intensity(rows, context_tokens, self._saturation(), self._decode_s)
+        seconds = [self._prefill_s(sum(prompt.tokens for prompt in batch)) for batch, _ in pending]
         better = [
             spatial < temporal_intensity(seconds[:stop], step_s, view.depth)
             for stop in range(1, len(seconds) + 1)
@@ -318,7 +310,7 @@ class TDPipe:
     def _saturation(self) -> int:
         if not self._saturated_rows:
             in_code = self.variant == "code"
-            rows = CODE_PEAK_ROWS if in_code else saturating_rows(self.decode_s)
+            rows = CODE_PEAK_ROWS if in_code else saturating_rows(self._decode_s)
             self._saturated_rows = rows
         return self._saturated_rows
 
@@ -331,7 +323,7 @@ class TDPipe:
             if pages > free:
                 break
             over = tokens + prompt.tokens > self.max_num_batched_tokens
-            if batch and (over or len(batch) >= self.max_batch_rows):
+            if batch and (over or len(batch) >= self._most_rows):
                 yield batch, free
                 batch, tokens = [], 0
             batch.append(prompt)

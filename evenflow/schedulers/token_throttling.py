@@ -37,6 +37,7 @@ NOT_IN: dict[str, dict[str, object]] = {
 """Parameters that a variant does not have, and what it does instead."""
 
 
+@checked
 class TokenThrottling:
     """A throttled share of the waiting prefill tokens, and an even share of the running decodes.
 
@@ -66,46 +67,32 @@ class TokenThrottling:
         "reserve": ["threshold", "adaptive"],
     }
 
-    @checked
-    def __init__(
-        self,
-        *,
-        iterations: Count = 8,
-        max_prefill: Count = 2048,
-        min_prefill: Annotated[int, Field(ge=0)] = 32,
-        kv_thresh: Fraction = 0.05,
-        use_wt: bool = True,
-        use_ut: bool = True,
-        coupled: bool = False,
-        victim: Literal["latest", "most_pages"] = "latest",
-        reserve: Literal["threshold", "adaptive"] = "threshold",
-        max_batch_rows: Count | None = None,
-        variant: Variant = "reading",
-    ) -> None:
-        given = {
-            "use_wt": use_wt,
-            "use_ut": use_ut,
-            "coupled": coupled,
-            "victim": victim,
-            "reserve": reserve,
-            "max_batch_rows": max_batch_rows,
-        }
-        for name, fixed in NOT_IN[variant].items():
-            if given[name] != fixed:
-                raise ValueError(f"variant {variant} has no parameter {name}")
-        self.max_prefill = max_prefill
-        self.kv_thresh = kv_thresh
-        self.variant = variant
-        self.leaves_out = variant == "code"
-        throttle = Throttle(iterations, max_prefill, min_prefill, use_wt, use_ut)
-        self.prefill_budget = throttle.printed if variant == "paper" else throttle.read
-        self.coupled = coupled
-        self.victims = VICTIMS[victim]
-        self.adaptive = AdaptiveReserve() if reserve == "adaptive" else None
-        self.max_batch_rows = max_batch_rows or UNLIMITED
+    iterations: Count = 8
+    max_prefill: Count = 2048
+    min_prefill: Annotated[int, Field(ge=0)] = 32
+    kv_thresh: Fraction = 0.05
+    use_wt: bool = True
+    use_ut: bool = True
+    coupled: bool = False
+    victim: Literal["latest", "most_pages"] = "latest"
+    reserve: Literal["threshold", "adaptive"] = "threshold"
+    max_batch_rows: Count | None = None
+    variant: Variant = "reading"
+
+    def __post_init__(self) -> None:
+        for name, fixed in NOT_IN[self.variant].items():
+            if getattr(self, name) != fixed:
+                raise ValueError(f"variant {self.variant} has no parameter {name}")
+        limits = self.iterations, self.max_prefill, self.min_prefill
+        throttle = Throttle(*limits, self.use_wt, self.use_ut)
+        self._budget = throttle.printed if self.variant == "paper" else throttle.read
+        self._victims = VICTIMS[self.victim]
+        self.adaptive = AdaptiveReserve() if self.reserve == "adaptive" else None
+        self._most_rows = self.max_batch_rows or UNLIMITED
         self._turn = 0
-        package = PackageRules(throttle, kv_thresh)
-        self._whole = package.schedule if variant == "code" else self._couple if coupled else None
+        self.leaves_out = self.variant == "code"
+        package = PackageRules(throttle, self.kv_thresh).schedule
+        self._whole = package if self.leaves_out else self._couple if self.coupled else None
 
     def schedule(self, view: View) -> Plan:
         if self._whole is not None:
@@ -115,10 +102,10 @@ class TokenThrottling:
         prefills = self._throttle(view) if view.waiting_tokens else []
         decodes = view.ready_decodes
         if decodes:
-            decodes = min(decodes, self._share(view), self.max_batch_rows - len(prefills))
+            decodes = min(decodes, self._share(view), self._most_rows - len(prefills))
         elif not prefills and not view.in_flight:
             return unblock(view, self._spread(view, self.max_prefill))
-        return Plan(prefills, decodes, "last_returned", self.victims, (), None, not prefills)
+        return Plan(prefills, decodes, "last_returned", self._victims, (), None, not prefills)
 
     def _share(self, view: View) -> int:
         """Return the even share of the running decodes: equation 4."""
@@ -132,7 +119,7 @@ class TokenThrottling:
         """Plan prefills within equation 3 and, but in the paper, the pages above the reserve."""
         if self.variant == "paper":
             idle_rate = view.free_pages / view.total_pages
-            printed = self.prefill_budget(view.waiting_tokens, idle_rate, self.kv_thresh)
+            printed = self._budget(view.waiting_tokens, idle_rate, self.kv_thresh)
             return self._spread(view, printed)
         reserve, thresh = self._reserve(view)
         pages = view.free_pages
@@ -142,7 +129,7 @@ class TokenThrottling:
         if view.depth == 1:
             return self._spread(view, min(self.max_prefill, budget))
         idle_rate = pages / view.total_pages
-        equation_3 = self.prefill_budget(view.waiting_tokens, idle_rate, thresh)
+        equation_3 = self._budget(view.waiting_tokens, idle_rate, thresh)
         return self._spread(view, min(equation_3, budget))
 
     def _reserve(self, view: View) -> tuple[int, float]:
@@ -154,16 +141,16 @@ class TokenThrottling:
 
     def _spread(self, view: View, budget: int) -> list[Prefill]:
         """Plan `budget` prefill tokens, first come first served, as pages last."""
-        return spread(view, islice(view.prompts, self.max_batch_rows), budget)[0]
+        return spread(view, islice(view.prompts, self._most_rows), budget)[0]
 
     def _couple(self, view: View) -> Plan:
-        decodes = min(view.ready_decodes, self.max_batch_rows)
+        decodes = min(view.ready_decodes, self._most_rows)
         needed = view.decode_pages(decodes, "first_returned") if decodes else 0
         if needed > view.free_pages:
-            return Plan(preempt=[view.victim(self.victims)])  # and be asked again
+            return Plan(preempt=[view.victim(self._victims)])  # and be asked again
         room = Room(
             tokens=self.max_prefill - decodes,
-            rows=self.max_batch_rows - decodes,
+            rows=self._most_rows - decodes,
             seats=view.num_waiting,
             pages=view.free_pages - needed,
         )

@@ -11,6 +11,7 @@ from evenflow.schedulers.limits import Fraction, checked
 from evenflow.scheduling import Plan, SearchSpace, View
 
 
+@checked
 class VLLM:
     """Whole prompts while any fits, otherwise all ready decodes.
 
@@ -25,36 +26,31 @@ class VLLM:
         "watermark": {"low": 0.0, "high": 0.1},
     }
 
-    @checked
-    def __init__(
-        self,
-        *,
-        max_num_batched_tokens: Count | None = None,
-        max_num_seqs: Count = 256,
-        watermark: Fraction = 0.01,
-        max_batch_rows: Count | None = None,
-        max_model_len: Count | None = None,
-    ) -> None:
-        limit = max_model_len if max_num_batched_tokens is None else max_num_batched_tokens
-        if limit is None:
+    max_num_batched_tokens: Count | None = None
+    max_num_seqs: Count = 256
+    watermark: Fraction = 0.01
+    max_batch_rows: Count | None = None
+    max_model_len: Count | None = None
+
+    def __post_init__(self) -> None:
+        budget = self.max_num_batched_tokens or self.max_model_len
+        if budget is None:
             raise ValueError("max_num_batched_tokens or max_model_len has to be given")
-        self.max_num_batched_tokens = limit
-        self.max_num_seqs = max_num_seqs
-        self.watermark = watermark
-        self.max_batch_rows = max_batch_rows or UNLIMITED
+        self._budget = budget
+        self._most_rows = self.max_batch_rows or UNLIMITED
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
-        if prompt_tokens > self.max_num_batched_tokens:
-            limit = self.max_num_batched_tokens
-            return f"a prompt of {prompt_tokens} tokens exceeds max_num_batched_tokens {limit}"
+        if prompt_tokens > self._budget:
+            limit = f"max_num_batched_tokens {self._budget}"
+            return f"a prompt of {prompt_tokens} tokens exceeds {limit}"
         return None
 
     def schedule(self, view: View) -> Plan:
         kv_limited = False
         if view.num_waiting:
             room = Room(
-                tokens=self.max_num_batched_tokens,
-                rows=self.max_batch_rows,
+                tokens=self._budget,
+                rows=self._most_rows,
                 seats=self.max_num_seqs - view.running,
                 pages=view.free_pages,
                 watermark_pages=int(self.watermark * view.total_pages),
@@ -63,5 +59,5 @@ class VLLM:
             if room.prefills:
                 return Plan(room.prefills)
             kv_limited = room.kv_limited
-        decodes = min(view.ready_decodes, self.max_batch_rows)
+        decodes = min(view.ready_decodes, self._most_rows)
         return Plan(decodes=decodes, kv_limited=kv_limited)

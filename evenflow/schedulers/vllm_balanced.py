@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from evenflow.keys import Count
-from evenflow.schedulers.limits import Fraction, checked
+from evenflow.schedulers.limits import checked
 from evenflow.schedulers.vllm_v1 import VLLMV1
 from evenflow.scheduling import View
 
 
+@checked
 class VLLMBalanced(VLLMV1):
     """`vllm_v1` that takes a share of the decodes, or of the tokens, and leaves the rest.
 
@@ -20,26 +20,7 @@ class VLLMBalanced(VLLMV1):
     up to the budget (19873, whose two phases are one where the next question counts anew).
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        share: Literal["seats", "decodes", "tokens"] = "seats",
-        max_num_batched_tokens: Count = 2048,
-        max_num_seqs: Count = 256,
-        watermark: Fraction = 0.0,
-        async_scheduling: Literal[False, "v1", "v2"] = False,
-        depth: int = 1,
-    ) -> None:
-        super().__init__(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            watermark=watermark,
-            async_scheduling=async_scheduling,
-            depth=depth,
-        )
-        self.share = share
-        self.depth = depth
+    share: Literal["seats", "decodes", "tokens"] = "seats"
 
     def limits(self, view: View) -> tuple[int, int]:
         decodes, tokens = super().limits(view)

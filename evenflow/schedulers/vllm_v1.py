@@ -11,6 +11,7 @@ from evenflow.schedulers.vllm import VLLM
 from evenflow.scheduling import Plan, Prefill, SearchSpace, View
 
 
+@checked
 class VLLMV1:
     """Every ready decode, the chunk of the prompt that is under way, then prompts that wait.
 
@@ -26,25 +27,19 @@ class VLLMV1:
 
     search_space: ClassVar[SearchSpace] = VLLM.search_space
 
-    @checked
-    def __init__(
-        self,
-        *,
-        max_num_batched_tokens: Count = 2048,
-        max_num_seqs: Count = 256,
-        watermark: Fraction = 0.0,
-        async_scheduling: Literal[False, "v1", "v2"] = False,
-        depth: int = 1,
-    ) -> None:
-        if max_num_batched_tokens < max_num_seqs:
-            limits = f"{max_num_batched_tokens} is less than max_num_seqs {max_num_seqs}"
+    max_num_batched_tokens: Count = 2048
+    max_num_seqs: Count = 256
+    watermark: Fraction = 0.0
+    async_scheduling: Literal[False, "v1", "v2"] = False
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            limits = f"{self.max_num_batched_tokens} is less than max_num_seqs {self.max_num_seqs}"
             raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
-        if async_scheduling == "v1" and depth > 1:
-            raise ValueError(f"async_scheduling v1 is for one stage, not {depth}; v2 is right")
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
-        self.watermark = watermark
-        self.decodes_ahead = {False: None, "v1": "question", "v2": "round"}[async_scheduling]
+        if self.async_scheduling == "v1" and self.depth > 1:
+            raise ValueError(f"async_scheduling v1 is for one stage, not {self.depth}; v2 is right")
+        self.decodes_ahead = {False: None, "v1": "question", "v2": "round"}[self.async_scheduling]
 
     def limits(self, view: View) -> tuple[int, int]:
         """Return how many decodes, and how many tokens, a micro-batch may have now."""

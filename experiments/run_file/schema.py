@@ -172,9 +172,9 @@ OWN_POLICY: Json = {
 
 
 def _parameters_of(name: str) -> type[BaseModel]:
-    """Return a policy's parameters, as its constructor declares them, as a class."""
+    """Return a policy's parameters, as it declares them, as a class."""
     cls = policy(name)
-    hints = get_type_hints(cls.__init__, include_extras=True)
+    hints = get_type_hints(cls, include_extras=True)
     declared: Any = {key: (hints[key], each.default) for key, each in parameters(cls).items()}
     made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **declared)
     made.__doc__ = cls.__doc__

@@ -89,6 +89,7 @@ class Batcher:
             delivers=getattr(scheduler, "preempts_in_flight", False),
             preempted_last=getattr(scheduler, "preempted_last", False),
             newest_first=getattr(scheduler, "newest_first", False),
+            by_priority=getattr(scheduler, "by_priority", False),
         )
         known_early = self.kv.keeps and not (self.kv.late or self.kv.append_only)
         if ahead and (asks_again or known_early or speculation is not None or keeps_pages):

@@ -29,6 +29,14 @@ def _by_arrival(seq: Sequence) -> int:
     return seq.order
 
 
+def _by_priority(seq: Sequence) -> tuple[int, float, int]:
+    return *_priority(seq), seq.request.request_id
+
+
+def _priority(seq: Sequence) -> tuple[int, float]:
+    return seq.request.priority, seq.request.arrival_s
+
+
 def _by_pages(seq: Sequence) -> tuple[int, int]:
     return len(seq.pages), seq.order
 
@@ -56,6 +64,7 @@ class Queues:
     delivers: bool
     preempted_last: bool
     newest_first: bool
+    by_priority: bool
     asked: int = 0
     resting: deque[tuple[int, DecodeGroup]] = field(default_factory=deque)  # till which question
     now_s: float = 0.0
@@ -90,9 +99,12 @@ class Queues:
 
     def enter(self, seq: Sequence) -> None:
         """Count a sequence among the live, the last to arrive."""
+        self._number(seq)
+        self.live[seq.request.request_id] = seq
+
+    def _number(self, seq: Sequence) -> None:
         seq.order = self._arrived
         self._arrived += 1
-        self.live[seq.request.request_id] = seq
 
     def take_turn(self) -> None:
         """Count a question; it is the turn of the next slot, and of decodes that rested enough."""
@@ -117,7 +129,10 @@ class Queues:
 
     def _wait(self, seq: Sequence, *, last: bool) -> None:
         """Let a sequence wait, the first or the last."""
-        (self.waiting.append if last else self.waiting.appendleft)(seq)
+        if self.by_priority:
+            insort(self.waiting, seq, key=_by_priority)
+        else:
+            (self.waiting.append if last else self.waiting.appendleft)(seq)
         self.waiting_tokens += seq.remaining
         if not self.kv.late:
             self.looked_up(seq)
@@ -152,6 +167,8 @@ class Queues:
             if not seq.epoch:
                 seq.first_scheduled_s = self.now_s
             self.admitted[seq.request.request_id] = seq
+            if self.by_priority:  # then who comes first runs later
+                self._number(seq)
             self.kv.tokens += start
             if goes_on:
                 insort(self.partials, seq, key=_by_arrival)
@@ -342,13 +359,10 @@ class Queues:
         `rule` is a `scheduling.Victim`. Of those that returned together, the last one is the last
         returned. The latest admitted may be in flight.
         """
+        if rule == "lowest_priority":
+            return max(filter(self._is_running, self.admitted.values()), key=_priority)
         if rule == "latest_admitted":
-            last_first = reversed(self.admitted.values())
-            return next(
-                seq
-                for seq in last_first
-                if not seq.aborted and (seq.decoding or not self.is_forming(seq))
-            )
+            return next(filter(self._is_running, reversed(self.admitted.values())))
         groups = [*self.ready.groups, forming] if forming is not None else self.ready.groups
         members = [(group, seq) for group in groups for seq in group.sequences()]
         if rule == "last_returned":
@@ -359,11 +373,15 @@ class Queues:
         partials = [seq for seq in self.partials if not seq.chunks_in_flight]
         return max(decoding + partials, key=_by_arrival)
 
+    def _is_running(self, seq: Sequence) -> bool:
+        return not seq.aborted and (seq.decoding or not self.is_forming(seq))
+
     def is_forming(self, seq: Sequence) -> bool:
         """Say whether a sequence is in a micro-batch that has not been sent yet."""
         batches = self.in_flight.values()
         if seq.decoding:
             groups = [batch.decodes for batch in batches if batch.decodes is not None]
+            groups += (group for _, group in self.resting)
             return self.ready_with(seq) is None and not any(seq in group for group in groups)
         sent = (chunk.sequence is seq for batch in batches for chunk in batch.chunks)
         return sum(sent) < seq.chunks_in_flight

@@ -32,7 +32,8 @@ class Request:
     `predicted_output_tokens` is what a predictor says, for policies that use one. `prefix` says
     what its tokens have in common with other requests (None: nothing), for a prefix cache.
     `max_new_tokens` is what the client allows; None: it asks for exactly `output_tokens`, as
-    benchmarks do (`ignore_eos`), so there the length is no secret.
+    benchmarks do (`ignore_eos`), so there the length is no secret. Of `priority`, the lower goes
+    first, as vLLM has it, with policies that say `by_priority`.
     """
 
     request_id: int
@@ -42,6 +43,7 @@ class Request:
     predicted_output_tokens: int | None = None
     prefix: Prefix | None = None
     max_new_tokens: int | None = None
+    priority: int = 0
 
     @property
     def output_limit(self) -> int:

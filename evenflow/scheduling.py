@@ -78,6 +78,11 @@ class Prompt:
     def predicted_output_tokens(self) -> int | None:
         return self._sequence.request.predicted_output_tokens
 
+    @property
+    def priority(self) -> int:
+        """What its client says of its urgency; the lower goes first."""
+        return self._sequence.request.priority
+
     def begins_with(self, tokens: int) -> tuple[int, ...] | None:
         """Return names of its first blocks, of `tokens` tokens in all; None if it has fewer."""
         prefix = self._sequence.request.prefix
@@ -313,9 +318,12 @@ Order = Literal["arrival", "first_returned", "last_returned", "last_row"]
 """Which ready decodes go first: by arrival, the longest returned, or the most recently returned;
 with `last_row`, of these the last row, then the row before it."""
 
-Victim = Literal["latest_arrived", "last_returned", "most_pages", "latest_admitted"]
-"""Which request is preempted when a decode needs a page and none is free: a ready one, or the last
-to start to run, in flight or not (for policies that say `preempts_in_flight`)."""
+Victim = Literal[
+    "latest_arrived", "last_returned", "most_pages", "latest_admitted", "lowest_priority"
+]
+"""Which request is preempted when a decode needs a page and none is free: a ready one; or, in
+flight or not, the last to start to run, or the least urgent, of several the last to arrive (these
+two for policies that say `preempts_in_flight`)."""
 
 
 class Prefill(NamedTuple):
@@ -388,6 +396,8 @@ class Scheduler(Protocol):
       asked in turn, and a request decodes in the slot of its last chunk;
     - `newest_first` (bool, default False): rows are in the order in which their prompts ended, the
       last first;
+    - `by_priority` (bool, default False): who waits does so by `Request.priority`, then by arrival,
+      preempted or not, and the order "arrival" is that in which requests began to run;
     - `preempted_last` (bool, default False): who is preempted waits last, not first;
     - `radix_cache` (bool, default False): a prefix cache is a radix tree, see `evenflow.radix`;
     - `append_only_pages` (bool, default False): where a prefix cache is on, a request keeps the

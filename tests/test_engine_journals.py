@@ -149,7 +149,7 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
         ),
         ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
         ([CONFIG | {"engine": "vllm 0.33.0"}, *SMALL[1:]], "a journal of vllm 0.33.0; 0.32.0 is"),
-        ([CONFIG | {"policy": "priority"}, *SMALL[1:]], 'policy: "priority" is not modelled'),
+        ([CONFIG | {"policy": "lottery"}, *SMALL[1:]], "scheduling_policy should be 'fcfs' or"),
         (
             [CONFIG | {"long_prefill_token_threshold": 64}, *SMALL[1:]],
             "long_prefill_token_threshold: 64 is not modelled",

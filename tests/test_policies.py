@@ -38,6 +38,7 @@ DEFAULTS = {
         "max_num_seqs": 256,
         "watermark": 0.0,
         "async_scheduling": False,
+        "scheduling_policy": "fcfs",
     },
     "vllm_balanced": {
         "share": "seats",
@@ -45,6 +46,7 @@ DEFAULTS = {
         "max_num_seqs": 256,
         "watermark": 0.0,
         "async_scheduling": False,
+        "scheduling_policy": "fcfs",
     },
     "sarathi": {
         "token_budget": 512,

@@ -6,6 +6,7 @@ import asyncio
 import select
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,22 @@ def test_requests_come_out_in_order_and_who_leaves_comes_after_who_came() -> Non
     front.close()
     assert not front
     front.release()
+
+
+def test_a_priority_reaches_a_policy_that_looks_at_it() -> None:
+    front = LiveFront()
+    answers = Answers(front, Numbers())
+
+    async def main() -> None:
+        with pytest.raises(ServiceError, match="priority: only 0 is right"):
+            answers.submit([replace(asked(), priority=-2)])
+        answers.by_priority = True
+        answers.submit([replace(asked(), priority=-2)])
+
+    asyncio.run(main())
+    request = front.due(1.0)
+    assert request is not None
+    assert request.priority == -2
 
 
 def test_tokens_of_another_thread_become_the_pieces_of_each_answer() -> None:

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from evenflow.batcher import Batcher
 from evenflow.errors import UsageError
+from evenflow.kv import PagePool
+from evenflow.schedulers import create
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
 from tests.test_points import RUN
-from traces import FORMATS, Offline, Trace, load_trace, make_requests
+from traces import FORMATS, Offline, Replay, Trace, load_trace, make_requests
 from traces.formats import Table, timestamp
 from traces.sharegpt import CHUNK_CHARACTERS, read_entry
 
@@ -297,6 +300,19 @@ def test_what_clients_allow_is_read_and_kept_in_order(tmp_path: Path) -> None:
     config = configured(Document("a.yaml", RUN | keys, {}))
     allowed = load_workload(config, tmp_path).requests
     assert [request.max_new_tokens for request in allowed] == [4, 9, 2]
+
+
+def test_a_priority_of_a_trace_reaches_the_policy_by_arrival(tmp_path: Path) -> None:
+    rows = "arrived_at,num_prefill_tokens,num_decode_tokens,priority\n2.0,7,3,-1\n1.0,5,4,\n"
+    requests = make_requests(loaded(tmp_path, rows), Replay())
+    assert [request.priority for request in requests] == [0, -1]
+    policy = create("vllm_v1", {"scheduling_policy": "priority"})
+    batcher = Batcher(policy, PagePool(4, 16), depth=1, max_in_flight=1, max_model_len=99)
+    for request in requests:
+        batcher.add(request)
+    assert [(each.request_id, each.priority) for each in batcher.view.waiting] == [(1, -1), (0, 0)]
+    with pytest.raises(UsageError, match=r"line 2: priority is '0\.5'; expected"):
+        loaded(tmp_path, rows.replace("-1", "0.5"))
 
 
 def test_a_client_allows_what_it_got(tmp_path: Path) -> None:

@@ -20,8 +20,11 @@ from experiments.run_file.run import load_config
 from tests.worlds import require_idle, send
 
 
-def serving(pages: int, *, budget: int = 64, seqs: int = 8, page_tokens: int = 16) -> Batcher:
-    policy = create("vllm_v1", {"max_num_batched_tokens": budget, "max_num_seqs": seqs})
+def serving(
+    pages: int, *, budget: int = 64, seqs: int = 8, page_tokens: int = 16, **more: str
+) -> Batcher:
+    params = {"max_num_batched_tokens": budget, "max_num_seqs": seqs, **more}
+    policy = create("vllm_v1", params)
     pool = PagePool(pages, page_tokens)
     return Batcher(policy, pool, depth=2, max_in_flight=2, max_model_len=500, asks_again=False)
 
@@ -88,6 +91,21 @@ def test_others_overtake_what_is_not_back_yet() -> None:
     batcher.add(Request(2, 2.0, 8, 4))
     assert decision_of(send(batcher, 2.0)) == (((2, 0, 8),), (0,))
     assert [seq.request.request_id for seq in batcher.queues.waiting] == [1]
+
+
+def test_the_least_urgent_is_preempted_and_decodes_after_one_that_lacks_a_page_wait() -> None:
+    """Both need a page: one is free, or none, and request 1 could have what 0 gives up."""
+    for pages, priorities, decodes, waiting in [(3, (0, 1), [(0,)], [1]), (2, (1, 0), [], [0])]:
+        batcher = serving(pages, scheduling_policy="priority")
+        batcher.add(Request(0, 0.0, 16, 10, priority=priorities[0]))
+        first = send(batcher, 0.0)
+        batcher.add(Request(1, 0.1, 16, 10, priority=priorities[1]))
+        second = send(batcher, 0.1)
+        batcher.complete(first, 1.0)
+        batcher.complete(second, 1.0)
+        sent = filter(None, [batcher.next(1.0)])
+        assert [decision_of(batch) for batch in sent] == [((), each) for each in decodes]
+        assert [each.request_id for each in batcher.view.waiting] == waiting
 
 
 def test_a_step_that_preempts_admits_nobody() -> None:

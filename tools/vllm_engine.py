@@ -58,6 +58,7 @@ class Setting(NamedTuple):
     base_s: float
     per_token_s: float
     max_model_len: int = 1024
+    policy: str = "fcfs"
 
 
 class Arrival(NamedTuple):
@@ -66,6 +67,7 @@ class Arrival(NamedTuple):
     arrival_s: float
     prompt: Sequence[int]
     output: int
+    priority: int = 0
 
 
 class Clock:
@@ -168,6 +170,7 @@ class Recording:
             prompt=request.num_prompt_tokens,
             output=request.max_tokens,
             arrival_s=request.arrival_time,
+            priority=request.priority,
         )
         super().add_request(request)  # type: ignore[misc]
 
@@ -177,14 +180,16 @@ class Recording:
         pool = self.kv_cache_manager.block_pool
         before = pool.get_num_free_blocks()
         output = super().schedule(*args, **options)  # type: ignore[misc]
-        after = [int(request.request_id) for request in self.running]
+        after = {int(request.request_id): request.request_id for request in self.running}
         new = output.scheduled_new_reqs
         CLOCK.note(
             "ask",
-            tokens=output.num_scheduled_tokens,
+            tokens={str(int(key)): count for key, count in output.num_scheduled_tokens.items()},
             new=[int(each.req_id) for each in new],
             cached={
-                each.req_id: each.num_computed_tokens for each in new if each.num_computed_tokens
+                str(int(each.req_id)): each.num_computed_tokens
+                for each in new
+                if each.num_computed_tokens
             },
             resumed=sorted(map(int, output.scheduled_cached_reqs.resumed_req_ids)),
             preempted=[row[0] for row in reversed(running) if row[0] not in after],
@@ -193,8 +198,8 @@ class Recording:
             running=running,
             waiting=waiting,
             held={
-                str(number): len(self.kv_cache_manager.get_blocks(str(number)).blocks[0])
-                for number in after
+                str(number): len(self.kv_cache_manager.get_blocks(name).blocks[0])
+                for number, name in after.items()
             },
         )
         return output
@@ -250,6 +255,7 @@ def _engine(setting: Setting, model: Path) -> EngineCore:
         max_num_batched_tokens=setting.budget,
         max_num_seqs=setting.max_num_seqs,
         watermark=setting.watermark,
+        scheduling_policy=setting.policy,
         enable_prefix_caching=setting.prefix_caching,
         pipeline_parallel_size=setting.pp,
         distributed_executor_backend=EmulatedExecutor,
@@ -290,10 +296,11 @@ def _facts(setting: Setting, engine: EngineCore) -> dict[str, Any]:
 
 def _request(engine: EngineCore, number: int, arrival: Arrival) -> Request:
     return Request(
-        str(number),
+        f"{number:06}",  # of equal arrivals vLLM orders the ids, as text
         list(arrival.prompt),
         SamplingParams(max_tokens=arrival.output, ignore_eos=True, temperature=0.0),
         None,
         arrival_time=arrival.arrival_s,
+        priority=arrival.priority,
         block_hasher=engine.request_block_hasher,
     )

@@ -54,6 +54,7 @@ def setting_of(rng: random.Random) -> Setting:
         base_s=rng.choice([0.002, 0.02]) * rng.uniform(0.5, 2),
         per_token_s=rng.choice([0.0, 1e-5, 1e-4]) * rng.uniform(0.5, 2),
         max_model_len=min(1024, (blocks - 1) * block_size),
+        policy=rng.choice(["fcfs", "fcfs", "priority"]),
     )
 
 
@@ -71,7 +72,7 @@ def arrivals_of(rng: random.Random, requests: int, longest: int) -> list[Arrival
         ids = [*rng.choice([*topics, [], []]), *tokens(rng, rng.randint(1, prompt))]
         ids = ids[: longest - 1]
         generated = min(rng.randint(1, output), longest - len(ids))
-        arrivals.append(Arrival(now_s, ids, generated))
+        arrivals.append(Arrival(now_s, ids, generated, rng.choice([0, 0, 1, 5, -2])))
     return arrivals
 
 

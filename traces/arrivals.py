@@ -169,10 +169,11 @@ def make_requests(
     rows = zip(*(column[:n].tolist() for column in columns), strict=True)
     prefixes = repeat(None) if trace.prefixes is None else trace.prefixes
     limits = repeat(None) if trace.max_new is None else trace.max_new
+    priorities = repeat(0) if trace.priority is None else trace.priority
     return [
-        Request(number, arrival_s, prompt, output, prefix=prefix, max_new_tokens=limit)
-        for number, ((arrival_s, prompt, output), prefix, limit) in enumerate(
-            zip(rows, prefixes, limits, strict=False)
+        Request(number, arrival_s, prompt, output, None, prefix, limit, priority)
+        for number, ((arrival_s, prompt, output), prefix, limit, priority) in enumerate(
+            zip(rows, prefixes, limits, priorities, strict=False)
         )
     ]
 

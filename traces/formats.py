@@ -19,9 +19,9 @@ from typing import Literal, Protocol
 
 from evenflow.errors import UsageError, instead_of, once
 from traces.sharegpt import ShareGpt
-from traces.source import Row, Source, block_ids, number, shown, token_count
+from traces.source import Row, Source, block_ids, number, priority_of, shown, token_count
 
-MAX_NEW = "max_new"
+MAX_NEW, PRIORITY = "max_new", "priority"
 HEAD_CHARACTERS = 65536
 NANOSECONDS_PER_S = 10**9
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -84,7 +84,7 @@ class Table:
     `time` is the column of arrival times (None: the format has none) and `ticks_per_s` its unit.
     `no_output` says why a row without output tokens is dropped. `blocks` is the column, if there is
     one, that names the content of each `block_tokens` tokens of the prompt. A file of any such
-    format may have the column `max_new`, the output that the client allows.
+    format may have the columns `max_new`, the output that the client allows, and `priority`.
     """
 
     layout: Literal["csv", "jsonl"]
@@ -111,9 +111,10 @@ class Table:
 
     def rows(self, source: Source) -> Iterator[Row]:
         """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
-        wanted = (self.time, self.prompt, self.output, self.blocks, MAX_NEW)
+        wanted = (self.time, self.prompt, self.output, self.blocks, MAX_NEW, PRIORITY)
         lines = csv_lines if self.layout == "csv" else jsonl_lines
-        for line, (time, prompt, output, blocks, max_new) in lines(source, wanted, self.columns):
+        for line, values in lines(source, wanted, self.columns):
+            time, prompt, output, blocks, max_new, priority = values
             try:
                 row = Row(
                     self.read_time(time),
@@ -121,6 +122,7 @@ class Table:
                     token_count(self.output, output),
                     blocks=() if blocks is None else block_ids(str(self.blocks), blocks),
                     max_new=None if max_new in (None, "") else token_count(MAX_NEW, max_new),
+                    priority=priority_of(PRIORITY, priority),
                 )
                 if row.max_new is not None and row.max_new < row.output_tokens:
                     raise ValueError(

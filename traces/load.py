@@ -102,6 +102,7 @@ def read_trace(
         texts=columns.texts if len(columns.texts) == len(prompt_tokens) else None,
         prefixes=[columns.prefixes[row] for row in order] if columns.prefixes else None,
         max_new=[columns.max_new[row] for row in order] if any(columns.max_new) else None,
+        priority=[columns.priority[row] for row in order] if any(columns.priority) else None,
     )
 
 
@@ -122,11 +123,12 @@ class Columns:
     texts: list[str] = field(default_factory=list)
     prefixes: list[Prefix] = field(default_factory=list)
     max_new: list[int | None] = field(default_factory=list)
+    priority: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, row: Row, bounds: LengthFilter | None) -> None:
         """Keep a row, or count why it is dropped."""
         self.rows_read += 1
-        time, prompt, output, dropped, text, blocks, max_new = row
+        time, prompt, output, dropped, text, blocks, max_new, priority = row
         if not dropped and not (prompt and output):
             dropped = f"no {'output' if prompt else 'prompt'} tokens"
         if not dropped and bounds is not None:
@@ -139,6 +141,7 @@ class Columns:
         self.prompt_tokens.append(prompt)
         self.output_tokens.append(output)
         self.max_new.append(max_new)
+        self.priority.append(priority)
         if self.keep_text and text is not None:
             self.texts.append(text)
         if self.block_tokens:

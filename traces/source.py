@@ -104,7 +104,8 @@ class Row(NamedTuple):
 
     `dropped` says why the format itself does not count the row as a request; "" keeps it. `text` is
     the prompt, where the file holds it; `blocks` name the content of its blocks of tokens, () where
-    the file does not. `max_new` is the output that the client allows, where the file says so.
+    the file does not. `max_new` is the output that the client allows, where the file says so;
+    `priority` what its client says of its urgency.
     """
 
     time: int | float | None
@@ -114,6 +115,7 @@ class Row(NamedTuple):
     text: str | None = None
     blocks: tuple[int, ...] = ()
     max_new: int | None = None
+    priority: int = 0
 
 
 def shown(value: object) -> str:
@@ -139,6 +141,18 @@ def number(value: object) -> float:
         return float(value)
     except (ValueError, OverflowError):
         return math.nan
+
+
+def priority_of(column: str, value: object) -> int:
+    """Return a priority, 0 where nothing is said. Raises ValueError unless a whole number."""
+    if value in (None, ""):
+        return 0
+    priority = number(value)
+    if not (abs(priority) <= MOST_TOKENS and priority.is_integer()):
+        raise ValueError(
+            f"{column} is {shown(value)}; expected a whole number, -10^9 to 10^9, lower first"
+        )
+    return int(priority)
 
 
 def block_ids(column: str, value: object) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class Trace:
     for a file. `texts`: the prompts, [n], where they were asked for and the file holds them.
     `prefixes`: what the requests have in common, [n]; None where nothing is known of it. `max_new`:
     output tokens that clients allow, [n], None for one of which that is not known; None where it is
-    known of nobody.
+    known of nobody. `priority`: how urgent they are, [n], the lower first; None: all the same.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Trace:
     texts: Sequence[str] | None = None
     prefixes: Sequence[Prefix] | None = None
     max_new: Sequence[int | None] | None = None
+    priority: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

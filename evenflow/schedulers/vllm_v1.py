@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Generator, Iterator
+from functools import partial
 from typing import ClassVar, Literal
 
 from evenflow.keys import Count
@@ -21,6 +23,8 @@ class VLLMV1:
     the pages left free once anything runs. When a page is missing, the last admitted is preempted,
     in flight or not, and this step admits nobody. `async_scheduling`, with the model runner of that
     version (v1: one stage only): a decode goes again before its last token is there.
+    `scheduling_policy: priority`: requests wait, and are preempted, by their priority (the lower
+    value first), then by arrival; who waits preempts nobody.
     """
 
     pipelined_chunks = preempts_in_flight = append_only_pages = True
@@ -31,6 +35,7 @@ class VLLMV1:
     max_num_seqs: Count = 256
     watermark: Fraction = 0.0
     async_scheduling: Literal[False, "v1", "v2"] = False
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     depth: int = 1
 
     def __post_init__(self) -> None:
@@ -39,6 +44,7 @@ class VLLMV1:
             raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
         if self.async_scheduling == "v1" and self.depth > 1:
             raise ValueError(f"async_scheduling v1 is for one stage, not {self.depth}; v2 is right")
+        self.by_priority = self.scheduling_policy == "priority"
         self.decodes_ahead = {False: None, "v1": "question", "v2": "round"}[self.async_scheduling]
 
     def limits(self, view: View) -> tuple[int, int]:
@@ -48,19 +54,57 @@ class VLLMV1:
     def schedule(self, view: View) -> Iterator[Plan]:
         preemptions = view.preemptions
         most, tokens = self.limits(view)
-        decodes = min(view.ready_decodes, most, tokens)
-        tokens -= decodes
+        go_on = self._most_urgent if self.by_priority else self._first_come
+        tokens = yield from go_on(view, min(most, tokens), tokens)
+        if view.preemptions == preemptions:
+            yield from self._admit(view, tokens)
+
+    def _first_come(self, view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
+        """Go on with what runs, and preempt the last of it; return how many tokens are left."""
+        preemptions = view.preemptions
+        decodes = min(view.ready_decodes, most)
         yield Plan(decodes=decodes, victims="latest_admitted")
+        tokens -= decodes
         if view.preemptions > preemptions or not tokens:
-            return
+            return 0
         for prompt in view.partials[:1]:  # there is only one, the last that was admitted
             chunk = min(prompt.remaining, tokens)
             if view.pages_for(prompt.computed + chunk) - prompt.pages > view.free_pages:
                 yield Plan(preempt=[prompt.request_id])
-                return
+                return 0
             yield Plan([Prefill(prompt.request_id, chunk)])
             tokens -= chunk
-        yield from self._admit(view, tokens)
+        return tokens
+
+    def _most_urgent(self, view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
+        """The same, but preempt the least urgent; if that is who lacks a page, the rest waits."""
+        pages = partial(view.decode_pages, order="arrival")
+        decodes = min(view.ready_decodes, most)
+        while pages(decodes) > view.free_pages:
+            fitting = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
+            lacking, _ = view.ready(fitting + 1, "arrival")[fitting]
+            victim = view.victim("lowest_priority")
+            yield Plan(preempt=[victim])
+            if victim == lacking:
+                yield Plan(decodes=fitting)
+                return 0
+            decodes = min(view.ready_decodes, most)
+        tokens -= decodes
+        prefills = []
+        for prompt in view.partials[: bool(tokens)]:
+            chunk = min(prompt.remaining, tokens)
+            need = view.pages_for(prompt.computed + chunk) - prompt.pages
+            while need + pages(decodes) > view.free_pages:
+                victim = view.victim("lowest_priority")
+                yield Plan(preempt=[victim])
+                decodes = min(view.ready_decodes, decodes)
+                if victim == prompt.request_id:
+                    break
+            else:
+                prefills.append(Prefill(prompt.request_id, chunk))
+                tokens -= chunk
+        yield Plan(prefills, decodes)
+        return tokens
 
     def _admit(self, view: View, tokens: int) -> Iterator[Plan]:
         while tokens and view.running < self.max_num_seqs and (prompt := next(view.waiting, None)):

@@ -38,14 +38,15 @@ FIELDS = {
 
 RULES = {
     "running": "requests run in the order of their admission",
-    "preempted": "the last admitted is preempted, in flight or not",
+    "preempted": "the last admitted, or the least urgent, is preempted, in flight or not; if that "
+    "is who lacks a page, no more decodes go",
     "admitted": "who waits is admitted while nothing was preempted in this step, all of the prompt "
     "fits and no output of it is in flight",
     "tokens": "decodes and chunks, the last one in flight or not, share one budget",
     "cached tokens": "full pages are found by what is in them, and the last token is computed",
     "pages held": "pages come with the chunk",
     "free pages": "one block is the null block; the pages of what is preempted are free at once",
-    "waiting": "who is preempted waits first",
+    "waiting": "who is preempted waits first, or all wait by priority and arrival",
     "finished": "what is in flight counts when it returns, also after a preemption",
     "first_token_s": "arrivals are seen when the loop does not wait for the oldest answer",
     "completion_s": "an empty answer takes a place in the queue of answers",
@@ -57,13 +58,13 @@ GENERATED = 500
 
 
 NOT_COVERED = (
-    "priorities, `long_prefill_token_threshold`, `full_isl: false`, asynchronous scheduling with "
+    "`long_prefill_token_threshold`, `full_isl: false`, asynchronous scheduling with "
     "speculation or in a real run, LoRA, encoders, KV connectors, structured output"
 )
 
 MARK = "max_concurrent_batches"
 
-MODELLED = {"policy": "fcfs", "long_prefill_token_threshold": 0, "full_isl": True}
+MODELLED = {"long_prefill_token_threshold": 0, "full_isl": True}
 """Settings of vLLM that are modelled with one value only."""
 
 
@@ -72,7 +73,8 @@ def mode(config: Event) -> str:
     words = ["synchronous"]
     if config.get("async_scheduling"):
         words = [f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"]
-    return ", ".join([*words, *["prefix caching"] * bool(config.get("prefix_caching"))])
+    words += ["prefix caching"] * bool(config.get("prefix_caching"))
+    return ", ".join([*words, *["priorities"] * (config.get("policy") == "priority")])
 
 
 def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
@@ -83,6 +85,7 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         "max_num_seqs": config["max_num_seqs"],
         "watermark": float(config.get("watermark", 0.0)),
         "async_scheduling": False,
+        "scheduling_policy": config.get("policy", "fcfs"),
     }
     if config.get("async_scheduling"):
         params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
@@ -124,7 +127,8 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
 def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
     prefix = None if contents is None else contents.prefix(event["id"], event["output"])
     arrival_s = event.get("arrival_s", now_s)
-    return Request(event["id"], arrival_s, event["prompt"], event["output"], prefix=prefix)
+    lengths, priority = (event["prompt"], event["output"]), event.get("priority", 0)
+    return Request(event["id"], arrival_s, *lengths, prefix=prefix, priority=priority)
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

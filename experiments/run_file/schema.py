@@ -34,6 +34,8 @@ PARAMETERS = {
     "padded": "Whether each request costs as much as the longest of its batch.",
     "async_scheduling": "Which model runner schedules a decode again before its last token is "
     "there; v1 does so on one stage only.",
+    "scheduling_policy": "Who is first, and preempted last: who came first, or has the lowest "
+    "`priority`.",
     "token_budget": "Most tokens of a micro-batch that has chunks; auto: most that keep "
     "`tbt_slo_s`.",
     "tbt_slo_s": "Seconds between tokens that `token_budget: auto` keeps by the cost model.",

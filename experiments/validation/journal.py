@@ -207,7 +207,8 @@ def _line(entry: Entry, prefixes: bool) -> list[Any]:
 def _numbers(request: Request, prefixes: bool) -> list[Any]:
     numbers = (request.request_id, request.arrival_s, request.prompt_tokens)
     outputs = (request.output_tokens, request.predicted_output_tokens)
-    more = (request.prefix if prefixes else None, request.max_new_tokens)
+    more = [request.prefix if prefixes else None, request.max_new_tokens]
+    more += [request.priority] * bool(request.priority)
     return [*numbers, *outputs, *(more if any(each is not None for each in more) else ())]
 
 

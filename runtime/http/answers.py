@@ -53,6 +53,7 @@ class Generation:
     seed: int
     stop: Sequence[str] = ()
     ignore_eos: bool = False
+    priority: int = 0
 
 
 class Piece(NamedTuple):
@@ -158,13 +159,14 @@ class Answers:
 
     The event loop submits and withdraws; `added`, `given_up`, `token` and `text_of` are for the
     driver's thread. At most `max_queue` requests wait for their first token (None: no limit).
-    `knows_prefixes`: a request says what its prompt begins with, for a prefix cache.
+    `knows_prefixes`: a request says what its prompt begins with, for a prefix cache. `by_priority`:
+    the policy looks at priorities, so that clients may give one.
     """
 
     def __init__(self, front: LiveFront, codec: Codec, max_queue: int | None = None) -> None:
         self.codec = codec
         self.origin_s = time.monotonic()
-        self.knows_prefixes = False
+        self.knows_prefixes = self.by_priority = False
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         self.prompt_tokens = self.output_tokens = 0
         self.observed = Observed()
@@ -188,6 +190,9 @@ class Answers:
             if waiting + len(generations) > self._max_queue:
                 words = f"{waiting} requests wait for their first token"
                 raise ServiceError(f"the queue is full: {words}, and {self._max_queue} may", 503)
+        if any(each.priority for each in generations) and not self.by_priority:
+            right = "only 0 is right, as the policy that serves has no scheduling_policy: priority"
+            raise ServiceError(f"priority: {right}", 400, param="priority")
         self._loop = asyncio.get_running_loop()
         reply = Reply(self._next_id, len(generations))
         self._next_id += len(generations)
@@ -196,8 +201,10 @@ class Answers:
             self._answers[request_id] = _Answer(reply, index, generation, self.codec)
             arrival_s, ids = time.monotonic() - self.origin_s, generation.prompt_ids
             prefix = Prefix(tuple(ids), 1, len(ids)) if self.knows_prefixes else None
-            limit = generation.max_tokens
-            self._front.submit(Request(request_id, arrival_s, len(ids), limit, prefix=prefix))
+            limit, priority = generation.max_tokens, generation.priority
+            self._front.submit(
+                Request(request_id, arrival_s, len(ids), limit, prefix=prefix, priority=priority)
+            )
         return reply
 
     def withdraw(self, reply: Reply) -> None:

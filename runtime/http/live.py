@@ -125,6 +125,7 @@ class LiveServer:
         self._driver = driver
         answers.origin_s = driver.origin_s
         answers.knows_prefixes = engines[0].kv.keeps
+        answers.by_priority = engines[0].queues.by_priority
         pipeline.watch(self.front.fileno())
         self._start(
             Service(

@@ -127,7 +127,10 @@ class StreamOptions(BaseModel):
 
 
 class Asked(BaseModel):
-    """What the bodies of both kinds of call have. `ignore_eos` and `top_k` are as vLLM has them."""
+    """What the bodies of both kinds of call have.
+
+    `ignore_eos`, `top_k` and `priority` are as vLLM has them.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -144,6 +147,7 @@ class Asked(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     user: str | None = None
 
     @model_validator(mode="before")
@@ -191,6 +195,7 @@ class Asked(BaseModel):
                 seed=seed,
                 stop=self.stop_strings,
                 ignore_eos=self.ignore_eos,
+                priority=self.priority,
             )
             for ids in prompts
         ]

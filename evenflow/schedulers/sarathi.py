@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from evenflow.keys import Count, Positive
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, checked
-from evenflow.scheduling import Plan, SearchSpace, View
+from evenflow.scheduling import Order, Plan, SearchSpace, Victim, View
 
 
 @checked
@@ -46,6 +46,8 @@ class Sarathi:
             raise ValueError("token_budget auto needs tbt_slo_s and a cost model")
         else:
             self.budget = self.token_budget_for(self.tbt_slo_s)
+        self.order: Order = "arrival"
+        self.victims: Victim = "latest_arrived"
         self._most_rows = self.max_batch_rows or UNLIMITED
         self._prefilled_last = False
         self._makes_room = False
@@ -57,11 +59,11 @@ class Sarathi:
         return self._mix(view, decodes)
 
     def _mix(self, view: View, decodes: int) -> Plan:
-        needed = view.decode_pages(decodes, "arrival") if decodes else 0
+        needed = view.decode_pages(decodes, self.order) if decodes else 0
         if needed > view.free_pages:
-            return Plan(preempt=[view.victim("latest_arrived")])  # and be asked again
+            return Plan(preempt=[view.victim(self.victims)])  # and be asked again
         if not view.waiting_tokens:
-            return Plan(decodes=decodes)
+            return Plan(decodes=decodes, order=self.order)
         room = Room(
             tokens=self.budget - decodes,
             rows=self._most_rows - decodes,
@@ -71,7 +73,7 @@ class Sarathi:
         )
         room.go_on(view.partials)
         room.admit(view, chunked=self.mode != "hybrid_only")
-        return Plan(room.prefills, decodes, kv_limited=room.kv_limited)
+        return Plan(room.prefills, decodes, self.order, kv_limited=room.kv_limited)
 
     def _take_turns(self, view: View, decodes: int) -> Plan:
         plan = Plan()

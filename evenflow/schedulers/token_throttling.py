@@ -7,9 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from evenflow.errors import MOST
 from evenflow.keys import Count
-from evenflow.schedulers.admission import UNLIMITED, Room
+from evenflow.schedulers.admission import UNLIMITED
 from evenflow.schedulers.limits import Fraction, checked
+from evenflow.schedulers.sarathi import Sarathi
 from evenflow.schedulers.token_throttling_code import PackageRules
 from evenflow.schedulers.token_throttling_rules import (
     AdaptiveReserve,
@@ -91,12 +93,19 @@ class TokenThrottling:
         self._most_rows = self.max_batch_rows or UNLIMITED
         self._turn = 0
         self.leaves_out = self.variant == "code"
-        package = PackageRules(throttle, self.kv_thresh).schedule
-        self._whole = package if self.leaves_out else self._couple if self.coupled else None
+        self._whole: Sarathi | PackageRules | None = None
+        if self.leaves_out:
+            self._whole = PackageRules(throttle, self.kv_thresh)
+        elif self.coupled:
+            budget, rows = self.max_prefill, self.max_batch_rows
+            self._whole = Sarathi(
+                token_budget=budget, max_num_seqs=MOST, watermark=0.0, max_batch_rows=rows
+            )
+            self._whole.order, self._whole.victims = "first_returned", self._victims
 
     def schedule(self, view: View) -> Plan:
         if self._whole is not None:
-            return self._whole(view)
+            return self._whole.schedule(view)
         if self.adaptive is not None:
             self.adaptive.ask(view)
         prefills = self._throttle(view) if view.waiting_tokens else []
@@ -142,18 +151,3 @@ class TokenThrottling:
     def _spread(self, view: View, budget: int) -> list[Prefill]:
         """Plan `budget` prefill tokens, first come first served, as pages last."""
         return spread(view, islice(view.prompts, self._most_rows), budget)[0]
-
-    def _couple(self, view: View) -> Plan:
-        decodes = min(view.ready_decodes, self._most_rows)
-        needed = view.decode_pages(decodes, "first_returned") if decodes else 0
-        if needed > view.free_pages:
-            return Plan(preempt=[view.victim(self._victims)])  # and be asked again
-        room = Room(
-            tokens=self.max_prefill - decodes,
-            rows=self._most_rows - decodes,
-            seats=view.num_waiting,
-            pages=view.free_pages - needed,
-        )
-        room.go_on(view.partials)
-        room.admit(view, chunked=True)
-        return Plan(room.prefills, decodes, "first_returned", kv_limited=room.kv_limited)

@@ -135,6 +135,24 @@ def test_speculation_shortens_a_run_and_its_draft_costs() -> None:
     assert world(speculative=drafted).total_pages < world(speculative=free).total_pages
 
 
+def test_with_data_parallelism_a_module_of_its_own_serves_all_groups() -> None:
+    run = {
+        "model": "DeepSeek-V3",
+        "gpu": "H200",
+        "stages": 1,
+        "data_parallel": 8,
+        "expert_parallel": True,
+        "costs": {"kind": "roofline"},
+    }
+    mtp = {"k": 1, "acceptance": 0.8, "draft_model": "mtp"}
+    plain, drafted = (world(**run, speculative=given).costs for given in (None, mtp))
+    step = decode_work(2 * 64, 64_000)
+    added_s = drafted.times(step)[0] - plain.times(step)[0]
+    layer_s = plain.times(decode_work(8, 8_000))[0] / 61
+    head_s = 129_280 * 7168 * 2 / 4.8e12  # whole in each group, as its matrix is read
+    assert layer_s + head_s < added_s < 1.2 * (layer_s + head_s)
+
+
 def test_a_draft_share_is_of_a_plain_decode_step() -> None:
     given = {"k": 2, "acceptance": 0.5, "draft_cost_share": 0.1}
     verified = decode_work(24, 8000)  # 8 rows

@@ -89,7 +89,8 @@ def test_the_parts_add_up(kind: str, whole_experts: bool) -> None:
             return RooflineCost(deployment, Ring(link("nvlink-h100")), part=part)
         return silicon_cost(deployment, silicon_source(deployment, "sglang"), part=part)
 
-    for rows in (1, 8, 256):
+    # With fewer rows, `silicon` has the shared expert beside the others, where both are its own.
+    for rows in (1, 8, 256) if kind == "roofline" else (1025, 2048):
         work = decode_work(rows, 1000 * rows)
         parts = cost("own").times(work)[0] + cost("experts").times(Work((), rows))[0]
         assert parts == pytest.approx(cost("all").times(work)[0])

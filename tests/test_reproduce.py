@@ -17,7 +17,7 @@ import yaml
 
 import evenflow as ef
 from evenflow.errors import UsageError
-from experiments.reproduce.catalogue import FOLDER, entries
+from experiments.reproduce.catalogue import FOLDER, entries, load_entry
 from experiments.reproduce.measured import read_results
 from experiments.reproduce.reproduce import cases_of, served
 from tests.command_line import evenflow, refusal
@@ -210,6 +210,24 @@ def test_a_row_with_as_many_expert_ranks_as_ranks_has_whole_experts(tmp_path: Pa
     path.write_text(f"{head},moe_ep_size,attention_dp_size\n{moe[:-1]}16,8\n")
     (run,) = read_results(path)
     assert (run.run["data_parallel"], run.run["expert_parallel"]) == (8, True)
+
+
+def test_of_rows_that_say_the_same_the_slower_are_told_from_the_fastest(
+    folder: Path, tmp_path: Path
+) -> None:
+    head, row, *_ = AICONFIGURATOR.replace(",,agg", ",fp8,agg").strip().splitlines()
+    faster, alike = row.replace(",50,20", ",40,12"), row.replace(",50,20", ",51,12.3")
+    (tmp_path / "means.csv").write_text(f"{head}\n{row}\n{faster}\n{alike}\n")
+    given(folder)
+    keys = yaml.safe_load((folder / "MINE.yaml").read_text()) | {"files": ["means.csv"]}
+    for where, times in (
+        ({"slower": [True]}, [20]),
+        ({"slower": [False], "tp_size": [2]}, [12, 12.3]),
+        ([{"slower": [True]}, {"silicon_ttft_ms": [40]}], [20, 12]),
+    ):
+        (folder / "MINE.yaml").write_text(yaml.safe_dump(keys | {"where": where}))
+        runs = load_entry(folder / "MINE.yaml").measured(tmp_path)
+        assert [run.metrics["mean_tpot_ms"] for run in runs] == times
 
 
 EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}

@@ -29,6 +29,7 @@ from evenflow.costs.silicon.tables import (
     calm_steps,
     load_tables,
 )
+from evenflow.costs.tables import Estimate, beside
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
@@ -301,6 +302,29 @@ def test_many_runs_on_the_same_gpus_read_the_tables_once() -> None:
     two, four = (silicon_source(Deployment(spec, card, (80,), ranks)) for ranks in (2, 4))
     assert two.tables is four.tables
     assert silicon_source(Deployment(spec, card, (80,), 4), "sglang").tables is not two.tables
+
+
+@pytest.mark.usefixtures("package")
+def test_attention_of_latents_takes_what_its_module_was_measured_to_take() -> None:
+    """TensorRT-LLM's table has 64 rows with 1,024 tokens of context at 72.4 us, FP8 all of it."""
+    spec = dataclasses.replace(model("DeepSeek-V3"), kv_dtype="fp8")
+    tables = silicon_source(Deployment(spec, gpu("H200"), (61,), 8), "trtllm").tables
+    peak = Peak(1979e12, 4.8e12, 8)
+    shapes = ((7168, 2112), (1536, 3072), (2048, 7168))
+    around_s = sum(product_times(tables.quantized, n, k, peak)[64] for k, n in shapes)
+    assert tables.modules
+    assert tables.generation[16, 1][64, 1024] + around_s == pytest.approx(72.4e-6, abs=1e-6)
+
+
+def test_a_shared_expert_is_computed_beside_the_others_up_to_a_size() -> None:
+    def experts(size: int) -> Estimate:
+        return Estimate(3.0 * size, 0.0)
+
+    def shared(size: int) -> Estimate:
+        return Estimate(4.0, 1.0)
+
+    seconds = beside(experts, shared, most=8)
+    assert [seconds(size) for size in (1, 8, 9)] == [(4.0, 1.0), (24.0, 0.0), (31.0, 1.0)]
 
 
 @pytest.mark.usefixtures("package")

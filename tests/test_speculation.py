@@ -127,6 +127,12 @@ def test_a_draft_model_costs_k_steps_of_its_own() -> None:
     assert cost.times(decode_work(5 * rows, 9))[0] == pytest.approx(1.0 + 4 * (0.01 + 0.003))
 
 
+def test_groups_that_step_together_propose_for_the_rows_of_each() -> None:
+    target, draft = AffineCost(1.0, 0.0, 1), AffineCost(0.01, 0.001, 1)
+    cost = DraftedCost(target, 1, step_of(draft), groups=4)
+    assert cost.times(decode_work(2 * 10, 40))[0] == pytest.approx(1.0 + 0.01 + 0.003)
+
+
 def test_a_draft_model_takes_memory_of_the_last_stage() -> None:
     spec, draft = model("Qwen2.5-32B"), model("Qwen2.5-0.5B")
     alone = Deployment(spec, gpu("L20"), (32, 32))

@@ -83,18 +83,21 @@ class DraftedCost(Modified):
     Each row has its `k` proposals and its last sure token verified, which is the ordinary cost of
     the tokens that the micro-batch holds. The proposals are k decode steps of the draft, one after
     the other, on the stage that samples, after it has sampled (vLLM's place for the drafter).
-    `draft_step_s(rows, context)` is one of them. Does not know: prompts of the draft model (small
+    `draft_step_s(rows, context)` is one of them; of several `groups` that step together, with as
+    many rows each as are in the mean of them. Does not know: prompts of the draft model (small
     beside the target's), tree drafts.
     """
 
     k: int
     draft_step_s: Callable[[int, int], float]
+    groups: int = 1
 
     def times(self, batch: BatchShape) -> list[float]:
         times = self.costs.times(batch)
         if batch.decode_tokens:
-            rows = batch.decode_tokens // (self.k + 1)
-            times[-1] += self.k * self.draft_step_s(rows, batch.decode_context)
+            rows = -(-batch.decode_tokens // ((self.k + 1) * self.groups))
+            context = batch.decode_context // self.groups
+            times[-1] += self.k * self.draft_step_s(rows, context)
         return times
 
 

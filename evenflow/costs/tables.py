@@ -243,6 +243,16 @@ def added(parts: Sequence[BySize]) -> BySize:
     return total
 
 
+def beside(one: BySize, other: BySize, most: int) -> BySize:
+    """Return two parts that run at the same time up to a size, and one after the other beyond."""
+    both = added([one, other])
+
+    def estimate(size: int) -> Estimate:
+        return both(size) if size > most else max(one(size), other(size))
+
+    return estimate
+
+
 def all_reduces(model: ModelSpec, once: BySize, count: int) -> BySize:
     """Return so many all-reduces of hidden states against tokens; `once` is one against bytes."""
     bytes_per_token = model.hidden_size * model.dtype_bytes

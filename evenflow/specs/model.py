@@ -191,7 +191,7 @@ class ModelSpec:
         else:
             qkv = (heads + 2 * self.local_kv_heads(tensor_parallel)) * self.head_dim
             attention = ((hidden, qkv), (heads * self.head_dim, hidden))
-        mlp = self._mlp_shapes(-(-self.shared_columns // tensor_parallel))
+        mlp = self.mlp_shapes(tensor_parallel)
         router = ((hidden, self.num_experts),) if self.num_experts else ()
         entry = ((2 * hidden, -(-hidden // tensor_parallel)),) if self.is_mtp else ()
         return attention + mlp + router + entry
@@ -215,6 +215,10 @@ class ModelSpec:
         if not self.q_lora_rank:
             return (hidden, down + queries), up, o
         return (hidden, self.q_lora_rank + down), (self.q_lora_rank, queries), up, o
+
+    def mlp_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
+        """Return (inputs, outputs) of the MLP of `linear_shapes`; in a mixture the shared one."""
+        return self._mlp_shapes(-(-self.shared_columns // tensor_parallel))
 
     def expert_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of one expert's matrices, columns divided over the ranks."""

@@ -40,14 +40,14 @@ class EntryKeys(Keys):
 
     `files` are patterns below the folder of the data: of the form that this catalogue was made
     with, and of the original; `sha256` are the hashes of files that were read. Of a file with many
-    rows those are taken whose facts are among those of `where`. `metrics` are compared, with the
-    largest error that is aimed at (null: none). `spread` is the run-to-run spread by metric, of
-    runs whose names end so. `run` holds RUN.yaml's keys; lengths, arrivals and layout come from the
-    file where it says them. A closed loop serves `rounds` requests a client, of lengths drawn
-    uniformly from the `shortest` share of what is stated to all of it. `sequence`: the runs, by how
-    their names end, were made one after the other on one server, with the same prompts at these
-    requests a second (null: all at once). `assumed` is what nothing measured says, `misses` why
-    what misses does.
+    rows those are taken whose facts are among those of `where`, or of one of several. `metrics` are
+    compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
+    spread by metric, of runs whose names end so. `run` holds RUN.yaml's keys; lengths, arrivals and
+    layout come from the file where it says them. A closed loop serves `rounds` requests a client,
+    of lengths drawn uniformly from the `shortest` share of what is stated to all of it. `sequence`:
+    the runs, by how their names end, were made one after the other on one server, with the same
+    prompts at these requests a second (null: all at once). `assumed` is what nothing measured says,
+    `misses` why what misses does.
     """
 
     title: Text
@@ -55,7 +55,7 @@ class EntryKeys(Keys):
     engine: Text | None = None
     files: Annotated[list[Text], Field(min_length=1)]
     sha256: dict[str, Text] = Field(default_factory=dict)
-    where: dict[str, list[Any]] = Field(default_factory=dict)
+    where: dict[str, list[Any]] | list[dict[str, list[Any]]] = Field(default_factory=dict)
     metrics: dict[str, Positive | None]
     spread: dict[str, dict[str, Positive]] = Field(default_factory=dict)
     rounds: Count = 5
@@ -91,7 +91,11 @@ class Entry:
         return [run for run in runs if self._is_meant(run)]
 
     def _is_meant(self, run: Measured) -> bool:
-        return all(run.facts.get(name) in values for name, values in self.keys.where.items())
+        where = self.keys.where
+        return any(
+            all(run.facts.get(name) in values for name, values in each.items())
+            for each in (where if isinstance(where, list) else [where])
+        )
 
     def others(self, folder: Path) -> list[Path]:
         """Return those files below a folder that are none of those that the catalogue has read."""

@@ -32,6 +32,12 @@ ARRIVALS_OFF = 0.02
 GPUS = {"a100_pcie": "A100-80G-PCIe"} | {each.system: each.on for each in SILICON.values()}
 """AIConfigurator's names of systems, and the GPUs that they are here; others keep their name."""
 
+SETUP = (
+    *("backend", "backend_version", "model_path", "system", "precision", "mode", "concurrency"),
+    *("isl", "osl", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"),
+)
+"""What AIConfigurator's rows say of a set-up."""
+
 ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 
 
@@ -282,6 +288,7 @@ def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
 
     An empty precision is bf16. Rows that are measured twice count once. The file itself tells the
     number of clients among the words on a row's origin, else by the batch size of each group.
+    `slower` are those with the same set-up as one that is more than 5 % faster.
     """
     precision = table["dtype"] if "dtype" in table else table["precision"]
     table = table.assign(precision=precision.fillna("bf16"))
@@ -290,6 +297,9 @@ def _of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
         by_group = table["batch_size"] * table["attention_dp_size"].fillna(1)
         table = table.assign(concurrency=told.astype(float).fillna(by_group))
     table = table.drop_duplicates(["silicon_ttft_ms", "silicon_tpot_ms"])
+    alike = table.groupby([name for name in SETUP if name in table], dropna=False)
+    fastest_ms = alike["silicon_tpot_ms"].transform("min")
+    table = table.assign(slower=table["silicon_tpot_ms"] > 1.05 * fastest_ms)
     for row in table[table["tp_size"].notna()].to_dict("records"):
         model = str(row["model_path"]).rpartition("/")[2]
         model = model.removesuffix("-Instruct").removesuffix("-FP8")

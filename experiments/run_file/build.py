@@ -181,6 +181,7 @@ def _build_world(
     if config.link is None and made.hop is not None:
         latency_s, per_byte_s = made.hop
         link, hop_links = Link(token_bytes * per_byte_s, latency_s), None
+    costs = made.on_ranks(config.kv.swapped(costs, hardware), groups)
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
@@ -188,7 +189,7 @@ def _build_world(
     world = World(
         requests=known(predicted(requests, texts)),
         make_scheduler=make,
-        costs=made.on_ranks(config.kv.swapped(costs, hardware), groups),
+        costs=costs,
         depth=config.num_stages,
         total_pages=pages * groups,
         max_model_len=max_model_len,

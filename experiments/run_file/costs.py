@@ -338,16 +338,17 @@ class SpeculativeConfig(Keys):
 
     def drafted(self, cost: StageCost, costs: Keys, hardware: Hardware) -> StageCost:
         """Return the costs with those of proposing tokens; `costs` are the keys they came from."""
+        groups = 1 if hardware.placed is None else hardware.placed.data_parallel
         if self.draft_model is None:
             share = self.draft_cost_share or 0.0
-            return DraftedCost(cost, self.k, share_of(cost, share)) if share else cost
+            return DraftedCost(cost, self.k, share_of(cost, share), groups) if share else cost
         if not isinstance(costs, RooflineCosts | SiliconCosts):
             raise UsageError(
                 "speculative.draft_model: its costs need costs.kind: roofline or silicon; or give "
                 "a draft_cost_share"
             )
-        if hardware.deployment.data_parallel > 1:
-            raise UsageError("speculative.draft_model: needs data_parallel: 1")
         drafting = hardware.deployment.drafting()
         alone = replace(hardware, stages=1, spec=drafting.model, placed=drafting)
-        return DraftedCost(cost, self.k, step_of(costs.make(alone).cost))
+        made = costs.make(alone)
+        draft = made.on_ranks(made.cost, groups)
+        return DraftedCost(cost, self.k, step_of(draft), groups)

@@ -8,7 +8,7 @@ tables have (a launch each, and their bytes at the bandwidth that products reach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ from evenflow.costs.tables import (
     Tables,
     added,
     all_reduces,
+    beside,
     unmeasured,
 )
 from evenflow.errors import UsageError, instead_of
@@ -60,6 +61,15 @@ MEASURED_HEAD = 128
 
 KERNELS = 5
 """Memory-bound kernels of a layer: two norms, rotary embedding, activation, KV write."""
+
+IN_MODULES = 2
+"""Those of them that measured modules of attention hold: rotary embedding and KV write."""
+
+SHARED_BESIDE = {"sglang": 1024, "trtllm": 512, "vllm": 256}
+"""Tokens up to which an engine computes the shared expert beside the others, on a second stream.
+
+SGLang's DUAL_STREAM_TOKEN_THRESHOLD, vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD;
+TensorRT-LLM does so in CUDA graphs, by default of up to 128 requests, here of four tokens each."""
 
 
 class Measured(NamedTuple):
@@ -179,8 +189,12 @@ def _tables(
         require_measured(kind)
         on = gpu(measured.on)
         peak = Peak(on.fp16_tflops * 1e12, on.memory_bandwidth_gb_s * 1e9)
-        parts = read_latent(base, framework, version, kv_dtype, products=(tables.gemm, peak))
-        tables = replace(tables, context=parts[0], generation=parts[1])
+        products = {DTYPE: (tables.gemm, peak)}
+        if tables.quantized and kind.format is not None:
+            flops_per_s = on.peak(kind.format.arithmetic)
+            narrow = Peak(flops_per_s, peak.bytes_per_s, kind.format.bits)
+            products[quantization] = (tables.quantized, narrow)
+        tables = replace(tables, **read_latent(base, framework, version, kv_dtype, products))
     if kind.num_experts:
         shape = shape_of(kind)
         experts = read_experts(base, framework, version, shape, wanted=(quantization, load))
@@ -274,18 +288,31 @@ class _Parts:
 
     def layer(self, part: Part) -> BySize:
         """Return a layer without attention, or a part of it."""
-        shared = [] if part == "own" or not self.model.num_experts else [self.experts()]
-        return added(shared if part == "experts" else [self.own(), *shared, *self.all_reduces()])
+        if part == "experts":
+            return self.experts() if self.model.num_experts else added([])
+        if part == "own" or not self.model.num_experts:
+            return added([self.own(), *self.all_reduces()])
+        shared, experts = self.model.mlp_shapes(self.ranks), self.experts()
+        if shared:
+            most = SHARED_BESIDE[self.tables.framework]
+            experts = beside(experts, added(self.products(shared)), most)
+        return added([self.own(without=shared), experts, *self.all_reduces()])
 
-    def own(self) -> BySize:
-        """Return what each token passes."""
+    def own(self, without: Sequence[tuple[int, int]] = ()) -> BySize:
+        """Return what each token passes, but for some products."""
         model = self.model
         up = model.up_shape(self.ranks)  # in the tables of latent attention
-        shapes = [shape for shape in model.linear_shapes(self.ranks) if shape != up]
-        products = [self.product(shape, plain=not model.is_quantized(shape)) for shape in shapes]
+        passed = [shape for shape in model.linear_shapes(self.ranks) if shape != up]
+        for shape in without:
+            passed.remove(shape)
         bytes_per_token = elementwise_s(1, model, self.ranks, Rates(1.0, 1.0))
         kernels = KERNELS + (model.num_experts > 0)  # a mixture's choice of experts
-        return added([*products, self.moving(bytes_per_token, kernels)])
+        kernels -= IN_MODULES * self.tables.modules
+        return added([*self.products(passed), self.moving(bytes_per_token, kernels)])
+
+    def products(self, shapes: Sequence[tuple[int, int]]) -> list[BySize]:
+        """Return linear operators of a layer, those quantised that the model has so."""
+        return [self.product(shape, plain=not self.model.is_quantized(shape)) for shape in shapes]
 
     def all_reduces(self) -> list[BySize]:
         """Return those of the attention and of what MLP the ranks have for themselves."""

@@ -6,13 +6,13 @@ up-projection takes: of keys and values in prompts, of queries and outputs in de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from evenflow.costs.silicon.points import Peak, product_times
 from evenflow.costs.silicon.tables import (
     DTYPE,
-    Heads,
     NotMeasuredError,
     Products,
     calm_steps,
@@ -43,20 +43,27 @@ def read_latent(
     framework: str,
     version: str | None,
     kv_dtype: str,
-    *,
-    products: tuple[Products, Peak],
-) -> tuple[dict[Heads, dict[int, float]], dict[Heads, dict[tuple[int, int], float]]]:
-    """Return prompts by (heads, 1) and tokens, and decode steps by (heads, 1), rows and context.
+    products: Mapping[str, tuple[Products, Peak]],
+) -> dict[str, Any]:
+    """Return fields of the tables: `context` and `generation` by (heads, 1), and `modules`.
 
-    vLLM's are modules in 16 bits, from which the measured products of the same shapes are taken.
+    Of modules, where there are any, the measured `products` of the same shapes and format are
+    taken: vLLM's in 16 bits, as its quantised ones wait for the host, others' in the model's format
+    if it was measured.
     """
-    modules = framework == "vllm"
-    gemm, peak = products
+    known = MODULES.replace("KIND", "context").format(framework=framework, version=version or "*")
+    modules = any(base.glob(known))
     pattern = MODULES if modules else KERNELS
-    prompts, steps = (
-        _points(table_file(base, pattern.replace("KIND", kind), framework, version), kv_dtype, size)
+    formats = [DTYPE] if framework == "vllm" or not modules else [*products][::-1]
+    (prompts, dtype), (steps, _) = (
+        _points(
+            table_file(base, pattern.replace("KIND", kind), framework, version),
+            (kv_dtype, formats),
+            size,
+        )
         for kind, size in (("context", "isl"), ("generation", "step"))
     )
+    gemm, peak = products[dtype]
 
     def product(k: int, n: int) -> ByTokens:
         times = product_times(gemm, n, k, peak)
@@ -76,7 +83,7 @@ def read_latent(
         in_prompts = in_steps = {heads: rest(heads) for heads in heads_known}
     else:
         in_prompts = {heads: product(LATENT, heads * (KEY + VALUE)) for heads in heads_known}
-        in_steps = _batched(table_file(base, BATCHED, framework, version))
+        in_steps = _batched(table_file(base, BATCHED, framework, version), [*products][-1])
     launch_s = min(by_m[min(by_m)] for by_k in gemm.values() for by_m in by_k.values())
     context = {
         (heads, 1): uncut(
@@ -96,7 +103,7 @@ def read_latent(
         for heads in heads_known
         if heads in in_steps
     }
-    return context, generation
+    return {"context": context, "generation": generation, "modules": modules}
 
 
 def uncut(times: Mapping[int, float]) -> dict[int, float]:
@@ -120,28 +127,39 @@ def require_measured(model: ModelSpec) -> None:
         )
 
 
-def _points(path: Path, kv_dtype: str, size: str) -> dict[int, Points]:
-    """Return heads -> points of attention with 16-bit products, by rows and the column `size`."""
+def _points(
+    path: Path, dtypes: tuple[str, Sequence[str]], size: str
+) -> tuple[dict[int, Points], str]:
+    """Return heads -> points of attention by rows and the column `size`, and the products' format.
+
+    `dtypes`: that of keys and values, and those of products, of which the first one counts.
+    """
+    kv_dtype, wanted = dtypes
     names = ("mla_dtype", "kv_cache_dtype", "num_heads", "batch_size", size, "latency")
     columns = columns_of(path, names, ("gemm_type",))
     formats = columns.get("gemm_type", [DTYPE] * len(columns["latency"]))
-    found: dict[int, Points] = {}
+    found: dict[str, dict[int, Points]] = {}
     for dtype, kv, heads, rows, tokens, latency_ms, gemm in zip(
         *(columns[name] for name in names), formats, strict=True
     ):
-        if (dtype, kv, gemm) == (DTYPE, kv_dtype, DTYPE):
-            found.setdefault(heads, {})[rows, tokens] = latency_ms / 1000
-    if not found:
+        if (dtype, kv) == (DTYPE, kv_dtype):
+            found.setdefault(gemm, {}).setdefault(heads, {})[rows, tokens] = latency_ms / 1000
+    gemm = next((each for each in wanted if each in found), None)
+    if gemm is None:
         raise NotMeasuredError(f"costs: silicon, {path.parent}: no latents with {kv_dtype} KV")
-    return {heads: calm_steps(points) for heads, points in found.items()}
+    return {heads: calm_steps(points) for heads, points in found[gemm].items()}, gemm
 
 
-def _batched(path: Path) -> dict[int, ByTokens]:
-    """Return heads -> seconds of both products of a decode step's queries and outputs, by rows."""
+def _batched(path: Path, quantization: str) -> dict[int, ByTokens]:
+    """Return heads -> seconds of both products of a decode step's queries and outputs, by rows.
+
+    Engines have their matrix in FP8 where the checkpoint has it so, with scales of any kind.
+    """
+    wanted = "fp8" if quantization.startswith("fp8") else DTYPE
     columns = columns_of(path, ("bmm_dtype", "op_name", "num_heads", "num_tokens", "latency"))
     times: dict[int, dict[int, dict[str, float]]] = {}
     for dtype, name, heads, tokens, latency_ms in zip(*columns.values(), strict=True):
-        if dtype == DTYPE:
+        if dtype == wanted:
             by_tokens = times.setdefault(heads, {})
             by_tokens.setdefault(tokens, {}).setdefault(name, latency_ms / 1000)
     return {

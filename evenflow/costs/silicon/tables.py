@@ -71,7 +71,8 @@ class SiliconTables:
     inputs quantised on the way, empty where that was not measured. `context[heads][tokens]`: causal
     attention of one prompt. `generation[heads][rows, context]`: a decode step of rows with
     `context` tokens each. `all_reduce[ranks][bytes]`. `versions`: of the framework, for each kind
-    of operator.
+    of operator. `modules`: attention was measured with what lies around it, the rotary embedding
+    and the KV write.
     """
 
     system: str
@@ -84,6 +85,7 @@ class SiliconTables:
     all_reduce: Mapping[int, Mapping[int, float]]
     quantized: Products = field(default_factory=dict)
     experts: Experts | None = None
+    modules: bool = False
 
 
 def data_folder() -> Path:

@@ -17,7 +17,7 @@ from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, UsageError
 from evenflow.pools import PooledWorld
 from evenflow.replay import replay
-from evenflow.request import Request
+from evenflow.request import Prefix, Request
 from evenflow.results.metrics import summarize
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
@@ -36,8 +36,9 @@ from experiments.run_file.yaml_file import find, read
 from experiments.runs import Job
 from experiments.validation import journal
 from profiler.machine import device_name, driver_version
-from runtime import Served, Workers, serve
+from runtime import RandomTexts, Served, Workers, serve
 from runtime.serve import Journals, names_of
+from traces.sharegpt import load_tokenizer
 
 if TYPE_CHECKING:
     import socket
@@ -74,7 +75,7 @@ def serve_job(
         return _serve_several(
             job, built, on_done, (records, title), record=journals, on_token=on_token
         )
-    world, workers = servable(built), workers_of(job.config, built, job.beside)
+    world, workers = servable(built), _reading(job, workers_of(job.config, built, job.beside))
     if live is not None:
         _check_all_is_known(world)
     source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
@@ -100,12 +101,16 @@ def _serve_several(
     (records, title), world, link = kept, built.world, dict[str, Any]()
     serve_all: Callable[..., Served]
     if isinstance(world, PooledWorld):
-        pools = workers_of_pools(job.config, built, job.beside)
+        pools = {
+            name: _reading(job, each)
+            for name, each in workers_of_pools(job.config, built, job.beside).items()
+        }
         facts = {"pools": {name: dict(each.facts) for name, each in pools.items()}}
         serve_all, link = partial(serve_pools, world, pools), {LINK: world.link.bytes_per_token}
         parts = {name: getattr(world, name) for name in pools}
     else:
-        workers = workers_of_replicas(job.config, built, job.beside)
+        made = workers_of_replicas(job.config, built, job.beside)
+        workers = [_reading(job, each) for each in made]
         facts = dict(workers[0].facts)
         serve_all = partial(serve_replicas, servable(built), workers)
         parts = dict.fromkeys(names_of(world), world)
@@ -119,6 +124,21 @@ def _serve_several(
     ]
     result = replace(served.result, provenance=source)
     return replace(served, result=result, replicas=sourced)
+
+
+def _reading(job: Job, workers: Workers) -> Workers:
+    """Return workers that read the prompts of the trace, where there are any, for made-up ones."""
+    prompts, texts = job.workload.prompt_ids, workers.text_of
+    if prompts is None or not isinstance(texts, RandomTexts):
+        return workers
+    known = texts.vocabulary
+    number, most = max(enumerate(map(max, prompts)), key=lambda each: each[1])
+    if most >= known:
+        raise UsageError(
+            f"workload.tokenizer: {job.config.workload.tokenizer} makes token {most} of request "
+            f"{number}, and the model knows {known}; that of the model is right"
+        )
+    return replace(workers, text_of=replace(texts, prompts=prompts))
 
 
 def _head(job: Job, source: Mapping[str, Any], title: str) -> dict[str, Any]:
@@ -222,15 +242,23 @@ def job_of(
 
 def real_workload(config: RunConfig, beside: Path) -> Workload:
     """Return what a real run serves. A model writes something else than what the trace was made of,
-    so prefixes end with the prompts where one computes.
+    so prefixes end with the prompts where one computes. It reads the prompts, if they are known and
+    there is a tokenizer; what they have in common, a prefix cache keeps.
     """
-    workload = load_workload(config, beside)
-    if config.workers.kind == "emulated":
+    computes, tokenizer = config.workers.kind != "emulated", config.workload.tokenizer
+    workload = load_workload(config, beside, keep_text=computes and tokenizer is not None)
+    if not computes:
         return workload
-    return replace(
-        workload,
-        requests=list(map(_prompt_alone, workload.requests)),
-    )
+    requests = list(map(_prompt_alone, workload.requests))
+    if workload.texts is None or tokenizer is None:
+        return replace(workload, requests=requests)
+    prompt_ids = list(map(load_tokenizer(find(tokenizer, beside)), workload.texts))
+    if config.kv.prefix_cache:
+        requests = [
+            replace(request, prefix=Prefix(tuple(ids), 1, len(ids)))
+            for request, ids in zip(requests, prompt_ids, strict=True)
+        ]
+    return replace(workload, requests=requests, prompt_ids=prompt_ids)
 
 
 def _prompt_alone(request: Request) -> Request:
@@ -418,7 +446,6 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
 
 
 def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -> Workers:
-    from runtime.tokens import RandomTexts
     from runtime.vllm import EngineSettings, EngineWorkers, require_vllm
 
     assert config.model is not None  # the schema asks for it
@@ -460,7 +487,6 @@ def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -
 def _torch(
     config: RunConfig, workers: TorchWorkers, built: Built, beside: Path, first: int
 ) -> Workers:
-    from runtime.tokens import RandomTexts
     from runtime.torch.settings import (
         cut,
         require_divisible,

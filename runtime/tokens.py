@@ -39,7 +39,7 @@ class RandomTexts:
     """Made-up prompts for requests of which only the length is known, and what they have in common.
 
     Ids below `vocabulary` follow from `seed` and the blocks of the request's prefix, the others
-    from `seed` and the request's id. `sampling` is
+    from `seed` and the request's id; `prompts`, by request id, are said as they are. `sampling` is
     (temperature, top_k, top_p); what is drawn follows from `sampling_seed` and the request's id.
     Nothing ends a request early, so that it has the length that its trace gives.
     """
@@ -48,10 +48,12 @@ class RandomTexts:
     seed: int
     sampling: tuple[float, int, float] = (0.0, 0, 1.0)
     sampling_seed: int = 0
+    prompts: Sequence[Sequence[int]] | None = None
 
     def __call__(self, request: Request) -> Text:
         """Return the text of a request."""
-        ids = self._prompt_of(request)
+        said = self.prompts
+        ids = self._prompt_of(request) if said is None else said[request.request_id]
         if not self.sampling[0]:
             return Text(ids)
         return Text(ids, Draw(request.request_id, *self.sampling, self._seed_of(request)))

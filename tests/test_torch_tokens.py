@@ -23,7 +23,7 @@ from runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
 from sim import driver
 from sim.tandem import Tandem
 from tests.command_line import evenflow, write_inputs
-from tests.tiny_models import PAGE_TOKENS, save_checkpoint
+from tests.tiny_models import PAGE_TOKENS, continued, save_checkpoint
 from tests.torch_pipeline import (
     REQUESTS,
     TEXTS,
@@ -273,3 +273,38 @@ def test_run_writes_the_tokens_of_transformers(tmp_path: Path) -> None:
     assert all(len(cores) == 1 for cores in workers["cores"])
     assert workers["torch"]
     assert evenflow("replay", str(out))[0] == 0
+
+
+@pytest.mark.parametrize("caches", [False, True])
+def test_the_model_reads_the_prompts_of_a_trace(tmp_path: Path, caches: bool) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
+    model = save_checkpoint(tmp_path / "model", "llama")
+    words = {f"w{number}": number for number in range(VOCABULARY + 1)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    prompts = [[*range(5, 5 + 4 * PAGE_TOKENS), 90 - number] for number in range(3)]
+    entries = [
+        {"conversations": [{"value": " ".join(f"w{i}" for i in prompt)}, {"value": "w1 w2 w3"}]}
+        for prompt in prompts
+    ]
+    (tmp_path / "shared.json").write_text(json.dumps(entries))
+    cache = f"kv: {{pages: 60, page_tokens: {PAGE_TOKENS}, prefix_cache: {str(caches).lower()}}}"
+    workload = "{trace: shared.json, tokenizer: model, arrivals: {kind: closed, concurrency: 1}}"
+    run = RUN.replace("kv: {pages: 20}", cache).split("workload")[0] + f"workload: {workload}\n"
+    (tmp_path / "RUN.yaml").write_text(run)
+    out = tmp_path / "out"
+    status, _, errors = evenflow("run", str(tmp_path / "RUN.yaml"), "--out", str(out))
+    assert status == 0, errors
+    lines = gzip.decompress((out / "tokens.jsonl.gz").read_bytes()).decode().splitlines()
+    tokens = {line["request_id"]: line["tokens"] for line in map(json.loads, lines)}
+    assert tokens == {i: continued(model, prompt, 3) for i, prompt in enumerate(prompts)}
+    summary = json.loads((out / "summary.json").read_text())
+    assert bool(summary.get("prefix_hit_rate", 0)) == caches
+    assert evenflow("replay", str(out))[0] == 0
+
+    entries[1]["conversations"][0]["value"] = f"w{VOCABULARY} w1"
+    (tmp_path / "shared.json").write_text(json.dumps(entries))
+    status, _, errors = evenflow("run", str(tmp_path / "RUN.yaml"), "--out", str(tmp_path / "no"))
+    assert (status, len(errors.splitlines())) == (2, 1), errors
+    assert f"model makes token {VOCABULARY} of request 1, and the model knows 97;" in errors

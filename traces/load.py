@@ -59,7 +59,8 @@ def load_trace(
     if not path.exists():
         known = instead_of(path_or_name, SAMPLE_NAMES)
         raise UsageError(f'trace "{path_or_name}" is neither a file nor a bundled sample; {known}')
-    count_tokens = None if tokenizer is None else load_tokenizer(tokenizer)
+    encode = None if tokenizer is None else load_tokenizer(tokenizer)
+    count_tokens = None if encode is None else lambda text: len(encode(text))
     with open_trace(path) as stream:
         source = Source(path, stream, count_tokens)
         bounds = FILTERS[filter] if filter else None

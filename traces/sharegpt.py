@@ -9,7 +9,7 @@ never in memory as a whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,10 +98,10 @@ def text_to_come(source: Source, text: str, place: int) -> tuple[str, int]:
             raise source.error('truncated JSON; expected "]" at the end')
 
 
-def load_tokenizer(path: str | Path) -> CountTokens:
-    """Return a token counter from a local tokenizer.json (or the folder that holds one).
+def load_tokenizer(path: str | Path) -> Callable[[str], list[int]]:
+    """Return what makes token ids of text, by a local tokenizer.json (or the folder with one).
 
-    Special tokens are counted as the tokenizer adds them. Needs the extra `tokenizers`.
+    Special tokens are those that the tokenizer adds. Needs the extra `tokenizers`.
     """
     file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
     if not file.is_file():
@@ -115,4 +115,9 @@ def load_tokenizer(path: str | Path) -> CountTokens:
         tokenizer: Any = Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises bare Exception for a bad file
         raise UsageError(f"tokenizer {file}: not a tokenizer.json ({error})") from error
-    return lambda text: len(tokenizer.encode(text).ids)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text).ids
+        return ids
+
+    return encode

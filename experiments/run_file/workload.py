@@ -30,13 +30,15 @@ MOST_REQUESTS = 10**8
 class Workload:
     """The requests of a run, and which trace they are from (for the provenance).
 
-    `texts`: their prompts, where a predictor may read them and the trace holds them. `before`: what
-    the server was sent earlier, a list of requests for each part.
+    `texts`: their prompts, where somebody may read them and the trace holds them; `prompt_ids`:
+    those in the tokens of a model that reads them. `before`: what the server was sent earlier, a
+    list of requests for each part.
     """
 
     requests: list[Request]
     trace: dict[str, Any]
     texts: Sequence[str] | None = None
+    prompt_ids: Sequence[Sequence[int]] | None = None
     before: tuple[list[Request], ...] = ()
 
 
@@ -60,7 +62,9 @@ class PartConfig(Keys):
     before; 0: each request is drawn by itself.
     """
     tokenizer: str | None = None
-    """The path of a tokenizer.json, for traces that hold text."""
+    """The path of a tokenizer.json, for traces that hold text; where a model computes, its own: it
+    gets the prompts of the trace.
+    """
     filter: str | None = None
     """Which rows are left out as a paper did (docs/traces.md); null: none."""
     conversations: bool = False

@@ -358,6 +358,7 @@ def check_servable(config: RunConfig) -> None:
             "one pipeline",
         ),
         (config.data_parallel > 1, "data_parallel", "1"),
+        (config.expert_parallel, "expert_parallel", "false"),
         (config.speculative is not None, "speculative", "null"),
         (
             config.kv.prefix_cache and config.workers.kind == "vllm",

@@ -38,6 +38,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -52,6 +53,9 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "mistral, a window of 5": ("mistral", {"sliding_window": 5}),
     "qwen3": ("qwen3", {"head_dim": 16}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "sliding_window": 5}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe, shares as they are": ("qwen3_moe", EXPERTS | {"head_dim": 16}),
     "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
 }
 
@@ -133,7 +137,9 @@ def test_a_tensor_parallel_shard_has_the_shapes_of_the_model_spec(tmp_path: Path
     spec, rope = read_model(tmp_path)
     stage = random_stage(spec, rope, 0, 1, ranks=Ranks(size=2))
     layer = stage.layers[0]
-    shapes = [tuple(m.weight.shape[::-1]) for m in (layer.qkv, layer.o, layer.up, layer.down)]
+    shapes = [
+        tuple(m.weight.shape[::-1]) for m in (layer.qkv, layer.o, layer.mlp.up, layer.mlp.down)
+    ]
     assert tuple(shapes) == spec.linear_shapes(2)
 
 
@@ -183,7 +189,7 @@ def test_a_window_is_refused_before_it_is_profiled(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "mistral", sliding_window=5)
     unread: Any = None
     said = mistake(lambda: profile_model(tmp_path, tmp_path / "profile.csv", unread))
-    assert "a profile's tokens attend to all" in said
+    assert "whose tokens attend to all" in said
 
 
 @pytest.mark.parametrize(
@@ -198,6 +204,9 @@ def test_a_window_is_refused_before_it_is_profiled(tmp_path: Path) -> None:
         ("llama", {"num_key_value_heads": 1}, "k_proj.weight"),
         ("qwen3", {"model_type": "llama"}, 'k_norm.weight" has no place'),
         ("llama", {"model_type": "qwen3"}, 'no tensor "model.layers.0.self_attn.q_norm.weight"'),
+        ("mixtral", {"num_local_experts": 9}, "gate.weight"),
+        ("mixtral", {"model_type": "llama"}, 'no tensor "model.layers.0.mlp.gate_proj.weight"'),
+        ("qwen3_moe", {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 8}, "cannot"),
         ("llama", {"hidden_act": "gelu"}, "\"hidden_act\" is 'gelu'"),
         ("llama", {"mlp_bias": True}, '"mlp_bias"'),
         ("llama", {"model_type": "falcon", "n_head": 4}, "cannot be run"),

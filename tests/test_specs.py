@@ -40,6 +40,7 @@ OLD_FALCON = {
     "vocab_size": 65024,
 }
 QWEN3_MOE = {
+    "norm_topk_prob": True,
     "model_type": "qwen3_moe",
     "decoder_sparse_step": 1,
     "head_dim": 128,

@@ -42,6 +42,8 @@ def save_checkpoint(folder: Path, family: str, **changes: Any) -> Any:
     transformers = pytest.importorskip("transformers", reason="needs transformers, the oracle")
     kinds = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),

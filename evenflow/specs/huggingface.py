@@ -234,13 +234,14 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
         )
     has_shared = family == "qwen2_moe"
     return {
-        "num_experts": config.count("num_experts"),
+        "num_experts": config.count("num_experts", "num_local_experts"),
         "experts_per_token": config.count("num_experts_per_tok"),
         "expert_intermediate_size": config.count("moe_intermediate_size"),
         "shared_intermediate_size": (
             config.count("shared_expert_intermediate_size") if has_shared else 0
         ),
         "quantized_experts_only": _spares_attention(config),
+        "norm_topk_prob": config.flag("norm_topk_prob", default=False),
     }
 
 

@@ -52,8 +52,9 @@ class ModelSpec:
     `qk_norm`: queries and keys are normalised, a head at a time (Qwen3).
 
     `num_experts` > 0: a mixture of experts. A router sends each token to `experts_per_token` MLPs
-    of `expert_intermediate_size` columns each; beside them every token passes one shared MLP of
-    `shared_intermediate_size` columns with a gate of its own, if that is above 0.
+    of `expert_intermediate_size` columns each, with shares that `norm_topk_prob` makes add up to 1;
+    beside them every token passes one shared MLP of `shared_intermediate_size` columns with a gate
+    of its own, if that is above 0.
     `intermediate_size` is then that of the first `dense_layers` layers, which have no experts.
 
     `kv_lora_rank` > 0: multi-head latent attention (DeepSeek-V2, section 2.1). A token keeps one
@@ -96,6 +97,7 @@ class ModelSpec:
     qk_norm: bool = False
     num_experts: Whole = 0
     experts_per_token: int = 0
+    norm_topk_prob: bool = True
     expert_intermediate_size: int = 0
     shared_intermediate_size: Whole = 0
     quantization: str = ""

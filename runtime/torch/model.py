@@ -1,8 +1,8 @@
-"""Decoder-only Llama, Mistral, Qwen2 and Qwen3, cut into stages, with paged keys and values.
+"""Decoder-only Llama, Mistral, Mixtral, Qwen2 and Qwen3, cut into stages, with paged KV.
 
 Knows one micro-batch at a time; no scheduler, no processes, no clock. Weights are those of
 Hugging Face checkpoints; query, key and value are one matrix here, and so are gate and up. Not
-supported: mixture of experts, quantisation, and rotary embeddings scaled in other
+supported: shared experts, latent attention, quantisation, and rotary embeddings scaled in other
 ways than `linear` and `llama3` (dynamic, yarn, longrope).
 """
 
@@ -144,16 +144,60 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """SwiGLU (Shazeer, GLU Variants): gate and up are one matrix, `up`."""
+
+    up: Linear
+    down: Linear
+
+    def __call__(self, normed: Tensor, mark: Mark = unmarked) -> Tensor:
+        gate, up = self.up(normed).chunk(2, dim=-1)
+        mark("linear_up")
+        activated = functional.silu(gate) * up
+        mark("activation")
+        projected = self.down(activated)
+        mark("linear_down")
+        return projected
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts (Shazeer et al.; Mixtral): each token passes the `top` best of them.
+
+    The router is a softmax over all, in float32; `normed`: the chosen shares then add up to 1. An
+    expert computes its tokens alone, so how many these are comes back from the device once a layer.
+    """
+
+    router: Linear
+    experts: tuple[GatedMlp, ...]
+    top: int
+    normed: bool
+
+    def __call__(self, normed: Tensor, mark: Mark = unmarked) -> Tensor:
+        shares = functional.softmax(self.router(normed), dim=-1, dtype=torch.float32)
+        shares, chosen = shares.topk(self.top, dim=-1)
+        if self.normed:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        shares, mixed = shares.to(normed.dtype), torch.zeros_like(normed)
+        mark("router")
+        for index in chosen.unique().tolist():
+            rows, place = torch.where(chosen == index)
+            computed = self.experts[index](normed[rows])
+            mixed.index_add_(0, rows, computed * shares[rows, place, None])
+        mark("experts")
+        return mixed
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One transformer layer: attention, then a gated MLP, each on the normed sum so far."""
+    """One transformer layer: attention, then an MLP, each on the normed sum so far."""
 
     attention_norm: Norm
     qkv: Linear
     head_norms: tuple[Norm, Norm] | None  # of each query head, and of each key head
     o: Linear
     mlp_norm: Norm
-    up: Linear  # gate and up
-    down: Linear
+    mlp: GatedMlp | Experts
     window: int  # the last so many tokens are attended to; 0: all
 
 
@@ -279,27 +323,28 @@ class Stage:
         return hidden + self.ranks.total(projected, mark)
 
     def _mlp(self, layer: Layer, hidden: Tensor, mark: Mark) -> Tensor:
-        """Return `hidden` [tokens, hidden] with a layer's MLP added (SwiGLU, Shazeer)."""
+        """Return `hidden` [tokens, hidden] with a layer's MLP, or mixture of such, added."""
         normed = layer.mlp_norm(hidden)
         mark("norm")
-        gate, up = layer.up(normed).chunk(2, dim=-1)
-        mark("linear_up")
-        activated = functional.silu(gate) * up
-        mark("activation")
-        projected = layer.down(activated)
-        mark("linear_down")
-        return hidden + self.ranks.total(projected, mark)
+        return hidden + self.ranks.total(layer.mlp(normed, mark), mark)
+
+
+DENSE = ("gate_proj", "up_proj", "down_proj")
+EXPERTS = {
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3_moe": ("mlp", *DENSE),
+}
+"""Family -> the module of its mixtures, and the matrices of an expert: gate, up and down."""
 
 
 def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
     prefix, hidden = f"model.layers.{index}", spec.hidden_size
     (kind,) = spec.kinds(index, index + 1)
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    attention = f"{prefix}.self_attn"
     query, key = (
         (count * spec.head_dim, ranks.part(count, spec.head_dim))
         for count in (spec.num_heads, spec.num_kv_heads)
     )
-    columns = (spec.intermediate_size, ranks.part(spec.intermediate_size))
     # attention_bias is on all four projections; Qwen2 has no such key, and three biases.
     o_bias = spec.attention_bias and spec.family != "qwen2"
 
@@ -317,6 +362,19 @@ def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
         added = weights(f"{module}.bias", (hidden,), ALL) if bias else None
         return Linear(matrix, None if ranks.rank else added)  # once, in the sum over the ranks
 
+    def gated(module: str, width: int, gate: str, up: str, down: str) -> GatedMlp:
+        columns = (width, ranks.part(width))
+        both = fused(module, {gate: columns, up: columns}, bias=False)
+        return GatedMlp(both, summed(f"{module}.{down}", columns, bias=False))
+
+    def mixture() -> Experts:
+        module, *names = EXPERTS[spec.family]
+        router = weights(f"{prefix}.{module}.gate.weight", (spec.num_experts, hidden), ALL)
+        width = spec.expert_intermediate_size
+        each = (f"{prefix}.{module}.experts.{index}" for index in range(spec.num_experts))
+        experts = tuple(gated(expert, width, *names) for expert in each)
+        return Experts(Linear(router), experts, spec.experts_per_token, spec.norm_topk_prob)
+
     def norm(name: str, size: int = hidden) -> Norm:
         return Norm(weights(f"{prefix}.{name}.weight", (size,), ALL), spec.norm_epsilon)
 
@@ -330,8 +388,7 @@ def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
         head_norms() if spec.qk_norm else None,
         summed(f"{attention}.o_proj", query, o_bias),
         norm("post_attention_layernorm"),
-        fused(mlp, {"gate_proj": columns, "up_proj": columns}, bias=False),
-        summed(f"{mlp}.down_proj", columns, bias=False),
+        mixture() if spec.num_experts else gated(f"{prefix}.mlp", spec.intermediate_size, *DENSE),
         kind.sliding_window,
     )
 

@@ -66,7 +66,8 @@ def torch_settings(
 def require_divisible(spec: ModelSpec, ranks: int) -> None:
     """Raise UsageError unless so many tensor-parallel ranks have equal parts of a model."""
     require_shareable(spec, ranks)
-    for key in ("intermediate_size", "vocab_size"):
+    columns = "expert_intermediate_size" if spec.num_experts else "intermediate_size"
+    for key in (columns, "vocab_size"):
         if (size := getattr(spec, key)) % ranks:
             raise UsageError(
                 f"tensor_parallel: {ranks} ranks cannot share {spec.name}'s {key} of {size} evenly;"

@@ -92,8 +92,11 @@ def profile_model(
 ) -> Profile:
     """Measure and write a profile of a model: a name in the table, or the path of a config.json."""
     spec, _ = read_model(name_or_path)
-    if spec.sliding_window:
-        raise UsageError(f"{spec.name}: a profile's tokens attend to all; use no sliding_window")
+    if spec.sliding_window or spec.num_experts:
+        raise UsageError(
+            f"{spec.name}: a profile has dense layers whose tokens attend to all; use a model "
+            "without experts and sliding_window"
+        )
     return profile(
         spec,
         out,

@@ -20,7 +20,7 @@ from evenflow.specs.model import ModelSpec, listed, model
 from runtime.torch.model import ALONE, Part, Ranks, Rope, Source, Stage
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 INDEX = "model.safetensors.index.json"
 
 

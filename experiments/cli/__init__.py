@@ -45,9 +45,7 @@ from experiments.cli.traces import convert_command, fit_command, info_command, p
 from experiments.cli.validate import validate_command
 
 if TYPE_CHECKING:
-    from experiments.run_file.run import RunConfig
-    from experiments.study.advice import Advice
-    from experiments.study.uncertainty import Prediction
+    from experiments.report.page import Addition
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
@@ -172,9 +170,9 @@ def simulate(
 ) -> None:
     """Simulate one configuration and write what happened."""
     from experiments.cli.terminal import (
+        print_addition,
         print_counterfactuals,
         print_folder,
-        print_intervals,
         print_left_out,
         print_outcomes,
         progress,
@@ -193,11 +191,20 @@ def simulate(
         job = Job(config, load_workload(config, run.parent), run.parent)
         with progress([job.label], len(job.workload.requests)) as show:
             outcome = run_job(job, show.done, whole=counterfactuals or save.value == "all")
-        advice, more = _advice(run, config) if advise else (None, [])
-        prediction, ranges = _prediction(run, config) if intervals else (None, [])
-        if prediction is not None:
-            write_table(scratch / "intervals.csv", prediction.table)
-        write_run(scratch, outcome, save.value, run.name, shown, more=[*ranges, *more])
+        additions: list[Addition] = []
+        if advise or intervals:
+            from experiments.study import advice, uncertainty
+            from experiments.study.trials import How
+
+            asked = config.document(str(run)), run.parent, How(watch=progress)
+            if intervals:
+                prediction = uncertainty.predict(*asked)
+                write_table(scratch / "intervals.csv", prediction.table)
+                additions.append(uncertainty.told(prediction))
+            if advise:
+                additions.append(advice.told(advice.advise(*asked)))
+        more = [each.html for each in additions]
+        write_run(scratch, outcome, save.value, run.name, shown, more=more)
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
             as_is = {"as is": outcome.summary, **without}
@@ -206,39 +213,9 @@ def simulate(
     print_left_out(job.workload.trace["dropped"], outcome.result)
     if without:
         print_counterfactuals(as_is)
-    if prediction is not None:
-        print_intervals(prediction)
-    if advice is not None:
-        _print_advice(advice)
+    for addition in additions:
+        print_addition(addition)
     print_folder(folder)
-
-
-def _prediction(run: Path, config: RunConfig) -> tuple[Prediction, list[str]]:
-    """Return the intervals, and their part of the report."""
-    from experiments.cli.terminal import progress
-    from experiments.study.trials import How
-    from experiments.study.uncertainty import html, predict
-
-    found = predict(config.document(str(run)), run.parent, How(watch=progress))
-    return found, [html(found)]
-
-
-def _advice(run: Path, config: RunConfig) -> tuple[Advice, list[str]]:
-    """Return the advice, and its part of the report."""
-    from experiments.cli.terminal import progress
-    from experiments.study.advice import advise, html
-    from experiments.study.trials import How
-
-    advice = advise(config.document(str(run)), run.parent, How(watch=progress))
-    return advice, [html(advice)]
-
-
-def _print_advice(advice: Advice) -> None:
-    from experiments.report.tables import print_numbers
-    from experiments.study.advice import rows, sentence
-
-    print_numbers(*rows(advice))
-    typer.echo(sentence(advice))
 
 
 @app.command("compare")

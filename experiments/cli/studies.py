@@ -271,14 +271,14 @@ def plan_command(
     force: Force = False,
 ) -> None:
     """Find the cheapest deployment that keeps limits on latency, and say how to start it."""
-    from experiments.cli.terminal import print_intervals, progress
+    from experiments.cli.terminal import print_addition, progress
     from experiments.run_file.yaml_file import overridden, read
     from experiments.study.layouts import parse_gpus
     from experiments.study.plan import plan
     from experiments.study.plan_search import Ask, parse_budgets
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
-    from experiments.study.uncertainty import predict
+    from experiments.study.uncertainty import predict, told
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
@@ -298,7 +298,7 @@ def plan_command(
     planned = plan(document, run.parent, ask, how)
     _print_plan(planned)
     if intervals:
-        print_intervals(predict(planned.winner, run.parent, How(watch=progress)))
+        print_addition(told(predict(planned.winner, run.parent, How(watch=progress))))
     typer.echo(folder / "plan.yaml")
 
 

@@ -18,7 +18,7 @@ from experiments.report.words import metrics, overload
 from experiments.study.fair import TOLD_SHARE, Side, doubts
 
 if TYPE_CHECKING:
-    from experiments.study.uncertainty import Prediction
+    from experiments.report.page import Addition
 
 FIRST_LINE_S = 10.0
 LINE_EVERY_S = 60.0
@@ -59,12 +59,10 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
             typer.echo(f"OVERLOADED, {name}: {told}")
 
 
-def print_intervals(prediction: Prediction) -> None:
-    """Print the intervals of a run's numbers, and what they rest on."""
-    from experiments.study.uncertainty import rows, sentence
-
-    print_numbers(*rows(prediction))
-    typer.echo(sentence(prediction))
+def print_addition(addition: Addition) -> None:
+    """Print what is said of a run beside its numbers."""
+    print_numbers(addition.heads, addition.rows)
+    typer.echo(addition.sentence)
 
 
 def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from experiments.report.style import THEMES, WIDTH, Figure
+from experiments.report.tables import html_table
 
 SORT = """
 function sortBy(head) {
@@ -116,6 +118,21 @@ def page(
 def section(heading: str, caption: str) -> str:
     """Return a heading with what there is to see below it."""
     return f'<h2>{heading}</h2>\n<p class="caption">{caption}</p>'
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What is said of a run beside its numbers: rows under heads, and what they rest on."""
+
+    heading: str
+    sentence: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def html(self) -> str:
+        """The same for a run's page."""
+        return section(self.heading, self.sentence) + html_table(self.heads, self.rows)
 
 
 def figure(name: str, drawn: Figure, head: str = "") -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED
 from evenflow.specs.gpu import links
-from experiments.report.page import section
-from experiments.report.tables import html_table, number, percent
+from experiments.report.page import Addition
+from experiments.report.tables import number, percent
 from experiments.report.words import metric_words
 from experiments.run_file.build import load_workload
 from experiments.run_file.links import link_spec
@@ -146,11 +146,10 @@ def best(advice: Advice) -> list[Trial]:
     return list(kinds.values())[:SHOWN]
 
 
-def rows(advice: Advice) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows: the run as it is, and the changes that help most."""
+def told(advice: Advice) -> Addition:
+    """Return the run as it is and the changes that help most; how many help, how many cannot be."""
     metrics = dict.fromkeys([advice.metric, "mean_ttft_ms", "mean_tpot_ms"])
-    heads = ["change", *map(metric_words, metrics), "better by"]
-    return heads, [
+    rows = [
         [
             str(trial.labels["change"]),
             *(number(trial.mean(metric), 3) for metric in metrics),
@@ -158,17 +157,10 @@ def rows(advice: Advice) -> tuple[list[str], list[list[str]]]:
         ]
         for trial in (advice.base, *best(advice))
     ]
-
-
-def html(advice: Advice) -> str:
-    """Return the same for a run's page."""
-    return section("What would help", sentence(advice)) + html_table(*rows(advice))
-
-
-def sentence(advice: Advice) -> str:
-    """Say how many changes were simulated, how many help, and how many cannot be."""
     helps = sum(advice.gain(trial) > HELPS for trial in advice.changed)
     lost = f"; {len(advice.failed)} cannot be" if advice.failed else ""
     count = len(advice.changed) + len(advice.failed)
     of_kinds = "the best of each kind is above" if helps else "none"
-    return f"{count} changes simulated, one at a time: {helps} would help, {of_kinds}{lost}."
+    sentence = f"{count} changes simulated, one at a time: {helps} would help, {of_kinds}{lost}."
+    heads = ["change", *map(metric_words, metrics), "better by"]
+    return Addition("What would help", sentence, heads, rows)

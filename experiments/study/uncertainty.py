@@ -20,8 +20,8 @@ import pandas as pd
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu, gpus
 from evenflow.specs.model import ModelSpec
-from experiments.report.page import section
-from experiments.report.tables import html_table, number, percent
+from experiments.report.page import Addition
+from experiments.report.tables import number, percent
 from experiments.report.words import metric_words
 from experiments.run_file.pools import model_of
 from experiments.run_file.run import RunConfig, configured
@@ -182,10 +182,9 @@ def ranges_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Range]:
     return {metric: each for metric, each in found.items() if each is not None}
 
 
-def rows(prediction: Prediction) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows for people."""
-    heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
-    return heads, [
+def told(prediction: Prediction) -> Addition:
+    """Return the intervals for people, and what they rest on."""
+    rows = [
         [
             metric_words(metric),
             number(prediction.base.mean(metric), 4),
@@ -196,16 +195,9 @@ def rows(prediction: Prediction) -> tuple[list[str], list[list[str]]]:
         ]
         for metric, each in prediction.ranges.items()
     ]
-
-
-def sentence(prediction: Prediction) -> str:
-    """Say what the intervals rest on."""
-    return (
+    sentence = (
         "The last column: per cent of the variance. "
         f"Stated error of the costs, one standard deviation: {prediction.error.source}."
     )
-
-
-def html(prediction: Prediction) -> str:
-    """Return the same for a run's page."""
-    return section("How far it may be off", sentence(prediction)) + html_table(*rows(prediction))
+    heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
+    return Addition("How far it may be off", sentence, heads, rows)

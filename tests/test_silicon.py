@@ -312,8 +312,23 @@ def test_attention_of_latents_takes_what_its_module_was_measured_to_take() -> No
     peak = Peak(1979e12, 4.8e12, 8)
     shapes = ((7168, 2112), (1536, 3072), (2048, 7168))
     around_s = sum(product_times(tables.quantized, n, k, peak)[64] for k, n in shapes)
-    assert tables.modules
+    assert tables.rotates
     assert tables.generation[16, 1][64, 1024] + around_s == pytest.approx(72.4e-6, abs=1e-6)
+
+
+@pytest.mark.usefixtures("package")
+def test_what_attention_was_measured_with_is_not_launched_again() -> None:
+    placed = Deployment(model("Llama-3.1-70B"), gpu("H100"), (80,), 4)
+    source = silicon_source(placed, "trtllm")
+    apart = dataclasses.replace(source.tables, rotates=False)
+    step = decode_work(8, 8 * 1024)
+    together_s, apart_s = (
+        silicon_cost(placed, dataclasses.replace(source, tables=tables, others={})).times(step)[0]
+        for tables in (source.tables, apart)
+    )
+    by_k = source.tables.gemm[min(source.tables.gemm)]
+    launch_s = by_k[min(by_k)][1]  # the smallest product
+    assert apart_s - together_s == pytest.approx(80 * 2 * launch_s, rel=1e-6)
 
 
 def test_a_shared_expert_is_computed_beside_the_others_up_to_a_size() -> None:

@@ -62,8 +62,8 @@ MEASURED_HEAD = 128
 KERNELS = 5
 """Memory-bound kernels of a layer: two norms, rotary embedding, activation, KV write."""
 
-IN_MODULES = 2
-"""Those of them that measured modules of attention hold: rotary embedding and KV write."""
+IN_ATTENTION = 2
+"""Those of them that some tables measured with attention: rotary embedding and KV write."""
 
 SHARED_BESIDE = {"sglang": 1024, "trtllm": 512, "vllm": 256}
 """Tokens up to which an engine computes the shared expert beside the others, on a second stream.
@@ -307,7 +307,7 @@ class _Parts:
             passed.remove(shape)
         bytes_per_token = elementwise_s(1, model, self.ranks, Rates(1.0, 1.0))
         kernels = KERNELS + (model.num_experts > 0)  # a mixture's choice of experts
-        kernels -= IN_MODULES * self.tables.modules
+        kernels -= IN_ATTENTION * self.tables.rotates
         return added([*self.products(passed), self.moving(bytes_per_token, kernels)])
 
     def products(self, shapes: Sequence[tuple[int, int]]) -> list[BySize]:

@@ -45,7 +45,7 @@ def read_latent(
     kv_dtype: str,
     products: Mapping[str, tuple[Products, Peak]],
 ) -> dict[str, Any]:
-    """Return fields of the tables: `context` and `generation` by (heads, 1), and `modules`.
+    """Return fields of the tables: `context` and `generation` by (heads, 1), and `rotates`.
 
     Of modules, where there are any, the measured `products` of the same shapes and format are
     taken: vLLM's in 16 bits, as its quantised ones wait for the host, others' in the model's format
@@ -103,7 +103,7 @@ def read_latent(
         for heads in heads_known
         if heads in in_steps
     }
-    return {"context": context, "generation": generation, "modules": modules}
+    return {"context": context, "generation": generation, "rotates": modules}
 
 
 def uncut(times: Mapping[int, float]) -> dict[int, float]:

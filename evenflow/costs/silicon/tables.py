@@ -71,8 +71,7 @@ class SiliconTables:
     inputs quantised on the way, empty where that was not measured. `context[heads][tokens]`: causal
     attention of one prompt. `generation[heads][rows, context]`: a decode step of rows with
     `context` tokens each. `all_reduce[ranks][bytes]`. `versions`: of the framework, for each kind
-    of operator. `modules`: attention was measured with what lies around it, the rotary embedding
-    and the KV write.
+    of operator. `rotates`: attention was measured with the rotary embedding and the KV write.
     """
 
     system: str
@@ -85,7 +84,7 @@ class SiliconTables:
     all_reduce: Mapping[int, Mapping[int, float]]
     quantized: Products = field(default_factory=dict)
     experts: Experts | None = None
-    modules: bool = False
+    rotates: bool = False
 
 
 def data_folder() -> Path:
@@ -162,6 +161,7 @@ def load_tables(
         _generation(files["generation"], head_dim, kv_dtype, window),
         _all_reduce(files["all_reduce"]),
         quantized,
+        rotates=framework == "trtllm",  # its operator of attention does both
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 from command_line import evenflow
 
 from evenflow.errors import UsageError
-from experiments.figures.claims import Claim, answers, load_claims, load_misses, worst
+from experiments.figures.claims import Claim, answers, ends, load_claims, load_misses, score, worst
 from experiments.figures.layers import layered
-from experiments.figures.make import FOLDER, chosen, make, maker, names, write_claims
+from experiments.figures.make import FOLDER, chosen, make, maker, markdown, names, write_claims
 from experiments.figures.schema import load_plan
 from experiments.figures.study import Drawing, Study
 from experiments.study.points import Store
+from experiments.study.uncertainty import COSTS
 
 
 @pytest.mark.parametrize("name", names())
@@ -92,6 +94,31 @@ def test_verdicts(kind: str, paper: Any, ours: Any, verdict: str) -> None:
 
 def test_misses_are_of_claims_that_there_are() -> None:
     assert set(load_misses()) <= {each.id for each in load_claims()}
+
+
+def test_a_ratio_has_the_interval_of_nine_ratios() -> None:
+    ours = {"throughput": 1.0, "e2el": 0.9}
+    wrong = [{"throughput": math.exp(0.1 * z), "e2el": 0.9} for z in COSTS]
+    known = ends({"gllm-ck-vs-vllm": ours}, [{"gllm-ck-vs-vllm": each} for each in wrong])
+    assert set(known) == {"gllm-ck-vs-vllm"}
+    (low, high), same = (known["gllm-ck-vs-vllm"][part] for part in ("throughput", "e2el"))
+    assert (math.log(low), math.log(high)) == pytest.approx((-0.1645, 0.1645), rel=1e-3)
+    assert same == pytest.approx((0.9, 0.9))
+    (published,) = (each for each in load_claims() if each.id == "gllm-ck-vs-vllm")
+    found = answers(published, ours, known["gllm-ck-vs-vllm"])
+    assert [answer.is_inside for answer in found] == [True, False]  # 1.1 and 0.92
+    assert score(found)[-2:] == (2, 1)
+    assert "Of 2 values with an interval, 1 have the paper's inside." in markdown(found)
+
+
+def test_a_wrong_study_has_slower_kernels_and_other_seeds(tmp_path: Path) -> None:
+    plan = load_plan(FOLDER / "gllm_15.yaml")
+    with ThreadPoolExecutor(1) as executor:
+        studies = [Study(plan, Store(tmp_path), executor, None, wrong) for wrong in (None, 8)]
+    run = {"model": "Qwen2.5-32B", "gpu": "L20", "workload": {"trace": "sharegpt-sample"}}
+    scales = [study.config(study.system("gLLM"), run).scale for study in studies]
+    assert scales[0].costs == 1 < scales[1].costs
+    assert not {*studies[0].seeds} & {*studies[1].seeds}
 
 
 SMALL = {

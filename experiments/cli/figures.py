@@ -36,6 +36,9 @@ def figures_command(
             "--set", metavar="KEY=VALUE", help="A key of the run, study.KEY or systems.LABEL."
         ),
     ] = None,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Also: 90 % intervals, ten times the runs.")
+    ] = False,
     executor: Executor = "process",
     force: Force = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list the figures.")] = False,
@@ -60,7 +63,7 @@ def figures_command(
             started = time.perf_counter()
             try:
                 with progress([plan.name]) as show:
-                    drawing = make(plan, out, store, pool, show.done)
+                    drawing = make(plan, out, store, pool, show.done, intervals=intervals)
             except UsageError as error:
                 failures[plan.name] = str(error)
                 if len(plans) > 1:
@@ -68,6 +71,8 @@ def figures_command(
                 continue
             seconds = time.perf_counter() - started
             typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
+            if intervals and drawing.claims and not drawing.intervals:
+                typer.echo(f"{plan.name}: no intervals, as it takes iterations apart")
             if names:
                 typer.echo(table_of(drawing))
     if any(plan.of_a_paper and plan.name not in failures for plan in plans):
@@ -101,7 +106,7 @@ def table_of(drawing: Drawing) -> str:
 
 def _print_claims(found: Sequence[Answer]) -> None:
     """Print the claims that have an answer, and how many have which verdict."""
-    from experiments.figures.claims import by_claim, number, worst
+    from experiments.figures.claims import by_claim, with_interval, worst
     from experiments.report.tables import print_table
 
     groups = [group for group in by_claim(found) if worst(group) != "not run"]
@@ -109,7 +114,7 @@ def _print_claims(found: Sequence[Answer]) -> None:
         (
             group[0].claim.id,
             "\n".join(f"{answer.part} {answer.paper}".strip() for answer in group),
-            "\n".join(number(answer.ours) for answer in group),
+            "\n".join(with_interval(answer) for answer in group),
             worst(group),
         )
         for group in groups

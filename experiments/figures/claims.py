@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from experiments.figures.schema import PAPER, Query
+from experiments.study.uncertainty import range_of
 
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"
@@ -65,6 +66,7 @@ class Answer:
 
     `ratio` is ours / paper. Of a comparison, `effect` is log(ours) / log(paper):
     1 is the whole published effect, 0 none of it, below 0 the opposite; None where there is none.
+    `low` and `high` are the ends of the 90 % interval of ours, where nine more runs told it.
     """
 
     claim: Claim
@@ -74,6 +76,15 @@ class Answer:
     ratio: float | None
     verdict: Verdict
     effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the paper's value lies in the interval; None where there is none."""
+        if self.low is None or self.high is None or not self.is_number:
+            return None
+        return bool(self.low <= self.paper <= self.high)
 
     @property
     def is_number(self) -> bool:
@@ -97,9 +108,34 @@ def load_misses() -> dict[str, str]:
     return dict(yaml.safe_load(MISSES.read_text(encoding="utf-8")) or {})
 
 
-def answers(claim: Claim, ours: Any) -> list[Answer]:
+Ends = Mapping[str, Sequence[float]]
+"""The ends of the intervals of a claim's values, by their part."""
+
+
+def answers(claim: Claim, ours: Any, intervals: Ends | None = None) -> list[Answer]:
     """Compare a claim, value by value, with ours of the same shape; None where there is none."""
-    return list(_compared(claim, "", claim.value, ours))
+    found = _compared(claim, "", claim.value, ours)
+    known = intervals or {}
+    return [
+        replace(a, low=known[a.part][0], high=known[a.part][1]) if a.part in known else a
+        for a in found
+    ]
+
+
+def ends(ours: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Ends]:
+    """Return the ends of the 90 % intervals of our values, from those of the nine wrong runs.
+
+    A ratio is taken in each of the nine, so an error common to both its runs is no error of it.
+    """
+    found: dict[str, Ends] = {}
+    for claim in load_claims():
+        if claim.id not in ours or claim.kind not in ("ratio", "absolute"):
+            continue
+        every = [answers(claim, each.get(claim.id)) for each in others]
+        values = {group[0].part: [a.ours for a in group] for group in zip(*every, strict=True)}
+        ranges = {part: range_of(own) for part, own in values.items() if None not in own}
+        found[claim.id] = {part: (r.low, r.high) for part, r in ranges.items() if r is not None}
+    return found
 
 
 def worst(found: Sequence[Answer]) -> Verdict:
@@ -210,6 +246,7 @@ class Score(NamedTuple):
 
     `off` is the geometric mean of max(ours / paper, paper / ours), `within` how many values are
     within 25 %; of pairs of values that a claim puts in an order, `agree` have that order.
+    `inside`: how many of the `intervals` of all claims have the paper's value in them.
     """
 
     values: int
@@ -219,6 +256,8 @@ class Score(NamedTuple):
     null_within: int
     pairs: int
     agree: int
+    intervals: int
+    inside: int
 
 
 def score(found: Sequence[Answer]) -> Score:
@@ -230,7 +269,9 @@ def score(found: Sequence[Answer]) -> Score:
     off, null_off = (math.exp(each.mean()) if known else math.nan for each in (ours, null))
     orders = [order for group in by_claim(known) for order in _orders(group)]
     right = sum(orders)
-    return Score(len(known), off, null_off, within, null_within, len(orders), right)
+    inside = [told for answer in found if (told := answer.is_inside) is not None]
+    counts = len(orders), right, len(inside), sum(inside)
+    return Score(len(known), off, null_off, within, null_within, *counts)
 
 
 def _orders(group: Sequence[Answer]) -> Iterator[bool]:
@@ -246,12 +287,16 @@ def _orders(group: Sequence[Answer]) -> Iterator[bool]:
 
 
 def score_in_words(told: Score) -> str:
-    """Say the score in two sentences."""
+    """Say the score in a few sentences."""
+    intervals = (
+        f" Of {told.intervals} values with an interval, {told.inside} have the paper's inside."
+    )
     return (
         f"Of {told.values} published ratios {told.within} are within 25 % of the value; a model "
         f"that always says 1 has {told.null_within}. Ours are off by a factor of {told.off:.2f} in "
         f"the geometric mean, those of that model by {told.null_off:.2f}. Of {told.pairs} pairs of "
         f"values that a claim puts in an order, {told.agree} have that order."
+        f"{intervals if told.intervals else ''}"
     )
 
 
@@ -259,6 +304,13 @@ def by_claim(found: Sequence[Answer]) -> Iterator[list[Answer]]:
     """Yield the values of each claim together."""
     for claim_id in dict.fromkeys(answer.claim.id for answer in found):
         yield [answer for answer in found if answer.claim.id == claim_id]
+
+
+def with_interval(answer: Answer) -> str:
+    """Return our value as a table shows it, with its interval where there is one."""
+    if answer.low is None or answer.high is None:
+        return number(answer.ours)
+    return f"{number(answer.ours)} ({number(answer.low)} to {number(answer.high)})"
 
 
 def number(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from experiments.figures.claims import (
     answer,
     answers,
     by_claim,
+    ends,
     load_claims,
     load_misses,
     number,
     score,
     score_in_words,
+    with_interval,
     with_papers,
     worst,
 )
@@ -33,6 +36,7 @@ from experiments.report.folder import staged
 from experiments.report.plots import save
 from experiments.report.tables import markdown_table, write_json, write_table
 from experiments.study.points import Store
+from experiments.study.uncertainty import COSTS
 
 FOLDER = Path(__file__).parent
 NOT_FIGURES = ("claims", "misses")
@@ -73,10 +77,17 @@ def make(
     store: Store,
     executor: Executor,
     on_progress: Callable[[int, int], None] | None = None,
+    *,
+    intervals: bool = False,
 ) -> Drawing:
-    """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
+    """Make one figure and write its files into `folder`, all or none: png, svg, csv, json.
+
+    `intervals`: nine times more, for the 90 % intervals of the claims.
+    """
     study = Study(plan, store, executor, on_progress)
     drawing = _drawn(maker(plan), study)
+    others = _when_wrong(plan, store, executor, on_progress) if intervals else []
+    drawing = replace(drawing, intervals=ends(drawing.claims, others) if others else {})
     facts = study.facts()
     title, source = _heading(plan, study)
     with staged(folder, force=True, adds=True) as scratch:
@@ -87,8 +98,26 @@ def make(
         # A verdict on a claim holds for the set-up of its paper only.
         claims = dict(drawing.claims) if plan.published else {}
         more = {"differs": plan.keys.differs, "facts": facts, "claims": claims}
+        more |= {"intervals": drawing.intervals} if claims and drawing.intervals else {}
         write_json(scratch / f"{plan.name}.json", about | more)
     return drawing
+
+
+def _when_wrong(
+    plan: Plan,
+    store: Store,
+    executor: Executor,
+    on_progress: Callable[[int, int], None] | None,
+) -> list[Mapping[str, Any]]:
+    """Return our values of the claims in the nine runs that tell intervals.
+
+    None of a figure that takes iterations apart: there is nothing that a factor could be on.
+    """
+    studies = [Study(plan, store, executor, on_progress, index) for index in range(len(COSTS))]
+    try:
+        return [_drawn(maker(plan), study).claims for study in studies]
+    except UsageError:
+        return []
 
 
 def maker(plan: Plan) -> Callable[[Study], Drawing]:
@@ -139,7 +168,7 @@ def _made(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what is told of each figure in `folder`, by name."""
     paths = {name: folder / f"{name}.json" for name in names()}
     return {
-        name: json.loads(path.read_text(encoding="utf-8"))
+        name: {"intervals": {}} | json.loads(path.read_text(encoding="utf-8"))
         for name, path in paths.items()
         if path.exists()
     }
@@ -163,7 +192,12 @@ def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values."""
     made = _made(folder)
     ours = {key: value for about in made.values() for key, value in about["claims"].items()}
-    found = [answer for claim in load_claims() for answer in answers(claim, ours.get(claim.id))]
+    known = {key: value for about in made.values() for key, value in about["intervals"].items()}
+    found = [
+        answer
+        for claim in load_claims()
+        for answer in answers(claim, ours.get(claim.id), known.get(claim.id, {}))
+    ]
     with staged(folder, force=True, adds=True) as scratch:
         table = pd.DataFrame(
             {
@@ -177,6 +211,8 @@ def write_claims(folder: Path) -> list[Answer]:
                 "ratio": answer.ratio,
                 "effect": answer.effect,
                 "verdict": answer.verdict,
+                "low_90": answer.low,
+                "high_90": answer.high,
             }
             for answer in found
         )
@@ -198,7 +234,7 @@ def markdown(found: Sequence[Answer]) -> str:
             f"{claim.id} ({claim.paper} {claim.where})",
             claim.quantity,
             "<br>".join(f"{a.part} {number(a.paper)}".strip() for a in group),
-            "<br>".join(number(a.ours) for a in group),
+            "<br>".join(with_interval(a) for a in group),
             "<br>".join(number(a.ratio) for a in group),
             "<br>".join("" if a.effect is None else f"{a.effect:.2f}" for a in group),
             verdict,

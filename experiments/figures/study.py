@@ -21,6 +21,7 @@ from experiments.run_file.yaml_file import Document, long_form
 from experiments.study.points import Point, Store
 from experiments.study.trials import Simulator
 from experiments.study.trials import table as table_of
+from experiments.study.uncertainty import factors, stated
 from experiments.systems import keys_of_system
 
 PLACED = ("stages", "tensor_parallel")
@@ -33,13 +34,15 @@ class Drawing:
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
     columns `shown` (None: all); `claims` has our value for each published claim the figure answers,
-    by the claim's id and in the shape of its value.
+    by the claim's id and in the shape of its value, and `intervals` the ends of their intervals, by
+    the claim's id and the part of the value.
     """
 
     figure: Figure
     table: pd.DataFrame
     shown: Sequence[str] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
+    intervals: Mapping[str, Any] = field(default_factory=dict)
 
 
 def overview(outcome: Outcome) -> dict[str, Any]:
@@ -49,7 +52,11 @@ def overview(outcome: Outcome) -> dict[str, Any]:
 
 
 class Study:
-    """One figure being made. `on_progress` is called with the points done and the points asked."""
+    """One figure being made. `on_progress` is called with the points done and the points asked.
+
+    `wrong` is one of the nine runs that tell an interval (`study.uncertainty`): every case is then
+    as wrong as the stated error of its own costs says, all by the same draw, with other seeds.
+    """
 
     def __init__(
         self,
@@ -57,8 +64,10 @@ class Study:
         store: Store,
         executor: Executor,
         on_progress: Callable[[int, int], None] | None = None,
+        wrong: int | None = None,
     ) -> None:
         self.plan = plan
+        self._wrong = wrong
         self.numbers = plan.study
         self.store = store
         self.executor = executor
@@ -74,7 +83,8 @@ class Study:
     @property
     def seeds(self) -> list[int]:
         """The seeds of lengths and arrivals that every case is run with."""
-        return list(self.numbers.get("seeds", [0]))
+        seeds = list(self.numbers.get("seeds", [0]))
+        return seeds if self._wrong is None else [s + self._wrong * len(seeds) for s in seeds]
 
     @property
     def gpus(self) -> int:
@@ -163,7 +173,10 @@ class Study:
         for layer in ({"workload": few} if few else {}, *layers):
             data = layered(data, layer)
         document = Document(self.plan.run.name, dict(with_host(data)), self.plan.run.places)
-        return configured(document)
+        config = configured(document)
+        if self._wrong is None:
+            return config
+        return with_(config, factors(config, stated(config, self.plan.beside), self._wrong))
 
     def run(
         self,

@@ -25,7 +25,7 @@ from experiments.report.tables import number, percent
 from experiments.report.words import metric_words
 from experiments.run_file.pools import model_of
 from experiments.run_file.run import RunConfig, configured
-from experiments.run_file.yaml_file import Document
+from experiments.run_file.yaml_file import Document, Patch
 from experiments.study.intervals import student_quantile
 from experiments.study.trials import Case, How, Study, Trial
 
@@ -85,15 +85,19 @@ def _layers(spec: ModelSpec) -> str:
     return "latent" if spec.kv_lora_rank else "mixture" if spec.num_experts else "dense"
 
 
+def factors(config: RunConfig, error: Stated, index: int) -> Patch:
+    """Return what makes the costs and the host of a run as wrong as in one of the nine."""
+    return {
+        "scale.costs": config.scale.costs * math.exp(COSTS[index] * error.share),
+        "scale.host": config.scale.host * math.exp(HOST[index] * error.share),
+    }
+
+
 def cases(config: RunConfig, error: Stated) -> Iterator[Case]:
     """Yield the nine runs that tell the interval."""
-    for index, (costs, host) in enumerate(zip(COSTS, HOST, strict=True)):
-        factors = (
-            ("scale.costs", config.scale.costs * math.exp(costs * error.share)),
-            ("scale.host", config.scale.host * math.exp(host * error.share)),
-        )
+    for index in range(len(COSTS)):
         seed = {"workload.seed": config.workload.seed + index}
-        yield Case({"run": index}, {**seed, **dict(factors)})
+        yield Case({"run": index}, {**seed, **factors(config, error, index)})
 
 
 @dataclass(frozen=True, slots=True)

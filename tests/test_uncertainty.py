@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.study.uncertainty import COSTS, HOST, Z, range_of
+from experiments.run_file.run import RunConfig
+from experiments.study.uncertainty import COSTS, HOST, Z, range_of, stated
 
 shares = st.floats(0.001, 0.4)
 
@@ -47,3 +49,23 @@ def test_nine_seeds_cover_a_tenth_run_nine_times_of_ten() -> None:
 @pytest.mark.parametrize("value", [0.0, math.nan, -1.0])
 def test_of_what_is_not_above_zero_there_is_no_interval(value: float) -> None:
     assert range_of([1.0] * 8 + [value]) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "speculative", "share"),
+    [
+        ("Llama-3.1-8B", None, 0.055),
+        ("gpt-oss-120b", None, 0.133),
+        ("DeepSeek-V3", None, 0.083),
+        ("DeepSeek-V3", {"k": 1, "acceptance": 0.8, "draft_model": "mtp"}, 0.347),
+    ],
+)
+def test_the_stated_error_is_that_of_like_models(
+    model: str, speculative: dict[str, object] | None, share: float
+) -> None:
+    keys = {"model": model, "gpu": "H200", "stages": 1, "costs": "silicon"}
+    scheduler, workload = {"name": "orca"}, {"trace": "given.csv"}
+    config = RunConfig.model_validate(
+        keys | {"speculative": speculative, "scheduler": scheduler, "workload": workload}
+    )
+    assert stated(config, Path()).share == share

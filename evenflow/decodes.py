@@ -202,24 +202,19 @@ class DecodeGroup:
         seq.generated += self.tick - seq.joined_tick
         seq.joined_tick = self.tick
 
-    def split(self, count: int, page_tokens: int) -> DecodeGroup:
-        """Move the first `count` members into a group of their own."""
-        return self._move(list(islice(self.members.values(), count)), page_tokens)
-
-    def split_last(self, count: int, page_tokens: int) -> DecodeGroup:
-        """Move the last `count` members into a group of their own."""
-        sequences = list(islice(reversed(self.members.values()), count))
-        return self._move(sequences[::-1], page_tokens)
-
-    def _move(self, sequences: list[Sequence], page_tokens: int) -> DecodeGroup:
+    def split(self, count: int, page_tokens: int, *, last: bool = False) -> DecodeGroup:
+        """Move the first `count` members, or the last, into a group of their own."""
+        members = self.members.values()
+        first = list(islice(reversed(members) if last else members, count))
         part = self.empty()
-        for seq in sequences:
-            part.join(seq, self.leave(seq), page_tokens)
+        part.absorb(self, page_tokens, first[::-1] if last else first)
         return part
 
-    def absorb(self, other: DecodeGroup, page_tokens: int) -> None:
-        """Take over every member of another group."""
-        for seq in list(other.sequences()):
+    def absorb(
+        self, other: DecodeGroup, page_tokens: int, sequences: abc.Iterable[Sequence]
+    ) -> None:
+        """Take over members of another group."""
+        for seq in sequences:
             self.join(seq, other.leave(seq), page_tokens)
 
     def due_pages(self) -> list[Sequence]:
@@ -379,42 +374,31 @@ class ReadyQueue:
     where that is the order asked for.
     """
 
-    __slots__ = ("_groups", "_page_tokens", "num_sequences")
+    __slots__ = ("_page_tokens", "groups", "num_sequences")
 
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
-        self._groups: list[DecodeGroup] = []
+        self.groups: list[DecodeGroup] = []
         self.num_sequences = 0
 
-    def __iter__(self) -> abc.Iterator[Sequence]:
-        return chain(*[group.members.values() for group in self._groups])
-
     def __contains__(self, seq: Sequence) -> bool:
-        return any(seq in group for group in self._groups)
-
-    @property
-    def groups(self) -> abc.Sequence[DecodeGroup]:
-        return self._groups
-
-    @property
-    def group_sizes(self) -> list[int]:
-        return [len(group) for group in self._groups]
+        return any(seq in group for group in self.groups)
 
     def append(self, group: DecodeGroup) -> None:
-        self._groups.append(group)
+        self.groups.append(group)
         self.num_sequences += len(group.members)
 
     def remove(self, seq: Sequence) -> None:
-        group = next(group for group in self._groups if seq in group)
+        group = next(group for group in self.groups if seq in group)
         group.leave(seq)
         self.num_sequences -= 1
         if not len(group):
-            self._groups.remove(group)
+            self.groups.remove(group)
 
     def due_pages(self, count: int, order: str) -> int:
         """Return how many of the first `count` members need a page for their next token."""
         if count >= self.num_sequences:
-            return sum(len(group.due_pages()) for group in self._groups)
+            return sum(len(group.due_pages()) for group in self.groups)
         return sum(
             0 <= seq.page_tick - group.tick < group.stride
             for group, seq in self.first(count, order)
@@ -440,25 +424,25 @@ class ReadyQueue:
         return self._merge(group, more) if len(group) else more
 
     def _take_from(self, end: int, count: int) -> DecodeGroup:
-        group = self._groups[end]
+        group = self.groups[end]
         excess = len(group.members) - count
         if excess <= 0:
-            return self._groups.pop(end)
+            return self.groups.pop(end)
         if count <= excess:
             return group.split(count, self._page_tokens)
-        self._groups[end] = group.split_last(excess, self._page_tokens)
+        self.groups[end] = group.split(excess, self._page_tokens, last=True)
         return group
 
     def _merge(self, one: DecodeGroup, other: DecodeGroup) -> DecodeGroup:
         larger, smaller = (one, other) if len(one) >= len(other) else (other, one)
-        larger.absorb(smaller, self._page_tokens)
+        larger.absorb(smaller, self._page_tokens, list(smaller.sequences()))
         return larger
 
     def _take_rows(self, count: int, order: str) -> DecodeGroup:
-        taken = self._groups[0].empty()
+        taken = self.groups[0].empty()
         for group, seq in self.first(count, order):
             taken.join(seq, group.leave(seq), self._page_tokens)
-        self._groups = [group for group in self._groups if len(group)]
+        self.groups = [group for group in self.groups if len(group)]
         return taken
 
     def first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
@@ -466,10 +450,10 @@ class ReadyQueue:
         if order == "last_row":
             last_first = [
                 zip(repeat(group), reversed(group.members.values()), strict=False)
-                for group in reversed(self._groups)
+                for group in reversed(self.groups)
             ]
             return list(islice(chain(*last_first), count))
-        groups = self._groups if order != "last_returned" else self._groups[::-1]
+        groups = self.groups if order != "last_returned" else self.groups[::-1]
         members = chain(*[zip(repeat(group), group.sequences(), strict=False) for group in groups])
         if order == "arrival":
             return nsmallest(count, members, key=lambda member: member[1].order)

@@ -198,7 +198,7 @@ class View:
     @property
     def ready_group_sizes(self) -> list[int]:
         """Sizes of the groups in which the ready decodes returned, longest returned first."""
-        return self._queues.ready.group_sizes
+        return [len(group) for group in self._queues.ready.groups]
 
     @property
     def decode_context_tokens(self) -> int:

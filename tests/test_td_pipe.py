@@ -60,7 +60,7 @@ def test_the_example_of_figure_9() -> None:
     log = []
     for number in range(8):
         batcher.complete(batches[number], 2.0 + number)
-        returned = batcher.queues.ready.group_sizes[-1]
+        returned = len(batcher.queues.ready.groups[-1])
         average = batcher.queues.running_decodes / 4
         members = set(batches[number].decodes.members)
         batches.append(send(batcher, 2.0 + number))

@@ -154,7 +154,7 @@ class CheckedBatcher(AuditedBatcher):
             batch.decodes for batch in self.queues.in_flight.values() if batch.decodes is not None
         ]
         context = {seq.order: seq.computed for seq in self.queues.live.values()}
-        ready = (group for slot in self.queues.slots for group in slot._groups)
+        ready = (group for slot in self.queues.slots for group in slot.groups)
         for group in (*ready, *flying):
             for seq in group.sequences():
                 gained = min(group.stride, seq.finish_tick - group.tick) if group in flying else 0

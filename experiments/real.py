@@ -163,6 +163,7 @@ def workers_of_pools(config: RunConfig, built: Built, beside: Path) -> dict[str,
     _check_several(
         config,
         "pools",
+        ("metadata", getattr(config.workers, "metadata", "ahead") != "ahead", "ahead"),
         ("kind", config.workers.kind != "emulated" and "mixed" in runs, "emulated, or no mixed"),
         ("kind", len({run.tensor_parallel for run in runs.values()}) > 1, "one tensor_parallel"),
     )
@@ -443,7 +444,11 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
         [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
     )
     settings = [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
-    return Workers(settings, start_limit_s=workers.start_limit_s)
+    return Workers(settings, start_limit_s=workers.start_limit_s, coupled=_coupled(workers))
+
+
+def _coupled(workers: EmulatedWorkers | TorchWorkers) -> bool:
+    return workers.metadata == "with_activations"
 
 
 def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -> Workers:
@@ -543,6 +548,7 @@ def _torch(
         workers.start_limit_s,
         _facts(settings, ranks) | {"notes": _notes(settings, built)},
         hosts=hosts,
+        coupled=_coupled(workers),
     )
 
 

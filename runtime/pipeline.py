@@ -61,8 +61,9 @@ class Pipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
     Each stage is as many of them as it has `ranks`, which come one after the other. `name` is said
-    of them where there are several pipelines. `receive` and
-    `send` raise WorkerError for a worker that died, was stopped, failed or takes no messages.
+    of them where there are several pipelines. `coupled`: a stage is told of a micro-batch by the
+    one before it, with the activations, and only stage 0 by the driver. `receive` and `send` raise
+    WorkerError for a worker that died, was stopped, failed or takes no messages.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Pipeline:
         name: str = "",
         hosts: Hosts | None = None,
         together: bool = False,
+        coupled: bool = False,
         start_limit_s: float = 60.0,
     ) -> None:
         self._settings = settings
@@ -85,6 +87,7 @@ class Pipeline:
         self._system = f"{name}, " if name else ""
         self._pages = page_tokens, total_pages
         self._together = together
+        self._coupled = coupled
         self._start_limit_s = start_limit_s
         self._processes: list[BaseProcess] = []
         self._process_of: dict[int, BaseProcess] = {}
@@ -132,13 +135,15 @@ class Pipeline:
         return [process.pid or 0 for process in self._processes]
 
     def send(self, step: Step) -> None:
-        """Tell every stage of a micro-batch, and stage 0 its token ids."""
-        data = encode(step)
-        for worker, socket in enumerate(self._steps):
+        """Tell every stage of a micro-batch, and stage 0 its token ids, or stage 0 alone."""
+        frames, sockets = [encode(step)], self._steps
+        if self._coupled:
+            frames, sockets = [*frames, encode(step._replace(tokens=[]))], sockets[: self._ranks]
+        for worker, socket in enumerate(sockets):
             if worker == self._ranks and step.tokens:
-                data = encode(step._replace(tokens=[]))
+                frames = [encode(step._replace(tokens=[]))]
             try:
-                socket.send(data)
+                socket.send_multipart(frames)
             except zmq.Again:
                 raise WorkerError(f"{self._name(worker)} takes no messages") from None
 

@@ -51,7 +51,8 @@ class Workers:
 
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
     when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
-    take. `facts` go into the provenance. `name` is that of their pipeline, of several.
+    take. `facts` go into the provenance. `name` is that of their pipeline, of several. `coupled`
+    stages hear of a micro-batch with its activations.
     `hosts` says where those of other hosts come.
     """
 
@@ -63,6 +64,7 @@ class Workers:
     facts: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     hosts: Hosts | None = None
+    coupled: bool = False
 
     def seen(self, world: World) -> World:
         """Return the world as far as the times of its stages are known."""
@@ -80,6 +82,7 @@ class Workers:
             name=self.name,
             hosts=self.hosts,
             together=self.together,
+            coupled=self.coupled,
             start_limit_s=self.start_limit_s,
         )
 

@@ -1,7 +1,8 @@
 """A worker process: one stage of the pipeline, whatever computes in it.
 
 One thread takes messages in and prepares inputs, the other computes, so the inputs of the next
-micro-batch are made while this one computes. Knows sockets and the order of things; no model.
+micro-batch are made while this one computes; unless a step comes with its activation, and is
+prepared by the thread that computes. Knows sockets and the order of things; no model.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ class Worker(Protocol):
     """What computes in a stage. Micro-batches come in order, to each of the methods.
 
     `prepare` makes the inputs of a step, `fetch` returns when what comes with an activation is
-    here; both run in another thread, while an earlier micro-batch computes. `execute` computes it;
+    here; both run in another thread, while an earlier micro-batch computes, or just before
+    `execute`, where steps come with activations. `execute` computes it;
     stage 0 has no activation. `received_s` is when the stage had all it needs.
     """
 
@@ -134,15 +136,26 @@ class Settings(Protocol):
     def make(self, place: Place) -> Worker: ...
 
 
+class _Coupled(NamedTuple):
+    """What a stage learns of a micro-batch with its activation, or stage 0 from the driver: beside
+    it the bytes of the step, as they go on to the next stage.
+    """
+
+    message: Step | Activation
+    step: bytes
+
+
 class _Intake(threading.Thread):
-    """Takes messages in; puts prepared steps and activations, with their times, into queues.
+    """Takes messages in; puts prepared steps and activations, with their times, into queues, and
+    steps that come with their activations as they are.
 
     None in a queue ends the worker, because the driver said so or because of `failure`.
     """
 
     def __init__(self, context: Context, place: Place, worker: Worker) -> None:
         super().__init__(name="intake", daemon=True)
-        self.prepared: queue.SimpleQueue[tuple[int, Any, float] | None] = queue.SimpleQueue()
+        self.prepared: queue.SimpleQueue[tuple[int, Any, float] | _Coupled | None]
+        self.prepared = queue.SimpleQueue()
         self.activations: queue.SimpleQueue[tuple[Activation, float] | None] = queue.SimpleQueue()
         self.failure: Exception | None = None
         self.connected = threading.Event()
@@ -193,7 +206,9 @@ class _Intake(threading.Thread):
 
     def _take(self, message: Message, received_s: float, data: list[bytes]) -> bool:
         """Put what a message says where it is waited for; return whether there may be another."""
-        if isinstance(message, Step):
+        if data and isinstance(message, (Step, Activation)):
+            self.prepared.put(_Coupled(message, *data))
+        elif isinstance(message, Step):
             self.prepared.put((message.batch_id, self._worker.prepare(message), received_s))
             self._ahead += 1
         elif isinstance(message, Activation):
@@ -245,8 +260,10 @@ class _Outlet:
     def tell(self, message: Message) -> None:
         self._driver.send(encode(message))
 
-    def hand_on(self, batch_id: int, done: Executed, activation: Activation | None) -> None:
-        """Send what came out of a micro-batch to whoever waits for it."""
+    def hand_on(
+        self, batch_id: int, done: Executed, activation: Activation | None, *step: bytes
+    ) -> None:
+        """Send what came out of a micro-batch, and its step, to whoever waits for it."""
         before = [] if activation is None else activation.times
         own = (done.available_s, done.start_s, done.end_s)
         times = [*before, *(at_s + self._place.offset_s for at_s in own)]
@@ -256,7 +273,8 @@ class _Outlet:
             return
         if not self._place.number:
             self.tell(Free(batch_id))  # first: the next micro-batch waits for it
-        self._next.send(encode(Activation(batch_id, times, done.num_bytes, done.key)))
+        given = encode(Activation(batch_id, times, done.num_bytes, done.key))
+        self._next.send_multipart([given, *step])
 
     def close(self) -> None:
         self._driver.close(linger=1000)
@@ -324,15 +342,32 @@ def run_worker(place: Place, settings: Settings) -> str | None:
 
 def _serve(worker: Worker, intake: _Intake, outlet: _Outlet, place: Place) -> None:
     while (entry := intake.prepared.get()) is not None:
-        batch_id, prepared, received_s = entry
-        activation = given = None
-        if place.stage:
-            arrival = intake.activations.get()
-            if arrival is None:
-                return
-            activation, arrived_s = arrival
-            received_s = max(received_s, arrived_s)
+        activation, step = None, list[bytes]()
+        if isinstance(entry, _Coupled):
+            batch_id, prepared, activation = _take_up(worker, entry)
+            received_s, step = time.monotonic(), [entry.step]
+        else:
+            batch_id, prepared, received_s = entry
+            if place.stage:
+                arrival = intake.activations.get()
+                if arrival is None:
+                    return
+                activation, arrived_s = arrival
+                received_s = max(received_s, arrived_s)
+        given = None
+        if activation is not None:
             if activation.batch_id != batch_id:
                 raise WorkerError(f"activations of {activation.batch_id}, expected {batch_id}")
             given = activation._replace(times=[at - place.offset_s for at in activation.times])
-        outlet.hand_on(batch_id, worker.execute(prepared, given, received_s), activation)
+        outlet.hand_on(batch_id, worker.execute(prepared, given, received_s), activation, *step)
+
+
+def _take_up(worker: Worker, coupled: _Coupled) -> tuple[int, Any, Activation | None]:
+    """Prepare the step of an activation, and fetch what came with it."""
+    activation = coupled.message if isinstance(coupled.message, Activation) else None
+    step = decode(coupled.step) if activation is not None else coupled.message
+    assert isinstance(step, Step)
+    prepared = worker.prepare(step)
+    if activation is not None:
+        worker.fetch(activation)
+    return step.batch_id, prepared, activation

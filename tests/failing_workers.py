@@ -7,8 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.emulated import EmulatedSettings, EmulatedWorker, Prepared
 from runtime.wire import Activation, Step
 from runtime.worker import Executed, Place
+
+PREPARE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +64,17 @@ class Leaving:
 
     def execute(self, prepared: int, activation: Activation | None, received_s: float) -> Executed:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class SlowToPrepare:
+    """Settings of an emulated worker that takes PREPARE_S to prepare the inputs of a step."""
+
+    def make(self, place: Place) -> EmulatedWorker:
+        return _Preparing(place, EmulatedSettings())
+
+
+class _Preparing(EmulatedWorker):
+    def prepare(self, step: Step) -> Prepared:
+        time.sleep(PREPARE_S)
+        return super().prepare(step)

@@ -32,7 +32,7 @@ from runtime.pipeline import Pipeline
 from runtime.wire import Failed, driver_address, encode, open_socket
 from runtime.worker import Settings
 from sim import World
-from tests.failing_workers import Failing, Leaving, NeverMade, Stuck
+from tests.failing_workers import PREPARE_S, Failing, Leaving, NeverMade, SlowToPrepare, Stuck
 from tests.worlds import small_world
 
 PAGES, DEPTH = 24, 4
@@ -90,6 +90,25 @@ def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
     check_causes(result)
     bubbles = attribute(result)
     assert bubbles.idle_s == pytest.approx(sum(bubbles.totals().values()))
+
+
+@pytest.mark.parametrize("metadata", ["ahead", "with_activations"])
+def test_a_stage_prepares_ahead_or_once_the_activations_are_there(metadata: str) -> None:
+    """One request decodes alone: stage 1 has the time that stage 0 computes, or none."""
+    costs = AffineCost(2 * PREPARE_S, 0.0, 2)
+    world = replace(world_of(), requests=[Request(0, 0.0, 4, 6)], costs=costs, depth=2)
+    owner = world.batcher(RecordingBatcher)
+    tokens: list[int] = []
+    coupled = metadata == "with_activations"
+    with Pipeline([EmulatedSettings(), SlowToPrepare()], 16, PAGES, coupled=coupled) as workers:
+        driver = driver_of(workers, world, owner, on_token=lambda _, token: tokens.append(token))
+        driver.run()
+    assert replay(owner.journal, world.batcher()) is None
+    assert tokens == [emulated_token(0, position) for position in range(4, 10)]
+    result = driver.result()
+    waits_s = result.start_s[:, 1] - result.end_s[:, 0]
+    assert len(waits_s) == 6
+    assert (waits_s.min() >= PREPARE_S) == coupled
 
 
 def test_the_front_door_serves_a_world_by_its_workers() -> None:

@@ -168,19 +168,21 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
 
 
 @pytest.mark.parametrize(
-    ("transport", "stages", "policies"),
+    ("transport", "stages", "policies", "coupled"),
     [
-        ("gloo", 3, POLICIES),
-        ("ipc", 2, POLICIES[3:4]),
+        ("gloo", 3, POLICIES, False),
+        ("gloo", 3, POLICIES[3:5], True),
+        ("ipc", 2, POLICIES[3:4], False),
     ],
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )
 def test_real_processes_serve_one_policy_after_the_other(
-    transport: str, stages: int, policies: Any, tmp_path: Path
+    transport: str, stages: int, policies: Any, coupled: bool, tmp_path: Path
 ) -> None:
     """The scheduler is the simulation's, and replaying the record gives the same decisions."""
     expected = generated(save_checkpoint(tmp_path, "qwen2"))
-    with pipeline_of(settings_of(tmp_path, stages, transport=transport)) as pipeline:
+    settings = settings_of(tmp_path, stages, transport=transport)
+    with pipeline_of(settings, coupled=coupled) as pipeline:
         for name, params in policies:
             world = world_of(name, stages, params)
             batcher: Any = world.batcher(RecordingBatcher)

@@ -35,7 +35,16 @@ class HostsConfig(Keys):
     """Which stages are elsewhere, from 0; workers get them in the order in which they come."""
 
 
-class EmulatedWorkers(Keys):
+class _Stages(Keys):
+    """What our own workers share."""
+
+    metadata: Literal["ahead", "with_activations"] = "ahead"
+    """When a stage hears of a micro-batch: as it is scheduled, so that it prepares the inputs while
+    it computes another; or with the activations, and prepares before it computes.
+    """
+
+
+class EmulatedWorkers(_Stages):
     """Processes that wait for as long as `costs` says."""
 
     kind: Literal["emulated"]
@@ -65,7 +74,7 @@ class SamplingConfig(Keys):
     """What a request draws follows from this, its id and the position alone."""
 
 
-class TorchWorkers(Keys):
+class TorchWorkers(_Stages):
     """Processes that run the model."""
 
     kind: Literal["torch"]

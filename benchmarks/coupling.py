@@ -125,6 +125,7 @@ def draw(gaps: pd.DataFrame, path: Path) -> None:
         axes.set(xscale="log", xlabel="gap before a micro-batch on stage 1 (ms)", ylim=(0, 100))
         axes.set_title(f"{kind} workers, a stage takes {stage_ms:.1f} ms", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(color="0.9")
     figure.axes[0].set_ylabel("micro-batches (%)")
     figure.axes[0].legend(frameon=False, fontsize=8)

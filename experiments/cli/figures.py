@@ -45,7 +45,7 @@ def figures_command(
 ) -> None:
     """Make the papers' figures, and the table that compares their claims with ours."""
     from experiments.cli.terminal import progress
-    from experiments.figures.make import chosen, make, write_claims
+    from experiments.figures.make import add_intervals, chosen, make, write_claims
     from experiments.report.folder import check_folder
     from experiments.study.executors import executor_of
     from experiments.study.points import Store
@@ -63,7 +63,7 @@ def figures_command(
             started = time.perf_counter()
             try:
                 with progress([plan.name]) as show:
-                    drawing = make(plan, out, store, pool, show.done, intervals=intervals)
+                    drawing = make(plan, out, store, pool, show.done)
             except UsageError as error:
                 failures[plan.name] = str(error)
                 if len(plans) > 1:
@@ -71,8 +71,12 @@ def figures_command(
                 continue
             seconds = time.perf_counter() - started
             typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
-            if intervals and drawing.claims and not drawing.intervals:
-                typer.echo(f"{plan.name}: no intervals, as it takes iterations apart")
+            if intervals:
+                try:
+                    with progress([plan.name]) as show:
+                        add_intervals(plan, out, store, pool, show.done)
+                except UsageError as error:
+                    typer.echo(f"{plan.name}: no intervals: {error}")
             if names:
                 typer.echo(table_of(drawing))
     if any(plan.of_a_paper and plan.name not in failures for plan in plans):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +76,10 @@ def make(
     store: Store,
     executor: Executor,
     on_progress: Callable[[int, int], None] | None = None,
-    *,
-    intervals: bool = False,
 ) -> Drawing:
-    """Make one figure and write its files into `folder`, all or none: png, svg, csv, json.
-
-    `intervals`: nine times more, for the 90 % intervals of the claims.
-    """
+    """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
     study = Study(plan, store, executor, on_progress)
     drawing = _drawn(maker(plan), study)
-    others = _when_wrong(plan, store, executor, on_progress) if intervals else []
-    drawing = replace(drawing, intervals=ends(drawing.claims, others) if others else {})
     facts = study.facts()
     title, source = _heading(plan, study)
     with staged(folder, force=True, adds=True) as scratch:
@@ -98,26 +90,29 @@ def make(
         # A verdict on a claim holds for the set-up of its paper only.
         claims = dict(drawing.claims) if plan.published else {}
         more = {"differs": plan.keys.differs, "facts": facts, "claims": claims}
-        more |= {"intervals": drawing.intervals} if claims and drawing.intervals else {}
         write_json(scratch / f"{plan.name}.json", about | more)
     return drawing
 
 
-def _when_wrong(
+def add_intervals(
     plan: Plan,
+    folder: Path,
     store: Store,
     executor: Executor,
-    on_progress: Callable[[int, int], None] | None,
-) -> list[Mapping[str, Any]]:
-    """Return our values of the claims in the nine runs that tell intervals.
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Make a figure of `folder` nine times more; add its claims' 90 % intervals to its json.
 
-    None of a figure that takes iterations apart: there is nothing that a factor could be on.
+    UsageError where no factor can be on the costs: a figure that takes iterations apart.
     """
+    path = folder / f"{plan.name}.json"
+    about = json.loads(path.read_text(encoding="utf-8"))
+    if not about["claims"]:
+        return
     studies = [Study(plan, store, executor, on_progress, index) for index in range(len(COSTS))]
-    try:
-        return [_drawn(maker(plan), study).claims for study in studies]
-    except UsageError:
-        return []
+    about["intervals"] = ends(about["claims"], [_drawn(maker(plan), s).claims for s in studies])
+    with staged(folder, force=True, adds=True) as scratch:
+        write_json(scratch / path.name, about)
 
 
 def maker(plan: Plan) -> Callable[[Study], Drawing]:

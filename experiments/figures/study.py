@@ -34,15 +34,13 @@ class Drawing:
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
     columns `shown` (None: all); `claims` has our value for each published claim the figure answers,
-    by the claim's id and in the shape of its value, and `intervals` the ends of their intervals, by
-    the claim's id and the part of the value.
+    by the claim's id and in the shape of its value.
     """
 
     figure: Figure
     table: pd.DataFrame
     shown: Sequence[str] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
-    intervals: Mapping[str, Any] = field(default_factory=dict)
 
 
 def overview(outcome: Outcome) -> dict[str, Any]:

@@ -409,6 +409,8 @@ class ReadyQueue:
         self.num_sequences -= count
         if order == "last_row" or (order == "arrival" and self.num_sequences):
             return self._take_rows(count, order)
+        if not self.num_sequences and len(self.groups) == 1:
+            return self.groups.pop()
         end = 0 if order == "first_returned" else -1
         taken = self._take_from(end, count)
         while len(taken.members) < count:

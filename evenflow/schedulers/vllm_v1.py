@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Generator, Iterator
-from functools import partial
 from typing import ClassVar, Literal
 
 from evenflow.keys import Count
 from evenflow.schedulers.limits import Fraction, checked
 from evenflow.schedulers.vllm import VLLM
+from evenflow.schedulers.vllm_priority import most_urgent
 from evenflow.scheduling import Plan, Prefill, SearchSpace, View
 
 
@@ -17,18 +16,16 @@ from evenflow.scheduling import Plan, Prefill, SearchSpace, View
 class VLLMV1:
     """Every ready decode, the chunk of the prompt that is under way, then prompts that wait.
 
-    Source: vLLM 0.32.0 (its V1 scheduler), whose recorded decisions are this policy's: see
-    docs/engines.md. Chunks of a prompt follow one another without waiting for the last to return.
-    Pages come with each chunk; a prompt is only admitted if all of it would fit now, `watermark` of
-    the pages left free once anything runs. When a page is missing, the last admitted is preempted,
-    in flight or not, and this step admits nobody. `async_scheduling`, with the model runner of that
-    version (v1: one stage only): a decode goes again before its last token is there.
-    `scheduling_policy: priority`: requests wait, and are preempted, by their priority (the lower
-    value first), then by arrival; who waits preempts nobody.
+    Source: vLLM 0.32.0 (its V1 scheduler), whose recorded decisions are this policy's (engines.md).
+    Chunks of a prompt follow one another without waiting for the last to return. Pages come with
+    each chunk; a prompt is only admitted if all of it would fit now, `watermark` of the pages left
+    free once anything runs. When a page is missing, the last admitted is preempted, in flight or
+    not, and this step admits nobody. `async_scheduling`, with the model runner of that version (v1:
+    one stage only): a decode goes again before its last token is there. `scheduling_policy:
+    priority`: requests wait, and are preempted, the lower `priority` first, then by arrival.
     """
 
     pipelined_chunks = preempts_in_flight = append_only_pages = True
-
     search_space: ClassVar[SearchSpace] = VLLM.search_space
 
     max_num_batched_tokens: Count = 2048
@@ -54,56 +51,24 @@ class VLLMV1:
     def schedule(self, view: View) -> Iterator[Plan]:
         preemptions = view.preemptions
         most, tokens = self.limits(view)
-        go_on = self._most_urgent if self.by_priority else self._first_come
+        go_on = most_urgent if self.by_priority else self._first_come
         tokens = yield from go_on(view, min(most, tokens), tokens)
         if view.preemptions == preemptions:
             yield from self._admit(view, tokens)
 
     def _first_come(self, view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
         """Go on with what runs, and preempt the last of it; return how many tokens are left."""
-        preemptions = view.preemptions
-        decodes = min(view.ready_decodes, most)
+        preemptions, decodes = view.preemptions, min(view.ready_decodes, most)
         yield Plan(decodes=decodes, victims="latest_admitted")
         tokens -= decodes
-        if view.preemptions > preemptions or not tokens:
-            return 0
-        for prompt in view.partials[:1]:  # there is only one, the last that was admitted
+        goes_on = tokens > 0 and view.preemptions == preemptions
+        for prompt in view.partials[:goes_on]:  # there is only one, the last that was admitted
             chunk = min(prompt.remaining, tokens)
             if view.pages_for(prompt.computed + chunk) - prompt.pages > view.free_pages:
                 yield Plan(preempt=[prompt.request_id])
                 return 0
             yield Plan([Prefill(prompt.request_id, chunk)])
             tokens -= chunk
-        return tokens
-
-    def _most_urgent(self, view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
-        """The same, but preempt the least urgent; if that is who lacks a page, the rest waits."""
-        pages = partial(view.decode_pages, order="arrival")
-        decodes = min(view.ready_decodes, most)
-        while pages(decodes) > view.free_pages:
-            fitting = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
-            lacking, _ = view.ready(fitting + 1, "arrival")[fitting]
-            victim = view.victim("lowest_priority")
-            yield Plan(preempt=[victim])
-            if victim == lacking:
-                yield Plan(decodes=fitting)
-                return 0
-            decodes = min(view.ready_decodes, most)
-        tokens -= decodes
-        prefills = []
-        for prompt in view.partials[: bool(tokens)]:
-            chunk = min(prompt.remaining, tokens)
-            need = view.pages_for(prompt.computed + chunk) - prompt.pages
-            while need + pages(decodes) > view.free_pages:
-                victim = view.victim("lowest_priority")
-                yield Plan(preempt=[victim])
-                decodes = min(view.ready_decodes, decodes)
-                if victim == prompt.request_id:
-                    break
-            else:
-                prefills.append(Prefill(prompt.request_id, chunk))
-                tokens -= chunk
-        yield Plan(prefills, decodes)
         return tokens
 
     def _admit(self, view: View, tokens: int) -> Iterator[Plan]:

@@ -212,7 +212,7 @@ def _build_world(
     )
     facts = _deployment_facts(world, hardware.placed)
     if config.scheduler.params.get("token_budget") == "auto":
-        facts["token_budget"] = getattr(scheduler, "token_budget", None)
+        facts["token_budget"] = getattr(scheduler, "budget", None)
     return Built(world, _formula(config), facts, made)
 
 

@@ -106,7 +106,8 @@ class Play:
         assert queues.waiting_tokens == sum(seq.remaining for seq in waits)
         assert len(queues.admitted) == len(live) - len(queues.waiting)
         assert queues.running_decodes == sum(seq.decoding for seq in live)
-        assert not any(seq.aborted for seq in [*queues.waiting, *queues.partials, *queues.ready])
+        ready = [seq for group in queues.ready.groups for seq in group.members.values()]
+        assert not any(seq.aborted for seq in [*queues.waiting, *queues.partials, *ready])
         if queues.ahead:
             return
         sent = [batch.decodes for batch in queues.in_flight.values() if batch.decodes is not None]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.report.folder import staged
-from tests.command_line import done, killed
+from tests.command_line import done, killed, spawn
 
 MANY = ("--set", "workload={trace: azure-conv-sample, requests: 60000, arrivals: offline}")
 COMMANDS = [("simulate", "RUN.yaml"), ("compare", "RUN.yaml", "--schedulers", "sarathi,vllm")]
@@ -34,3 +34,28 @@ def test_what_a_killed_run_left_goes_with_the_next(folder: Path) -> None:
         done(*words)
         assert list(folder.rglob(".partial-*")) == [mine]
     assert not list(folder.rglob(".partial-*"))
+
+
+SWALLOWS = """\
+import os, signal
+
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except BaseException:
+    pass
+
+
+class P:
+    def schedule(self, view):
+        import time
+
+        time.sleep(0.1)
+        return None
+"""
+
+
+def test_an_import_that_swallows_what_ends_a_command_puts_it_off_only(folder: Path) -> None:
+    (folder / "swallows.py").write_text(SWALLOWS)
+    command = ("simulate", "RUN.yaml", "--set", "scheduler=swallows:P")
+    with spawn(*command, folder=folder) as started:
+        assert started.wait(timeout=30) == 130

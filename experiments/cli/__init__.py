@@ -6,11 +6,14 @@ Those imports are inside the commands, so that `--help` and errors come at once.
 from __future__ import annotations
 
 import gc
+import os
 import re
 import signal
 import sys
+import threading
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -306,6 +309,20 @@ profile_app.callback(invoke_without_command=True)(measure_command)
 profile_app.command("check")(check_command)
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does; in the middle of an import, which may swallow that, when it is through.
+
+    So do modules that Cython made, like NumPy's: what is raised as they are made is cleared.
+    """
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    if frame is None:
+        raise KeyboardInterrupt
+    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
 def main() -> None:
     """Run the command; SIGTERM, as of a time limit, ends it as Ctrl-C does.
 
@@ -313,7 +330,7 @@ def main() -> None:
     made. Nearly all that a command makes lives until it ends, so garbage is looked for less often,
     and not once more by the interpreter when it leaves.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _stop)
     named = [each for each in app.registered_commands if each.name in sys.argv[1:2]]
     if named:
         app.registered_commands, app.registered_groups = named, []

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from evenflow.results.run import RunResult
 from experiments.real import real_workload, serve_job
@@ -125,7 +126,9 @@ def draw(gaps: pd.DataFrame, path: Path) -> None:
         axes.set(xscale="log", xlabel="gap before a micro-batch on stage 1 (ms)", ylim=(0, 100))
         axes.set_title(f"{kind} workers, a stage takes {stage_ms:.1f} ms", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(color="0.9")
     figure.axes[0].set_ylabel("micro-batches (%)")
     figure.axes[0].legend(frameon=False, fontsize=8)

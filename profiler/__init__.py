@@ -7,7 +7,7 @@ has one gives it as a `Subject`. Importing the package imports no torch.
 
 from profiler.check import Errors
 from profiler.importers import import_files
-from profiler.machine import require_device
+from profiler.machine import most_beside, require_device
 from profiler.profile import Settings, StageOf, check_profile, profile, tokenizer_beside
 from profiler.shapes import Limits, Shape
 from profiler.timed_runs import Mark, Subject
@@ -22,6 +22,7 @@ __all__ = [
     "Subject",
     "check_profile",
     "import_files",
+    "most_beside",
     "profile",
     "require_device",
     "tokenizer_beside",

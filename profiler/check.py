@@ -14,20 +14,19 @@ from typing import NamedTuple
 import numpy as np
 
 from evenflow.costs.base import StageCost
-from evenflow.costs.profile.cost import Parts
+from evenflow.costs.profile.cost import ENDS, Parts, operator_counts
 from evenflow.costs.profile.file import Profile, read_profile, write_profile
 from evenflow.specs.model import ModelSpec
 from profiler.shapes import Shape
 from profiler.stopwatch import Stopwatch
 from profiler.timed_runs import (
-    ATTENTION,
-    PER_LAYER,
     PER_ROW,
     STAGE,
     Progress,
     Subject,
     TimedRun,
     by_marks,
+    point,
     stage_s,
     time_run,
     undisturbed,
@@ -37,8 +36,8 @@ from profiler.timed_runs import (
 class Errors(NamedTuple):
     """How far predictions of one operator are off, over the micro-batches that have it.
 
-    Shares of the measured median, which is of the runs that nothing disturbed: absolute relative
-    errors (median and P95) and the signed mean; beside them the machine's own spread: how far
+    Shares of the mean (Swanson's) of the runs that nothing disturbed: absolute relative errors
+    (median and P95) and the signed mean; beside them the machine's own spread: how far
     single runs, the disturbed ones too, lie from their median (median and P95), and how far the
     medians of the first and the second half of them lie apart (P95). `share`: of the stages' time.
     """
@@ -96,14 +95,15 @@ def errors(
     `cost` is the profile's on one stage of all layers of the model. Stages are those of the runs
     without marks, so that what the marks of a profile cost counts as its error.
     """
-    predictors = _predictors(Parts(profile, spec, ranks, None, spec.name))
+    counts = operator_counts(spec)
+    predictors = _predictors(Parts(profile, spec, ranks, None, spec.name), (*counts, *ENDS))
     pairs: dict[str, list[_Pair]] = {}
     for shape, runs in by_shape.items():
         marked, whole = by_marks(runs)
         for operator, predict in predictors.items():
             if operator in marked[0].seconds:
-                count = PER_LAYER[operator] * spec.num_layers if operator in PER_LAYER else 1
-                pair = _pair(count * predict(shape), marked, itemgetter(operator))
+                predicted_s = counts.get(operator, 1) * predict(shape)
+                pair = _pair(predicted_s, marked, itemgetter(operator))
                 pairs.setdefault(operator, []).append(pair)
         pairs.setdefault(STAGE, []).append(_pair(cost.times(shape.work())[0], whole, stage_s))
     total_s = sum(pair.measured_s for pair in pairs[STAGE])
@@ -125,12 +125,12 @@ def record_errors(path: Path, rows: Sequence[Errors]) -> None:
 def errors_table(rows: Sequence[Errors]) -> str:
     """Return the errors as text, a line an operator."""
     lines = [
-        f"{'':20}{'micro-':>8}{'share of':>10}{'error':>16}{'':8}{'spread':>18}{'halves':>8}",
-        f"{'':20}{'batches':>8}{'time':>10}{'median':>8}{'P95':>8}{'bias':>8}"
+        f"{'':24}{'micro-':>8}{'share of':>10}{'error':>16}{'':8}{'spread':>18}{'halves':>8}",
+        f"{'':24}{'batches':>8}{'time':>10}{'median':>8}{'P95':>8}{'bias':>8}"
         f"{'median':>10}{'P95':>8}{'P95':>8}",
     ]
     lines += [
-        f"{row.operator:20}{row.batches:8}{row.share:10.1%}{row.median:8.1%}{row.p95:8.1%}"
+        f"{row.operator:24}{row.batches:8}{row.share:10.1%}{row.median:8.1%}{row.p95:8.1%}"
         f"{row.bias:+8.1%}{row.spread_median:10.1%}{row.spread_p95:8.1%}{row.halves_p95:8.1%}"
         for row in rows
     ]
@@ -148,20 +148,21 @@ class _Pair(NamedTuple):
 def _pair(
     predicted_s: float, runs: Sequence[TimedRun], read: Callable[[dict[str, float]], float]
 ) -> _Pair:
-    measured_s = float(np.median([read(run.seconds) for run in undisturbed(runs)]))
+    quiet = [read(run.seconds) for run in undisturbed(runs)]
+    measured_s = point((STAGE, None, None, None), quiet).mean_s
     return _Pair(predicted_s, measured_s, [read(run.seconds) for run in runs])
 
 
 def _errors(operator: str, pairs: Sequence[_Pair], total_s: float) -> Errors:
-    medians = np.array([pair.measured_s for pair in pairs])
-    relative = np.array([pair.predicted_s for pair in pairs]) / medians - 1
+    means = np.array([pair.measured_s for pair in pairs])
+    relative = np.array([pair.predicted_s for pair in pairs]) / means - 1
     all_runs = [np.array(pair.runs_s) for pair in pairs]
     runs = np.concatenate([np.abs(times / np.median(times) - 1) for times in all_runs])
     halves = [_between_halves(pair.runs_s) for pair in pairs]
     return Errors(
         operator,
         len(pairs),
-        float(medians.sum() / total_s),
+        float(means.sum() / total_s),
         float(np.median(np.abs(relative))),
         float(np.percentile(np.abs(relative), 95)),
         float(relative.mean()),
@@ -179,19 +180,19 @@ def _between_halves(times: Sequence[float]) -> float:
     return float(abs(first / second - 1))
 
 
-def _predictors(parts: Parts) -> dict[str, Callable[[Shape], float]]:
+def _predictors(parts: Parts, operators: Sequence[str]) -> dict[str, Callable[[Shape], float]]:
     """Return what predicts the seconds of each operator that the profile has, of one layer."""
-    operators = (*PER_LAYER, "embedding", "head", "sample")
     there = [operator for operator in operators if parts.profile.of(operator, parts.ranks)]
     return {operator: _predictor(parts, operator) for operator in there}
 
 
 def _predictor(parts: Parts, operator: str) -> Callable[[Shape], float]:
-    if operator in ATTENTION:
-        attention = parts.attention(operator)
-        if operator == "attention_prefill":
-            return lambda shape: sum(attention(*chunk)[0] for chunk in shape.chunks)
-        return lambda shape: attention(len(shape.decodes), sum(shape.decodes))[0]
+    if operator.startswith("attention_prefill"):
+        prefill = parts.attention(operator)
+        return lambda shape: sum(prefill(*chunk)[0] for chunk in shape.chunks)
+    if operator.startswith("attention_decode"):
+        decode = parts.attention(operator)
+        return lambda shape: decode(len(shape.decodes), sum(shape.decodes))[0]
     along = parts.by_tokens(operator)
     if operator in PER_ROW:
         return lambda shape: along(shape.rows).seconds

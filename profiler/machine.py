@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,11 +66,35 @@ def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
-def require_threads(threads: int) -> None:
-    """Raise a UsageError unless there is a core for each of so many threads."""
+def require_threads(threads: int, stages: int = 1) -> None:
+    """Raise a UsageError unless there is a core for each thread of so many stages."""
     most = len(_cores()) or os.cpu_count() or 1
     if not 1 <= threads <= most:
         raise UsageError(f"--threads {threads}: from 1 to the number of cores, {most}, is right")
+    if threads * stages > most:
+        raise UsageError(
+            f"--beside {stages - 1}: {stages} stages of {threads} threads need a core each, and "
+            f"there are {most}; at most {most // threads - 1} is right"
+        )
+
+
+def most_beside(device: str, threads: int) -> int:
+    """Return how many stages have cores of their own beside the one that is measured."""
+    return max(len(_cores()) // threads - 1, 0) if device == "cpu" else 0
+
+
+def places_beside(count: int, threads: int) -> list[list[int]]:
+    """Return the cores of so many stages beside the measured one, which has the last."""
+    cores = _cores()[:-threads]
+    return [cores[len(cores) - (each + 1) * threads :][:threads] for each in range(count)]
+
+
+def placed(cores: Sequence[int]) -> None:
+    """Let torch use a thread for each of these cores, and only them."""
+    import torch
+
+    torch.set_num_threads(len(cores))
+    os.sched_setaffinity(0, cores)
 
 
 @contextmanager

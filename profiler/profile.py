@@ -6,15 +6,17 @@ measuring itself, so that it runs on a bare GPU machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from evenflow.costs.profile.cost import LINEARS, profile_cost
+from evenflow.costs.profile.cost import operator_counts, profile_cost
 from evenflow.costs.profile.file import (
     Header,
     LayerShapes,
@@ -30,6 +32,7 @@ from evenflow.specs.model import ModelSpec
 from profiler import check, machine
 from profiler.communication import all_reduce_points, copy_points
 from profiler.host import Service, detokenise_points, host_points
+from profiler.neighbours import neighbours
 from profiler.shapes import Limits, Shape, ladder, random_shapes
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from profiler.tiles import TILES, tile_of
@@ -55,7 +58,10 @@ HOST_REPEATS = 50
 class Settings:
     """How to measure: `minutes` in all, on so many `threads`, a stage of so many `layers`.
 
-    `max_tokens`, `max_rows` and `max_context` bound the grid; None takes the device's default.
+    More layers where these would not be of all of the model's kinds. `max_tokens`, `max_rows` and
+    `max_context` bound the grid; None takes the device's default, and a window with a chunk.
+    `beside`: other stages that compute on this machine's CPU meanwhile, as those of a pipeline do;
+    None is one where there are cores for it.
     """
 
     device: str = "cpu"
@@ -67,14 +73,23 @@ class Settings:
     max_rows: int | None = None
     max_context: int | None = None
     seed: int = 0
+    beside: int | None = None
 
     def __post_init__(self) -> None:
         require_declared("profile", self)
 
-    def limits(self, max_position: int) -> Limits:
-        """Return the bounds of the grid for a model of so many positions."""
+    @property
+    def neighbours(self) -> int:
+        """How many other stages compute meanwhile."""
+        if self.beside is None:
+            return min(machine.most_beside(self.device, self.threads), 1)
+        return self.beside if self.device == "cpu" else 0
+
+    def limits(self, spec: ModelSpec) -> Limits:
+        """Return the bounds of the grid for a model."""
         default = LIMITS[self.device]
-        context = min(self.max_context or default.max_context, max_position)
+        wide = max(default.max_context, spec.sliding_window + default.max_tokens)
+        context = min(self.max_context or wide, spec.max_position_embeddings)
         return Limits(
             min(self.max_tokens or default.max_tokens, context),
             self.max_rows or default.max_rows,
@@ -108,11 +123,11 @@ def profile(
     `out`. UsageError on anything that cannot be measured here.
     """
     machine.require_device(settings.device)
-    machine.require_threads(settings.threads)
+    machine.require_threads(settings.threads, 1 + settings.neighbours)
     require_shareable(spec, settings.tensor_parallel)
     service = None if service_of is None else service_of(spec, settings)
-    spec = replace(spec, num_layers=min(settings.layers, spec.num_layers))
-    limits = settings.limits(spec.max_position_embeddings)
+    spec = replace(spec, num_layers=min(_of_all_kinds(settings.layers, spec), spec.num_layers))
+    limits = settings.limits(spec)
     header = _header(spec, settings)
     require_writable(out)
     facts = {
@@ -124,7 +139,7 @@ def profile(
     began_s = perf_counter()
     with Journal(out.with_name(f"{out.name}.journal"), facts) as journal:
         points = _other_points(spec, limits, settings, service, tokenizer)
-        with machine.pinned(settings.device, settings.threads):
+        with _in_service(spec, limits, settings, stage_of):
             subject = stage_of(spec, limits, settings)
             shapes = measure(
                 subject,
@@ -137,10 +152,10 @@ def profile(
                 progress=progress,
             )
         by_shape = runs_by_shape(shapes, journal.runs)
-        points += operator_points(by_shape, spec.num_layers, settings.tensor_parallel)
-        grid = _grid_words(by_shape, spec.num_layers, settings.minutes)
+        points += operator_points(by_shape, operator_counts(spec), settings.tensor_parallel)
+        grid = _grid_words(by_shape, spec.num_layers, settings) + subject.note
         grid += "" if service else "; nothing served, so no host's time and no hops"
-        products = [each for each in points if each.operator in LINEARS]
+        products = [each for each in points if each.operator.startswith("linear_")]
         tile = tile_of(products, TILES_OF[settings.device])
         measured = Profile(replace(header, grid=grid, tile_tokens=tile), tuple(points))
         write_profile(out, measured)
@@ -163,6 +178,7 @@ def check_profile(
     repeats: int = 15,
     layers: int = 4,
     tensor_parallel: int = 1,
+    beside: int | None = None,
     seed: int = 1,
     progress: Progress | None = None,
 ) -> list[check.Errors]:
@@ -174,19 +190,23 @@ def check_profile(
     profile = read_profile(path)
     header = profile.header
     machine.require_device(header.device_kind)
-    machine.require_threads(header.threads)
     if (here := machine.device_name(header.device_kind)) != header.device:
         raise UsageError(f'{path}: measured on "{header.device}"; this is "{here}"')
     limits = _limits_of(profile, tensor_parallel, path)
-    spec = _spec_of(profile, layers, limits)
+    spec = _spec_of(profile, layers, limits, path)
     settings = Settings(
-        header.device_kind, threads=header.threads, layers=layers, tensor_parallel=tensor_parallel
+        header.device_kind,
+        threads=header.threads,
+        layers=layers,
+        tensor_parallel=tensor_parallel,
+        beside=beside,
     )
+    machine.require_threads(header.threads, 1 + settings.neighbours)
     cost = profile_cost(
-        profile, spec, [layers], tensor_parallel, name=str(path), with_all_reduces=False
+        profile, spec, [spec.num_layers], tensor_parallel, name=str(path), with_all_reduces=False
     )
     rng = np.random.default_rng(seed)
-    with machine.pinned(settings.device, settings.threads):
+    with _in_service(spec, limits, settings, stage_of):
         by_shape = check.take(
             stage_of(spec, limits, settings),
             random_shapes(limits, batches, rng),
@@ -198,12 +218,29 @@ def check_profile(
     return check.errors(by_shape, profile, spec, cost, ranks=tensor_parallel)
 
 
-def _grid_words(by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, minutes: float) -> str:
+@contextmanager
+def _in_service(
+    spec: ModelSpec, limits: Limits, settings: Settings, stage_of: StageOf
+) -> Iterator[None]:
+    """Have the measured stage's cores to ourselves, and the other stages compute on theirs."""
+    shapes = random_shapes(limits, 100, np.random.default_rng(settings.seed))
+    places = machine.places_beside(settings.neighbours, settings.threads)
+    with (
+        machine.pinned(settings.device, settings.threads),
+        neighbours(partial(stage_of, spec, limits, settings), shapes, places),
+    ):
+        yield
+
+
+def _grid_words(
+    by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, settings: Settings
+) -> str:
     shapes, runs = len(by_shape), [run for runs in by_shape.values() for run in runs]
     disturbed = sum(run.disturbed for run in runs) / len(runs)
     return (
-        f"{minutes:g} minutes: {shapes} micro-batches, {len(runs) / shapes:.0f} times each, "
-        f"through {layers} layers; {disturbed:.0%} of the runs disturbed by other processes; "
+        f"{settings.minutes:g} minutes: {shapes} micro-batches, {len(runs) / shapes:.0f} times "
+        f"each, through {layers} layers, {settings.neighbours} other stages computing meanwhile; "
+        f"{disturbed:.0%} of the runs disturbed by other processes; "
         f"marks make a stage {marks_share(by_shape):+.1%} longer"
     )
 
@@ -254,10 +291,16 @@ def _other_points(
     return points
 
 
+def _of_all_kinds(layers: int, shapes: ModelSpec | LayerShapes) -> int:
+    """Return how many layers to measure so that there is one of every kind."""
+    return max(layers, shapes.dense_layers + 1, shapes.full_every)
+
+
 def _limits_of(profile: Profile, ranks: int, path: Path) -> Limits:
     """Return the bounds of a profile's grid."""
-    chunks = profile.of("attention_prefill", ranks)
-    decodes = profile.of("attention_decode", ranks)
+    own = [point for point in profile.points if point.ranks == ranks]
+    chunks = [point for point in own if point.operator.startswith("attention_prefill")]
+    decodes = [point for point in own if point.operator.startswith("attention_decode")]
     if not chunks or not decodes:
         raise UsageError(f"{path}: no attention for {ranks} ranks; there is nothing to check")
     contexts = [(point.tokens or 0) + (point.context_tokens or 0) for point in chunks]
@@ -269,11 +312,11 @@ def _limits_of(profile: Profile, ranks: int, path: Path) -> Limits:
     )
 
 
-def _spec_of(profile: Profile, layers: int, limits: Limits) -> ModelSpec:
-    """Return a model of a profile's shapes and so many layers."""
+def _spec_of(profile: Profile, layers: int, limits: Limits, path: Path) -> ModelSpec:
+    """Return a model of a profile's shapes and so many layers, named as the file is."""
     return ModelSpec(
-        name=profile.header.model,
-        num_layers=layers,
+        name=str(path),
+        num_layers=_of_all_kinds(layers, profile.header.shapes),
         max_position_embeddings=limits.max_context,
         rope_theta=10000.0,
         dtype_bytes=4 if profile.header.dtype == "float32" else 2,

@@ -36,11 +36,6 @@ class Shape(NamedTuple):
     def rows(self) -> int:
         return len(self.chunks) + len(self.decodes)
 
-    @property
-    def is_uneven(self) -> bool:
-        """Whether decodes differ in context."""
-        return len(set(self.decodes)) > 1
-
     def lengths(self) -> list[int]:
         """Return the tokens that each row has in the KV pages afterwards, chunks first."""
         return [tokens + context for tokens, context in self.chunks] + [
@@ -81,8 +76,8 @@ def grid(limits: Limits, level: int, tiles: Sequence[int] = ()) -> list[Shape]:
     """Return the micro-batches of a profile, without repeats.
 
     First chunks of many sizes (with a point on each side of edges of each of the `tiles`), chunks
-    against context, decodes against rows and context, some uneven decodes, and decodes without
-    context, of many sizes: matrices and the LM head of few rows.
+    against context, decodes against rows and context, and decodes without context, of many sizes:
+    matrices and the LM head of few rows.
     """
     shapes = [Shape(((tokens, 0),)) for tokens in _token_axis(limits, level, tiles)]
     sparse = 0.5 + 0.25 * level
@@ -91,18 +86,9 @@ def grid(limits: Limits, level: int, tiles: Sequence[int] = ()) -> list[Shape]:
         shapes += [Shape(((tokens, context),)) for context in (0, *_from(32, longest, sparse))]
     for rows in ladder(1, limits.max_rows, sparse):
         longest = min(limits.max_context, limits.max_total_context // rows) - 1
-        contexts = _from(8, longest, sparse)
-        shapes += [Shape((), (context,) * rows) for context in contexts]
-        if rows > 2:
-            shapes += [uneven(rows, context) for context in contexts[::2]]
+        shapes += [Shape((), (context,) * rows) for context in _from(8, longest, sparse)]
     shapes += [Shape((), (1,) * rows) for rows in _row_axis(limits, level)]
     return [shape for shape in dict.fromkeys(shapes) if limits.allow(shape)]
-
-
-def uneven(rows: int, mean_context: int) -> Shape:
-    """Return decodes of which one row holds half of the context and the others share the rest."""
-    half = rows * mean_context // 2
-    return Shape((), (half, *[half // (rows - 1)] * (rows - 1)))
 
 
 def ladder(start: int, stop: int, per_doubling: float) -> list[int]:

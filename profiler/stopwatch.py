@@ -6,11 +6,13 @@ Knows names and seconds; not what is between the marks. torch is imported only w
 from __future__ import annotations
 
 from itertools import pairwise
-from time import perf_counter, thread_time
+from time import perf_counter, sleep, thread_time
 from typing import Any, Protocol
 
 UNDISTURBED = 0.97
 """Share of its time for which a run must have had the CPU, to count as undisturbed."""
+WAIT_S = 0.005
+"""A stage waits for its next micro-batch: as long as other stages compute some of theirs."""
 
 
 class Stopwatch(Protocol):
@@ -28,7 +30,8 @@ class Stopwatch(Protocol):
 class CpuStopwatch:
     """Time what a CPU computes; a mark costs 0.5 to 3 microseconds.
 
-    Caches are left as the micro-batch before has left them: that is how a worker finds them.
+    It starts after a wait, as a worker does: caches are as the micro-batch before, and what else
+    computed meanwhile, have left them.
     `threads` that compute: with one, seconds are those for which it had the CPU, since what other
     processes take meanwhile is no cost of an operator, and a run is disturbed when these were less
     than UNDISTURBED of its time. With several, that cannot be told from their waiting for each
@@ -46,6 +49,7 @@ class CpuStopwatch:
     def start(self) -> None:
         self._names.clear()
         self._times.clear()
+        sleep(WAIT_S)
         self._began_s = perf_counter()
         self._times.append(self._clock())
 

@@ -1,7 +1,7 @@
 """Timed runs of micro-batches: taken in rounds, kept on disk as they come, made into points.
 
 Every shape is run once a round, in a new order each round, until time is up. Knows a subject that
-runs shapes, a stopwatch, and how often an operator runs in a layer; no model and no profile file.
+runs shapes, and a stopwatch; no model and no profile file.
 """
 
 from __future__ import annotations
@@ -21,21 +21,7 @@ from evenflow.errors import UsageError
 from profiler.shapes import LEVELS, Limits, Shape, grid
 from profiler.stopwatch import Stopwatch
 
-PER_LAYER = {
-    "linear_qkv": 1,
-    "linear_o": 1,
-    "linear_up": 1,
-    "linear_down": 1,
-    "norm": 2,
-    "rope": 1,
-    "activation": 1,
-    "kv_write": 1,
-    "attention_prefill": 1,
-    "attention_decode": 1,
-}
-"""Operator -> how often a layer runs it. Others run once a stage."""
 PER_ROW = ("head", "sample")
-ATTENTION = ("attention_prefill", "attention_decode")
 OUTSIDE = ("cpu_prepare",)
 """What is no time of a stage: `profiler.host` measures it where a pipeline serves."""
 STAGE = "stage"
@@ -158,6 +144,11 @@ class Subject(Protocol):
         """Return a run of a micro-batch, with fresh random inputs, that marks its operators."""
         ...
 
+    @property
+    def note(self) -> str:
+        """What the header of a profile says of the runs so far."""
+        ...
+
 
 def time_run(
     subject: Subject,
@@ -277,30 +268,32 @@ def by_marks(runs: Sequence[TimedRun]) -> tuple[list[TimedRun], list[TimedRun]]:
     return marked, [run for run in runs if STAGE in run.seconds]
 
 
-def operator_times(shape: Shape, run: TimedRun, layers: int) -> Iterator[tuple[Key, float]]:
+def operator_times(
+    shape: Shape, run: TimedRun, counts: Mapping[str, int]
+) -> Iterator[tuple[Key, float]]:
     """Return each operator of a run with its sizes, and the seconds of one time it ran.
 
-    Shapes with several chunks say nothing of one chunk: their prefill attention is left out.
+    `counts`: how often a stage runs it, if not once. Shapes with several chunks say nothing of one
+    chunk: their prefill attention is left out.
     """
     for name, seconds in run.seconds.items():
         key = _key(name, shape)
         if key is not None:
-            yield key, seconds / (PER_LAYER[name] * layers if name in PER_LAYER else 1)
+            yield key, seconds / counts.get(name, 1)
 
 
 def _key(name: str, shape: Shape) -> Key | None:
     if name == STAGE or name in OUTSIDE:
         return None
-    if name == "attention_prefill":
+    if name.startswith("attention_prefill"):
         return (name, *shape.chunks[0], None) if len(shape.chunks) == 1 else None
-    if name == "attention_decode":
-        operator = "attention_decode_uneven" if shape.is_uneven else name
-        return operator, len(shape.decodes), sum(shape.decodes), None
+    if name.startswith("attention_decode"):
+        return name, len(shape.decodes), sum(shape.decodes), None
     return name, shape.rows if name in PER_ROW else shape.tokens, None, None
 
 
 def operator_points(
-    by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, ranks: int
+    by_shape: Mapping[Shape, Sequence[TimedRun]], counts: Mapping[str, int], ranks: int
 ) -> list[Point]:
     """Return a point for each operator and size that was timed, of the marked, undisturbed runs.
 
@@ -310,13 +303,13 @@ def operator_points(
     samples: dict[Key, list[float]] = {}
     for shape, runs in by_shape.items():
         for run in undisturbed(by_marks(runs)[0]):
-            for key, seconds in operator_times(shape, run, layers):
+            for key, seconds in operator_times(shape, run, counts):
                 samples.setdefault(key, []).append(seconds)
     met = Counter(key[:2] for key in samples)
     return [
         point(key, seconds, ranks)
         for key, seconds in samples.items()
-        if key[0] not in ATTENTION or met[key[:2]] > 1
+        if key[2] is None or met[key[:2]] > 1
     ]
 
 

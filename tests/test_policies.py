@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -247,3 +249,17 @@ def test_the_page_on_policies_names_all_that_a_policy_sees_and_says() -> None:
     assert set(members) - {"begins_with", "exact"} <= told
     assert {*Prefill._fields, *Plan._fields} <= told | {"ends"}
     assert {"max_model_len", *GIVEN} <= told
+
+
+def test_a_policy_that_another_thread_is_importing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_policy.py").write_text(
+        "import time\ntime.sleep(0.2)\nclass Slow:\n    def schedule(self, view): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(policy, "slow_policy:Slow")
+        while "slow_policy" not in sys.modules:
+            time.sleep(0.001)
+        assert policy("slow_policy:Slow") is first.result()

@@ -21,7 +21,7 @@ from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import model
 from profiler import import_files
 from tests.command_line import mistake
-from tests.profiles import TINY, decode_s, point, points, prefill_s, profile
+from tests.profiles import SIZES, TINY, decode_s, point, points, prefill_s, profile
 
 FACTOR = 2 + 1 + 4 + 3 + 2 * 0.5 + 0.25 + 0.25 + 0.125
 """Of all operators of a layer, two norms."""
@@ -97,6 +97,61 @@ def test_a_prediction_is_the_sum_of_its_operators() -> None:
     assert last == pytest.approx(3 * layer + 6 * 102e-6, rel=1e-12)
     assert cost.extrapolated_share == 0.0
     assert cost.transfer_bytes(work) == 257 * 64 * 2
+
+
+def test_layers_of_several_kinds_add_up_their_own_operators() -> None:
+    """A dense layer, then three of experts: each stage has the seconds of its own layers."""
+    shapes = {"num_experts": 8, "experts_per_token": 2, "expert_intermediate_size": 32}
+    spec = dataclasses.replace(TINY, dense_layers=1, **shapes)
+    own = [
+        point(operator, tokens, seconds=factor * (100 + tokens) * 1e-6)
+        for operator, factor in (("router", 0.5), ("experts", 9.0))
+        for tokens in SIZES
+    ]
+    made = profile([*points(), *own], spec=spec)
+    first, last = profile_cost(made, spec, (2, 2)).times(prefill_work(128))
+    dense_s = FACTOR * 228e-6 + prefill_s(128, 0)
+    mixture_s = dense_s + (0.5 + 9 - 4 - 3 - 0.25) * 228e-6  # no MLP beside the experts
+    assert first == pytest.approx(dense_s + mixture_s + 0.1 * 228e-6, rel=1e-12)
+    assert last == pytest.approx(2 * mixture_s + 6 * 101e-6, rel=1e-12)
+    with pytest.raises(UsageError, match="p: lacks router, experts; measure them"):
+        profile_cost(profile(spec=spec), spec, (4,), name="p")
+    whole = RooflineCost(Deployment(spec, gpu("L20"), (4,)))
+    filled = profile_cost(profile(spec=spec), spec, (4,), fill=whole)
+    assert filled.times(prefill_work(128))[0] > 0
+    assert 0 < filled.extrapolated_share < 0.5
+
+
+def test_contexts_beyond_a_window_cost_as_one_of_it() -> None:
+    """Every second layer sees all; of the others, points beyond the window are its points."""
+    spec = dataclasses.replace(TINY, sliding_window=201, full_every=2)
+    within = [
+        each._replace(operator=f"{each.operator}_window")
+        for each in points()
+        if each.operator.startswith("attention") and (each.context_tokens or 0) <= 256 * 8
+    ]
+    within += [point("attention_decode_window", 8, 8 * 4096, seconds=decode_s(8, 8 * 256))]
+    made = profile([*points(), *within], spec=spec)
+    cost = profile_cost(made, spec, (1, 1))
+    windowed, whole = cost.times(decode_work(8, 8 * 200))
+    ends_s = 0.1 * 108e-6 - 6 * 108e-6  # the embedding is on the first stage, the head on the last
+    within_s = decode_s(8, 8 * 256) - decode_s(8, 8 * 200)
+    assert windowed - whole == pytest.approx(within_s + ends_s)
+    assert cost.extrapolated_share == 0.0
+    assert cost.times(decode_work(8, 8 * 9000))[0] == windowed
+    assert 0 < cost.extrapolated_share < 1, "of the layer that sees all"
+    assert cost.times(decode_work(8, 8 * 9000))[1] > whole
+    near = [each for each in within if each.operator.startswith("attention_prefill")]
+    near += [
+        point("attention_decode_window", rows, rows * each, seconds=decode_s(rows, rows * each))
+        for rows in (1, 8)
+        for each in (8, 16)
+    ]
+    short = profile_cost(profile([*points(), *near], spec=spec), spec, (1, 1))
+    assert short.times(decode_work(8, 8 * 200))[0] == short.times(decode_work(8, 8 * 9000))[0]
+    of_window, beyond = (cost.times(prefill_work(300, context)) for context in (200, 9000))
+    assert beyond[0] == of_window[0]
+    assert beyond[1] > of_window[1]
 
 
 @pytest.mark.parametrize("tokens", [16, 128, 512])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
-from profiler.shapes import LEVELS, Limits, Shape, grid, ladder, random_shapes, uneven
+from profiler.shapes import LEVELS, Limits, Shape, grid, ladder, random_shapes
 from profiler.tiles import TILES, tile_of
 from profiler.timed_runs import point
 
@@ -15,7 +15,7 @@ LIMITS = Limits(max_tokens=512, max_rows=32, max_context=1024, max_total_context
 
 def test_a_shape_is_told_to_cost_models_in_their_terms() -> None:
     shape = Shape(((8, 0), (4, 100)), (10, 20))
-    assert (shape.tokens, shape.rows, shape.is_uneven) == (14, 4, True)
+    assert (shape.tokens, shape.rows) == (14, 4)
     assert shape.lengths() == [8, 104, 11, 21]
     work = shape.work()
     assert [(span.start, span.stop) for span in work.chunks] == [(0, 8), (100, 104)]
@@ -35,7 +35,6 @@ def test_a_grid_stays_within_its_limits_and_reaches_them(
     assert max(len(shape.decodes) for shape in shapes) == 32
     assert {shape.lengths()[0] for shape in shapes if shape.chunks} >= {1024}
     assert 8192 in {sum(shape.lengths()) for shape in shapes}
-    assert any(shape.is_uneven for shape in shapes)
 
 
 def test_denser_levels_have_more_points() -> None:
@@ -80,10 +79,6 @@ def test_a_ladder_has_both_ends_and_even_steps() -> None:
     assert ladder(1, 64, 1) == [1, 2, 4, 8, 16, 32, 64]
     assert ladder(16, 100, 0.5) == [16, 100]
     assert ladder(16, 10, 1) == [10]
-
-
-def test_uneven_decodes_give_one_row_half_of_the_context() -> None:
-    assert uneven(5, 100).decodes == (250, 62, 62, 62, 62)
 
 
 def test_random_shapes_stay_within_the_limits_and_are_of_all_kinds() -> None:

@@ -11,14 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from runtime.torch.inputs import batch_inputs  # noqa: E402
-from runtime.torch.model import Ranks, Rope  # noqa: E402
-from runtime.torch.timed import profile_model  # noqa: E402
-from runtime.torch.weights import random_stage  # noqa: E402
+from runtime.torch.layers import Pass, unmarked  # noqa: E402
+from runtime.torch.model import Ranks, Rope, Stage, rotation  # noqa: E402
+from runtime.torch.weights import Checkpoint, random_stage  # noqa: E402
 from runtime.wire import Piece  # noqa: E402
 from tests.command_line import mistake  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,
+    SHAPE,
     continued,
     generate,
     load_stage,
@@ -38,6 +38,9 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+WINDOWS = {"use_sliding_window": True, "sliding_window": 5}
+ALL_SECOND = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+ALL_THIRD = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -52,6 +55,12 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "mistral, a window of 5": ("mistral", {"sliding_window": 5}),
+    "ministral, two layers of a window, then one of all": (
+        "ministral",
+        WINDOWS | ALL_THIRD | {"head_dim": 8},
+    ),
+    "qwen3, a window in every other layer": ("qwen3", WINDOWS | ALL_SECOND | {"head_dim": 8}),
+    "qwen2, a window in all": ("qwen2", WINDOWS | {"max_window_layers": 0}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "sliding_window": 5}),
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
@@ -95,6 +104,48 @@ def test_cuda_gives_the_same_tokens(checkpoint: tuple[Path, list[list[int]]]) ->
     assert generate(load_stages(folder, 2, "cuda"), PROMPTS, NEW_TOKENS, 3) == expected
 
 
+LATENTS = {
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "head_dim": 4,  # of transformers' rotation
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+
+
+@pytest.mark.parametrize("q_lora_rank", [None, 16])
+def test_latent_attention_that_is_profiled_is_that_of_transformers(
+    tmp_path: Path, q_lora_rank: int | None
+) -> None:
+    """DeepSeek-V2: absorbed, beside shared experts after a dense layer; its ranks add up to it."""
+    model = save_checkpoint(tmp_path, "deepseek_v2", q_lora_rank=q_lora_rank, **LATENTS)
+    spec, _ = read_model(tmp_path, timed=True)
+    source = Checkpoint(tmp_path, torch.float32, torch.device("cpu"))
+    stages = [Stage(spec, Rope(spec.rope_theta), *span, source) for span in ((0, 1), (1, 3))]
+    expected = [continued(model, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    assert generate(stages, PROMPTS, NEW_TOKENS, 3) == expected
+    hidden = torch.randn(5, spec.hidden_size)
+
+    def attended(rank: int, ranks: int) -> Any:
+        stage = Stage(spec, Rope(1e4), 1, 2, source, ranks=Ranks(rank, ranks))
+        attention, batch = (
+            stage.layers[0].attention,
+            stage.inputs([Piece(0, 0, 5, True, [0, 1])], 4),
+        )
+        turn = rotation(batch.positions, stage._frequencies, torch.float32)
+        shapes = spec.linear_shapes(ranks)
+        assert attention.down.weight.shape[::-1] == shapes[0]
+        assert attention.o.weight.shape[::-1] == shapes[3 if q_lora_rank else 2]
+        return attention(0, hidden, Pass(batch, stage.kv_pages(2, 4), *turn, unmarked))
+
+    assert torch.allclose(attended(0, 2) + attended(1, 2), attended(0, 1), rtol=1e-4, atol=1e-4)
+
+
 def test_a_row_is_computed_alike_in_any_company(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama")
     stage = load_stages(tmp_path, 1)[0]
@@ -117,7 +168,7 @@ def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
     for name in ("float32", "bfloat16"):
         stage = load_stage(tmp_path, 0, 3, dtype=name)
         ids = torch.tensor([1, 2, 3, 4, 5, 6])
-        batch = batch_inputs(work, PAGE_TOKENS, stage.device)
+        batch = stage.inputs(work, PAGE_TOKENS)
         logits.append(stage.forward(ids, batch, stage.kv_pages(2, PAGE_TOKENS)).float())
     assert torch.allclose(*logits, atol=0.02)
     assert not torch.equal(*logits)
@@ -136,9 +187,10 @@ def test_a_tensor_parallel_shard_has_the_shapes_of_the_model_spec(tmp_path: Path
     save_checkpoint(tmp_path, "llama")
     spec, rope = read_model(tmp_path)
     stage = random_stage(spec, rope, 0, 1, ranks=Ranks(size=2))
-    layer = stage.layers[0]
+    layer, attention = stage.layers[0], stage.layers[0].attention
     shapes = [
-        tuple(m.weight.shape[::-1]) for m in (layer.qkv, layer.o, layer.mlp.up, layer.mlp.down)
+        tuple(m.weight.shape[::-1])
+        for m in (attention.qkv, attention.o, layer.mlp.up, layer.mlp.down)
     ]
     assert tuple(shapes) == spec.linear_shapes(2)
 
@@ -185,13 +237,6 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
         assert "model.safetensors: truncated" in refusal(tmp_path)
 
 
-def test_a_window_is_refused_before_it_is_profiled(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "mistral", sliding_window=5)
-    unread: Any = None
-    said = mistake(lambda: profile_model(tmp_path, tmp_path / "profile.csv", unread))
-    assert "whose tokens attend to all" in said
-
-
 @pytest.mark.parametrize(
     ("family", "change", "words"),
     [
@@ -206,10 +251,8 @@ def test_a_window_is_refused_before_it_is_profiled(tmp_path: Path) -> None:
         ("llama", {"model_type": "qwen3"}, 'no tensor "model.layers.0.self_attn.q_norm.weight"'),
         ("mixtral", {"num_local_experts": 9}, "gate.weight"),
         ("mixtral", {"model_type": "llama"}, 'no tensor "model.layers.0.mlp.gate_proj.weight"'),
-        ("qwen3_moe", {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 8}, "cannot"),
         ("llama", {"hidden_act": "gelu"}, "\"hidden_act\" is 'gelu'"),
         ("llama", {"mlp_bias": True}, '"mlp_bias"'),
-        ("llama", {"model_type": "falcon", "n_head": 4}, "cannot be run"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2}}, '"yarn" is not supported'),
         ("llama", {"rope_scaling": {"rope_type": "llama3"}}, 'needs a number "factor"'),
     ],
@@ -219,4 +262,38 @@ def test_a_config_of_another_model_is_refused(
 ) -> None:
     save_checkpoint(tmp_path, family)
     edit_config(tmp_path, **change)
+    assert words in refusal(tmp_path)
+
+
+DEEPSEEK = {"model_type": "deepseek_v2", "q_lora_rank": None} | LATENTS
+UNCOMPUTED: list[tuple[dict[str, Any], str]] = [
+    (DEEPSEEK, '"kv_lora_rank" in its config.json means latent attention'),
+    (DEEPSEEK | {"model_type": "deepseek_v3"}, '"kv_lora_rank" in its config.json'),
+    ({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}, "sinks"),
+    ({"model_type": "gemma2"}, '"attn_logit_softcapping" in its config.json means soft caps'),
+    ({"model_type": "gemma3_text"}, '"query_pre_attn_scalar"'),
+    ({"model_type": "falcon", "n_head": 4}, '"parallel_attn"'),
+    ({"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2}, "sigmoids"),
+    (
+        {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 8} | EXPERTS,
+        '"shared_expert_intermediate_size" in its config.json means shared experts with a gate',
+    ),
+    ({"quantization_config": {"quant_method": "fp8"}}, '"quantization_config" in its config.json'),
+    ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "weights in int4_wo"),
+    (
+        {"model_type": "qwen3_moe", "use_sliding_window": True} | EXPERTS,
+        '"use_sliding_window" is set',
+    ),
+    (
+        {"model_type": "qwen3", "max_window_layers": 1} | WINDOWS,
+        '"max_window_layers" is 1 of 3 layers',
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "words"), UNCOMPUTED, ids=lambda value: str(value)[:40])
+def test_what_is_not_computed_is_refused_by_its_key(
+    tmp_path: Path, keys: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | SHAPE | keys))
     assert words in refusal(tmp_path)

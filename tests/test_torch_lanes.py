@@ -153,9 +153,21 @@ def test_the_inputs_of_a_micro_batch_cross_in_one_copy() -> None:
     rows = [Piece(at, *span, True, list(range(8))) for at, span in enumerate(spans)]
     with Operations() as seen:
         batch = batch_inputs(rows, 4, torch.device("meta"), ids=[0] * 13)
-    assert (len(batch.chunks), len(batch.decodes)) == (2, 3)
+    assert [len(each) for each in batch.reaches[0]] == [2, 3]
     assert {len(batch.ids), len(batch.positions), len(batch.slots)} == {13}
     assert len([name for name in seen.names if "copy" in name]) == 1
+
+
+def test_a_window_leaves_pages_unread() -> None:
+    """Seven keys of pages of four: at most three pages, whatever came before; a mask in them."""
+    rows = [Piece(0, 40, 43, True, list(range(20))), Piece(1, 30, 31, True, list(range(8)))]
+    batch = batch_inputs(rows, 4, torch.device("cpu"), windows=(0, 7))
+    (chunk,), (decode,) = batch.reaches[7]
+    assert (chunk.pages.tolist(), chunk.context) == ([8, 9, 10], 43 - 32)
+    assert decode.pages.tolist() == [6, 7]
+    assert decode.mask.flatten().nonzero().flatten().tolist() == list(range(24 - 24, 31 - 24))
+    (chunk,), (decode,) = batch.reaches[0]
+    assert (len(chunk.pages), len(decode.pages), int(decode.mask.sum())) == (11, 8, 31)
 
 
 def test_warming_up_meets_all_that_is_served() -> None:
@@ -180,7 +192,7 @@ def test_warming_up_meets_all_that_is_served() -> None:
             ends = [piece for piece in pieces if piece.last]
             draws = drawn_by([Sampling(0.8, row, 0.5) for row in range(len(ends))], [1] * len(ends))
             count = sum(length for _, length in rows)
-            batch = batch_inputs(pieces, 4, stage.device, [1] * count, draws)
+            batch = stage.inputs(pieces, 4, [1] * count, draws)
             sample(stage.forward(batch.ids, batch, kv), batch.draws)
     assert set(serving.names) <= set(warm.names)
 

@@ -173,6 +173,7 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
         ("gloo", 3, POLICIES, False),
         ("gloo", 3, POLICIES[3:5], True),
         ("ipc", 2, POLICIES[3:4], False),
+        ("ipc", 2, POLICIES[3:4], True),
     ],
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )
@@ -194,7 +195,7 @@ def test_real_processes_serve_one_policy_after_the_other(
     ("family", "ranks", "stages"),
     [
         pytest.param("qwen3", 2, 2, id="TP2 x PP2, norms of heads"),
-        pytest.param("mixtral", 2, 2, id="TP2 x PP2, experts", marks=pytest.mark.long),
+        pytest.param("mixtral", 2, 2, id="TP2 x PP2, coupled", marks=pytest.mark.long),
         pytest.param("llama", 4, 1, id="TP4, a KV head for two ranks", marks=pytest.mark.long),
     ],
 )
@@ -207,7 +208,7 @@ def test_ranks_of_a_stage_write_what_one_writes(
     changes |= {"head_dim": 16} if family == "qwen3" else {}
     expected = generated(save_checkpoint(tmp_path, family, **changes))
     settings = settings_of(tmp_path, stages, ranks)
-    with pipeline_of(settings, ranks=ranks) as pipeline:
+    with pipeline_of(settings, ranks=ranks, coupled=family == "mixtral") as pipeline:
         for name, params in POLICIES[3:5]:
             world = world_of(name, stages, params)
             batcher: Any = world.batcher(RecordingBatcher)

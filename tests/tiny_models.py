@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from evenflow.kv import PagePool  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
-from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.model import Stage  # noqa: E402
 from runtime.torch.sample import sample  # noqa: E402
 from runtime.torch.settings import cut  # noqa: E402
@@ -42,8 +41,10 @@ def save_checkpoint(folder: Path, family: str, **changes: Any) -> Any:
     transformers = pytest.importorskip("transformers", reason="needs transformers, the oracle")
     kinds = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+        "ministral": (transformers.MinistralConfig, transformers.MinistralForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
@@ -106,7 +107,7 @@ def generate(
             computed[row] = stop
         values = torch.tensor(ids, device=stages[0].device)
         for stage, cache in zip(stages, caches, strict=True):
-            values = stage.forward(values, batch_inputs(work, PAGE_TOKENS, stage.device), cache)
+            values = stage.forward(values, stage.inputs(work, PAGE_TOKENS), cache)
         for row, token in zip(sampled, sample(values), strict=True):
             tokens[row].append(token)
     return [row[len(prompt) :] for row, prompt in zip(tokens, prompts, strict=True)]

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from evenflow.specs.model import ModelSpec
-from runtime.torch.inputs import batch_inputs
 from runtime.torch.model import Part, Rope, Stage
 from runtime.torch.sample import sample
 from runtime.torch.weights import random_weights
@@ -64,7 +63,7 @@ def greedy_tokens(stage: Stage, prompt: list[int], new_tokens: int) -> list[int]
     while len(tokens) < len(prompt) + new_tokens:
         row = Piece(0, computed, len(tokens), True, pages)
         ids = torch.tensor(tokens[computed:], device=stage.device)
-        logits = stage.forward(ids, batch_inputs([row], page_tokens, stage.device), kv)
+        logits = stage.forward(ids, stage.inputs([row], page_tokens), kv)
         computed = len(tokens)
         tokens += sample(logits)
     return tokens[len(prompt) :]

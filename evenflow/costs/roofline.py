@@ -396,17 +396,18 @@ class RooflineCost:
         """Return a layer's seconds without attention: all that follows from the tokens alone."""
         shared_s = 0.0
         if model.num_experts and self.part != "own":
-            shared_s = self.exchange_s(tokens) + self._experts_s(tokens)
+            shared_s = self.exchange_s(tokens) + self.experts_s(tokens)
         if self.part == "experts":
             return shared_s
         ranks = self.deployment.tensor_parallel
         shapes = model.linear_shapes(ranks)
-        products_s = sum(self._product_s(tokens, shape, model) for shape in shapes)
+        products_s = sum(self.product_s(tokens, shape, model) for shape in shapes)
         moved_s = elementwise_s(tokens, model, ranks, self._rates)
         overhead_s = self.deployment.gpu.per_layer_overhead_s
         return products_s + moved_s + overhead_s + (self.all_reduce_s(tokens, model) + shared_s)
 
-    def _product_s(self, tokens: int, shape: tuple[int, int], model: ModelSpec) -> float:
+    def product_s(self, tokens: int, shape: tuple[int, int], model: ModelSpec) -> float:
+        """Return the seconds of a product of a model's layers, in the format of its matrix."""
         tile = self.tile_tokens
         weight_only = self.deployment.arithmetic == "16-bit"
         if not model.is_quantized(shape):
@@ -419,7 +420,8 @@ class RooflineCost:
             return product_s
         return product_s + quantize_s(tokens, shape[0], model.dtype_bytes, rates)
 
-    def _experts_s(self, tokens: int) -> float:
+    def experts_s(self, tokens: int) -> float:
+        """Return the seconds of a layer's experts."""
         deployment = self.deployment
         return experts_s(
             tokens,

@@ -122,7 +122,8 @@ def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:
 def _imported(name: str) -> type[Scheduler]:
     module_name, _, class_name = name.partition(":")
     try:
-        module = sys.modules.get(module_name) or importlib.import_module(module_name)
+        whole = sys.modules.get(module_name) if module_name.endswith(".py") else None
+        module = whole or importlib.import_module(module_name)  # waits for whoever imports it
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"scheduler {name!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"

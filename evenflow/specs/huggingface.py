@@ -18,6 +18,7 @@ from evenflow.errors import UsageError, instead_of, is_count, once, require_file
 FAMILIES = {
     "llama": "llama",
     "mistral": "mistral",
+    "ministral": "mistral",
     "mixtral": "mixtral",
     "qwen2": "qwen2",
     "qwen2_moe": "qwen2_moe",
@@ -272,6 +273,7 @@ def _deepseek_experts(config: _Config) -> dict[str, Any]:
         "dense_layers": dense,
         "quantized_experts_only": _spares_attention(config),
         "mtp_layers": config.whole("num_nextn_predict_layers", default=0),
+        "norm_topk_prob": config.flag("norm_topk_prob", default=False),
     }
 
 
@@ -286,7 +288,15 @@ def _latents(config: _Config) -> dict[str, Any]:
     }
 
 
-WINDOWED = {"mistral": 0, "mixtral": 0, "gemma2": 2, "gemma3": 6, "gpt_oss": 2}
+WINDOWED = {
+    "mistral": 0,
+    "mixtral": 0,
+    "qwen2": 0,
+    "qwen3": 0,
+    "gemma2": 2,
+    "gemma3": 6,
+    "gpt_oss": 2,
+}
 """Family -> every which layer attends to all where the file does not say; 0: none."""
 
 
@@ -295,6 +305,16 @@ def _windows(config: _Config, family: str, layers: int) -> dict[str, Any]:
     window, types = config.whole("sliding_window"), config.get("layer_types")
     if family not in WINDOWED:
         return {}
+    if family in ("qwen2", "qwen3"):
+        # Their files name a window that is not used.
+        first = config.whole("max_window_layers", default=28) if types is None else 0
+        if first >= layers or not config.flag("use_sliding_window", default=False):
+            return {}
+        if first:
+            raise UsageError(
+                f'{config.path}: "max_window_layers" is {first} of {layers} layers, not supported; '
+                '0 is right, or "layer_types" with "full_attention" at every n-th'
+            )
     if not window:
         if isinstance(types, list) and "sliding_attention" in types:
             raise UsageError(

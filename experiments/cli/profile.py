@@ -16,8 +16,17 @@ if TYPE_CHECKING:
     from profiler import Settings
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What another tool measured.")]
+Beside = Annotated[
+    int | None,
+    typer.Option(
+        "--beside",
+        metavar="STAGES",
+        min=0,
+        help="Other stages that compute on this CPU meanwhile; default: 1 where there are cores.",
+    ),
+]
 LEGEND = """\
-error: of predictions, against the median run of each micro-batch. spread: of the machine, single
+error: of predictions, against the mean run of each micro-batch. spread: of the machine, single
 runs against that median; halves: the median of its first runs against that of its last.
 """
 
@@ -42,6 +51,7 @@ def measure_command(
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=2)] = None,
     max_rows: Annotated[int | None, typer.Option("--max-rows", min=1)] = None,
     max_context: Annotated[int | None, typer.Option("--max-context", min=2)] = None,
+    beside: Beside = None,
 ) -> None:
     """Measure this machine's device for a model's layer shapes and write a profile."""
     if context.invoked_subcommand is not None:
@@ -50,9 +60,8 @@ def measure_command(
         raise UsageError("profile: give --model PATH (a config.json) and --out FILE")
     from profiler import Settings
 
-    settings = Settings(
-        device, minutes, threads, layers, tensor_parallel, max_tokens, max_rows, max_context
-    )
+    bounds = (max_tokens, max_rows, max_context)
+    settings = Settings(device, minutes, threads, layers, tensor_parallel, *bounds, beside=beside)
     profile = measured(model, out, settings)
     typer.echo(f"{profile.header.device}: {profile.header.grid}; {len(profile.points)} points")
     typer.echo(out)
@@ -65,6 +74,7 @@ def check_command(
     repeats: Annotated[int, typer.Option("--repeats", min=2, help="Runs of each.")] = 15,
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the stage.")] = 4,
     tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", min=1)] = 1,
+    beside: Beside = None,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 1,
 ) -> None:
     """Measure random micro-batches off the grid; print and record how far predictions are off."""
@@ -83,6 +93,7 @@ def check_command(
             repeats=repeats,
             layers=layers,
             tensor_parallel=tensor_parallel,
+            beside=beside,
             seed=seed,
             progress=show,
         )
@@ -107,12 +118,13 @@ def import_command(
     from evenflow.specs.model import model as model_named
     from profiler import import_files
 
-    imported = import_files(files, model_named(model), device, dtype, tile_tokens)
+    spec = model_named(model)
+    imported = import_files(files, spec, device, dtype, tile_tokens)
     write_profile(out, imported.profile)
     typer.echo(out)
     if imported.zeros:
         typer.echo(f"left out: {imported.zeros} times of 0 ms", err=True)
-    missing = missing_operators(imported.profile)
+    missing = missing_operators(imported.profile, spec)
     if missing:
         typer.echo(f"not in it: {', '.join(missing)}; costs need fill: roofline", err=True)
 

@@ -6,7 +6,7 @@ can make them before the activations arrive. They reach a GPU in one copy, from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from runtime.wire import Piece
 
+Draws = Sequence[int] | NDArray[np.int64]
+"""Whole numbers, as `runtime.torch.sample.drawn_by` gives them."""
+
 
 class ChunkInputs(NamedTuple):
     """A prompt chunk: tokens [first, first + length) of the micro-batch, `context` keys to see."""
@@ -24,7 +27,7 @@ class ChunkInputs(NamedTuple):
     first: int
     length: int
     context: int
-    pages: Tensor  # [pages of the row]
+    pages: Tensor  # [pages of these keys]
 
 
 class DecodeInputs(NamedTuple):
@@ -33,6 +36,13 @@ class DecodeInputs(NamedTuple):
     tokens: Tensor  # [rows], where in the micro-batch their tokens are
     pages: Tensor  # [rows * pages], rows padded with page 0
     mask: Tensor  # [rows, 1, 1, pages * page_tokens], True where a key may be seen
+
+
+class Reach(NamedTuple):
+    """What the rows attend to in layers that see the whole context, or a window of it."""
+
+    chunks: tuple[ChunkInputs, ...]
+    decodes: tuple[DecodeInputs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +54,8 @@ class BatchInputs:
     slots: Tensor  # [tokens], page * page_tokens + offset: where the token's key and value go
     sampled: Tensor  # [sampled rows], the last token of each
     ids: Tensor  # [tokens] on the first stage, [0] on the others
-    draws: Tensor  # of `runtime.torch.sample.drawn_by`, on the last stage
-    chunks: tuple[ChunkInputs, ...]
-    decodes: tuple[DecodeInputs, ...]
+    draws: Tensor  # of `drawn_by`, on the last stage
+    reaches: Mapping[int, Reach]  # by window, in tokens; 0: the whole context
     names: Sequence[int] = ()  # the requests of the sampled tokens
     dropped: Sequence[int] = ()  # requests that are no longer served
     unknown: Sequence[tuple[int, int]] = ()  # where an id is missing, and whose newest token it is
@@ -57,41 +66,35 @@ def batch_inputs(
     page_tokens: int,
     device: torch.device,
     ids: Sequence[int] = (),
-    draws: Sequence[int] | NDArray[np.int64] = (),
+    draws: Draws = (),
+    *,
+    windows: Sequence[int] = (0,),
 ) -> BatchInputs:
     """Make the tensors of a micro-batch on `device`; `rows` have all of their pages.
 
-    `ids` and `draws` come along as they are.
+    `ids` and `draws` come along as they are. `windows`: those of the layers, 0 for a layer without.
 
     Rows of a single token are decodes; they are grouped by context, rounded up to a power of two
     of pages, so that padding reads at most twice the keys that are needed.
     """
     positions, slots, sampled = [], [], []
-    chunks: list[tuple[int, Piece]] = []
-    by_pages: dict[int, list[tuple[int, Piece]]] = {}
     first = 0
     for row in rows:
         where = np.arange(row.start, row.stop)
         page_of = np.asarray(row.pages, dtype=np.int64)
         positions.append(where)
         slots.append(page_of[where // page_tokens] * page_tokens + where % page_tokens)
-        if len(where) == 1:
-            doublings = (_num_pages(row, page_tokens) - 1).bit_length()
-            by_pages.setdefault(doublings, []).append((first, row))
-        else:
-            chunks.append((first, row))
         first += len(where)
         if row.last:
             sampled.append(first - 1)
-    groups = [_padded(by_pages[doublings], page_tokens) for doublings in sorted(by_pages)]
-    there = staged(
-        [
-            *(np.concatenate(positions), np.concatenate(slots), sampled, ids, draws),
-            *(row.pages[: _num_pages(row, page_tokens)] for _, row in chunks),
-            *(numbers for group in groups for numbers in group),
-        ],
-        device,
-    )
+    seen = {window: list(_seen(rows, page_tokens, window)) for window in windows}
+    chunks = {window: [each for each in seen[window] if each.length > 1] for window in windows}
+    groups = {window: _groups(seen[window]) for window in windows}
+    numbers: list[Draws] = [np.concatenate(positions), np.concatenate(slots), sampled, ids, draws]
+    for window in windows:
+        numbers += [chunk.pages for chunk in chunks[window]]
+        numbers += [each for group in groups[window] for each in group]
+    there = staged(numbers, device)
     return BatchInputs(
         first,
         next(there),
@@ -99,8 +102,16 @@ def batch_inputs(
         next(there),
         next(there),
         next(there),
-        tuple(ChunkInputs(at, row.stop - row.start, row.stop, next(there)) for at, row in chunks),
-        tuple(_decode_inputs(next(there), next(there), next(there), page_tokens) for _ in groups),
+        {
+            window: Reach(
+                tuple(ChunkInputs(*chunk[:3], next(there)) for chunk in chunks[window]),
+                tuple(
+                    _decode_inputs(next(there), next(there), next(there), page_tokens, window)
+                    for _ in groups[window]
+                ),
+            )
+            for window in windows
+        },
     )
 
 
@@ -118,24 +129,50 @@ def staged(
     return iter(host.to(device, non_blocking=True).split(sizes))
 
 
-def _num_pages(row: Piece, page_tokens: int) -> int:
-    return -(-row.stop // page_tokens)
+class _Seen(NamedTuple):
+    """As ChunkInputs, of a chunk or a decode, on the host."""
+
+    first: int
+    length: int
+    context: int
+    pages: Sequence[int]
 
 
-def _padded(
-    members: Sequence[tuple[int, Piece]], page_tokens: int
-) -> tuple[list[int], NDArray[np.int64], list[int]]:
-    """Return where the tokens of decodes are, their pages in rows of one length, and contexts."""
-    width = max(_num_pages(row, page_tokens) for _, row in members)
-    table = np.zeros((len(members), width), dtype=np.int64)
-    for index, (_, row) in enumerate(members):
-        count = _num_pages(row, page_tokens)
-        table[index, :count] = row.pages[:count]
-    return [first for first, _ in members], table.ravel(), [row.stop for _, row in members]
+def _seen(rows: Sequence[Piece], page_tokens: int, window: int) -> Iterator[_Seen]:
+    """Iterate over what the rows attend to: pages whose tokens a window has all left are not."""
+    first = 0
+    for row in rows:
+        left = max(row.start + 1 - window, 0) // page_tokens if window else 0
+        length, pages = row.stop - row.start, row.pages[left : -(-row.stop // page_tokens)]
+        yield _Seen(first, length, row.stop - left * page_tokens, pages)
+        first += length
+
+
+Numbers = tuple[list[int], NDArray[np.int64], list[int]]
+
+
+def _groups(seen: Sequence[_Seen]) -> list[Numbers]:
+    """Return, of each group of decodes, where their tokens are, their pages, and contexts."""
+    by_pages: dict[int, list[_Seen]] = {}
+    for each in seen:
+        if each.length == 1:
+            by_pages.setdefault((len(each.pages) - 1).bit_length(), []).append(each)
+    return [_padded(by_pages[doublings]) for doublings in sorted(by_pages)]
+
+
+def _padded(members: Sequence[_Seen]) -> Numbers:
+    table = np.zeros((len(members), max(len(each.pages) for each in members)), dtype=np.int64)
+    for index, each in enumerate(members):
+        table[index, : len(each.pages)] = each.pages
+    firsts, contexts = zip(*((each.first, each.context) for each in members), strict=True)
+    return list(firsts), table.ravel(), list(contexts)
 
 
 def _decode_inputs(
-    tokens: Tensor, pages: Tensor, contexts: Tensor, page_tokens: int
+    tokens: Tensor, pages: Tensor, contexts: Tensor, page_tokens: int, window: int
 ) -> DecodeInputs:
     keys = torch.arange(len(pages) // len(tokens) * page_tokens, device=pages.device)
-    return DecodeInputs(tokens, pages, (keys < contexts[:, None])[:, None, None])
+    visible = keys < contexts[:, None]
+    if window:
+        visible &= keys >= contexts[:, None] - window
+    return DecodeInputs(tokens, pages, visible[:, None, None])

@@ -1,28 +1,37 @@
-"""Decoder-only Llama, Mistral, Mixtral, Qwen2 and Qwen3, cut into stages, with paged KV.
+"""Decoder-only Llama, Mistral, Mixtral, Qwen and DeepSeek-V2, cut into stages, with paged KV.
 
 Knows one micro-batch at a time; no scheduler, no processes, no clock. Weights are those of
 Hugging Face checkpoints; query, key and value are one matrix here, and so are gate and up. Not
-supported: shared experts, latent attention, quantisation, and rotary embeddings scaled in other
-ways than `linear` and `llama3` (dynamic, yarn, longrope).
+supported: shared experts with a gate, groups of experts, quantisation (a profiler times 8-bit
+floats), and rotary embeddings scaled in other ways than `linear` and `llama3` (yarn, longrope).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
 from evenflow.specs.model import ModelSpec
-from runtime.torch.attention import KvPages, attend_chunks, attend_decodes
-from runtime.torch.inputs import BatchInputs
-
-Mark = Callable[[str], None]
-"""Is told the name of each operator when it has been issued; a profiler's stopwatch is one."""
+from runtime.torch.attention import KvPages
+from runtime.torch.inputs import BatchInputs, Draws, batch_inputs
+from runtime.torch.layers import (
+    Experts,
+    GatedMlp,
+    HeadAttention,
+    LatentAttention,
+    Layer,
+    Linear,
+    Mark,
+    Norm,
+    Pass,
+    unmarked,
+)
+from runtime.wire import Piece
 
 Part = tuple[slice, ...]
 """The rows, and perhaps columns, of a weight that a rank holds."""
@@ -32,10 +41,6 @@ Source = Callable[[str, tuple[int, ...], Part], Tensor]
 config.json asks for."""
 
 ALL: Part = (slice(None),)
-
-
-def unmarked(operator: str) -> None:
-    """Take no notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,110 +118,12 @@ def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tupl
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate `heads` [tokens, heads, head_dim] by their positions."""
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A matrix [outputs, inputs] and perhaps a bias [outputs]."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return functional.linear(values, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """Root mean square norm (Zhang and Sennrich), computed in float32 as the checkpoints were."""
-
-    weight: Tensor
-    epsilon: float
-
-    def __call__(self, values: Tensor) -> Tensor:
-        wide = values.float()
-        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.epsilon)
-        return self.weight * (wide * scale).to(values.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class GatedMlp:
-    """SwiGLU (Shazeer, GLU Variants): gate and up are one matrix, `up`."""
-
-    up: Linear
-    down: Linear
-
-    def __call__(self, normed: Tensor, mark: Mark = unmarked) -> Tensor:
-        gate, up = self.up(normed).chunk(2, dim=-1)
-        mark("linear_up")
-        activated = functional.silu(gate) * up
-        mark("activation")
-        projected = self.down(activated)
-        mark("linear_down")
-        return projected
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture of experts (Shazeer et al.; Mixtral): each token passes the `top` best of them.
-
-    The router is a softmax over all, in float32; `normed`: the chosen shares then add up to 1. An
-    expert computes its tokens alone, so how many these are comes back from the device once a layer.
-    """
-
-    router: Linear
-    experts: tuple[GatedMlp, ...]
-    top: int
-    normed: bool
-
-    def __call__(self, normed: Tensor, mark: Mark = unmarked) -> Tensor:
-        shares = functional.softmax(self.router(normed), dim=-1, dtype=torch.float32)
-        shares, chosen = shares.topk(self.top, dim=-1)
-        if self.normed:
-            shares = shares / shares.sum(dim=-1, keepdim=True)
-        shares, mixed = shares.to(normed.dtype), torch.zeros_like(normed)
-        mark("router")
-        for index in chosen.unique().tolist():
-            rows, place = torch.where(chosen == index)
-            computed = self.experts[index](normed[rows])
-            mixed.index_add_(0, rows, computed * shares[rows, place, None])
-        mark("experts")
-        return mixed
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One transformer layer: attention, then an MLP, each on the normed sum so far."""
-
-    attention_norm: Norm
-    qkv: Linear
-    head_norms: tuple[Norm, Norm] | None  # of each query head, and of each key head
-    o: Linear
-    mlp_norm: Norm
-    mlp: GatedMlp | Experts
-    window: int  # the last so many tokens are attended to; 0: all
-
-
 @dataclass(frozen=True, slots=True)
 class Head:
     """What turns the last hidden states into logits."""
 
     norm: Norm
     matrix: Linear
-
-
-class Pass(NamedTuple):
-    """What all layers need of one micro-batch."""
-
-    batch: BatchInputs
-    kv: KvPages
-    cosines: Tensor  # [tokens, 1, head_dim]
-    sines: Tensor
-    mark: Mark
 
 
 class Stage:
@@ -246,22 +153,37 @@ class Stage:
         embedding = "model.embed_tokens.weight"
         head = embedding if spec.tie_word_embeddings else "lm_head.weight"
         self.embedding = weights(embedding, *vocabulary) if self.is_first else None
-        self.layers = tuple(_layer(spec, index, weights, ranks) for index in range(start, stop))
+        parts = [_LayerWeights(spec, index, weights, ranks) for index in range(start, stop)]
+        self.layers = tuple(part.layer() for part in parts)
         self.head: Head | None = None
         if self.is_last:
             norm = Norm(weights("model.norm.weight", (spec.hidden_size,), ALL), spec.norm_epsilon)
             shared = self.embedding if spec.tie_word_embeddings else None
             self.head = Head(norm, Linear(weights(head, *vocabulary) if shared is None else shared))
-        some_weight = self.layers[0].o.weight
+        some_weight = self.layers[0].mlp_norm.weight
         self.dtype, self.device = some_weight.dtype, some_weight.device
-        self._frequencies = rope.inverse_frequencies(spec.head_dim, self.device)
+        rotated = spec.qk_rope_head_dim if spec.kv_lora_rank else spec.head_dim
+        self._frequencies = rope.inverse_frequencies(rotated, self.device)
+
+    def inputs(
+        self,
+        rows: Sequence[Piece],
+        page_tokens: int,
+        ids: Sequence[int] = (),
+        draws: Draws = (),
+    ) -> BatchInputs:
+        """Return a micro-batch as `forward` takes it; see `batch_inputs`."""
+        windows = sorted({layer.attention.window for layer in self.layers})
+        return batch_inputs(rows, page_tokens, self.device, ids, draws, windows=windows)
 
     def kv_pages(self, pages: int, page_tokens: int) -> KvPages:
         """Return empty pages for the keys and values of this stage."""
-        heads = (self.spec.num_kv_heads, self.spec.head_dim)
-        return KvPages(
-            len(self.layers), pages, page_tokens, heads, dtype=self.dtype, device=self.device
+        spec, latent = self.spec, self.spec.kv_lora_rank
+        heads = (
+            (1, latent + spec.qk_rope_head_dim) if latent else (spec.num_kv_heads, spec.head_dim)
         )
+        shape = (len(self.layers), pages, page_tokens, *heads)
+        return KvPages(shape, latent, dtype=self.dtype, device=self.device)
 
     def forward(
         self, inputs: Tensor, batch: BatchInputs, kv: KvPages, mark: Mark = unmarked
@@ -276,8 +198,12 @@ class Stage:
             mark("rope")
             passing = Pass(batch, kv, *turn, mark)
             for index, layer in enumerate(self.layers):
-                hidden = self._attention(index, layer, hidden, passing)
-                hidden = self._mlp(layer, hidden, mark)
+                normed = layer.attention_norm(hidden)
+                mark("norm")
+                hidden = hidden + self.ranks.total(layer.attention(index, normed, passing), mark)
+                normed = layer.mlp_norm(hidden)
+                mark("norm")
+                hidden = hidden + self.ranks.total(layer.mlp(normed, mark), mark)
             mark("norm")
             if self.head is None:
                 return hidden
@@ -293,104 +219,148 @@ class Stage:
         here = (rows >= 0) & (rows < len(embedding))
         return self.ranks.total(functional.embedding(rows * here, embedding) * here[:, None])
 
-    def _attention(self, index: int, layer: Layer, hidden: Tensor, passing: Pass) -> Tensor:
-        """Return `hidden` [tokens, hidden] with a layer's attention added."""
-        batch, kv, cosines, sines, mark = passing
-        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        normed = layer.attention_norm(hidden)
-        mark("norm")
-        packed = layer.qkv(normed)
-        mark("linear_qkv")
-        packed = packed.unflatten(1, (-1, self.spec.head_dim))
-        queries, keys, values = packed.split((heads, kv_heads, kv_heads), dim=1)
-        if layer.head_norms is not None:
-            query_norm, key_norm = layer.head_norms
-            queries, keys = query_norm(queries), key_norm(keys)
-            mark("norm")
-        queries, keys = rotate(queries, cosines, sines), rotate(keys, cosines, sines)
-        mark("rope")
-        kv.write(index, keys, values, batch.slots)
-        mark("kv_write")
-        attended = torch.empty_like(queries)
-        if batch.chunks:
-            attend_chunks(queries, attended, index, batch.chunks, kv, window=layer.window)
-            mark("attention_prefill")
-        if batch.decodes:
-            attend_decodes(queries, attended, index, batch.decodes, kv, window=layer.window)
-            mark("attention_decode")
-        projected = layer.o(attended.flatten(1, 2))
-        mark("linear_o")
-        return hidden + self.ranks.total(projected, mark)
-
-    def _mlp(self, layer: Layer, hidden: Tensor, mark: Mark) -> Tensor:
-        """Return `hidden` [tokens, hidden] with a layer's MLP, or mixture of such, added."""
-        normed = layer.mlp_norm(hidden)
-        mark("norm")
-        return hidden + self.ranks.total(layer.mlp(normed, mark), mark)
-
 
 DENSE = ("gate_proj", "up_proj", "down_proj")
-EXPERTS = {
-    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
-    "qwen3_moe": ("mlp", *DENSE),
-}
+LATENT_EPSILON = 1e-6
+"""Of the norms of latents, which follows no key of config.json."""
+EXPERTS = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 """Family -> the module of its mixtures, and the matrices of an expert: gate, up and down."""
 
 
-def _layer(spec: ModelSpec, index: int, weights: Source, ranks: Ranks) -> Layer:
-    prefix, hidden = f"model.layers.{index}", spec.hidden_size
-    (kind,) = spec.kinds(index, index + 1)
-    attention = f"{prefix}.self_attn"
-    query, key = (
-        (count * spec.head_dim, ranks.part(count, spec.head_dim))
-        for count in (spec.num_heads, spec.num_kv_heads)
-    )
-    # attention_bias is on all four projections; Qwen2 has no such key, and three biases.
-    o_bias = spec.attention_bias and spec.family != "qwen2"
+@dataclass(frozen=True, slots=True)
+class _LayerWeights:
+    """What one layer is made of: the names that its weights have, and the parts that are here."""
 
-    def fused(module: str, outputs: dict[str, tuple[int, slice]], bias: bool) -> Linear:
+    spec: ModelSpec
+    index: int
+    weights: Source
+    ranks: Ranks
+
+    def layer(self) -> Layer:
+        (kind,) = self.spec.kinds(self.index, self.index + 1)
+        mlp = f"{self._prefix}.mlp"
+        return Layer(
+            self.norm("input_layernorm"),
+            self.latent_attention() if kind.kv_lora_rank else self.head_attention(kind),
+            self.norm("post_attention_layernorm"),
+            self.mixture() if kind.num_experts else self.gated(mlp, kind.intermediate_size, *DENSE),
+        )
+
+    @property
+    def _prefix(self) -> str:
+        return f"model.layers.{self.index}"
+
+    def norm(self, name: str, size: int | None = None, epsilon: float | None = None) -> Norm:
+        shape = (size or self.spec.hidden_size,)
+        weight = self.weights(f"{self._prefix}.{name}.weight", shape, ALL)
+        return Norm(weight, epsilon or self.spec.norm_epsilon)
+
+    def fused(self, module: str, outputs: dict[str, tuple[int, slice]], bias: bool) -> Linear:
+        """Return matrices of the same inputs as one."""
+
         def joined(kind: str, *inputs: int) -> Tensor:
-            names = outputs.items()
             return torch.cat(
-                [weights(f"{module}.{n}.{kind}", (o, *inputs), (part,)) for n, (o, part) in names]
+                [
+                    self.weights(f"{module}.{name}.{kind}", (size, *inputs), (part,))
+                    for name, (size, part) in outputs.items()
+                ]
             )
 
-        return Linear(joined("weight", hidden), joined("bias") if bias else None)
+        matrix = joined("weight", self.spec.hidden_size)
+        return self._stored(Linear(matrix, joined("bias") if bias else None))
 
-    def summed(module: str, inputs: tuple[int, slice], bias: bool) -> Linear:
-        matrix = weights(f"{module}.weight", (hidden, inputs[0]), (slice(None), inputs[1]))
-        added = weights(f"{module}.bias", (hidden,), ALL) if bias else None
-        return Linear(matrix, None if ranks.rank else added)  # once, in the sum over the ranks
+    def summed(self, module: str, inputs: tuple[int, slice], bias: bool) -> Linear:
+        """Return a matrix whose outputs are added up over the ranks."""
+        hidden = self.spec.hidden_size
+        matrix = self.weights(f"{module}.weight", (hidden, inputs[0]), (slice(None), inputs[1]))
+        added = self.weights(f"{module}.bias", (hidden,), ALL) if bias else None
+        return self._stored(Linear(matrix, None if self.ranks.rank else added))  # once, in the sum
 
-    def gated(module: str, width: int, gate: str, up: str, down: str) -> GatedMlp:
-        columns = (width, ranks.part(width))
-        both = fused(module, {gate: columns, up: columns}, bias=False)
-        return GatedMlp(both, summed(f"{module}.{down}", columns, bias=False))
+    def _stored(self, linear: Linear) -> Linear:
+        return linear.in_8_bits() if self.spec.quantization else linear
 
-    def mixture() -> Experts:
-        module, *names = EXPERTS[spec.family]
-        router = weights(f"{prefix}.{module}.gate.weight", (spec.num_experts, hidden), ALL)
-        width = spec.expert_intermediate_size
-        each = (f"{prefix}.{module}.experts.{index}" for index in range(spec.num_experts))
-        experts = tuple(gated(expert, width, *names) for expert in each)
-        return Experts(Linear(router), experts, spec.experts_per_token, spec.norm_topk_prob)
+    def gated(self, module: str, width: int, gate: str, up: str, down: str) -> GatedMlp:
+        columns = (width, self.ranks.part(width))
+        both = self.fused(module, {gate: columns, up: columns}, bias=False)
+        return GatedMlp(both, self.summed(f"{module}.{down}", columns, bias=False))
 
-    def norm(name: str, size: int = hidden) -> Norm:
-        return Norm(weights(f"{prefix}.{name}.weight", (size,), ALL), spec.norm_epsilon)
+    def mixture(self) -> Experts:
+        spec = self.spec
+        name, *names = EXPERTS.get(spec.family, ("mlp", *DENSE))
+        module, width = f"{self._prefix}.{name}", spec.expert_intermediate_size
+        router = self.weights(f"{module}.gate.weight", (spec.num_experts, spec.hidden_size), ALL)
+        each = (f"{module}.experts.{index}" for index in range(spec.num_experts))
+        experts = tuple(self.gated(expert, width, *names) for expert in each)
+        columns = spec.shared_intermediate_size
+        shared = self.gated(f"{module}.shared_experts", columns, *DENSE) if columns else None
+        return Experts(Linear(router), experts, spec.experts_per_token, spec.norm_topk_prob, shared)
 
-    def head_norms() -> tuple[Norm, Norm]:
-        queries, keys = (norm(f"self_attn.{one}_norm", spec.head_dim) for one in "qk")
+    def head_attention(self, kind: ModelSpec) -> HeadAttention:
+        module, size, ranks = f"{self._prefix}.self_attn", kind.head_dim, self.ranks
+        query, key = (
+            (count * size, ranks.part(count, size)) for count in (kind.num_heads, kind.num_kv_heads)
+        )
+        here = shard(kind, ranks.size)
+        return HeadAttention(
+            self.fused(
+                module, {"q_proj": query, "k_proj": key, "v_proj": key}, kind.attention_bias
+            ),
+            self._head_norms() if kind.qk_norm else None,
+            # attention_bias is on all four projections; Qwen2 has no such key, and three biases.
+            self.summed(f"{module}.o_proj", query, kind.attention_bias and kind.family != "qwen2"),
+            (here.num_heads, here.num_kv_heads),
+            kind.sliding_window,
+        )
+
+    def _head_norms(self) -> tuple[Norm, Norm]:
+        queries, keys = (self.norm(f"self_attn.{x}_norm", self.spec.head_dim) for x in "qk")
         return queries, keys
 
-    return Layer(
-        norm("input_layernorm"),
-        fused(attention, {"q_proj": query, "k_proj": key, "v_proj": key}, spec.attention_bias),
-        head_norms() if spec.qk_norm else None,
-        summed(f"{attention}.o_proj", query, o_bias),
-        norm("post_attention_layernorm"),
-        mixture() if spec.num_experts else gated(f"{prefix}.mlp", spec.intermediate_size, *DENSE),
-        kind.sliding_window,
-    )
+    def latent_attention(self) -> LatentAttention:
+        spec, ranks, module = self.spec, self.ranks, f"{self._prefix}.self_attn"
+        keys = self.weights(
+            f"{module}.kv_a_proj_with_mqa.weight",
+            (spec.kv_lora_rank + spec.qk_rope_head_dim, spec.hidden_size),
+            ALL,
+        )
+        down, query_up = self._queries(module)
+        both = self._of_heads("kv_b_proj", spec.kv_lora_rank, spec.head_dim + spec.v_head_dim)
+        columns = spec.num_heads * spec.v_head_dim, ranks.part(spec.num_heads, spec.v_head_dim)
+        return LatentAttention(
+            Linear(torch.cat((down, _in_halves(keys, spec.qk_rope_head_dim)))),
+            query_up,
+            self.norm("self_attn.kv_a_layernorm", spec.kv_lora_rank, LATENT_EPSILON),
+            (both[:, : spec.head_dim], both[:, spec.head_dim :]),
+            self.summed(f"{module}.o_proj", columns, bias=False),
+        )
+
+    def _queries(self, module: str) -> tuple[Tensor, tuple[Norm, Linear] | None]:
+        """Return what makes queries of hidden states, or their latents, and queries of those."""
+        spec = self.spec
+        latent, rotated = spec.q_lora_rank, spec.qk_rope_head_dim
+        name = "q_b_proj" if latent else "q_proj"
+        heads = self._of_heads(name, latent or spec.hidden_size, spec.head_dim + rotated)
+        matrix = _in_halves(heads, rotated).flatten(0, 1)
+        if not latent:
+            return matrix, None
+        down = self.weights(f"{module}.q_a_proj.weight", (latent, spec.hidden_size), ALL)
+        return down, (self.norm("self_attn.q_a_layernorm", latent, LATENT_EPSILON), Linear(matrix))
+
+    def _of_heads(self, name: str, inputs: int, width: int) -> Tensor:
+        """Return the matrices of the heads that are here: [heads, width, inputs]."""
+        heads = self.spec.num_heads
+        name = f"{self._prefix}.self_attn.{name}.weight"
+        matrix = self.weights(name, (heads * width, inputs), (self.ranks.part(heads, width),))
+        return matrix.unflatten(0, (-1, width))
+
+
+def _in_halves(rows: Tensor, rotated: int) -> Tensor:
+    """Return `rows` [..., outputs, inputs] whose last `rotated` outputs `rotate` can turn.
+
+    DeepSeek's checkpoints turn neighbours, the first with the second; here those of two halves.
+    """
+    kept, turned = rows.split((rows.shape[-2] - rotated, rotated), dim=-2)
+    return torch.cat((kept, turned[..., 0::2, :], turned[..., 1::2, :]), dim=-2)
 
 
 def shard(spec: ModelSpec, tensor_parallel: int) -> ModelSpec:

@@ -10,23 +10,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.profile.file import Profile
+from evenflow.costs.roofline import active_experts
 from evenflow.errors import UsageError
 from evenflow.results.around import Around, around_stages
 from evenflow.results.run import RunResult
 from evenflow.specs.model import ModelSpec
 from evenflow.world import World
 from profiler.host import Service
+from profiler.machine import require_device
 from profiler.profile import DTYPES, Settings, profile, tokenizer_beside
 from profiler.shapes import Limits, Shape
 from profiler.timed_runs import Progress
 from runtime.serve import Workers, serve
 from runtime.tokens import RandomTexts
-from runtime.torch.inputs import batch_inputs
-from runtime.torch.model import Mark, Ranks, Rope, Stage
+from runtime.torch.layers import Linear, Mark
+from runtime.torch.model import Ranks, Rope, Stage
 from runtime.torch.sample import sample
 from runtime.torch.settings import torch_settings, transport_of
-from runtime.torch.weights import random_stage, read_model
+from runtime.torch.weights import FAMILIES, random_stage, read_model
 from runtime.wire import Piece
 
 
@@ -44,21 +47,41 @@ class TimedStage:
         self._kv = stage.kv_pages(self.total_pages, page_tokens)
         self._kv.keys.normal_()
         self._kv.values.normal_()
+        self._woken = self._woken_evenly = 0.0
 
     def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[Mark], None]:
         """Return a run of a micro-batch, with fresh random inputs, that marks its operators."""
         stage, kv, page_tokens = self.stage, self._kv, self.page_tokens
         rows = self._rows(shape, rng)
         ids = rng.integers(stage.spec.vocab_size, size=shape.tokens).tolist()
+        self._woken_evenly += self._evenly(shape.tokens)
 
         def run(mark: Mark) -> None:
-            batch = batch_inputs(rows, page_tokens, stage.device, ids)
+            def told(operator: str) -> None:
+                self._woken += operator == "experts"
+                mark(operator)
+
+            batch = stage.inputs(rows, page_tokens, ids)
             mark("cpu_prepare")
-            logits = stage.forward(batch.ids, batch, kv, mark)
+            logits = stage.forward(batch.ids, batch, kv, told if stage.spec.num_experts else mark)
             sample(logits)
             mark("sample")
 
         return run
+
+    def _evenly(self, tokens: int) -> float:
+        """Return how many experts the layers' routers would wake if they chose evenly."""
+        spec, layers = self.stage.spec, operator_counts(self.stage.spec)["experts"]
+        each = active_experts(tokens, spec.num_experts, spec.experts_per_token) if layers else 0.0
+        return layers * each
+
+    @property
+    def note(self) -> str:
+        """What the routers did."""
+        if not self._woken_evenly:
+            return ""
+        share = self._woken / self._woken_evenly
+        return f"; routers chose {share:.0%} of the experts that even ones would"
 
     def _rows(self, shape: Shape, rng: np.random.Generator) -> list[Piece]:
         lengths = shape.lengths()
@@ -91,12 +114,10 @@ def profile_model(
     name_or_path: str | Path, out: Path, settings: Settings, progress: Progress | None = None
 ) -> Profile:
     """Measure and write a profile of a model: a name in the table, or the path of a config.json."""
-    spec, _ = read_model(name_or_path)
-    if spec.sliding_window or spec.num_experts:
-        raise UsageError(
-            f"{spec.name}: a profile has dense layers whose tokens attend to all; use a model "
-            "without experts and sliding_window"
-        )
+    require_device(settings.device)
+    spec, _ = read_model(name_or_path, timed=True)
+    if spec.quantization:
+        _require_8_bits(spec, settings)
     return profile(
         spec,
         out,
@@ -108,12 +129,27 @@ def profile_model(
     )
 
 
+def _require_8_bits(spec: ModelSpec, settings: Settings) -> None:
+    """Raise UsageError unless torch multiplies a model's matrices in 8-bit floats on a device."""
+    make = partial(torch.ones, dtype=torch.bfloat16, device=settings.device)
+    for inputs, outputs in spec.linear_shapes(settings.tensor_parallel):
+        try:
+            Linear(make(outputs, inputs)).in_8_bits()(make(16, inputs))
+        except (RuntimeError, AttributeError):  # NotImplementedError is the former
+            raise UsageError(
+                f"{spec.name}: weights in {spec.quantization} need torch._scaled_mm of {inputs} x "
+                f"{outputs} on the {settings.device}; GPUs of compute capability 8.9 or above have "
+                "it for multiples of 16"
+            ) from None
+
+
 def service_of(model: str | Path, spec: ModelSpec, settings: Settings) -> Service | None:
     """Return two stages of a layer each: on a CPU, on two GPUs or, crossing none, on one.
 
-    None without ZeroMQ, over which stages are told of micro-batches.
+    None without ZeroMQ, over which stages are told of micro-batches, and for a model that is not
+    served.
     """
-    if find_spec("zmq") is None:
+    if find_spec("zmq") is None or spec.family not in FAMILIES or spec.quantization:
         return None
     layers, device = spec.num_layers, settings.device
     one_gpu = device == "cuda" and torch.cuda.device_count() == 1

@@ -15,12 +15,22 @@ import torch
 from torch import Tensor
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.specs.huggingface import DTYPE_BYTES
+from evenflow.specs.huggingface import DTYPE_BYTES, WINDOWED
 from evenflow.specs.model import ModelSpec, listed, model
 from runtime.torch.model import ALONE, Part, Ranks, Rope, Source, Stage
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+NOT_COMPUTED = {
+    "deepseek": ("kv_lora_rank", "latent attention (measured, not served)"),
+    "falcon": ("parallel_attn", "attention beside the MLP"),
+    "gemma2": ("attn_logit_softcapping", "soft caps"),
+    "gemma3": ("query_pre_attn_scalar", "norms after each block"),
+    "gpt_oss": ("model_type", "attention sinks"),
+    "minimax_m2": ("scoring_func", "a router of sigmoids"),
+    "qwen2_moe": ("shared_expert_intermediate_size", "shared experts with a gate"),
+}
+"""Family -> a key of its config.json, and what that means that `runtime.torch.model` lacks."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -125,13 +135,15 @@ def dtype_of(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def read_model(name_or_path: str | Path) -> tuple[ModelSpec, Rope]:
+def read_model(name_or_path: str | Path, *, timed: bool = False) -> tuple[ModelSpec, Rope]:
     """Return a model of the table, or of a config.json or the folder that holds one.
 
     Refuses what `runtime.torch.model` does not compute; UsageError names the file and the key.
+    `timed`: what it does not serve but a profiler times with random weights is let through: latent
+    attention, 8-bit floats, and any scaling of positions, which changes no time of a layer.
     """
     spec = model(name_or_path)
-    require_runnable(spec)
+    require_runnable(spec, timed=timed)
     if listed(name_or_path):
         return spec, Rope(spec.rope_theta)
     path = Path(name_or_path)
@@ -140,10 +152,10 @@ def read_model(name_or_path: str | Path) -> tuple[ModelSpec, Rope]:
     activation = values.get("hidden_act", "silu")
     if activation != "silu":
         raise UsageError(f'{file}: "hidden_act" is {activation!r}; only "silu" can be run')
-    for key in ("mlp_bias", "use_sliding_window", "quantization_config"):
-        if values.get(key):
+    for key in ("mlp_bias", "use_sliding_window"):
+        if values.get(key) and not (key == "use_sliding_window" and spec.family in WINDOWED):
             raise UsageError(f'{file}: "{key}" is set, and such models cannot be run')
-    return spec, _rope(file, values, spec.rope_theta)
+    return spec, Rope(spec.rope_theta) if timed else _rope(file, values, spec.rope_theta)
 
 
 def _rope(file: Path, values: dict[str, Any], theta: float) -> Rope:
@@ -160,11 +172,22 @@ def _rope(file: Path, values: dict[str, Any], theta: float) -> Rope:
     return Rope(theta, kind, **{key: float(scaling[key]) for key in ROPE_KINDS[kind]})
 
 
-def require_runnable(spec: ModelSpec) -> None:
-    """Raise a UsageError unless `runtime.torch.model` computes models of this family."""
-    if spec.family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise UsageError(f"{spec.name}: the family {spec.family} cannot be run; known: {known}")
+def require_runnable(spec: ModelSpec, *, timed: bool = False) -> None:
+    """Raise a UsageError unless `runtime.torch.model` computes such models, as they are stored."""
+    latent = timed and spec.kv_lora_rank > 0
+    if spec.family not in FAMILIES and not latent:
+        key, what = NOT_COMPUTED[spec.family]
+        raise UsageError(
+            f'{spec.name}: "{key}" in its config.json means {what}, which cannot be run; a model '
+            f"of {', '.join(FAMILIES)} is right"
+        )
+    formats = ("", "fp8") if timed and not latent else ("",)
+    if spec.quantization not in formats or spec.quantized_experts_only:
+        right = " or ".join((*DTYPES, *formats[1:]))
+        raise UsageError(
+            f'{spec.name}: "quantization_config" in its config.json means weights in '
+            f"{spec.quantization}, which cannot be run; {right} is right"
+        )
 
 
 def load_stage(

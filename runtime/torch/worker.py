@@ -20,7 +20,7 @@ from runtime.tokens import UNKNOWN
 from runtime.torch import StageSettings
 from runtime.torch.attention import KvPages
 from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared, Told, meet
-from runtime.torch.inputs import BatchInputs, batch_inputs
+from runtime.torch.inputs import BatchInputs
 from runtime.torch.model import ALONE, Ranks, Stage
 from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample
 from runtime.torch.weights import load_stage, random_stage, read_model
@@ -67,9 +67,9 @@ class TorchWorker:
             [self._how.get(row.request_id, GREEDY) for row in sampled],
             [row.stop for row in sampled],
         )
-        place, device = self._place, self._stage.device
+        place = self._place
         with self._preparing():
-            batch = batch_inputs(rows, place.page_tokens, device, step.tokens, draws)
+            batch = self._stage.inputs(rows, place.page_tokens, step.tokens, draws)
         if self._carrier is not None and not self._stage.is_first:
             self._carrier.expect(batch.num_tokens)
         starts = accumulate((row.stop - row.start for row in rows), initial=0)
@@ -175,7 +175,7 @@ def warm_up(stage: Stage, kv: KvPages) -> None:
             count = sum(row.stop - row.start for row in rows)
             how = [Sampling(1.0, 2, 0.9) if row.request_id % 2 else GREEDY for row in rows]
             draws = drawn_by(how, [row.stop for row in rows]) if stage.is_last else ()
-            batch = batch_inputs(rows, kv.page_tokens, stage.device, [0] * count, draws)
+            batch = stage.inputs(rows, kv.page_tokens, [0] * count, draws)
             hidden = kv.keys.new_zeros(count, stage.spec.hidden_size)
             out = stage.forward(batch.ids if stage.is_first else hidden, batch, kv)
             if stage.is_last:

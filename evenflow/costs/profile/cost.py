@@ -1,16 +1,18 @@
 """Costs from a profile file: the operators measured on a device, interpolated.
 
 Knows what a prediction needs of a file, how operators make a layer, and the roofline's estimates of
-those that a file lacks (`fill: roofline`). Known error: decoding rows count with their mean context
-(`attention_decode_uneven` in the file shows what that costs), and operators measured alone miss
-what they do to each other's caches.
+those that a file lacks (`fill: roofline`). Known error: decoding rows count with their mean
+context, and operators measured alone miss what they do to each other's caches.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
+from statistics import fmean
 
 import numpy as np
 
@@ -22,7 +24,6 @@ from evenflow.costs.roofline import (
     elementwise_values,
     embedding_s,
     head_s,
-    linear_s,
 )
 from evenflow.costs.tables import (
     Attention,
@@ -39,16 +40,45 @@ from evenflow.costs.tables import (
 from evenflow.errors import UsageError
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.huggingface import DTYPE_BYTES
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import ModelSpec, parameters
 
-LINEARS = ("linear_qkv", "linear_o", "linear_up", "linear_down")
-"""The products of a layer, in the order of `ModelSpec.linear_shapes`."""
-
-LAYER = (*LINEARS, "norm", "norm", "rope", "activation", "kv_write")
-ATTENTIONS = ("attention_prefill", "attention_decode")
 ENDS = ("embedding", "head", "sample")
 HOST = ("cpu_message", "cpu_schedule", "cpu_prepare", "cpu_sample", "cpu_detokenise")
 """What the host does for a micro-batch, one after the other, against its rows."""
+
+
+def linears(kind: ModelSpec) -> tuple[str, ...]:
+    """Return the products that every token passes in a layer, as `ModelSpec.linear_shapes` does."""
+    mlp = ("linear_up", "linear_down") if kind.shared_columns else ()
+    query_up = ("linear_q_up",) if kind.q_lora_rank else ()
+    latent = (*query_up, "linear_kv_up") if kind.kv_lora_rank else ()
+    router = ("router",) if kind.num_experts else ()
+    return ("linear_qkv", *latent, "linear_o", *mlp, *router)
+
+
+def operators(kind: ModelSpec) -> tuple[str, ...]:
+    """Return what a layer runs besides attention, each operator as often as it does."""
+    mlp = ("activation",) if kind.shared_columns else ()
+    experts = ("experts",) if kind.num_experts else ()
+    return (*linears(kind), "norm", "norm", "rope", *mlp, "kv_write", *experts)
+
+
+def attentions(kind: ModelSpec) -> tuple[str, str]:
+    """Return the attention of a layer: of a chunk, and of decodes."""
+    within = "_window" if kind.sliding_window else ""
+    return f"attention_prefill{within}", f"attention_decode{within}"
+
+
+def operator_counts(model: ModelSpec) -> Counter[str]:
+    """Return how often the layers of a model run each operator."""
+    counts: Counter[str] = Counter()
+    for kind, layers in model.kinds().items():
+        counts.update(layers * (*operators(kind), *attentions(kind)))
+    return counts
+
+
+BEYOND = 10**12
+"""Tokens of context that no request has."""
 
 MEMORY_BYTES_PER_S = 2e13
 """No memory is faster, caches of CPUs included."""
@@ -77,16 +107,22 @@ def profile_cost(
     """
     check_fits(profile, model, name)
     check_units(profile, model, name)
-    parts = Parts(profile, model, tensor_parallel, fill, name)
-    parts.check_complete()
-    tables = Tables(
-        parts.whole_layer() if parts.is_total else parts.layer(with_all_reduces),
-        parts.attention("attention_prefill"),
-        parts.attention("attention_decode"),
-        parts.by_tokens("embedding"),
-        parts.head(),
-    )
-    return TableCost(tables, layers_per_stage, model.hidden_size * model.dtype_bytes)
+    if fill is None:
+        _check_complete(profile, model, tensor_parallel, name)
+    (tables, layers), *others = [
+        (Parts(profile, kind, tensor_parallel, fill, name).tables(with_all_reduces), counts)
+        for kind, counts in _layers_of(model, layers_per_stage).items()
+    ]
+    return TableCost(tables, layers, model.hidden_size * model.dtype_bytes, others)
+
+
+def _layers_of(model: ModelSpec, layers_per_stage: Sequence[int]) -> dict[ModelSpec, list[int]]:
+    """Return how many layers of each kind every stage has."""
+    stops = accumulate(layers_per_stage)
+    pairs = zip(stops, layers_per_stage, strict=True)
+    stages = [model.kinds(stop - count, stop) for stop, count in pairs]
+    kinds = dict.fromkeys(kind for stage in stages for kind in stage)
+    return {kind: [stage.get(kind, 0) for stage in stages] for kind in kinds}
 
 
 def hop_of(profile: Profile) -> tuple[float, float] | None:
@@ -125,7 +161,7 @@ def _line(points: Sequence[Point]) -> tuple[float, float]:
     It goes through their means, which a median is not where some repeats take much longer.
     """
     sizes = np.array([point.size_bytes or point.tokens or 0 for point in points], dtype=float)
-    seconds = np.array([_mean_s(point) for point in points])
+    seconds = np.array([point.mean_s for point in points])
     per_unit_s = 0.0
     if len(points) > 1:
         per_unit_s = max(float(np.polyfit(sizes, seconds, 1, w=1 / seconds)[0]), 0.0)
@@ -133,37 +169,39 @@ def _line(points: Sequence[Point]) -> tuple[float, float]:
     return max(latency_s, 0.0), per_unit_s
 
 
-def _mean_s(point: Point) -> float:
-    """Return about what repeats take on average: Swanson's mean, of P10, median and P90."""
-    return 0.3 * point.p10_s + 0.4 * point.median_s + 0.3 * point.p90_s
-
-
-def missing_operators(profile: Profile, tensor_parallel: int = 1) -> list[str]:
+def missing_operators(profile: Profile, model: ModelSpec, tensor_parallel: int = 1) -> list[str]:
     """Return the operators that a prediction needs and the file lacks, in order."""
-    needed = list(dict.fromkeys((*LAYER, *ATTENTIONS, *ENDS)))
+    needed = [*operator_counts(model), *ENDS]
     if profile.of("model_prefill", tensor_parallel):
-        needed = [operator for operator in needed if operator not in LAYER]
+        needed = [each for each in needed if each.startswith("attention") or each in ENDS]
     if tensor_parallel > 1:
         needed.append("all_reduce")
     return [operator for operator in needed if not profile.of(operator, tensor_parallel)]
 
 
+def _check_complete(profile: Profile, model: ModelSpec, tensor_parallel: int, name: str) -> None:
+    missing = missing_operators(profile, model, tensor_parallel)
+    if missing:
+        ranks = f" for {tensor_parallel} ranks" if tensor_parallel > 1 else ""
+        raise UsageError(
+            f"{name}: lacks {', '.join(missing)}{ranks}; measure them, or say "
+            '"fill: roofline" to estimate them'
+        )
+
+
 def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
     """Raise a UsageError when a profile is for other layer shapes or another dtype."""
+    measured, formats = profile.header, (model.quantization, model.kv_dtype)
+    if formats != (measured.shapes.quantization, ""):
+        raise UsageError(
+            f"{name}: measured in {measured.shapes.quantization or measured.dtype}, and the model "
+            f"is in {model.kv_dtype or model.quantization or 'its own dtype'}; use costs: roofline "
+            "or silicon"
+        )
     differences = profile.header.shapes.unlike(LayerShapes.of(model))
     if differences:
         raise UsageError(
             f"{name}: measured for other layer shapes than {model.name}'s: {'; '.join(differences)}"
-        )
-    if model.num_experts or model.kv_lora_rank or model.sliding_window:
-        raise UsageError(
-            f"{name}: {model.name} has experts, latent attention or windows; profiles have dense "
-            "layers whose tokens attend to all"
-        )
-    if model.quantization or model.kv_dtype:
-        raise UsageError(
-            f"{name}: measured in {profile.header.dtype}, and the model is in "
-            f"{model.quantization or model.kv_dtype}; use costs: roofline or silicon"
         )
     if DTYPE_BYTES[profile.header.dtype] != model.dtype_bytes:
         raise UsageError(
@@ -179,18 +217,25 @@ def check_units(profile: Profile, model: ModelSpec, name: str) -> None:
     any GPU, unless a CPU was measured. Times in another unit are off by a factor of 1000.
     """
     for ranks in sorted({point.ranks for point in profile.points}):
-        parameters = [inputs * outputs for inputs, outputs in model.linear_shapes(ranks)]
-        whole = model.num_layers * sum(parameters)
-        for operator, count in zip((*LINEARS, "model_prefill"), (*parameters, whole), strict=True):
+        for operator, count in _parameters(model, ranks).items():
             for point in profile.of(operator, ranks)[:1]:
                 _check_unit(profile, point, count, model.dtype_bytes, name)
 
 
-def _check_unit(
-    profile: Profile, point: Point, parameters: int, dtype_bytes: int, name: str
-) -> None:
-    size_bytes, seconds = parameters * dtype_bytes, point.median_s
-    flops = 2 * parameters * (point.tokens or 0)
+def _parameters(model: ModelSpec, ranks: int) -> dict[str, int]:
+    """Return the parameters that a token passes in each product, and in all of a model's layers."""
+    found, whole = dict[str, int](), 0
+    for kind, layers in model.kinds().items():
+        shapes = kind.linear_shapes(ranks)
+        found |= zip(linears(kind), (parameters((shape,)) for shape in shapes), strict=True)
+        routed = kind.experts_per_token * parameters(kind.expert_shapes(ranks))
+        whole += layers * (parameters(shapes) + routed)
+    return found | {"model_prefill": whole}
+
+
+def _check_unit(profile: Profile, point: Point, passed: int, dtype_bytes: int, name: str) -> None:
+    size_bytes, seconds = passed * dtype_bytes, point.median_s
+    flops = 2 * passed * (point.tokens or 0)
     slowest_s = size_bytes / GPU_BYTES_PER_S + flops / GPU_FLOPS_PER_S
     on_cpu = profile.header.device_kind == "cpu"
     too_slow = not on_cpu and size_bytes > 2**20 and seconds > slowest_s
@@ -228,21 +273,23 @@ class Parts:
         self.profile = profile
         self.model = model
         self.ranks = ranks
-        self.fill = None if fill is None else estimated_operators(fill)
-        self.fill_attention = None if fill is None else estimated_attention(fill)
+        self.fill = None if fill is None else estimated_operators(fill, model)
+        self.fill_attention = None if fill is None else estimated_attention(fill, model)
         self.name = name
         self.is_total = bool(profile.of("model_prefill", ranks)) and not profile.of(
-            LINEARS[0], ranks
+            "linear_qkv", ranks
         )
 
-    def check_complete(self) -> None:
-        missing = missing_operators(self.profile, self.ranks)
-        if missing and self.fill is None:
-            ranks = f" for {self.ranks} ranks" if self.ranks > 1 else ""
-            raise UsageError(
-                f"{self.name}: lacks {', '.join(missing)}{ranks}; measure them, or say "
-                '"fill: roofline" to estimate them'
-            )
+    def tables(self, with_all_reduces: bool) -> Tables:
+        """Return the curves of a stage."""
+        prefill, decode = map(self.attention, attentions(self.model))
+        return Tables(
+            self.whole_layer() if self.is_total else self.layer(with_all_reduces),
+            prefill,
+            decode,
+            self.by_tokens("embedding"),
+            self.head(),
+        )
 
     def by_tokens(self, operator: str) -> BySize:
         """Return an operator against tokens."""
@@ -264,29 +311,39 @@ class Parts:
         return [*(Curve.sum(curves).estimate for curves in alike.values()), *filled]
 
     def _curve(self, operator: str) -> Curve:
-        tile = self.profile.header.tile_tokens if operator in (*LINEARS, "model_prefill") else 1
+        tiled = operator.startswith("linear_") or operator in ("router", "model_prefill")
+        tile = self.profile.header.tile_tokens if tiled else 1
         points = self.profile.of(operator, self.ranks)
         if len(points) < 2:
             raise UsageError(f"{self.name}: {operator} has 1 point; it needs at least 2 sizes")
         sizes = [point.tokens or point.size_bytes or 0 for point in points]
-        return Curve(sizes, [point.median_s for point in points], tile)
+        return Curve(sizes, [point.mean_s for point in points], tile)
 
     def attention(self, operator: str) -> Attention:
-        """Return attention against (tokens, context)."""
+        """Return attention against (tokens, context); contexts beyond a window are all alike."""
         points = self.profile.of(operator, self.ranks)
-        decoding = operator == "attention_decode"
+        decoding = operator.startswith("attention_decode")
+        windowed = operator.endswith("_window")
+        most = self.model.sliding_window - 1 if windowed else BEYOND
         if not points:
             assert self.fill_attention is not None  # check_complete has refused
             return self.fill_attention[operator]
-        seconds: dict[tuple[int, float], float] = {}
+        times: dict[tuple[int, float], list[float]] = {}
         for point in points:
             tokens, context = point.tokens or 0, point.context_tokens or 0
-            seconds[tokens, context / tokens if decoding else context] = point.median_s
+            key = tokens, min(context / tokens if decoding else context, most)
+            times.setdefault(key, []).append(point.mean_s)
+        seconds = {key: fmean(each) for key, each in times.items()}
+        seconds |= {(key[0], BEYOND): each for key, each in seconds.items() if key[1] == most}
         for axis, size in enumerate(("tokens", "context_tokens")):
             if len({key[axis] for key in seconds}) < 2:
                 raise UsageError(f"{self.name}: {operator} needs at least 2 values of {size}")
         surface = Surface(seconds)
-        return surface.decode if decoding else surface.prefill
+        if not windowed:
+            return surface.decode if decoding else surface.prefill
+        if decoding:
+            return lambda rows, context: surface.decode(rows, min(context, rows * most))
+        return lambda tokens, context: surface.prefill(tokens, min(context, most))
 
     def all_reduces(self) -> BySize:
         """Return what a layer spends in all-reduces, against tokens."""
@@ -297,10 +354,10 @@ class Parts:
 
     def layer(self, with_all_reduces: bool) -> BySize:
         """Return a layer without attention: its operators, and what it takes beyond them."""
-        operators = self.summed(LAYER)
-        beyond = self._beyond_operators(operators)
+        parts = self.summed(operators(self.model))
+        beyond = self._beyond_operators(parts)
         reduces = with_all_reduces and self.ranks > 1
-        total = added([*operators, *([self.all_reduces()] if reduces else ())])
+        total = added([*parts, *([self.all_reduces()] if reduces else ())])
 
         def seconds(tokens: int) -> Estimate:
             estimate = total(tokens)
@@ -308,13 +365,13 @@ class Parts:
 
         return seconds
 
-    def _beyond_operators(self, operators: Sequence[BySize]) -> Callable[[int], float]:
+    def _beyond_operators(self, parts: Sequence[BySize]) -> Callable[[int], float]:
         if not self.profile.of("layer", self.ranks):
             return lambda tokens: 0.0
         whole = self._curve("layer")
-        prefill = self.attention("attention_prefill")
+        prefill = self.attention(attentions(self.model)[0])
         rest = [
-            whole(tokens) - sum(part(tokens).seconds for part in operators) - prefill(tokens, 0)[0]
+            whole(tokens) - sum(part(tokens).seconds for part in parts) - prefill(tokens, 0)[0]
             for tokens in whole.sizes
         ]
         difference, last = Curve(whole.sizes, rest), whole.sizes[-1]
@@ -326,7 +383,7 @@ class Parts:
         What a prompt takes less embedding, head and attention, divided by the number of layers.
         """
         whole, embedding = self.by_tokens("model_prefill"), self.by_tokens("embedding")
-        head, prefill = self.head(), self.attention("attention_prefill")
+        head, prefill = self.head(), self.attention(attentions(self.model)[0])
         count = self.model.num_layers
 
         def seconds(tokens: int) -> Estimate:
@@ -342,39 +399,39 @@ class Parts:
         return added(self.summed(("head", "sample")))
 
 
-def estimated_operators(roofline: RooflineCost) -> Mapping[str, BySize]:
-    """Return a deployment's operators, save attention, by the formulas of `roofline`.
+def estimated_operators(roofline: RooflineCost, kind: ModelSpec) -> Mapping[str, BySize]:
+    """Return the operators of layers of a kind, save attention, by the formulas of `roofline`.
 
     `all_reduce` is what a layer spends in them, against tokens. The GPU's overhead per layer is
     left out: it belongs to whole layers. `sample` costs nothing of its own: the head has it.
     """
     deployment, tile = roofline.deployment, roofline.tile_tokens
-    model, ranks, rates = deployment.model, deployment.tensor_parallel, Rates.of(deployment.gpu)
+    ranks, rates = deployment.tensor_parallel, Rates.of(deployment.gpu)
 
     def product(shape: tuple[int, int]) -> Callable[[int], float]:
-        return lambda tokens: linear_s(tokens, shape, model.dtype_bytes, tile, rates)
+        return partial(roofline.product_s, shape=shape, model=kind)
 
     def moving(values: float) -> Callable[[int], float]:
-        return lambda tokens: tokens * values * model.dtype_bytes / rates.bytes_per_s
+        return lambda tokens: tokens * values * kind.dtype_bytes / rates.bytes_per_s
 
     formulas: dict[str, Callable[[int], float]] = {
-        **dict(zip(LINEARS, map(product, model.linear_shapes(ranks)), strict=True)),
-        **{name: moving(values) for name, values in elementwise_values(model, ranks).items()},
-        "embedding": partial(embedding_s, model=model, rates=rates),
-        "head": lambda rows: head_s(rows, model, ranks, tile, rates),
+        **dict(zip(linears(kind), map(product, kind.linear_shapes(ranks)), strict=True)),
+        **{name: moving(values) for name, values in elementwise_values(kind, ranks).items()},
+        "experts": roofline.experts_s,
+        "embedding": partial(embedding_s, model=kind, rates=rates),
+        "head": lambda rows: head_s(rows, kind, ranks, tile, rates),
         "sample": lambda rows: 0.0,
-        "all_reduce": roofline.all_reduce_s,
+        "all_reduce": partial(roofline.all_reduce_s, kind=kind),
     }
     return {name: unmeasured(seconds_at) for name, seconds_at in formulas.items()}
 
 
-def estimated_attention(roofline: RooflineCost) -> Mapping[str, Attention]:
-    """Return a deployment's attention in one layer by the formulas of `roofline`."""
+def estimated_attention(roofline: RooflineCost, kind: ModelSpec) -> Mapping[str, Attention]:
+    """Return the attention of a layer of a kind by the formulas of `roofline`."""
     deployment = roofline.deployment
-    rates = AttentionRates.of(
-        deployment.model, deployment.tensor_parallel, Rates.of(deployment.gpu)
-    )
+    rates = AttentionRates.of(kind, deployment.tensor_parallel, Rates.of(deployment.gpu))
+    prefill, decode = attentions(kind)
     return {
-        "attention_prefill": lambda tokens, start: (rates.prefill_s(start, start + tokens), False),
-        "attention_decode": lambda rows, context: (rates.decode_s(rows, context), False),
+        prefill: lambda tokens, start: (rates.prefill_s(start, start + tokens), False),
+        decode: lambda rows, context: (rates.decode_s(rows, context), False),
     }

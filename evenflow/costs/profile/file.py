@@ -11,7 +11,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,16 +41,22 @@ TIME_COLUMNS = ("median_s", "p10_s", "p90_s")
 
 OPERATORS: dict[str, tuple[str, ...]] = {
     "linear_qkv": ("tokens",),
+    "linear_q_up": ("tokens",),
+    "linear_kv_up": ("tokens",),
     "linear_o": ("tokens",),
     "linear_up": ("tokens",),
     "linear_down": ("tokens",),
     "norm": ("tokens",),
     "rope": ("tokens",),
     "activation": ("tokens",),
+    "router": ("tokens",),
+    "experts": ("tokens",),
     "kv_write": ("tokens",),
     "attention_prefill": ("tokens", "context_tokens"),
     "attention_decode": ("tokens", "context_tokens"),
     "attention_decode_uneven": ("tokens", "context_tokens"),
+    "attention_prefill_window": ("tokens", "context_tokens"),
+    "attention_decode_window": ("tokens", "context_tokens"),
     "layer": ("tokens",),
     "embedding": ("tokens",),
     "head": ("tokens",),
@@ -114,6 +120,11 @@ class Point(NamedTuple):
     repeats: int
 
     @property
+    def mean_s(self) -> float:
+        """About what repeats take on average: Swanson's mean, of P10, median and P90."""
+        return 0.3 * self.p10_s + 0.4 * self.median_s + 0.3 * self.p90_s
+
+    @property
     def key(self) -> tuple[str, int, int, int, int]:
         """What makes the point distinct, and the order of the file."""
         sizes = (self.tokens or 0, self.context_tokens or 0, self.size_bytes or 0)
@@ -122,7 +133,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerShapes:
-    """The shapes that a profile was measured for, in the terms of config.json."""
+    """The shapes that a profile was measured for, in the terms of `ModelSpec`.
+
+    Those with a default are in a file only where they differ from it.
+    """
 
     hidden_size: int
     num_heads: int
@@ -132,6 +146,19 @@ class LayerShapes:
     vocab_size: int
     gated_mlp: bool
     attention_bias: bool
+    qk_norm: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    shared_intermediate_size: int = 0
+    dense_layers: int = 0
+    sliding_window: int = 0
+    full_every: int = 0
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    quantization: str = ""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> LayerShapes:
@@ -259,7 +286,8 @@ def _header_lines(profile: Profile) -> Iterator[tuple[str, object]]:
         if field.name != "shapes":
             yield field.name, str(getattr(profile.header, field.name)).replace("\n", " ")
     for field in fields(LayerShapes):
-        yield field.name, str(getattr(profile.header.shapes, field.name)).lower()
+        if (shape := getattr(profile.header.shapes, field.name)) != field.default:
+            yield field.name, str(shape).lower()
     yield "points", len(profile.points)
 
 
@@ -288,12 +316,15 @@ def _header(given: dict[str, str], name: str) -> tuple[Header, int]:
     for key in given:
         if key not in kinds:
             raise UsageError(f'{name}: unknown header key "{key}"; {instead_of(key, kinds)}')
+    optional = {field.name for field in fields(LayerShapes) if field.default is not MISSING}
     cells, values = Cells(given, name), dict[str, Any]()
     for key, kind in kinds.items():
-        if key not in given:
+        if key in given:
+            values[key] = _header_value(key, kind, cells)
+        elif key not in optional:
             raise UsageError(f'{name}: the header key "{key}" is missing')
-        values[key] = _header_value(key, kind, cells)
-    shapes = LayerShapes(**{field.name: values.pop(field.name) for field in fields(LayerShapes)})
+    named = [field.name for field in fields(LayerShapes) if field.name in values]
+    shapes = LayerShapes(**{key: values.pop(key) for key in named})
     announced = values.pop("points")
     return Header(**values, shapes=shapes), announced
 

@@ -1,0 +1,244 @@
+"""A layer of a decoder-only transformer: its products, norms, attention and MLP, one of each kind.
+
+Knows one micro-batch's tensors; no names of weights and no ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.torch.attention import KvPages, attend_chunks, attend_decodes
+from runtime.torch.inputs import BatchInputs
+
+Mark = Callable[[str], None]
+"""Is told the name of each operator when it has been issued; a profiler's stopwatch is one."""
+
+
+def unmarked(operator: str) -> None:
+    """Take no notice."""
+
+
+def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate `heads` [tokens, heads, head_dim] by their positions."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix [outputs, inputs] and perhaps a bias [outputs].
+
+    With a `scale` the matrix is in 8-bit floats: inputs are brought to such, too, by a scale of
+    their own that follows from their largest, and `torch._scaled_mm` multiplies both.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    def __call__(self, values: Tensor) -> Tensor:
+        if self.scale is None:
+            return functional.linear(values, self.weight, self.bias)
+        narrow, scale = _in_8_bits(values)
+        wide: Tensor = torch._scaled_mm(
+            narrow, self.weight.t(), scale, self.scale, bias=self.bias, out_dtype=values.dtype
+        )
+        return wide
+
+    def in_8_bits(self) -> Linear:
+        """Return the matrix in 8-bit floats with one scale."""
+        weight, scale = _in_8_bits(self.weight)
+        return Linear(weight, self.bias, scale)
+
+
+def _in_8_bits(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values as the nearest 8-bit floats after division by a scale, and that."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    scale = values.abs().amax().float() / largest
+    return (values / scale).clamp(-largest, largest).to(torch.float8_e4m3fn), scale
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root mean square norm (Zhang and Sennrich), computed in float32 as the checkpoints were."""
+
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, values: Tensor) -> Tensor:
+        wide = values.float()
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.epsilon)
+        return self.weight * (wide * scale).to(values.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """SwiGLU (Shazeer, GLU Variants): gate and up are one matrix, `up`."""
+
+    up: Linear
+    down: Linear
+
+    def __call__(self, normed: Tensor, mark: Mark = unmarked) -> Tensor:
+        gate, up = self.up(normed).chunk(2, dim=-1)
+        mark("linear_up")
+        activated = functional.silu(gate) * up
+        mark("activation")
+        projected = self.down(activated)
+        mark("linear_down")
+        return projected
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts (Shazeer et al.; Mixtral): each token passes the `top` best of them.
+
+    The router is a softmax over all, in float32; `normed`: the chosen shares then add up to 1. An
+    expert computes its tokens alone, so how many these are comes back from the device once a layer.
+    `shared` is one that every token passes (DeepSeekMoE).
+    """
+
+    router: Linear
+    experts: tuple[GatedMlp, ...]
+    top: int
+    normed: bool
+    shared: GatedMlp | None
+
+    def __call__(self, normed: Tensor, mark: Mark = unmarked) -> Tensor:
+        mixed = torch.zeros_like(normed) if self.shared is None else self.shared(normed, mark)
+        shares = functional.softmax(self.router(normed), dim=-1, dtype=torch.float32)
+        shares, chosen = shares.topk(self.top, dim=-1)
+        if self.normed:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        shares = shares.to(normed.dtype)
+        mark("router")
+        for index in chosen.unique().tolist():
+            rows, place = torch.where(chosen == index)
+            computed = self.experts[index](normed[rows])
+            mixed.index_add_(0, rows, computed * shares[rows, place, None])
+            mark("experts")
+        return mixed
+
+
+class Pass(NamedTuple):
+    """What all layers need of one micro-batch."""
+
+    batch: BatchInputs
+    kv: KvPages
+    cosines: Tensor  # [tokens, 1, head_dim]
+    sines: Tensor
+    mark: Mark
+
+    def attend(
+        self, layer: int, queries: Tensor, width: int, window: int, scale: float | None = None
+    ) -> Tensor:
+        """Return what `queries` [tokens, heads, head] find in a layer: [tokens, heads, width]."""
+        chunks, decodes = self.batch.reaches[window]
+        attended = queries.new_empty(*queries.shape[:2], width)
+        within = "_window" if window else ""
+        if chunks:
+            attend_chunks(queries, attended, layer, chunks, self.kv, window=window, scale=scale)
+            self.mark(f"attention_prefill{within}")
+        if decodes:
+            attend_decodes(queries, attended, layer, decodes, self.kv, scale=scale)
+            self.mark(f"attention_decode{within}")
+        return attended
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAttention:
+    """Attention of heads, some of which share their keys and values (Ainslie et al., GQA)."""
+
+    qkv: Linear
+    norms: tuple[Norm, Norm] | None  # of each query head, and of each key head
+    o: Linear
+    heads: tuple[int, int]  # of queries, and of keys and values
+    window: int  # the last so many tokens are attended to; 0: all
+
+    def __call__(self, layer: int, normed: Tensor, passing: Pass) -> Tensor:
+        """Return the attention [tokens, hidden] of a layer to `normed` and what was before."""
+        batch, kv, cosines, sines, mark = passing
+        heads, kv_heads = self.heads
+        packed = self.qkv(normed)
+        mark("linear_qkv")
+        packed = packed.unflatten(1, (heads + 2 * kv_heads, -1))
+        queries, keys, values = packed.split((heads, kv_heads, kv_heads), dim=1)
+        if self.norms is not None:
+            query_norm, key_norm = self.norms
+            queries, keys = query_norm(queries), key_norm(keys)
+            mark("norm")
+        queries, keys = rotate(queries, cosines, sines), rotate(keys, cosines, sines)
+        mark("rope")
+        kv.write(layer, keys, values, batch.slots)
+        mark("kv_write")
+        attended = passing.attend(layer, queries, queries.shape[-1], self.window)
+        projected = self.o(attended.flatten(1, 2))
+        mark("linear_o")
+        return projected
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1), of chunks and decodes alike absorbed.
+
+    What makes keys and values of latents is multiplied into queries and outputs instead, so that
+    all heads attend to one key, the latent and the rotated part, and to one value, the latent.
+    """
+
+    down: Linear  # of the queries or their latents, the latents, and the rotated keys
+    query_up: tuple[Norm, Linear] | None
+    norm: Norm
+    up: tuple[Tensor, Tensor]  # of keys and of values: each [heads, head, latent]
+    o: Linear
+    window: int = 0
+
+    def __call__(self, layer: int, normed: Tensor, passing: Pass) -> Tensor:
+        """Return the attention [tokens, hidden] of a layer to `normed` and what was before."""
+        batch, kv, cosines, sines, mark = passing
+        keys_up, values_up = self.up
+        heads, plain, latent = keys_up.shape
+        packed = self.down(normed)
+        mark("linear_qkv")
+        rotated = cosines.shape[-1]
+        queries, keys, turned = packed.split(
+            (packed.shape[1] - latent - rotated, latent, rotated), 1
+        )
+        keys = self.norm(keys)
+        if self.query_up is not None:
+            norm, query_up = self.query_up
+            queries = norm(queries)
+            mark("norm")
+            queries = query_up(queries)
+            mark("linear_q_up")
+        else:
+            mark("norm")
+        queries, turning = queries.unflatten(1, (heads, -1)).split((plain, rotated), dim=2)
+        turning, turned = (rotate(part, cosines, sines) for part in (turning, turned[:, None]))
+        mark("rope")
+        queries = torch.einsum("thk,hkl->thl", queries, keys_up)
+        queries = torch.cat((queries, turning), dim=2)
+        mark("linear_kv_up")
+        kv.write(layer, torch.cat((keys[:, None], turned), dim=2), None, batch.slots)
+        mark("kv_write")
+        scale = (plain + rotated) ** -0.5  # as if nothing were absorbed
+        attended = passing.attend(layer, queries, latent, self.window, scale)
+        values = torch.einsum("thl,hvl->thv", attended, values_up)
+        mark("linear_kv_up")
+        projected = self.o(values.flatten(1, 2))
+        mark("linear_o")
+        return projected
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer layer: attention, then an MLP, each on the normed sum so far."""
+
+    attention_norm: Norm
+    attention: HeadAttention | LatentAttention
+    mlp_norm: Norm
+    mlp: GatedMlp | Experts

@@ -1,5 +1,5 @@
-"""Five hundred clients stream at once: what the HTTP front end, a thread beside the driver, adds to
-the times between tokens that the driver records, and what CPU time the process takes.
+"""Five hundred clients stream at once: what the HTTP front end, a process of its own, adds to the
+times between tokens that the driver records, and what CPU time it and the driver take.
 
 Run it from the repository: `python -m benchmarks.http_streams` takes half a minute. Of its times,
 only those of a machine with nothing else to do count. Clients are coroutines of this process, on
@@ -28,7 +28,15 @@ max_model_len: 1000
 workers: emulated
 scheduler: {name: vllm_balanced, max_num_seqs: 2000, max_num_batched_tokens: 4000}
 """
-METRICS = ("p50_itl_ms", "p99_itl_ms", "mean_ttft_ms", "mean_e2el_ms")
+METRICS = ("p50_itl_ms", "p90_itl_ms", "p99_itl_ms", "mean_ttft_ms", "mean_e2el_ms")
+
+
+def front_end_of(driver: int) -> int | None:
+    """Return the process of the HTTP front end; None: it is the driver's."""
+    children = Path(f"/proc/{driver}/task/{driver}/children").read_text(encoding="ascii").split()
+    names = {Path(f"/proc/{each}/comm").read_text(encoding="utf-8"): each for each in children}
+    found = names.get("evenflow-http\n")
+    return None if found is None else int(found)
 
 
 def cpu_s(process: int) -> float:
@@ -60,9 +68,9 @@ async def streams(port: int, clients: int, tokens: int) -> dict[str, float]:
         raise SystemExit("a stream has another number of tokens than was asked for")
     at_ms = 1e3 * np.array(times)
     gaps_ms = np.diff(at_ms[:, 1:]).ravel()
-    median, p99 = np.percentile(gaps_ms, [50, 99])
+    percentiles = np.percentile(gaps_ms, [50, 90, 99])
     waits_ms = at_ms[:, [1, -1]] - at_ms[:, :1]
-    return dict(zip(METRICS, map(float, (median, p99, *waits_ms.mean(0))), strict=True))
+    return dict(zip(METRICS, map(float, (*percentiles, *waits_ms.mean(0))), strict=True))
 
 
 def main() -> None:
@@ -81,16 +89,18 @@ def main() -> None:
         assert server.stdout is not None
         port = int(server.stdout.readline().split("/v1")[0].rsplit(":", 1)[1])
         print(f"load average {os.getloadavg()[0]:.1f}, {options.clients} streams", flush=True)
-        before_s = cpu_s(server.pid)
+        parts = {"driver": server.pid, "front end": front_end_of(server.pid)}
+        before_s = {name: cpu_s(each) for name, each in parts.items() if each is not None}
         try:
             seen = asyncio.run(streams(port, options.clients, options.tokens))
-            used_s = cpu_s(server.pid) - before_s
+            used_s = {name: cpu_s(parts[name] or 0) - at_s for name, at_s in before_s.items()}
         finally:
             server.terminate()
             server.communicate(timeout=60)
         recorded = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    each_ms = 1e3 * used_s / (options.clients * options.tokens)
-    print(f"CPU time of driver and front end: {used_s:.1f} s, {each_ms:.3f} ms a token")
+    for name, seconds in used_s.items():
+        each_ms = 1e3 * seconds / (options.clients * options.tokens)
+        print(f"CPU time of the {name}: {seconds:.1f} s, {each_ms:.3f} ms a token")
     for metric in METRICS:
         own, theirs = recorded[metric], seen[metric]
         print(f"{metric}: driver {own:.1f}, clients {theirs:.1f} ({theirs - own:+.1f})")

@@ -38,6 +38,10 @@ class TransferLink:
     latency_s: float = 0.0
     bytes_per_token: float | None = None
 
+    def crossing(self, tokens: int) -> tuple[float, float]:
+        """Return for how many seconds KV of so many tokens keeps it busy, and the latency then."""
+        return self.per_token_s * tokens, self.latency_s
+
 
 @dataclass(slots=True, eq=False)
 class Transfer:
@@ -122,9 +126,9 @@ class TransferQueue:
             self._link_free_s = inf
             self._move(transfer)
             return
-        transfer.link_busy_s = self._link.per_token_s * transfer.tokens
+        transfer.link_busy_s, latency_s = self._link.crossing(transfer.tokens)
         self._link_free_s = now_s + transfer.link_busy_s
-        self._clock.at(self._link_free_s + self._link.latency_s, self.arrive)
+        self._clock.at(self._link_free_s + latency_s, self.arrive)
 
     def arrive(self, now_s: float) -> None:
         """Deliver what set out first."""

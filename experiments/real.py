@@ -120,10 +120,10 @@ def _serve_several(
         given["blocks"] = records.part
     served = serve_all(on_done, **given)
     sourced = [
-        replace(part, result=replace(part.result, provenance=source)) for part in served.replicas
+        replace(part, result=replace(part.result, provenance=source)) for part in served.pipelines
     ]
     result = replace(served.result, provenance=source)
-    return replace(served, result=result, replicas=sourced)
+    return replace(served, result=result, pipelines=sourced)
 
 
 def _reading(job: Job, workers: Workers) -> Workers:
@@ -193,7 +193,8 @@ def outcome_of(job: Job, served: Served) -> Outcome:
     """Return what a served job came to, as that of a simulated one."""
     result = served.result
     summary = summarize(result, job.config.goodput)
-    replicas = tuple(part.result for part in served.replicas) or (result,)
+    several = served.pipelines if result.replicas > 1 else [served]
+    replicas = tuple(part.result for part in several)
     return Outcome(result, summary, served.wall_s, replicas, _label(job))
 
 

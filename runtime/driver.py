@@ -176,10 +176,16 @@ class Driver:
         for message in messages:
             self._apply(message, now_s)
 
+    def is_due(self, now_s: float) -> bool:
+        """Say whether anything happened at this instant, so that the policy is to be asked."""
+        return self._changed or self._is_woken(now_s)
+
     def decide(self, now_s: float) -> None:
-        """The instant is over: ask the policy, if anything happened."""
-        if self._changed or self._is_woken(now_s):
-            self._settle(now_s)
+        """The instant is over: ask the policy."""
+        self._changed = False
+        self._wake_at_s = None
+        self._steps.asked_s = self._clock()
+        self._loop.settle(now_s)
 
     def admit(self, request: Request, now_s: float) -> None:
         """Take an arrival."""
@@ -348,12 +354,6 @@ class Driver:
         """A policy asks to be asked again at that time; the loop calls it."""
         self._wake_at_s = at_s
 
-    def _settle(self, now_s: float) -> None:
-        self._changed = False
-        self._wake_at_s = None
-        self._steps.asked_s = self._clock()
-        self._loop.settle(now_s)
-
 
 class System(Protocol):
     """What drivers serve together; a single one is its own."""
@@ -374,7 +374,7 @@ def take_turns(system: System, drivers: abc.Sequence[Driver]) -> None:
     """Serve by one thread until nothing is left to do, or, once the system stops, on its way.
 
     An instant is over when all drivers have heard what has come to them, and the system has let in
-    who is due.
+    who is due; and when what they decide has changed nothing for another.
     """
     first, *others = drivers
     for other in others:
@@ -390,8 +390,9 @@ def take_turns(system: System, drivers: abc.Sequence[Driver]) -> None:
                 driver.hear(messages, now_s)
             if not system.stops:
                 system.let_in(now_s)
-                for driver in drivers:
-                    driver.decide(now_s)
+                while due := [driver for driver in drivers if driver.is_due(now_s)]:
+                    for driver in due:
+                        driver.decide(now_s)
             if now_s - flushed_s >= FLUSH_S:
                 flushed_s = now_s
                 system.flush()

@@ -306,7 +306,7 @@ class Pipeline:
             self._raise_killed()
             raise WorkerError(self._failure)
         for process in ended:
-            raise _ended_error(process)
+            raise ended_error(process)
         self._raise_silent()
 
     def _raise_killed(self) -> None:
@@ -318,7 +318,7 @@ class Pipeline:
         while time.monotonic() < limit_s:
             for process in self._processes:
                 if (process.exitcode or 0) < 0:
-                    raise _ended_error(process)
+                    raise ended_error(process)
             time.sleep(0.01)
 
 
@@ -328,7 +328,8 @@ def _exit_code(process: BaseProcess) -> int:
     return process.exitcode or 0
 
 
-def _ended_error(process: BaseProcess) -> WorkerError:
+def ended_error(process: BaseProcess) -> WorkerError:
+    """Return what to raise where a process has ended that was to serve."""
     code = _exit_code(process)
     how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
     return WorkerError(f"{process.name} (process {process.pid}) was {how}")

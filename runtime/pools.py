@@ -30,30 +30,38 @@ from runtime.serve import REQUESTS, BlocksOf, Journals, Served, Workers, driven,
 from runtime.tokens import TokenBook
 from runtime.wire import Arrived, Message, Move
 
+_Call = tuple[float, int, Callable[[float], None]]
+
 
 class Timers:
     """Calls that are due at times of the run."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[float, bool, int, Callable[[float], None]]] = []
+        self._calls: list[_Call] = []
+        self._late: list[_Call] = []
         self._number = count()
 
     def at(self, time_s: float, call: Callable[[float], None]) -> None:
         """Have `call` called with the time, once it is that late."""
-        heappush(self._calls, (time_s, False, next(self._number), call))
+        heappush(self._calls, (time_s, next(self._number), call))
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
-        """Have `call` called after the others of that time."""
-        heappush(self._calls, (time_s, True, next(self._number), call))
+        """Have `call` called after all that is due when it is."""
+        heappush(self._late, (time_s, next(self._number), call))
 
     @property
     def next_s(self) -> float:
-        return self._calls[0][0] if self._calls else float("inf")
+        return min(_due_s(self._calls), _due_s(self._late))
 
     def run_due(self, now_s: float) -> None:
         """Make the calls that are due."""
         while self.next_s <= now_s:
-            heappop(self._calls)[-1](now_s)
+            first = self._calls if _due_s(self._calls) <= now_s else self._late
+            heappop(first)[-1](now_s)
+
+
+def _due_s(calls: list[_Call]) -> float:
+    return calls[0][0] if calls else float("inf")
 
 
 class Pool(Driver):
@@ -80,9 +88,13 @@ class Pool(Driver):
         super().changed(now_s)
 
     def decide(self, now_s: float) -> None:
-        """Ask the policy if anything happened; what waited here, and went first, may be in now."""
+        """Ask the policy; what waited here, and went first, may be in now."""
         super().decide(now_s)
-        self._system.transfers.poke(now_s)
+        self._system.poke(now_s)
+
+    def note_admitted(self, now_s: float) -> None:
+        """An arrival was seen."""
+        self._noted["admitted_s"].append(now_s)
 
     def finished(self, sequences: list[decodes.Sequence], now_s: float) -> None:
         """Tell the workers, and the system, what has ended here."""
@@ -180,10 +192,16 @@ class PooledDriver(Pools):
         entered = False
         while (request := self._front.due(now_s)) is not None:
             entered = True
+            next(iter(self.drivers.values())).note_admitted(now_s)
             if not self.admit(request):
                 self._front.left(1)
         if entered:
             self.changed(now_s)
+        self._timers.run_due(now_s)
+
+    def poke(self, now_s: float) -> None:
+        """A pool has decided: KV may set out at this same instant."""
+        self.transfers.poke(now_s)
         self._timers.run_due(now_s)
 
     def flush(self, now_s: float | None = None) -> None:
@@ -259,8 +277,15 @@ def serve_pools(
             wall_s = time.perf_counter() - started_s
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
+    result = driver.result()
+    pipelines = [
+        served_by([pool], result.pools[name], wall_s, ends, 0)
+        for name, pool in driver.drivers.items()
+    ]
     unfinished = len(world.requests) - driver.num_done
-    return served_by([*driver.drivers.values()], driver.result(), wall_s, ends, unfinished)
+    return served_by(
+        [*driver.drivers.values()], result, wall_s, ends, unfinished, pipelines=pipelines
+    )
 
 
 def _batcher(name: str, world: World, record: Journals | None) -> Batcher:

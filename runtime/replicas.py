@@ -131,4 +131,4 @@ def serve_replicas(
     parts = [served_by([driver], driver.result(), wall_s, ends, 0) for driver in drivers]
     unfinished = len(world.requests) - system.num_done
     result = merged([part.result for part in parts])
-    return served_by(drivers, result, wall_s, ends, unfinished, replicas=parts)
+    return served_by(drivers, result, wall_s, ends, unfinished, pipelines=parts)

@@ -100,7 +100,7 @@ class Served:
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
     `heard`: when it heard of what it answered. `free_pages` were free at the end. `guests`: the
-    workers on other hosts; `replicas`: what each of several pipelines came to.
+    workers on other hosts; `pipelines`: what each replica, or pool, came to.
     """
 
     result: RunResult
@@ -112,7 +112,7 @@ class Served:
     free_pages: int
     heard: Heard
     guests: Sequence[Guest] = ()
-    replicas: Sequence[Served] = ()
+    pipelines: Sequence[Served] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""

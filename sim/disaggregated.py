@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from simpy.events import EventPriority
+
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.pools import PooledWorld, Pools
 from evenflow.results.run import RunResult
 from evenflow.world import World
 from sim.arrivals import Arrivals, doors
-from sim.clock import Clock
+from sim.clock import LAST, Clock
 from sim.driver import Driver, Stages
 
 
 class Pool(Driver):
-    """The driver of one pool: tells the system what finished here, and when there may be room."""
+    """The driver of one pool: tells the system what finished here, and when there may be room.
+
+    At one instant pools are asked in the order in which they are made, as in a real run.
+    """
 
     def __init__(
         self, system: Disaggregated, world: World, stages: Stages, batcher: Callable[..., Batcher]
@@ -25,6 +30,9 @@ class Pool(Driver):
         self.engine = self.engines[0]
         self._system = system
         self._settle = self._settle_and_tell
+        self._more_now = _others_may_be_due
+        self._turn = EventPriority(LAST + len(system.made))
+        system.made.append(self)
 
     def record(self, seq: Sequence) -> None:
         """Count a request among those that this pool served."""
@@ -59,6 +67,7 @@ class Disaggregated(Pools):
         batcher: Callable[..., Batcher] = Batcher,
     ) -> None:
         self.clock = Clock()
+        self.made: list[Pool] = []
 
         def pool_of(name: str) -> Pool:
             kind = batcher if name == "decode" else partial(batcher, keeps_pages=True)
@@ -73,3 +82,7 @@ class Disaggregated(Pools):
         self.clock.run_out()
         assert not self.outstanding, f"{self.outstanding} requests never ended"
         return self.result()
+
+
+def _others_may_be_due() -> bool:
+    return True

@@ -65,6 +65,7 @@ class Driver:
         self._settle = self._loop.settle
         self._more_now = self._clock.more_now if pipeline.queues_ahead else _perhaps
         self._over_queued = False
+        self._turn = LAST
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened."""
@@ -114,7 +115,7 @@ class Driver:
             self._settle(now_s)
         elif not self._over_queued:
             self._over_queued = True
-            self._clock.at(now_s, self._settle_later, LAST)
+            self._clock.at(now_s, self._settle_later, self._turn)
 
     def wake(self, at_s: float) -> None:
         """A policy asks to be asked again at that time."""

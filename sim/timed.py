@@ -7,16 +7,19 @@ times be drawn at random. Knows no measurement and no distribution.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenflow.batch import MicroBatch
+from evenflow.pools import PooledWorld
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
+from evenflow.transfers import TransferLink
 from evenflow.world import Link, World
 from sim.clock import Clock
+from sim.disaggregated import Disaggregated
 from sim.driver import Driver
 from sim.tandem import Tandem
 
@@ -93,10 +96,33 @@ class TimedPipeline(Tandem):
             self._clock.at(self._heard_free_s, self._free)
 
 
-def simulate_timed(world: World, timing: Callable[[MicroBatch], Timing]) -> RunResult:
-    """Simulate a world whose micro-batches take what `timing` says; see Timing.
+@dataclass(frozen=True, slots=True)
+class TimedLink(TransferLink):
+    """A link between pools on which KV of so many tokens takes what `takes` says.
 
-    It is asked once for each micro-batch, in the order in which they are sent. Raises as `simulate`
-    does, and ValueError for a shared link.
+    That is how long the link is busy, and how long after that the KV is there, in seconds.
     """
-    return Driver(world, partial(TimedPipeline, timing=timing)).run()
+
+    takes: Callable[[int], tuple[float, float]] = field(kw_only=True)
+
+    def crossing(self, tokens: int) -> tuple[float, float]:
+        return self.takes(tokens)
+
+
+def simulate_timed(
+    world: World | PooledWorld, *timings: Callable[[MicroBatch], Timing]
+) -> RunResult:
+    """Simulate a world whose micro-batches take what its timing says; see Timing.
+
+    A system of pools has one for each: prefill, mixed, decode. It is asked once for each
+    micro-batch, in the order in which they are sent. Raises as `simulate` does, and ValueError for
+    a shared link.
+    """
+    left = iter(timings)
+
+    def stages(*made: Any) -> TimedPipeline:
+        return TimedPipeline(*made, timing=next(left))
+
+    if isinstance(world, PooledWorld):
+        return Disaggregated(world, stages).run()
+    return Driver(world, stages).run()

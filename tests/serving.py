@@ -18,7 +18,7 @@ openai = pytest.importorskip("openai", reason="needs openai: pip install 'evenfl
 httpx = pytest.importorskip("httpx")
 
 from runtime.emulated import emulated_token  # noqa: E402
-from tests.command_line import START_S, gone, rows_of, spawn, summary_of  # noqa: E402
+from tests.command_line import START_S, gone, group, rows_of, spawn, summary_of  # noqa: E402
 
 RUN = """\
 stages: 2
@@ -27,6 +27,11 @@ kv: {pages: 400}
 max_model_len: 1000
 scheduler: {name: sarathi, token_budget: 128}
 """
+
+
+def named(process: int) -> str:
+    """Return what the system calls a process."""
+    return Path(f"/proc/{process}/comm").read_text().strip()
 
 
 class Server:
@@ -45,6 +50,11 @@ class Server:
         assert found, line or self.process.communicate(timeout=5)
         self.model, self.url = found[1], found[2]
         self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    @property
+    def front(self) -> int:
+        """The process of the HTTP server."""
+        return next(each for each in group(self.process) if named(each) == "evenflow-http")
 
     def client(self) -> Any:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)

@@ -173,6 +173,7 @@ def test_validate_reports_three_layers(run: Path) -> None:
     assert status == 0, errors
     assert "End to end, sarathi, 2 runs of 5 requests" in text
     assert "calibrated on 3 other requests (seed 1" in text
+    assert "in a simulation: runtime: {schedule_s: 0.0" in text
     assert {path.name for path in out.iterdir()} == VALIDATION_FILES
     found = json.loads((out / "validation.json").read_text())
     line = found["end_to_end"]["mean_e2el_ms"]

@@ -48,12 +48,13 @@ def new_key(path: Path, mode: int = 0o600) -> Path:
     return path
 
 
-@pytest.fixture
-def shared(run: Path, port: int) -> tuple[Path, list[str], list[str]]:
+@pytest.fixture(params=["ahead", "with_activations"])
+def shared(run: Path, port: int, request: Any) -> tuple[Path, list[str], list[str]]:
     """Return the folder of a run with stage 1 elsewhere, its words, and those of its worker."""
     key = new_key(run.parent / "key")
     hosts = f"hosts: {{listen: '127.0.0.1:{port}', key: {key}, stages: [1]}}"
-    setting = f"workers={{kind: emulated, start_limit_s: 30, {hosts}}}"
+    kind = f"kind: emulated, start_limit_s: 30, metadata: {request.param}"
+    setting = f"workers={{{kind}, {hosts}}}"
     out = str(run.parent / "out")
     words = ["run", str(run), "--out", out, "--set", setting]
     return run.parent, words, ["worker", "--connect", f"127.0.0.1:{port}", "--key", str(key)]

@@ -19,6 +19,8 @@ from evenflow.batcher import Batcher
 from evenflow.replay import Entry, replay
 from evenflow.results.run import RunResult
 from evenflow.types import Request
+from experiments.real import job_of
+from experiments.validation.validate import validate
 from runtime import Served, Workers
 from runtime.emulated import EmulatedSettings, emulated_token
 from runtime.pipeline import Pipeline
@@ -119,6 +121,15 @@ def test_a_worker_that_is_killed_is_named_with_its_pool(monkeypatch: pytest.Monk
     assert served.failure.endswith("was killed by signal 9")
     assert served.result.status == ["completed"] * len(served.result.status)
     assert served.unfinished == len(REQUESTS) - len(served.result.status) > 0
+
+
+def test_pools_simulated_from_their_own_times_are_themselves(run: Path) -> None:
+    found = validate(job_of(run, [POOLS, "workload.requests=8"]), runs=1, calibration=2).found
+    (layer,) = found["structure"]
+    assert (layer["same_micro_batches"], layer["parted_at"]) == (1.0, None)
+    assert abs(layer["metrics"]["mean_e2el_ms"]) < 1e-6
+    assert len(found["costs"]) == 2
+    assert found["end_to_end"]["mean_e2el_ms"]["calibrated"] > 0
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ import os
 import signal
 from collections import defaultdict
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from runtime.emulated import EmulatedSettings, emulated_token
 from runtime.front import TraceReplay
 from runtime.pipeline import Pipeline
 from runtime.replicas import Replicas, serve_replicas
-from runtime.wire import Message
 from sim import World, simulate_replicas
 from tests.command_line import complaint, evenflow
 from tests.virtual_run import VirtualPipeline
@@ -47,36 +45,15 @@ def world_of(router: Router, requests: list[Request], **more: Any) -> World:
     return small_world(requests, *policy, router=router, **{**sizes, **more})
 
 
-class Side(VirtualPipeline):
-    """One of several pipelines on one virtual clock, which waiting at the first of them moves."""
-
-    results = None
-
-    def __init__(self, depth: int, sides: list[Side]) -> None:
-        super().__init__(depth)
-        self.sides = sides
-        sides.append(self)
-
-    def watch(self, _: object) -> None: ...
-
-    def receive(self, timeout_s: float) -> list[Message]:
-        if self is self.sides[0]:
-            due_s = (at_s for at_s, _ in chain(*(side.coming for side in self.sides)))
-            now_s = min([self.now_s + timeout_s, *due_s])
-            for side in self.sides:
-                side.now_s = now_s
-        return self.come()
-
-
 @pytest.mark.parametrize("concurrency", [None, 7])
 @pytest.mark.parametrize("router", ROUTERS)
 def test_real_replicas_do_what_simulated_ones_do(router: Router, concurrency: int | None) -> None:
     world = world_of(router, REQUESTS, concurrency=concurrency)
-    sides: list[Side] = []
+    sides: list[VirtualPipeline] = []
     front = TraceReplay(world.requests, concurrency)
     drivers = [
         Driver(world, [world.batcher()], side, front=front, clock=side.clock)  # type: ignore[arg-type]
-        for side in [Side(world.depth, sides) for _ in range(world.replicas)]
+        for side in [VirtualPipeline(world.depth, sides) for _ in range(world.replicas)]
     ]
     Replicas(drivers, front, router).run()
     for driver, expected in zip(drivers, simulate_replicas(world), strict=True):
@@ -121,7 +98,7 @@ def test_emulated_replicas_serve_as_the_router_says(started: list[Pipeline]) -> 
     served, tokens = serve(world, workers, *names)
     assert (served.failure, served.unfinished, served.free_pages) == (None, 0, 120)
     assert served.result.status == ["completed"] * 12
-    assert [part.result.request_id.tolist() for part in served.replicas] == [
+    assert [part.result.request_id.tolist() for part in served.pipelines] == [
         [*range(0, 12, 2)],
         [*range(1, 12, 2)],
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import resource
 import signal
@@ -17,12 +16,21 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.command_line import complaint, evenflow, group
+from tests.command_line import complaint, evenflow, gone, group
 from tests.serving import RUN, httpx, openai, serving
 
+uvicorn = pytest.importorskip("uvicorn")
 http_app = pytest.importorskip("runtime.http.app")
 
 HEAD_LIMIT_S = 10.0
+MAIN_LOOP = f"""
+__file__ = {uvicorn.__file__!r}
+__path__ = {list(uvicorn.__path__)!r}
+exec(open(__file__).read())
+async def dies(self):
+    raise OSError("no more")
+Server.main_loop = dies
+"""
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:
@@ -55,7 +63,7 @@ def test_a_worker_that_dies_or_is_stopped_is_told_to_clients_within_seconds(
             server.http.stream("POST", "/v1/completions", json=body)
         ).iter_lines()
         assert '"text"' in next(lines)
-        worker = max(group(server.process))
+        worker = max(set(group(server.process)) - {server.front})
         os.kill(worker, number)
         stopped_s = time.monotonic()
         with pytest.raises(openai.APIError, match=why):
@@ -132,23 +140,57 @@ def test_who_is_answered_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatc
     asyncio.run(http_app.BodyLimits(app, lambda: None)({"type": "http"}, receive, send))
 
 
-def test_an_http_server_that_dies_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_http_server_that_is_killed_ends_the_run_within_seconds() -> None:
+    with serving() as server:
+        done = server.complete(prompt=[1, 2], max_tokens=3)
+        assert done.status_code == 200
+        body = {"prompt": [1], "max_tokens": 900, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            assert '"text"' in next(lines)
+            front = server.front
+            os.kill(front, signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+        status, errors = server.ends(15)
+        assert status == 1
+        words = f"ended early: the HTTP server (process {front}) was killed by signal 9"
+        assert f"{words}; 1 of 2 requests are done\n" in errors
+        assert "Traceback" not in errors
+        assert server.statuses() == ["completed", "aborted"]
+        assert server.summary()["real_run"]["failure"]
+
+
+def test_the_http_server_does_not_outlive_a_driver_that_is_killed() -> None:
+    with serving(tidy=False) as server:
+        body = {"prompt": [1], "max_tokens": 900, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            assert '"text"' in next(lines)
+            os.kill(server.process.pid, signal.SIGKILL)
+            events = [line for line in lines if line]
+            assert "the server's driver is gone" in events[-1]
+        server.process.communicate(timeout=15)
+        assert gone(server.process, 15)
+
+
+@pytest.mark.parametrize(
+    ("fails", "status", "line"),
+    [
+        ("raise OSError('no more')", 2, "error: the HTTP server does not start: OSError: no more"),
+        (MAIN_LOOP, 1, "ended early: the HTTP server ended: OSError: no more; 0 of 0 requests"),
+    ],
+)
+def test_an_http_server_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, status: int, line: str
 ) -> None:
-    uvicorn = pytest.importorskip("uvicorn")
     (tmp_path / "RUN.yaml").write_text(RUN)
-
-    async def dies(self: Any) -> None:
-        raise RuntimeError("no more sockets")
-
-    monkeypatch.setattr(uvicorn.Server, "main_loop", dies)
-    out = tmp_path / "out"
-    command = ("serve", str(tmp_path / "RUN.yaml"), "--port", "0", "--out", str(out))
-    status, _, errors = evenflow(*command)
-    assert status == 1
-    why = "the HTTP server ended: RuntimeError: no more sockets; 0 of 0 requests are done"
-    assert errors == f"ended early: {why}\n"
-    assert json.loads((out / "summary.json").read_text())["real_run"]["failure"]
+    (tmp_path / "path" / "uvicorn").mkdir(parents=True)
+    (tmp_path / "path" / "uvicorn" / "__init__.py").write_text(fails)
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    run = ("serve", tmp_path / "RUN.yaml", "--port", 0, "--out", tmp_path / "out")
+    found, _, errors = evenflow(*map(str, run))
+    assert (found, errors.splitlines()[-1][: len(line)]) == (status, line)
 
 
 def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
@@ -186,7 +228,7 @@ def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
 
 def test_connections_that_send_half_a_head_are_ended_and_the_server_answers() -> None:
     with serving() as server:
-        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (100, 100))
+        resource.prlimit(server.front, resource.RLIMIT_NOFILE, (100, 100))
         address = urlsplit(server.url)
         with ExitStack() as stack:
             idle = [

@@ -1,18 +1,22 @@
-"""Answers between two threads: who is told what, in which order, and when nobody listens."""
+"""Answers between driver and clients: who is told what, in which order, and who listens no more."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import multiprocessing
 import select
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from runtime.front import LiveFront
 from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError
+from runtime.http.clients import Clients
 from runtime.http.text import Numbers
 from runtime.wire import Draw
 
@@ -42,73 +46,69 @@ def test_requests_come_out_in_order_and_who_leaves_comes_after_who_came() -> Non
     front.release()
 
 
+class Driver:
+    """What a driver would hear: words, in order."""
+
+    def __init__(self, **options: Any) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.answers = Answers(lambda *word: self.heard.append(word), Numbers(), **options)
+
+
 def test_a_priority_reaches_a_policy_that_looks_at_it() -> None:
-    front = LiveFront()
-    answers = Answers(front, Numbers())
+    async def main(*, by_priority: bool) -> Driver:
+        driver = Driver(by_priority=by_priority)
+        driver.answers.submit([replace(asked(), priority=-2)])
+        return driver
 
-    async def main() -> None:
-        with pytest.raises(ServiceError, match="priority: only 0 is right"):
-            answers.submit([replace(asked(), priority=-2)])
-        answers.by_priority = True
-        answers.submit([replace(asked(), priority=-2)])
-
-    asyncio.run(main())
-    request = front.due(1.0)
-    assert request is not None
-    assert request.priority == -2
+    with pytest.raises(ServiceError, match="priority: only 0 is right"):
+        asyncio.run(main(by_priority=False))
+    word, _, _, told, _ = asyncio.run(main(by_priority=True)).heard[0]
+    assert (word, told["priority"]) == ("submit", -2)
 
 
-def test_tokens_of_another_thread_become_the_pieces_of_each_answer() -> None:
-    front = LiveFront()
-    answers = Answers(front, Numbers())
-
-    def drive() -> None:
-        for number in (0, 1):
-            answers.added(number, None)
-        for token in (7, 8, 9):
-            ends = [answers.token(number, token + 10 * number) for number in (0, 1)]
-            assert ends == [False, token == 8]
-        assert not answers.token(1, 3), "it has ended"
-
-    async def main() -> tuple[list[Piece], int]:
+def test_tokens_become_the_pieces_of_each_answer() -> None:
+    async def main() -> Driver:
+        driver = Driver()
+        answers = driver.answers
         reply = answers.submit([asked(), asked(9, stop=["18"])])
         waiting = answers.num_waiting
-        driver = threading.Thread(target=drive)
-        driver.start()
+        for number in (0, 1):
+            answers.added(number, None)
         await reply.admitted()
+        for token in (7, 8, 9):
+            for number in (0, 1):
+                answers.token(number, token + 10 * number)
         found = await pieces_of(reply)
-        driver.join()
-        return found, waiting
+        assert [piece for piece in found if piece.choice == 0] == [
+            (0, "7 ", None),
+            (0, "8 ", None),
+            (0, "9 ", "length"),
+        ]
+        assert [each for each in found if each.choice == 1] == [(1, "17", None), (1, " ", "stop")]
+        assert (waiting, answers.num_waiting) == (2, 0)
+        return driver
 
-    found, waiting = asyncio.run(main())
-    assert [piece for piece in found if piece.choice == 0] == [
-        (0, "7 ", None),
-        (0, "8 ", None),
-        (0, "9 ", "length"),
-    ]
-    assert [piece for piece in found if piece.choice == 1] == [(1, "17", None), (1, " ", "stop")]
-    assert (waiting, answers.num_waiting) == (2, 0)
+    driver = asyncio.run(main())
+    answers = driver.answers
     assert answers.finished == {"stop": 1, "length": 1, "abort": 0}
     assert (answers.prompt_tokens, answers.output_tokens) == (4, 5)
-    assert [front.due(0.0), front.due(0.0)] != [None, None]
-    front.release()
+    assert [word[:2] for word in driver.heard] == [("submit", 0), ("submit", 1), ("stop", 1)]
 
 
 def test_a_stop_string_in_the_last_text_is_found() -> None:
     async def main() -> list[Piece]:
-        answers = Answers(LiveFront(), Numbers())
+        answers = Driver().answers
         reply = answers.submit([asked(1, stop=["7 "])])
-        assert answers.token(0, 7)
+        answers.token(0, 7)
         return await pieces_of(reply)
 
     assert asyncio.run(main()) == [(0, "", "stop")]
 
 
 def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
-    front = LiveFront()
-
-    async def main() -> None:
-        answers = Answers(front, Numbers())
+    async def main() -> Driver:
+        driver = Driver()
+        answers = driver.answers
         reply = answers.submit([asked(), asked()])
         answers.added(0, None)
         answers.added(1, "too long")
@@ -116,19 +116,16 @@ def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
             await reply.admitted()
         assert error.value.status == 400
         answers.withdraw(reply)
-        assert not answers.token(0, 1)
+        answers.token(0, 1)
+        assert answers.output_tokens == 0, "its client has left"
+        return driver
 
-    asyncio.run(main())
-    assert [front.due(0.0) is None, front.due(0.0) is None, list(front.withdrawn())] == [
-        False,
-        False,
-        [0],
-    ]
+    assert asyncio.run(main()).heard[2:] == [("withdraw", 0)]
 
 
 def test_a_queue_that_is_full_and_a_server_that_stops_refuse() -> None:
     async def main() -> None:
-        answers = Answers(LiveFront(), Numbers(), max_queue=2)
+        answers = Driver(max_queue=2).answers
         first = answers.submit([asked(), asked()])
         with pytest.raises(ServiceError, match="the queue is full: 2 requests wait"):
             answers.submit([asked()])
@@ -149,14 +146,65 @@ def test_a_queue_that_is_full_and_a_server_that_stops_refuse() -> None:
     asyncio.run(main())
 
 
-def test_what_workers_compute_with() -> None:
-    async def main() -> None:
-        answers = Answers(LiveFront(), Numbers())
-        answers.submit([asked(), asked(temperature=0.5)])
-        requests = [Request(number, 0.0, 2, 3) for number in range(3)]
-        greedy, drawn, left = map(answers.text_of, requests)
-        assert (greedy.prompt_ids, greedy.draw) == ([1, 2], None)
-        assert drawn.draw == Draw(1, 0.5, 5, 0.9, 11)
-        assert left.prompt_ids == [0, 0], "its client has left; nobody sees what comes out"
+class Peer:
+    """A front end at the other end of a channel, and the clients that a driver knows by it."""
 
-    asyncio.run(main())
+    def __init__(self, *, end_ids: frozenset[int] = frozenset(), keeps: bool = False) -> None:
+        ours, self.channel = multiprocessing.Pipe()
+        self.lost = threading.Event()
+        self.clients = Clients(
+            ours, end_ids, lambda: {"pages": 3}, lambda why: self.lost.set(), knows_prefixes=keeps
+        )
+        self.clients.start()
+
+    def say(self, *word: Any) -> None:
+        self.channel.send_bytes(json.dumps(word).encode())
+
+    def submit(self, request_id: int, generation: Generation) -> Request:
+        self.say("submit", request_id, 0.0, generation.asked, generation.how)
+        assert select.select([self.clients.front], [], [], 10)[0]
+        request = self.clients.front.due(1.0)
+        assert request is not None
+        return request
+
+    def hears(self, count: int) -> list[list[Any]]:
+        words: list[list[Any]] = []
+        while len(words) < count and self.channel.poll(10):
+            words += json.loads(self.channel.recv_bytes())
+        return words
+
+    def settle(self) -> None:
+        """Wait until all that was said is heard."""
+        self.say("gauges", 0)
+        assert self.hears(1) == [["gauges", 0, {"pages": 3}]]
+
+
+def test_what_workers_compute_with() -> None:
+    peer = Peer(keeps=True)
+    requests = [peer.submit(0, asked()), peer.submit(1, asked(temperature=0.5))]
+    greedy, drawn = map(peer.clients.text_of, requests)
+    assert (greedy.prompt_ids, greedy.draw) == ([1, 2], None)
+    assert drawn.draw == Draw(1, 0.5, 5, 0.9, 11)
+    assert requests[0].prefix == Prefix((1, 2), 1, 2)
+    peer.say("withdraw", 0)
+    peer.settle()
+    assert list(peer.clients.front.withdrawn()) == [0]
+    assert peer.clients.text_of(requests[0]).prompt_ids == [0, 0], "its client has left"
+    peer.channel.close()
+    assert peer.lost.wait(10)
+
+
+def test_a_request_ends_at_an_end_token_at_its_limit_and_after_a_stop_string() -> None:
+    peer = Peer(end_ids=frozenset([5]))
+    for number, generation in enumerate([asked(), replace(asked(), ignore_eos=True), asked(9)]):
+        peer.submit(number, generation)
+    token = peer.clients.token
+    assert [token(0, 4), token(0, 5), token(0, 6)] == [False, True, False]
+    assert [token(1, 5), token(1, 5), token(1, 5), token(1, 5)] == [False] * 4
+    assert not token(2, 7)
+    assert len(peer.hears(6)) == 6, "none of those after the end"
+    peer.say("stop", 2)
+    peer.settle()
+    assert token(2, 8), "the next one ends it"
+    peer.clients.added(2, None)
+    assert peer.hears(1) == [["added", 2, None]], "and is told to nobody"

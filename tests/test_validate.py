@@ -28,14 +28,15 @@ from experiments.validation.layers import (
     same_batches,
     structure_errors,
     structure_of,
+    structure_of_pools,
     summary_of,
 )
 from experiments.validation.measured_times import AROUND, Recorded, Times, drawn, measured_times
 from experiments.validation.validate import Validation
 from experiments.validation.write import OVERVIEW, draw_validation, verdict
-from sim import Link, World, simulate, simulate_timed
-from tests.virtual_run import WORLD, serve_noisily
-from tests.worlds import MAX_MODEL_LEN, served_worlds, small_world
+from sim import Link, PooledWorld, RuntimeOverheads, World, simulate, simulate_timed
+from tests.virtual_run import WORLD, serve_noisily, serve_pools_noisily
+from tests.worlds import MAX_MODEL_LEN, pooled_worlds, served_worlds, small_world
 
 
 def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResult, Times]:
@@ -72,6 +73,36 @@ def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -
         assert abs(late_s) < 1e-9 or world.concurrency is not None
         expected = getattr(result, name) - late_s
         np.testing.assert_allclose(getattr(again, name), expected, atol=3e-9, rtol=0)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)  # 5 of 1,000 part: docs/validation.md
+@given(pooled_worlds(), st.integers(0, 1000))
+def test_so_is_one_of_pools(world: PooledWorld, seed: int) -> None:
+    world = replace(world, **{name: real_pool(getattr(world, name)) for name in POOLS})
+    served, journals = serve_pools_noisily(world, seed)
+    times = {}
+    for (name, journal), each in zip(journals.items(), served.pipelines, strict=True):
+        pool = getattr(world, name)
+        num_tokens = priced(pool, [journal], keeps_pages=name != "decode").num_tokens
+        times[name] = measured_times(each, pool, num_tokens)
+    result = served.result
+    structure = structure_of_pools(world, result, times)
+    assert structure.parted_at is None
+    again = structure.again
+    for name in ("prefill_tokens", "decode_tokens", "free_pages"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(result, name), name)
+    if world.concurrency is None:
+        for name in ("scheduled_s", "end_s", "first_token_s", "completion_s"):
+            close = {"atol": 3e-9, "rtol": 0}
+            np.testing.assert_allclose(getattr(again, name), getattr(result, name), **close)
+
+
+POOLS = ("prefill", "mixed", "decode")
+
+
+def real_pool(pool: World | None) -> World | None:
+    """Return a pool with what a real run has, if there is one."""
+    return pool and replace(pool, overheads=RuntimeOverheads(), speculation=None)
 
 
 def test_padding_keeps_links_busy() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,9 @@ from evenflow.results.around import Around, around_stages
 from evenflow.results.run import RunResult
 from evenflow.types import Request
 from runtime.driver import Driver
+from runtime.pools import Part, PooledDriver
 from runtime.wire import Free, Message, Returned, Step
-from sim import World
+from sim import PooledWorld, World
 from tests.worlds import small_world
 
 WORLD = small_world(
@@ -28,15 +31,32 @@ JITTER_S = 0.0004
 
 
 class VirtualPipeline:
-    """A pipeline whose stages take the seconds that steps name, and whose clock it moves."""
+    """A pipeline whose stages take the seconds that steps name, and whose clock it moves.
 
-    def __init__(self, depth: int) -> None:
-        self.now_s = 0.0
+    `beside` others: waiting at the first of them moves the clock, which is that of all.
+    """
+
+    results = None
+
+    def __init__(self, depth: int, beside: list[VirtualPipeline] | None = None) -> None:
+        self.sides = [] if beside is None else beside
+        self.sides.append(self)
         self.free_s = [0.0] * depth
         self.coming: list[tuple[float, Message]] = []
+        self._now_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        return self.sides[0]._now_s
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        self.sides[0]._now_s = now_s
 
     def clock(self) -> float:
         return self.now_s
+
+    def watch(self, _: object) -> None: ...
 
     def send(self, step: Step) -> None:
         at_s, times = self.now_s, []
@@ -52,8 +72,14 @@ class VirtualPipeline:
         self.coming.sort(key=lambda entry: entry[0])
 
     def receive(self, timeout_s: float) -> list[Message]:
-        self.now_s = min([self.now_s + timeout_s, *(at_s for at_s, _ in self.coming)])
+        if self is self.sides[0]:
+            self.now_s = self.wakes_s(timeout_s)
         return self.come()
+
+    def wakes_s(self, timeout_s: float) -> float:
+        """Return when something comes to one of them, or the time is up."""
+        due_s = (at_s for at_s, _ in chain(*(side.coming for side in self.sides)))
+        return min([self.now_s + timeout_s, *due_s])
 
     def come(self) -> list[Message]:
         """Return the messages that have come by now."""
@@ -69,8 +95,14 @@ def tokens_of(step: Step) -> list[int]:
 class NoisyPipeline(VirtualPipeline):
     """Every stage and every message takes a random time more. Stages start `late_s` late."""
 
-    def __init__(self, world: World, seed: int, late_s: float) -> None:
-        super().__init__(world.depth)
+    def __init__(
+        self,
+        world: World,
+        seed: int,
+        late_s: float,
+        beside: list[VirtualPipeline] | None = None,
+    ) -> None:
+        super().__init__(world.depth, beside)
         self._late_s = late_s
         self._rng = np.random.default_rng(seed)
         self._hops = world.hops
@@ -101,8 +133,8 @@ class NoisyPipeline(VirtualPipeline):
         self.tell(self.heard_s[sender], message)
 
     def receive(self, timeout_s: float) -> list[Message]:
-        next_s = min([self.now_s + timeout_s, *(at_s for at_s, _ in self.coming)])
-        self.now_s = max(self.now_s + 1e-7, next_s)  # time passes, whatever is asked
+        if self is self.sides[0]:
+            self.now_s = max(self.now_s + 1e-7, self.wakes_s(timeout_s))  # time passes in any case
         return self.come()
 
 
@@ -121,6 +153,29 @@ def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any
     return SimpleNamespace(result=driver.result(), heard=driver.heard), [
         engine.journal for engine in engines
     ]
+
+
+def serve_pools_noisily(world: PooledWorld, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+    """Return a run of real drivers of pools as `runtime.pools` does, and each pool's journal."""
+    beside: list[VirtualPipeline] = []
+    parts, batchers = {}, {}
+    for name in ("prefill", "mixed", "decode"):
+        pool = getattr(world, name)
+        if pool is not None:
+            pipeline: Any = NoisyPipeline(pool, seed + len(parts), 0.0, beside)
+            parts[name] = Part(pool, pipeline, [])
+            kind: Any = partial(RecordingBatcher, keeps_pages=name != "decode")
+            batchers[name] = pool.batcher(kind)
+    driver = PooledDriver(world, batchers, parts, clock=beside[0].clock)
+    driver.run()
+    result = driver.result()
+    each = [
+        SimpleNamespace(result=result.pools[name], heard=pool.heard)
+        for name, pool in driver.drivers.items()
+    ]
+    return SimpleNamespace(result=result, pipelines=each), {
+        name: batcher.journal for name, batcher in batchers.items()
+    }
 
 
 class KnownHost(VirtualPipeline):
@@ -144,8 +199,7 @@ class KnownHost(VirtualPipeline):
         self.tell(times[-1] + self.MESSAGE_S, Returned(step.batch_id, times, tokens_of(step)))
 
     def receive(self, timeout_s: float) -> list[Message]:
-        next_s = min([self.now_s + timeout_s, *(at_s for at_s, _ in self.coming)])
-        self.now_s = max(self.now_s, next_s)
+        self.now_s = max(self.now_s, self.wakes_s(timeout_s))
         return self.come()
 
 

@@ -153,13 +153,15 @@ def requests(draw: st.DrawFn, *, max_requests: int = 12) -> list[Request]:
     gaps_s = st.sampled_from([0.0, 0.0, 0.003, 0.02, 0.5])
     asked = st.tuples(gaps_s, st.integers(1, 150), st.integers(1, 60))
     block_tokens = draw(st.sampled_from([8, 16, 24, 64]))
+    priorities = draw(st.sampled_from([st.just(0), st.integers(-1, 1)]))
     arrival_s = 0.0
     found = []
     for gap_s, prompt, output in draw(st.lists(asked, min_size=1, max_size=max_requests)):
         arrival_s += gap_s
         prefix = draw(prefixes(prompt + output, block_tokens))
         predicted = draw(st.sampled_from([None, output, 1, 2 * output]))
-        found.append(Request(len(found), arrival_s, prompt, output, predicted, prefix))
+        request = Request(len(found), arrival_s, prompt, output, predicted, prefix)
+        found.append(replace(request, priority=draw(priorities)))
     return found
 
 

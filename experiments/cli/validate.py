@@ -84,7 +84,7 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
     from experiments.run_file.run import load_config
     from experiments.run_file.workers import TorchWorkers
     from experiments.run_file.yaml_file import find
-    from profiler import Settings
+    from profiler import Settings, most_beside
 
     override = f"costs={{kind: profile, path: {json.dumps(str(profile))}}}"
     config = load_config(run, [*set_, override])
@@ -98,6 +98,7 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
             tensor_parallel=config.tensor_parallel,
             max_tokens=most,
             max_context=most,
+            beside=min(config.num_stages - 1, most_beside(workers.device, workers.threads)),
         )
         measured(find(config.model, run.parent), profile, settings)
     return [override]

@@ -244,6 +244,8 @@ class ProfileCosts(Keys):
         path, ranks, deployment = Path(hardware.find(self.path)), hardware.ranks, hardware.placed
         if deployment is not None and deployment.data_parallel > 1:
             raise UsageError("data_parallel: needs costs.kind: roofline or silicon")
+        if deployment is not None and deployment.expert_parallel:
+            raise UsageError("expert_parallel: needs costs.kind: roofline or silicon")
         profile = read_profile(path)
         if deployment is not None and deployment.gpu.name in {spec.name for spec in gpus()}:
             check_device(profile, deployment.gpu.name, str(path))
@@ -256,7 +258,7 @@ class ProfileCosts(Keys):
         origin = {
             "path": self.path,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "filled_in": missing_operators(profile, ranks) if fill is not None else [],
+            "filled_in": missing_operators(profile, hardware.model, ranks) if fill else [],
         }
         origin |= {key: header[key] for key in MEASURED_WITH}
         made = MadeCosts(cost, cost, origin, hop_of(profile), host_of(profile))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +21,8 @@ from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, Ints, RunResult
 from evenflow.types import MicroBatch
-from experiments.validation.measured_times import Recorded, Times, as_admitted
-from sim import World, simulate_timed
+from experiments.validation.measured_times import Recorded, Times, as_admitted, recorded_link
+from sim import PooledWorld, World, simulate_timed
 
 NAMES = ("ttft", "tpot", "itl", "e2el")
 METRICS = (
@@ -40,7 +41,9 @@ PARTS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A run again, from its own times. `parted_at`: the first micro-batch with another decision."""
+    """A run again, from its own times. `parted_at`: the first micro-batch with another decision, of
+    a pool's own.
+    """
 
     again: RunResult
     parted_at: int | None
@@ -57,11 +60,31 @@ def summary_of(result: RunResult) -> dict[str, Any]:
 
 def structure_of(world: World, result: RunResult, times: Times) -> Structure:
     """Simulate a run again from what it measured; latencies count from the requests' own times."""
-    recorded = Recorded(result, times, world.costs)
-    again = simulate_timed(as_admitted(world, times), recorded)
+    return _simulated_again(
+        as_admitted(world, times), result, [Recorded(result, times, world.costs)]
+    )
+
+
+def structure_of_pools(
+    world: PooledWorld, result: RunResult, times: Mapping[str, Times]
+) -> Structure:
+    """Simulate a run of pools again, each from its own times, and the link from what it took."""
+    assert result.transfers is not None
+    recorded = [
+        Recorded(result.pools[name], own, getattr(world, name).costs) for name, own in times.items()
+    ]
+    first, link = next(iter(times.values())), recorded_link(world.link, result.transfers)
+    return _simulated_again(replace(as_admitted(world, first), link=link), result, recorded)
+
+
+def _simulated_again(
+    world: World | PooledWorld, result: RunResult, recorded: Sequence[Recorded]
+) -> Structure:
+    again = simulate_timed(world, *recorded)
     if world.concurrency is None:
         again = replace(again, arrival_s=result.arrival_s)
-    return Structure(again, recorded.parted_at)
+    parted = (each.parted_at for each in recorded)
+    return Structure(again, min((at for at in parted if at is not None), default=None))
 
 
 def structure_errors(result: RunResult, structure: Structure) -> dict[str, Any]:
@@ -140,14 +163,17 @@ class KeepingBatcher(Batcher):
         return batch
 
 
-def priced(world: World, journals: Iterable[Iterable[Entry]]) -> Priced:
+def priced(
+    world: World, journals: Iterable[Iterable[Entry]], *, keeps_pages: bool = False
+) -> Priced:
     """Return what the costs say of a recorded run, of the journals of its engines.
 
-    Raises PolicyError when one, replayed, does not give the decisions that it records.
+    `keeps_pages` as of a Batcher. Raises PolicyError when one, replayed, does not give what
+    it records.
     """
     sent: list[MicroBatch] = []
     for journal in journals:
-        batcher = world.batcher(KeepingBatcher)
+        batcher = world.batcher(partial(KeepingBatcher, keeps_pages=keeps_pages))
         assert isinstance(batcher, KeepingBatcher)
         difference = replay(journal, batcher)
         if difference is not None:

@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import count
-from typing import Any
+from itertools import count, cycle
+from typing import Any, TypeVar
 
 import numpy as np
 
 from evenflow.costs import StageCost
 from evenflow.results.around import around_stages
-from evenflow.results.run import Floats, Ints, RunResult
+from evenflow.results.run import Floats, Ints, RunResult, Transfers
+from evenflow.transfers import TransferLink
 from evenflow.types import MicroBatch
 from runtime import Served
-from sim import Timing, World
-from sim.timed import GRID_PER_S
+from sim import PooledWorld, Timing, World
+from sim.timed import GRID_PER_S, TimedLink
 
 AROUND = tuple(name for name in Timing._fields if name != "stages_s")
 """The columns of Times that are not the stages' own."""
 
 STALL_PERCENTILE = 99
+
+Whole = TypeVar("Whole", World, PooledWorld)
+"""What is simulated by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class Times:
     def timing(self, index: int) -> Timing:
         """Return the row of one micro-batch."""
         return Timing(*(getattr(self, name)[index].tolist() for name in Timing._fields))
+
+    def at_once(self) -> Times:
+        """Return the same for stages that take no time before they start."""
+        return replace(self, prepare_s=0 * self.prepare_s)
 
 
 def measured_times(served: Served, world: World, num_tokens: Ints) -> Times:
@@ -156,7 +164,46 @@ def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], T
     return timing
 
 
-def as_admitted(world: World, times: Times) -> World:
+def measured_crossings(transfers: Transfers) -> Floats:
+    """Return how long each transfer kept the link busy, and how long after that its KV was there,
+    [n, 2] in seconds, as the driver saw it.
+
+    When it saw the link free is known where the next transfer waited for that: it then set out, or
+    was blocked.
+    """
+    start_s, end_s = _on_grid(transfers.start_s), _on_grid(transfers.end_s)
+    free_s = _on_grid(transfers.start_s + transfers.link_busy_s)
+    tried_s = _on_grid(transfers.start_s - transfers.blocked_s)
+    waited = _on_grid(transfers.ready_s)[1:] <= free_s[:-1]
+    free_s[:-1] = np.where(waited, tried_s[1:], free_s[:-1])
+    return np.column_stack([free_s - start_s, end_s - free_s])
+
+
+def recorded_link(link: TransferLink, transfers: Transfers) -> TimedLink:
+    """Return a link on which each transfer takes what it took in a run, one after the other."""
+    took = cycle(measured_crossings(transfers).tolist() or [link.crossing(0)])
+    return TimedLink(bytes_per_token=link.bytes_per_token, takes=lambda _: next(took))
+
+
+def drawn_link(link: TransferLink, transfers: Transfers, seed: int) -> TimedLink:
+    """Return a link with what transfers of a run took beyond the configuration's, drawn at random,
+    each at most its P99.
+    """
+    by_link = np.array([link.crossing(tokens) for tokens in transfers.tokens.tolist()])
+    more_s = measured_crossings(transfers) - by_link.reshape(-1, 2)
+    if not len(more_s):
+        more_s = np.zeros((1, 2))
+    more_s = np.minimum(more_s, np.percentile(more_s, STALL_PERCENTILE, axis=0))
+    rng = np.random.default_rng(seed)
+
+    def takes(tokens: int) -> tuple[float, float]:
+        busy_s, latency_s = np.maximum(rng.choice(more_s) + link.crossing(tokens), 0.0).tolist()
+        return busy_s, latency_s
+
+    return TimedLink(bytes_per_token=link.bytes_per_token, takes=takes)
+
+
+def as_admitted(world: Whole, times: Times) -> Whole:
     """Return the world with the arrivals that a run's driver saw; a closed loop has its own."""
     if world.concurrency is not None:
         return world

@@ -13,20 +13,22 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from evenflow.errors import PolicyError, UsageError
+from evenflow.pools import PooledWorld
 from evenflow.replay import Entry, replay
 from evenflow.results.combine import merged
 from evenflow.results.run import RunResult
-from experiments.real import check_comparable, real_workload, recorded, servable, serve_job
+from experiments.real import LAST, check_comparable, real_workload, recorded, servable, serve_job
 from experiments.run_file.run import with_
 from experiments.runs import Job
 from experiments.validation.layers import (
     METRICS,
     Priced,
+    Structure,
     bubble_shares,
     compared,
     cost_errors,
@@ -34,12 +36,19 @@ from experiments.validation.layers import (
     priced,
     structure_errors,
     structure_of,
+    structure_of_pools,
     summary_of,
 )
-from experiments.validation.measured_times import Times, drawn, joined_times, measured_times
+from experiments.validation.measured_times import (
+    Times,
+    drawn,
+    drawn_link,
+    joined_times,
+    measured_times,
+)
 from runtime import Served
 from runtime.serve import engine_names, names_of
-from sim import World, simulate, simulate_replicas
+from sim import World, simulate, simulate_replicas, simulate_timed
 
 DRAWS = 5
 """So many simulations, each with a seed of its own, share a calibrated prediction."""
@@ -64,7 +73,7 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None
 @dataclass(frozen=True, slots=True)
 class Part:
     """What one pipeline of a real run came to, by the costs too, and its times; `world` has the
-    requests that were its own.
+    requests that were its own (that of a pool has none).
     """
 
     world: World
@@ -84,6 +93,27 @@ class Measured:
     served: Served
     parts: list[Part]
     load: tuple[float, float]
+
+    def again(self, system: World | PooledWorld, *, late: bool = True) -> list[Again]:
+        """Simulate each replica, or the pools together, from its own times; unless `late`, as if
+        stages took no time before they start.
+        """
+        times = [part.times if late else part.times.at_once() for part in self.parts]
+        result = self.served.result
+        if isinstance(system, PooledWorld):
+            of_pools = dict(zip(result.pools, times, strict=True))
+            return [Again(result, structure_of_pools(system, result, of_pools))]
+        return [
+            Again(part.result, structure_of(part.world, part.result, own))
+            for part, own in zip(self.parts, times, strict=True)
+        ]
+
+
+class Again(NamedTuple):
+    """What was measured, and that simulated from its own times."""
+
+    measured: RunResult
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +141,22 @@ def validate(
     run is interrupted, UsageError when one does not finish.
     """
     check_comparable(job)
-    if job.config.workers.kind == "vllm" or job.built().pools:
+    if job.config.workers.kind == "vllm":
         return _without_stages(job, runs, watch)
     around = None
     if calibration:
         around = _measure(calibration_job(job, calibration), "calibration", watch)
     measured = [_measure(job, f"run {number + 1} of {runs}", watch) for number in range(runs)]
-    world = servable(job.built())
+    world = _system(job)
     parts = [part for run in measured for part in run.parts]
-    structures = [structure_of(part.world, part.result, part.times) for part in parts]
+    again = [run.again(world) for run in measured]
+    at_once = [run.again(world, late=False) for run in measured]
     results = {
-        "measured": [[part.result for part in run.parts] for run in measured],
+        "measured": [[each.measured for each in of] for of in again],
         "simulated": [simulate_replicas(world)],
     }
     if around is not None:
-        times = joined_times([part.times for part in around.parts])
-        timings = (drawn(times, world.costs, seed) for seed in range(DRAWS))
-        results["calibrated"] = [simulate_replicas(world, timing=timing) for timing in timings]
+        results["calibrated"] = [_calibrated(world, around, seed) for seed in range(DRAWS)]
     summaries = {name: [summary_of(merged(of)) for of in some] for name, some in results.items()}
     lines = summaries["measured"], summaries["simulated"][0], summaries.get("calibrated", ())
     found = {
@@ -136,12 +165,11 @@ def validate(
         "requests": len(world.requests),
         "end_to_end": {key: compared(key, *lines) for key in METRICS},
         "structure": [
-            structure_errors(part.result, structure) | {"at_once": _at_once(part)}
-            for part, structure in zip(parts, structures, strict=True)
+            structure_errors(*each)
+            | {"at_once": metric_errors(other.measured, other.structure.again)}
+            for each, other in zip(chain(*again), chain(*at_once), strict=True)
         ],
-        "costs": cost_errors(
-            [part.result for part in parts], [part.priced.expected_s for part in parts]
-        ),
+        "costs": [line for alike in _alike(world, measured) for line in _cost_errors(alike)],
         "bubbles": {name: bubble_shares([*chain(*some)]) for name, some in results.items()},
         "overheads": _overheads(parts),
         "calibration": None if around is None else _calibration(around),
@@ -149,13 +177,13 @@ def validate(
         "load": [run.load for run in measured],
         "provenance": measured[0].served.result.provenance,
     }
-    again = merged([structure.again for structure in structures[: world.replicas]])
+    first = merged([each.structure.again for each in again[0]])
     prediction = merged(results.get("calibrated", results["simulated"])[0])
-    return Validation(found, measured[0].served.result, again, prediction)
+    return Validation(found, measured[0].served.result, first, prediction)
 
 
 def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
-    """Return what can be said of pools, and where stages tell no times: decisions and end to end.
+    """Return what can be said where stages tell no times: decisions and end to end.
 
     Raises PolicyError when a run's decisions, replayed, are not those that it recorded.
     """
@@ -171,13 +199,7 @@ def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
         loads.append(load)
     predicted = simulate(built.world)
     summaries = [summary_of(each.result) for each in served]
-    names, left_out = (
-        list(METRICS),
-        "no structure, costs and bubbles: pools are compared as a whole",
-    )
-    if not built.pools:
-        names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
-        left_out = "vLLM tells no times of its stages: no structure, costs and bubbles"
+    names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
     found = {
         "scheduler": job.config.scheduler.name,
         "runs": runs,
@@ -185,7 +207,7 @@ def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
         "decisions": [len(each.result.scheduled_s) for each in served],
         "end_to_end": {key: compared(key, summaries, summary_of(predicted)) for key in names},
         "calibration": None,
-        "left_out": left_out,
+        "left_out": "vLLM tells no times of its stages: no structure, costs and bubbles",
         "seconds": sum(each.wall_s for each in served),
         "load": loads,
         "provenance": served[0].result.provenance,
@@ -204,18 +226,31 @@ def calibration_job(job: Job, requests: int) -> Job:
 def _measure(job: Job, name: str, watch: Watch) -> Measured:
     journals = _Journals(list)
     served, load = _serve(job, name, watch, journals)
-    world = servable(job.built())
-    if not served.replicas:
-        return Measured(served, [_part(world, served, [*journals.values()])], load)
-    parts = [
-        _part(_alone(world, each), each, [journals[key] for key in engine_names(world, pipeline)])
-        for each, pipeline in zip(served.replicas, names_of(world), strict=True)
-    ]
+    world = _system(job)
+    if isinstance(world, PooledWorld):
+        parts = [
+            _part(getattr(world, name), each, [journals[name]], keeps_pages=name != LAST)
+            for name, each in zip(served.result.pools, served.pipelines, strict=True)
+        ]
+    elif served.pipelines:
+        parts = [
+            _part(_alone(world, each), each, [journals[key] for key in engine_names(world, name)])
+            for each, name in zip(served.pipelines, names_of(world), strict=True)
+        ]
+    else:
+        parts = [_part(world, served, [*journals.values()])]
     return Measured(served, parts, load)
 
 
-def _part(world: World, served: Served, journals: Sequence[Sequence[Entry]]) -> Part:
-    by_costs = priced(world, journals)
+def _system(job: Job) -> World | PooledWorld:
+    world = job.built().world
+    return world if isinstance(world, PooledWorld) else servable(job.built())
+
+
+def _part(
+    world: World, served: Served, journals: Sequence[Sequence[Entry]], *, keeps_pages: bool = False
+) -> Part:
+    by_costs = priced(world, journals, keeps_pages=keeps_pages)
     return Part(world, served, by_costs, measured_times(served, world, by_costs.num_tokens))
 
 
@@ -240,10 +275,30 @@ def _serve(
     return served, (before, os.getloadavg()[0])
 
 
-def _at_once(part: Part) -> dict[str, float]:
-    """Return the errors of structure if stages took no time before they start."""
-    at_once = replace(part.times, prepare_s=0 * part.times.prepare_s)
-    return metric_errors(part.result, structure_of(part.world, part.result, at_once).again)
+def _calibrated(world: World | PooledWorld, around: Measured, seed: int) -> list[RunResult]:
+    """Simulate a job with times around the stages, and of the link, drawn from those of a run."""
+    if isinstance(world, PooledWorld):
+        transfers = around.served.result.transfers
+        assert transfers is not None
+        timings = [
+            drawn(part.times, part.world.costs, seed + DRAWS * index)
+            for index, part in enumerate(around.parts)
+        ]
+        linked = replace(world, link=drawn_link(world.link, transfers, seed))
+        return [simulate_timed(linked, *timings)]
+    times = joined_times([part.times for part in around.parts])
+    return simulate_replicas(world, timing=drawn(times, world.costs, seed))
+
+
+def _alike(world: World | PooledWorld, runs: Sequence[Measured]) -> Sequence[Sequence[Part]]:
+    """Return the pipelines that have the same stages: of each pool those of all runs, or all."""
+    if isinstance(world, PooledWorld):
+        return [*zip(*(run.parts for run in runs), strict=True)]
+    return [[part for run in runs for part in run.parts]]
+
+
+def _cost_errors(parts: Sequence[Part]) -> list[dict[str, float]]:
+    return cost_errors([part.result for part in parts], [part.priced.expected_s for part in parts])
 
 
 def _overheads(measured: Sequence[Part]) -> dict[str, float]:

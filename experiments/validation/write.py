@@ -23,6 +23,7 @@ from experiments.report.plots import finish, key, plain_decades, save
 from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
 from experiments.report.tables import markdown_table, number, percent, print_numbers, write_json
 from experiments.report.words import metric_words
+from experiments.study.fair import Side, alone, marked
 from experiments.validation.validate import Validation
 
 Found = Mapping[str, Any]
@@ -132,7 +133,13 @@ def notes(found: Found) -> list[str]:
             f"{calibration['micro_batches']} micro-batches, {calibration['seconds']:.0f} s): "
             + _around(calibration)
         )
-    return [*lines, *notes_of(found["provenance"]), verdict(found)]
+        host_s = (calibration["freed_ms"] + calibration["schedule_ms"]) / 1e3
+        lines.append(
+            f"what that costs stage 0 in a simulation: runtime: {{schedule_s: {host_s:.6f}}}"
+        )
+    side = Side({"completed": found["requests"]}, found["provenance"])
+    doubts = marked(alone("the simulation", side))
+    return [*lines, *notes_of(found["provenance"]), *doubts, verdict(found)]
 
 
 def verdict(found: Found) -> str:
@@ -315,7 +322,7 @@ def _timeline(axes: Axes, label: str, result: RunResult, window: tuple[float, fl
     shares = result.prefill_tokens / np.maximum(tokens, 1)
     for stage in range(result.depth):
         start_s, end_s = result.start_s[:, stage], result.end_s[:, stage]
-        seen = np.flatnonzero((end_s > window[0]) & (start_s < window[1]))
+        seen = np.flatnonzero((end_s > np.maximum(start_s, window[0])) & (start_s < window[1]))
         axes.broken_barh(
             list(zip(start_s[seen], (end_s - start_s)[seen], strict=True)),
             (stage - 0.42, 0.84),

@@ -1,4 +1,4 @@
-"""Between the driver's thread, which has tokens, and the server's event loop, which wants text.
+"""Between the driver, which has tokens, and the server's event loop, which wants text.
 
 Knows neither HTTP nor the Batcher. An answer is to one request; a reply gathers the answers to all
 prompts of one client's call.
@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenflow.results.run import GIVEN_UP
-from evenflow.types import Prefix, Request
-from runtime.front import LiveFront
 from runtime.http.exposition import Observed
 from runtime.http.text import Codec, StopStrings
-from runtime.tokens import Text
-from runtime.wire import Draw
 
 
 class ServiceError(Exception):
@@ -54,6 +48,19 @@ class Generation:
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     priority: int = 0
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the driver has to know of it, by the names of here."""
+        return {name: getattr(self, name) for name in TOLD}
+
+    @property
+    def how(self) -> tuple[float, int, float, int]:
+        """How tokens are drawn; greedily at a temperature of 0."""
+        return self.temperature, self.top_k, self.top_p, self.seed
+
+
+TOLD = ("prompt_ids", "max_tokens", "ignore_eos", "priority")
 
 
 class Piece(NamedTuple):
@@ -107,7 +114,7 @@ class Reply:
 
 
 class _Answer:
-    """One output as its tokens come; the driver's thread owns it once it is submitted."""
+    """One output as its tokens come."""
 
     def __init__(self, reply: Reply, index: int, generation: Generation, codec: Codec) -> None:
         self.reply = reply
@@ -157,29 +164,34 @@ class _Answer:
 class Answers:
     """All requests of clients that are being answered.
 
-    The event loop submits and withdraws; `added`, `given_up`, `token` and `text_of` are for the
-    driver's thread. At most `max_queue` requests wait for their first token (None: no limit).
-    `knows_prefixes`: a request says what its prompt begins with, for a prefix cache. `by_priority`:
-    the policy looks at priorities, so that clients may give one.
+    `tell` has the driver hear a word: "submit", "withdraw", or "stop" where a stop string ends an
+    answer. At most `max_queue` requests wait for their first token (None: no limit). `by_priority`:
+    the policy looks at priorities, so that clients may give one. Arrivals are in seconds since
+    `origin_s` of the monotonic clock.
     """
 
-    def __init__(self, front: LiveFront, codec: Codec, max_queue: int | None = None) -> None:
+    def __init__(
+        self,
+        tell: Callable[..., None],
+        codec: Codec,
+        max_queue: int | None = None,
+        *,
+        by_priority: bool = False,
+        origin_s: float = 0.0,
+    ) -> None:
         self.codec = codec
-        self.origin_s = time.monotonic()
-        self.knows_prefixes = self.by_priority = False
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         self.prompt_tokens = self.output_tokens = 0
         self.observed = Observed()
-        self._front = front
+        self._tell = tell
         self._max_queue = max_queue
+        self._by_priority = by_priority
+        self._origin_s = origin_s
         self._answers: dict[int, _Answer] = {}
         self._next_id = 0
         self._closed: ServiceError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._news: deque[Callable[[], None]] = deque()
-        self._told = False
 
-    # -- the event loop -------------------------------------------------------------------------
+    # -- for clients ----------------------------------------------------------------------------
 
     def submit(self, generations: Sequence[Generation]) -> Reply:
         """Queue a request for each; ServiceError when nobody is served, or too many wait."""
@@ -190,21 +202,16 @@ class Answers:
             if waiting + len(generations) > self._max_queue:
                 words = f"{waiting} requests wait for their first token"
                 raise ServiceError(f"the queue is full: {words}, and {self._max_queue} may", 503)
-        if any(each.priority for each in generations) and not self.by_priority:
+        if any(each.priority for each in generations) and not self._by_priority:
             right = "only 0 is right, as the policy that serves has no scheduling_policy: priority"
             raise ServiceError(f"priority: {right}", 400, param="priority")
-        self._loop = asyncio.get_running_loop()
         reply = Reply(self._next_id, len(generations))
         self._next_id += len(generations)
         for index, generation in enumerate(generations):
             request_id = reply.request_ids[index]
             self._answers[request_id] = _Answer(reply, index, generation, self.codec)
-            arrival_s, ids = time.monotonic() - self.origin_s, generation.prompt_ids
-            prefix = Prefix(tuple(ids), 1, len(ids)) if self.knows_prefixes else None
-            limit, priority = generation.max_tokens, generation.priority
-            self._front.submit(
-                Request(request_id, arrival_s, len(ids), limit, prefix=prefix, priority=priority)
-            )
+            arrival_s = time.monotonic() - self._origin_s
+            self._tell("submit", request_id, arrival_s, generation.asked, generation.how)
         return reply
 
     def withdraw(self, reply: Reply) -> None:
@@ -212,15 +219,15 @@ class Answers:
         for request_id in reply.open:  # one that was refused is known no more
             if self._answers.pop(request_id, None) is not None:
                 self.finished["abort"] += 1
-                self._front.withdraw(request_id)
+                self._tell("withdraw", request_id)
         reply.open.clear()
 
     @property
     def num_waiting(self) -> int:
         """Requests that have no token yet."""
-        return sum(answer.waits for answer in list(self._answers.values()))
+        return sum(answer.waits for answer in self._answers.values())
 
-    # -- any thread -----------------------------------------------------------------------------
+    # -- what the driver says -------------------------------------------------------------------
 
     def close(self, error: ServiceError) -> None:
         """Refuse what is submitted from now on."""
@@ -229,25 +236,9 @@ class Answers:
     def fail(self, error: ServiceError) -> None:
         """Refuse what is submitted from now on, and give up what is open."""
         self._closed = error
-        for request_id in list(self._answers):
-            answer = self._answers.pop(request_id, None)
-            if answer is not None:
-                self._tell(lambda reply=answer.reply: reply.fail(error))  # type: ignore[misc]
-
-    def _tell(self, news: Callable[[], None]) -> None:
-        """Have the event loop call `news`, together with all there is when it looks."""
-        self._news.append(news)
-        if not self._told and self._loop is not None:
-            self._told = True
-            with suppress(RuntimeError):  # the loop is closed: the server is gone, and its clients
-                self._loop.call_soon_threadsafe(self._hear)
-
-    def _hear(self) -> None:
-        self._told = False  # before it looks, so that no news is left behind
-        while self._news:
-            self._news.popleft()()
-
-    # -- the driver's thread --------------------------------------------------------------------
+        for answer in self._answers.values():
+            answer.reply.fail(error)
+        self._answers.clear()
 
     def added(self, request_id: int, refusal: str | None) -> None:
         """Hear that a request is served, or why it never can be."""
@@ -256,42 +247,30 @@ class Answers:
             return
         if refusal is None:
             self.prompt_tokens += len(answer.generation.prompt_ids)
-            self._tell(answer.reply.admit)
+            answer.reply.admit()
             return
         del self._answers[request_id]
         message = f"prompt and max_tokens: {refusal}"
-        error = ServiceError(message, 400, "context_length_exceeded", "max_tokens")
-        self._tell(lambda: answer.reply.fail(error))
+        answer.reply.fail(ServiceError(message, 400, "context_length_exceeded", "max_tokens"))
 
     def given_up(self, request_id: int) -> None:
         """Hear that the policy ended a request before its time."""
         answer = self._answers.pop(request_id, None)
         if answer is not None:
             self.finished["abort"] += 1
-            error = ServiceError(GIVEN_UP, 503)
-            self._tell(lambda: answer.reply.fail(error))
+            answer.reply.fail(ServiceError(GIVEN_UP, 503))
 
-    def token(self, request_id: int, token: int) -> bool:
-        """Hand out a token; say whether the request ends here, though more might be allowed."""
+    def token(self, request_id: int, token: int) -> None:
+        """Hand out a token, unless its client has left."""
         answer = self._answers.get(request_id)
         if answer is None:
-            return False
+            return
         piece = answer.push(token)
         self.output_tokens += 1
         answer.observe(self.observed, piece)
         if piece.finish_reason is not None:
-            self._answers.pop(request_id, None)
+            del self._answers[request_id]
             self.finished[piece.finish_reason] += 1
-        self._tell(lambda: answer.reply.add(piece))
-        return piece.finish_reason == "stop"
-
-    def text_of(self, request: Request) -> Text:
-        """Return what workers compute with: the prompt, and how its tokens are drawn."""
-        answer = self._answers.get(request.request_id)
-        if answer is None:  # its client has left, and the driver is about to hear of it
-            return Text([0] * request.prompt_tokens)
-        asked = answer.generation
-        if not asked.temperature:
-            return Text(asked.prompt_ids)
-        how = asked.temperature, asked.top_k, asked.top_p, asked.seed
-        return Text(asked.prompt_ids, Draw(request.request_id, *how))
+            if piece.finish_reason == "stop":
+                self._tell("stop", request_id)
+        answer.reply.add(piece)

@@ -61,7 +61,7 @@ class Service:
     max_model_len: int
     answers: Answers
     failure: Callable[[], str | None]
-    gauges: Callable[[], Mapping[str, float]]
+    gauges: Callable[[], Awaitable[Mapping[str, float]]]
 
 
 def make_app(service: Service) -> FastAPI:
@@ -107,7 +107,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return PlainTextResponse(_exposition(service))
+        return PlainTextResponse(_exposition(service, await service.gauges()))
 
     _add_errors(app)
     app.add_middleware(BodyLimits, failure=service.failure)
@@ -262,11 +262,11 @@ def _first_of(error: RequestValidationError) -> ServiceError:
     return ServiceError(f"{where}: {words}" if where else words, 400, param=where or None)
 
 
-def _exposition(service: Service) -> str:
+def _exposition(service: Service, gauges: Mapping[str, float]) -> str:
     """Return the counters in Prometheus' text format, under vLLM's names where it has one."""
     answers = service.answers
     values = {
-        **service.gauges(),
+        **gauges,
         "vllm:prompt_tokens_total": answers.prompt_tokens,
         "vllm:generation_tokens_total": answers.output_tokens,
     }

@@ -1,37 +1,36 @@
-"""A server of the real runtime: HTTP in a thread of its own, the driver in the main thread.
+"""A server of the real runtime: HTTP in a process of its own, the driver in this one.
 
-Knows the order in which it starts and ends; no configuration.
+Knows the order in which they start and end; no configuration.
 """
 
 from __future__ import annotations
 
-import logging
+import json
+import multiprocessing
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError
 from runtime.driver import Driver
-from runtime.front import LiveFront
-from runtime.http.answers import Answers, ServiceError
+from runtime.http.clients import Clients, Serving
 from runtime.http.text import Codec
-from runtime.pipeline import Pipeline
+from runtime.pipeline import Pipeline, ended_error
 
 if TYPE_CHECKING:
-    import uvicorn
+    from multiprocessing.process import BaseProcess
 
-    from runtime.http.app import Service
-
-START_LIMIT_S = 10.0
-DRAIN_LIMIT_S = 5.0
-"""How long clients that have all their tokens may take to read them."""
-
+START_LIMIT_S = 60.0
 FAILED_S = 1.0
 """How long a server that has failed still says so before it is gone."""
+
+END_LIMIT_S = 6.0
+"""How long the HTTP server may take to end: its clients may have things to read."""
 
 STOPPING = "the server is stopping"
 
@@ -74,23 +73,19 @@ class LiveServer:
         max_queue: int | None = None,
         workers: str = "emulated",
     ) -> None:
-        self.front = LiveFront()
-        self.answers = Answers(self.front, codec, max_queue)
         self.model = model
         self.workers = workers
         self.on_open: Callable[[], None] = lambda: None
+        host, port = bound.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._codec = codec
         self._bound = bound
+        self._max_queue = max_queue
         self._failure: str | None = None
         self._broken: str | None = None
         self._failed_s = 0.0
-        self._driver: Driver | None = None
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def url(self) -> str:
-        host, port = self._bound.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._clients: Clients | None = None
+        self._process: BaseProcess | None = None
 
     def open(
         self,
@@ -105,71 +100,57 @@ class LiveServer:
 
         `on_token` hears of their tokens too. `speaks`: the workers compute with tokens.
         """
-        from runtime.http.app import Service
-
-        answers = self.answers
+        spawn = multiprocessing.get_context("spawn")
+        channel, theirs = spawn.Pipe()
+        clients = self._clients = Clients(
+            channel,
+            self._codec.end_ids,
+            gauges=partial(_gauges, engines),
+            lost=lambda why: self._lost(driver, why),
+            knows_prefixes=engines[0].kv.keeps,
+        )
 
         def heard(request_id: int, token: int) -> bool:
             if on_token is not None:
                 on_token(request_id, token)
-            return answers.token(request_id, token)
+            return clients.token(request_id, token)
 
         driver = drive(
             pipeline,
-            text_of=answers.text_of if speaks else None,
-            front=self.front,
-            on_added=answers.added,
-            on_given_up=answers.given_up,
+            text_of=clients.text_of if speaks else None,
+            front=clients.front,
+            on_added=clients.added,
+            on_given_up=clients.given_up,
             on_token=heard,
         )
-        self._driver = driver
-        answers.origin_s = driver.origin_s
-        answers.knows_prefixes = engines[0].kv.keeps
-        answers.by_priority = engines[0].queues.by_priority
-        pipeline.watch(self.front.fileno())
-        self._start(
-            Service(
-                self.model,
-                self.workers,
-                engines[0].max_model_len,
-                answers,
-                failure=lambda: self._failure,
-                gauges=lambda: _gauges(engines),
-            )
+        pipeline.watch(clients.front.fileno())
+        serving = Serving(
+            self.model,
+            self._codec,
+            self._max_queue,
+            self.workers,
+            engines[0].max_model_len,
+            engines[0].queues.by_priority,
+            driver.origin_s,
         )
+        told = (serving, self._bound, theirs)
+        self._process = spawn.Process(
+            target=_serve_clients, args=told, name="the HTTP server", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._bound.close()
+        if (why := self._does_not_start(channel)) is not None:
+            raise UsageError(f"the HTTP server does not start: {why}")
+        clients.start()
         self.on_open()
         return driver
 
-    def _start(self, service: Service) -> None:
-        import uvicorn
-
-        from runtime.http.app import make_app
-        from runtime.http.connections import OTHER_FILES, Connection, SaidOnce
-
-        logging.getLogger("asyncio").addFilter(SaidOnce())
-        options = uvicorn.Config(
-            make_app(service),
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            http=Connection,
-            backlog=OTHER_FILES,
-            timeout_graceful_shutdown=int(DRAIN_LIMIT_S),
-        )
-        server = self._server = uvicorn.Server(options)
-        self._thread = threading.Thread(target=self._serve, args=(server,), daemon=True)
-        self._thread.start()
-        limit_s = time.monotonic() + START_LIMIT_S
-        while not server.started:
-            if time.monotonic() > limit_s or not self._thread.is_alive():
-                raise UsageError("the HTTP server does not start")
-            time.sleep(0.01)
-
     def drain(self) -> None:
         """Send new clients away; those that are here are served."""
-        self._failure = STOPPING
-        self.answers.close(ServiceError(STOPPING, 503))
-        self.front.close()
+        assert self._clients is not None
+        self._clients.tell("close", STOPPING)
+        self._clients.front.close()
 
     def ended(self, driver: Driver, failure: str | None) -> str | None:
         """Tell clients that are still here that nothing more comes, and why.
@@ -179,31 +160,47 @@ class LiveServer:
         failure = failure or self._broken
         self._failure, self._failed_s = failure or STOPPING, time.monotonic()
         driver.abandon(self._failure)
-        self.answers.fail(ServiceError(self._failure, 503))
+        assert self._clients is not None
+        self._clients.tell("fail", self._failure)
         if failure is None:
             self._failed_s -= FAILED_S
         return failure
 
     def close(self) -> None:
         """End the HTTP server; after an error, its clients have not heard of the end yet."""
-        self.answers.fail(ServiceError(self._failure or STOPPING, 503))
-        if self._thread is not None and self._server is not None:
-            time.sleep(max(0.0, self._failed_s + FAILED_S - time.monotonic()))
-            self._server.should_exit = True
-            self._thread.join(DRAIN_LIMIT_S + 1)
-        self.front.release()
+        clients, process = self._clients, self._process
+        if clients is None:
+            return
+        clients.tell("fail", self._failure or STOPPING)
+        if process is not None:
+            if self._broken is None:
+                time.sleep(max(0.0, self._failed_s + FAILED_S - time.monotonic()))
+            clients.tell("exit")
+            clients.stop_telling()
+            process.join(END_LIMIT_S)
+            process.kill()
+            process.join()
+        clients.front.release()
 
-    def _serve(self, server: uvicorn.Server) -> None:
-        """Be the HTTP server; if it ends unasked, nobody can be answered any more."""
-        why = ""
+    def _does_not_start(self, channel: Connection) -> str | None:
+        """Wait for the word that it has started; return why there is none."""
+        if not channel.poll(START_LIMIT_S):
+            return f"nothing heard of it for {START_LIMIT_S:g} s"
         try:
-            server.run(sockets=[self._bound])
-        except Exception as error:
-            why = f": {type(error).__name__}: {error}"
-        if server.started and not server.should_exit and self._driver is not None:
-            self._broken = f"the HTTP server ended{why}"
-            self._driver.quit()
-        self.front.close()
+            _, *why = json.loads(channel.recv_bytes())
+        except (EOFError, OSError):
+            return self._how_it_ended()
+        return why[0] if why else None
+
+    def _lost(self, driver: Driver, why: str | None) -> None:
+        """Hear that the HTTP server is gone; unasked, nobody can be answered any more."""
+        if self._failure is None:
+            self._broken = self._how_it_ended() if why is None else f"the HTTP server ended: {why}"
+            driver.quit()
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        return str(ended_error(self._process))
 
 
 def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
@@ -219,3 +216,14 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
         "evenflow:kv_pages_free": free,
         "evenflow:kv_pages_total": total,
     }
+
+
+def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
+    """Be the HTTP server's process: it alone needs FastAPI."""
+    try:
+        from runtime.http.front_end import serve_clients
+
+        serve_clients(serving, bound, channel)
+    except Exception as error:
+        channel.send_bytes(json.dumps(["broken", f"{type(error).__name__}: {error}"]).encode())
+        raise SystemExit(1) from None

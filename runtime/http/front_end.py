@@ -1,0 +1,158 @@
+"""The HTTP server as a process of its own, at one end of a channel whose other end has the driver.
+
+Reads and writes text for clients; knows no pages and no policy. It does not outlive the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from runtime.http.answers import Answers, ServiceError
+from runtime.http.app import Service, make_app
+from runtime.http.clients import Serving
+from runtime.http.connections import OTHER_FILES, SaidOnce
+from runtime.http.connections import Connection as HttpConnection
+
+NAME = "evenflow-http"
+"""What the system calls the process."""
+
+DRAIN_LIMIT_S = 5.0
+"""How long clients that have all their tokens may take to read them."""
+
+FAILED_S = 1.0
+"""How long a server that has failed still says so before it is gone."""
+
+ANSWER_LIMIT_S = 5.0
+"""How long the driver may take to say how it is."""
+
+
+def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
+    """Be the process of a server on a bound socket until the driver says "exit", or is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are the driver's to hear
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(NAME, encoding="ascii")
+    logging.getLogger("asyncio").addFilter(SaidOnce())
+    asyncio.run(FrontEnd(serving, channel).run(bound))
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the driver, and says when it is there."""
+
+    def __init__(self, config: uvicorn.Config, channel: Connection) -> None:
+        super().__init__(config)
+        self._channel = channel
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._channel.send_bytes(b'["started"]')
+
+
+class FrontEnd:
+    """What the driver's words mean here; each is a method of this name, or of the answers'."""
+
+    def __init__(self, serving: Serving, channel: Connection) -> None:
+        self._channel = channel
+        self._failure: str | None = None
+        self._asked: dict[int, asyncio.Future[Mapping[str, float]]] = {}
+        self._tickets = count()
+        self._answers = answers = Answers(
+            self._tell,
+            serving.codec,
+            serving.max_queue,
+            by_priority=serving.by_priority,
+            origin_s=serving.origin_s,
+        )
+        service = Service(
+            serving.model,
+            serving.workers,
+            serving.max_model_len,
+            answers,
+            failure=lambda: self._failure,
+            gauges=self._gauges,
+        )
+        self._server = _Server(
+            uvicorn.Config(
+                make_app(service),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                http=HttpConnection,
+                backlog=OTHER_FILES,
+                timeout_graceful_shutdown=int(DRAIN_LIMIT_S),
+            ),
+            channel,
+        )
+        self._words: dict[str, Callable[..., None]] = {
+            "added": answers.added,
+            "given_up": answers.given_up,
+            "token": answers.token,
+            "gauges": self._gauged,
+            "close": self._close,
+            "fail": self._fail,
+            "exit": self._exit,
+        }
+
+    async def run(self, bound: socket.socket) -> None:
+        """Serve until `exit`."""
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hear)
+        await self._server.serve([bound])
+
+    def _hear(self) -> None:
+        """Apply what the driver says; when it is gone, so is this server, and says so."""
+        try:
+            while self._channel.poll():
+                for name, *values in json.loads(self._channel.recv_bytes()):
+                    self._words[name](*values)
+        except (EOFError, OSError):
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._channel.fileno())
+            self._fail("the server's driver is gone")
+            loop.call_later(FAILED_S, self._exit)
+
+    def _tell(self, *word: Any) -> None:
+        with suppress(OSError):  # the driver is gone, as `_hear` is about to hear
+            self._channel.send_bytes(json.dumps(word, separators=(",", ":")).encode())
+
+    async def _gauges(self) -> Mapping[str, float]:
+        ticket = next(self._tickets)
+        self._asked[ticket] = asyncio.get_running_loop().create_future()
+        self._tell("gauges", ticket)
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                return await self._asked[ticket]
+        except TimeoutError:
+            raise ServiceError("the server's driver does not answer", 503) from None
+        finally:
+            del self._asked[ticket]
+
+    def _gauged(self, ticket: int, gauges: Mapping[str, float]) -> None:
+        if (asked := self._asked.get(ticket)) is not None and not asked.done():
+            asked.set_result(gauges)
+
+    def _close(self, why: str) -> None:
+        self._failure = why
+        self._answers.close(ServiceError(why, 503))
+
+    def _fail(self, why: str) -> None:
+        self._failure = why
+        self._answers.fail(ServiceError(why, 503))
+
+    def _exit(self) -> None:
+        self._server.should_exit = True

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from experiments.study.fair import Side, doubts
+from experiments.figures.study import unfair
+from experiments.run_file.run import RunConfig
+from experiments.study.fair import Side, alike, alone, doubts, of_trials
+from experiments.study.points import Record
+from experiments.study.trials import Trial
 
 
 def side(
@@ -46,9 +51,57 @@ def test_the_cpu_time_of_two_versions_of_an_engine() -> None:
     runs = {"a": side(runtime="vllm-0.8"), "b": side(runtime="vllm-0.19")}
     assert doubts(runs) == ["the CPU time of other versions of an engine: vllm-0.19 and vllm-0.8"]
     assert doubts({"a": side(runtime="vllm-0.8"), "b": side(runtime="gllm")}) == []
+    assert doubts({"a": side(runtime={"schedule_s": 1e-3}), "b": side(runtime="gllm")}) == []
 
 
 def test_few_requests_tell_nothing_of_others() -> None:
     assert doubts({"a": side(49), "b": side(49)}) == [
         "49 requests are few: others may tell otherwise"
     ]
+
+
+def trial(share: float = 0.0, **keys: Any) -> Trial:
+    """Return a trial as a study makes it: values, what its costs rest on, and its keys."""
+    workload = {"trace": "azure-conv-sample"}
+    run = {
+        "model": "Qwen2.5-14B",
+        "gpu": "L20",
+        "stages": 2,
+        "scheduler": "vllm",
+        "workload": workload,
+    }
+    record = Record("", {"completed": 500}, cost_source={"extrapolated_share": share})
+    return Trial({}, (record,), (), RunConfig.model_validate(run | keys))
+
+
+def test_trials_of_a_study_are_judged_by_the_same_rules() -> None:
+    assert of_trials({"a": trial(), "b": trial()}) == []
+    cached = of_trials({"a": trial(kv={"prefix_cache": True}), "b": trial()})
+    assert cached == ["NOT FAIR: prefix caches are on with a, and not with b"]
+    (guessed,) = of_trials({"a": trial(0.4), "b": trial()})
+    assert guessed == "NOT FAIR: 40% of the time predicted with a rests on no measurement"
+    (engines,) = of_trials({"a": trial(runtime="vllm-0.8"), "b": trial(runtime="vllm-0.19")})
+    assert "the CPU time of other versions of an engine" in engines
+
+
+def test_one_run_that_is_held_against_a_measurement_or_a_limit() -> None:
+    assert alone("it", side()) == []
+    assert alone("it", side(49)) == ["49 requests are few: others may tell otherwise"]
+    assert alone("it", side(share=0.5)) == [
+        "50% of the time predicted with it rests on no measurement"
+    ]
+
+
+def test_lines_that_differ_in_numbers_are_one() -> None:
+    assert alike(["12 are few", "b", "13 are few"]) == ["12 are few (2 times)", "b"]
+    assert alike([]) == []
+
+
+def test_a_figure_holds_systems_of_one_panel_against_each_other() -> None:
+    def of(system: str, load: float, **keys: Any) -> Trial:
+        return replace(trial(**keys), labels={"system": system, "load": load})
+
+    assert unfair([of("a", 0.5), of("b", 0.5), of("a", 0.9)]) == []
+    cached = of("b", 0.9, kv={"prefix_cache": True})
+    (line,) = unfair([of("a", 0.5), of("b", 0.5), of("a", 0.9), cached])
+    assert line == "prefix caches are on with b, and not with a"

@@ -69,6 +69,7 @@ def claim(kind: Any, value: Any) -> Claim:
         ("ratio", 2.0, 2.14, "within 10 %"),
         ("ratio", 2.0, 1.75, "within 25 %"),
         ("ratio", 2.0, 1.1, "right order"),
+        ("ratio", 2.0, 1.01, "wrong"),
         ("ratio", 2.0, 0.9, "wrong"),
         ("ratio", [1.0, 2.0, 4.0], [1.0, 1.9, 2.0], "right order"),
         ("ratio", [1.0, 2.0, 4.0], [1.0, 1.9], "not run"),

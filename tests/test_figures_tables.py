@@ -182,6 +182,11 @@ def test_our_value_of_a_claim(query: dict[str, Any], ours: Any) -> None:
     assert answer(RUNS, Query.model_validate({"take": "rate", **query})) == ours
 
 
+def test_a_number_that_an_axis_has_in_words_is_found() -> None:
+    table = rows("order rate", ("0", 1.0), ("0.44", 3.0))
+    assert answer(table, Query.model_validate({"take": "rate", "where": {"order": 0.44}})) == 3.0
+
+
 def test_the_papers_value_stands_where_ours_would_have_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -36,6 +36,7 @@ def calibrate_command(
 
 def _tell(found: Calibrated) -> None:
     from experiments.report.tables import number, percent, print_numbers
+    from experiments.study.fair import marked
 
     rows = []
     for constant in found.constants:
@@ -52,6 +53,6 @@ def _tell(found: Calibrated) -> None:
     ]
     print_numbers(("median off", "no CPU time", "with these"), offs)
     for label, doubt in found.doubts:
-        typer.echo(f"{label}: {doubt}", err=True)
+        typer.echo(f"{label}: {marked([doubt])[0]}", err=True)
     keys = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in found.runtime.items()}
     typer.echo(f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}")

@@ -48,6 +48,7 @@ def figures_command(
     from experiments.figures.make import add_intervals, chosen, make, write_claims
     from experiments.report.folder import check_folder
     from experiments.study.executors import executor_of
+    from experiments.study.fair import marked
     from experiments.study.points import Store
 
     plans = chosen(names or (), tuple(set_ or ()), quick=quick)
@@ -71,6 +72,8 @@ def figures_command(
                 continue
             seconds = time.perf_counter() - started
             typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
+            for line in marked(drawing.doubts):
+                typer.echo(f"{plan.name}: {line}", err=True)
             if intervals:
                 try:
                     with progress([plan.name]) as show:

@@ -41,6 +41,7 @@ def reproduce_command(
     from experiments.report.folder import check_folder, staged
     from experiments.reproduce.reproduce import reproduce
     from experiments.reproduce.write import print_reproduced, write
+    from experiments.study.fair import marked
     from experiments.study.trials import How
 
     if out is not None:
@@ -56,6 +57,8 @@ def reproduce_command(
             typer.echo(f"{entry.name}: no data in {folder}; {entry.where_from()}", err=True)
         for path in entry.others(folder):
             typer.echo(f"{entry.name}: {path} is not what the catalogue was made with", err=True)
+    for name, doubt in found.doubts:
+        typer.echo(f"{name}: {marked([doubt])[0]}", err=True)
     for label, reason in found.failures.items():
         typer.echo(f"not simulated: {label}: {reason}", err=True)
     if out is not None:

@@ -15,7 +15,7 @@ from evenflow.results.run import RunResult
 from experiments.outcome import Outcome
 from experiments.report.tables import print_numbers
 from experiments.report.words import metrics, overload
-from experiments.study.fair import TOLD_SHARE, Side, doubts
+from experiments.study.fair import TOLD_SHARE, Side, doubts, marked
 
 if TYPE_CHECKING:
     from experiments.report.page import Addition
@@ -42,8 +42,8 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
 
 def print_doubts(lines: Sequence[str]) -> None:
     """Print what makes a comparison unfair, a line each."""
-    for line in lines:
-        typer.echo(f"NOT FAIR: {line}")
+    for line in marked(lines):
+        typer.echo(line)
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:

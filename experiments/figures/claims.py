@@ -35,6 +35,8 @@ VERDICTS: tuple[Verdict, ...] = (
 """From best to worst: a claim of several values gets the worst of theirs. What is near is a value,
 and of a comparison its effect."""
 
+LEAST_EFFECT = 0.05
+"""A smaller share of the published effect is none: seeds alone move a ratio by as much."""
 NO_EFFECT = math.log(1.05)
 """A published ratio nearer to 1 claims no effect: the value is compared itself."""
 
@@ -236,8 +238,12 @@ def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Se
 
 def _rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     for name, value in where.items():
-        near = (table[name] - value).abs().min() if isinstance(value, float) else None
-        table = table[table[name] == value if near is None else (table[name] - value).abs() == near]
+        column = table[name]
+        if isinstance(value, float) and pd.api.types.is_numeric_dtype(column):
+            apart = (column - value).abs()
+            table = table[apart == apart.min()]
+        else:  # a number may be what words of an axis say
+            table = table[column == (f"{value:g}" if isinstance(value, float) else value)]
     return table
 
 
@@ -353,7 +359,7 @@ def _leaf(claim: Claim, part: str, paper: Any, ours: Any, same_order: bool = Fal
         verdict = _by_distance(ours / paper) or ("right order" if same_order else "wrong")
         return Answer(claim, part, ours, paper, ratio, verdict)
     effect = math.log(ours) / math.log(paper)
-    ordered = effect > 0 or same_order
+    ordered = effect > LEAST_EFFECT or same_order
     verdict = _by_distance(effect) or ("right order" if ordered else "wrong")
     return Answer(claim, part, ours, paper, ratio, verdict, effect)
 

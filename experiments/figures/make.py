@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from experiments.figures.tables import columns_of, function, table_of
 from experiments.report.folder import staged
 from experiments.report.plots import save
 from experiments.report.tables import markdown_table, write_json, write_table
+from experiments.study.fair import alike
 from experiments.study.points import Store
 from experiments.study.uncertainty import COSTS
 
@@ -91,7 +93,7 @@ def make(
         claims = dict(drawing.claims) if plan.published else {}
         more = {"differs": plan.keys.differs, "facts": facts, "claims": claims}
         write_json(scratch / f"{plan.name}.json", about | more)
-    return drawing
+    return replace(drawing, doubts=alike(study.doubts))
 
 
 def add_intervals(

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pydantic import Field
 
+from evenflow.errors import UsageError
 from evenflow.keys import Keys
 from experiments.figures.layers import layered
 from experiments.figures.schema import PAPER
@@ -258,7 +259,11 @@ def draw_panel(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> 
 
 
 def _in_words(given: Words, numbers: Words) -> dict[str, Any]:
-    return {k: v.format_map(numbers) if isinstance(v, str) else v for k, v in given.items()}
+    try:
+        return {k: v.format_map(numbers) if isinstance(v, str) else v for k, v in given.items()}
+    except KeyError as error:
+        known = ", ".join(sorted(numbers))
+        raise UsageError(f"plot: no number {error.args[0]}; there are {known}") from None
 
 
 def _across(panel: Panel, rows: pd.DataFrame) -> pd.Series:

@@ -18,8 +18,9 @@ from experiments.figures.schema import Plan
 from experiments.outcome import Outcome
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, long_form
+from experiments.study.fair import Side, doubts, of_trial
 from experiments.study.points import Point, Store
-from experiments.study.trials import Simulator
+from experiments.study.trials import Simulator, Trial
 from experiments.study.trials import table as table_of
 from experiments.study.uncertainty import factors, stated
 from experiments.systems import keys_of_system
@@ -34,13 +35,14 @@ class Drawing:
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
     columns `shown` (None: all); `claims` has our value for each published claim the figure answers,
-    by the claim's id and in the shape of its value.
+    by the claim's id and in the shape of its value. `doubts` say what is not fair.
     """
 
     figure: Figure
     table: pd.DataFrame
     shown: Sequence[str] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
+    doubts: Sequence[str] = ()
 
 
 def overview(outcome: Outcome) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class Study:
         self._schedulers: set[str] = set()
         self._machines: set[str] = set()
         self._failures: list[str] = []
+        self.doubts: list[str] = []
         self._check_parameters()
 
     @property
@@ -199,7 +202,9 @@ class Study:
             seeded = [with_(config, {"workload.seed": seed}) for seed in self.seeds]
             points = [Point(each, self.plan.beside, measure, given) for each in seeded]
             rows.append((dict(zip(names, key, strict=True)), points))
-        table = table_of(simulator.trials_of(rows))
+        trials = simulator.trials_of(rows)
+        self.doubts += unfair(trials)
+        table = table_of(trials)
         if len(table) and table["error"].notna().all():
             raise UsageError(f"no run succeeded, the first because: {table['error'].iloc[0]}")
         self.note(list(cases.values()), table)
@@ -274,3 +279,14 @@ def _parameters_of(system: Keys) -> Sequence[str]:
     """Return the parameters of a system's policy; none of one that stands for pools."""
     name = long_form("scheduler", system.get("scheduler"))["name"]
     return () if name in POOLED else list(parameters(policy(name)))
+
+
+def unfair(trials: Sequence[Trial]) -> list[str]:
+    """Return what makes the systems of a figure's panels unfair to compare; of no systems, weak."""
+    groups: dict[str, dict[str, Side]] = {}
+    for trial in trials:
+        if not trial.errors:
+            place = {key: value for key, value in trial.labels.items() if key != "system"}
+            name = str(trial.labels.get("system", "it"))
+            groups.setdefault(str(place), {})[name] = of_trial(trial)
+    return [line for sides in groups.values() for line in doubts(sides)]

@@ -31,7 +31,7 @@ from experiments.reproduce.measured import Measured
 from experiments.reproduce.reproduce import served
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, Patch
-from experiments.study.fair import FEW
+from experiments.study.fair import Side, alone
 from experiments.study.intervals import LEVEL, student_quantile
 from experiments.study.trials import Case, How, Search, Study, Trial
 from experiments.study.trials import run as search
@@ -179,8 +179,7 @@ def unfair(run: Measured, config: RunConfig, ideal: Mapping[str, Floats]) -> lis
     if "ttft_ms" in requests:
         outputs = requests["output_tokens"]
         cut = int((outputs == outputs.max()).sum())
-        if len(requests) < FEW:
-            said.append(f"{len(requests)} requests are few")
+        said += alone(run.label, Side({"completed": len(requests)}))
         if outputs.nunique() > 1 and cut > CUT_SHARE * len(requests):
             said.append(f"{cut} outputs have the most tokens of all, {outputs.max()}: cut short?")
         if config.workload.arrivals.kind != "closed" and _queues(run):

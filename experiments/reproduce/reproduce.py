@@ -23,6 +23,7 @@ from experiments.reproduce.measured import Measured, layout_words
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, patched
 from experiments.study import uncertainty
+from experiments.study.fair import alike, alone, of_trial
 from experiments.study.points import Point
 from experiments.study.trials import How, Trial
 
@@ -62,12 +63,13 @@ class Reproduced:
     with its `error`, the `goal` for it, and the `spread` of what was measured, as shares; NaN where
     there is none. Where intervals were asked for, also `low_90`, `high_90`, the `half_width` as a
     share, and whether the measured value lies `inside`. `failures` are runs that could not be
-    simulated, with the reason.
+    simulated, with the reason; `doubts` say what is not fair, by the name of an entry.
     """
 
     entries: Sequence[Entry]
     table: pd.DataFrame
     failures: Mapping[str, str]
+    doubts: Sequence[tuple[str, str]] = ()
 
     @property
     def summary(self) -> pd.DataFrame:
@@ -130,7 +132,21 @@ def reproduce(
         why = next(iter(failures.values()))
         raise UsageError(f"no run can be simulated, the first because: {why}")
     table = pd.DataFrame([row for case, trial in pairs for row in _rows(case, trial)])
-    return Reproduced([e for e in entries if e.files(data)], _with_repeats(table), failures)
+    there = [entry for entry in entries if entry.files(data)]
+    return Reproduced(there, _with_repeats(table), failures, [*_unfair(there, pairs)])
+
+
+def _unfair(
+    entries: Sequence[Entry], pairs: Sequence[tuple[Case, Trial]]
+) -> Iterator[tuple[str, str]]:
+    """Say what makes it unfair to compare an entry's runs: a line for those alike, with the first
+    run's numbers."""
+    for entry in entries:
+        own = [(case.measured, of_trial(trial)) for case, trial in pairs if case.entry is entry]
+        lines = [
+            each for run, side in own for each in (*run.doubts, *alone("the simulation", side))
+        ]
+        yield from ((entry.name, line) for line in alike(lines))
 
 
 def _errors(config: RunConfig) -> list[Patch]:

@@ -214,6 +214,9 @@ def markdown(found: Reproduced, picture: str) -> str:
     ]
     if "inside" in found.table:
         parts += [INSIDE, markdown_table(INSIDE_HEADS, inside_rows(found.table))]
+    if found.doubts:
+        doubts = "".join(f"- {name}: {doubt}\n" for name, doubt in found.doubts)
+        parts.append(f"## What is not fair\n\n{doubts}")
     if found.failures:
         lost = "".join(f"- {label}: {reason}\n" for label, reason in found.failures.items())
         parts.append(f"## Not simulated\n\n{lost}")

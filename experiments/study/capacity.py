@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +21,7 @@ from experiments.report import plots
 from experiments.report.style import colour
 from experiments.report.tables import number, write_json, write_table
 from experiments.study.capacity_search import Capacity, Measured, Question, capacity_of, rate_cells
+from experiments.study.fair import alone, marked
 from experiments.study.intervals import interval
 from experiments.study.slo import KEEPS_UP
 from experiments.study.trials import How
@@ -186,7 +188,8 @@ def _never(capacity: Capacity) -> str:
 
 
 def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
-    said = []
+    weak = [alone("the run at this rate", at.side) for at, _ in capacity.at_knee()]
+    said = marked(dict.fromkeys(chain.from_iterable(weak)))
     completed = min(int(at.values["completed"]) for at, _ in capacity.at_knee())
     if completed < told["enough_requests"]:
         said.append(

@@ -20,6 +20,7 @@ from evenflow.types import Request
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Patch
+from experiments.study.fair import Side, of_trial
 from experiments.study.intervals import Interval, interval
 from experiments.study.searches import (
     LEAST_TOLERANCE,
@@ -88,6 +89,7 @@ class Measured(Probe):
 
     replication: int
     values: Mapping[str, Any]
+    side: Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,8 @@ def _measure(question: Question, trial: Trial) -> Measured:
     failed = tuple(each.metric for each in question.slo if not each.holds(values))
     in_system = rate * values["mean_e2el_ms"] / 1e3
     replication = trial.labels["replication"]
-    return Measured(rate, failed, in_system, int(values["completed"]), replication, values)
+    completed, side = int(values["completed"]), of_trial(trial)
+    return Measured(rate, failed, in_system, completed, replication, values, side)
 
 
 def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:

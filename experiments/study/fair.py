@@ -6,7 +6,9 @@ Knows summaries and where they come from; not how the runs were made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.report.tables import percent
@@ -14,6 +16,8 @@ from experiments.report.words import listed
 
 if TYPE_CHECKING:
     from experiments.study.trials import Trial
+
+NUMBER = re.compile(r"[\d.,]+")
 
 FEW = 50
 """Of fewer requests nearly nothing follows for others."""
@@ -49,9 +53,35 @@ def doubts(sides: Sides) -> list[str]:
 
 def of_trials(trials: Mapping[str, Trial]) -> list[str]:
     """Return the same of trials that were completed, on the first part of each, marked as such."""
-    done = {name: trial for name, trial in trials.items() if not trial.errors}
-    sides = {name: Side(trial.records[0].values) for name, trial in done.items()}
-    return [f"NOT FAIR: {line}" for line in doubts(sides)]
+    done = {name: of_trial(trial) for name, trial in trials.items() if not trial.errors}
+    return marked(doubts(done))
+
+
+def of_trial(trial: Trial) -> Side:
+    """Return a trial as a side, by its first part; all trials of a study are of one version."""
+    first, config = trial.records[0], trial.config
+    resolved = {} if config is None else config.resolved()
+    return Side(first.values, {"config": resolved, "cost_source": first.cost_source})
+
+
+def alone(name: str, side: Side) -> list[str]:
+    """Return what makes one run weak that is held against a limit, or a measurement."""
+    return [line for rule in (_few, _extrapolated) for line in rule({name: side})]
+
+
+def alike(lines: Sequence[str]) -> list[str]:
+    """Return lines that differ in their numbers only as one, the first, with how many they are."""
+    forms = [NUMBER.sub("", line) for line in lines]
+    first = dict(zip(reversed(forms), reversed(lines), strict=True))
+    return [
+        f"{first[form]} ({count} times)" if count > 1 else first[form]
+        for form, count in Counter(forms).items()
+    ]
+
+
+def marked(lines: Iterable[str]) -> list[str]:
+    """Return lines as they stand among other sentences."""
+    return [f"NOT FAIR: {line}" for line in lines]
 
 
 def _few(sides: Sides) -> Iterator[str]:
@@ -92,11 +122,12 @@ def _extrapolated(sides: Sides) -> Iterator[str]:
 
 
 def _versions(sides: Sides) -> Iterator[str]:
-    versions = {version_of(side.provenance) for side in sides.values() if side.provenance}
+    known = [side.provenance for side in sides.values()]
+    versions = {version_of(each) for each in known if "evenflow_version" in each}
     if len(versions) > 1:
         yield f"made by other versions of evenflow: {listed(sorted(versions))}"
-    runtimes = {side.key("runtime") for side in sides.values()}
-    names = sorted(each for each in runtimes if isinstance(each, str))
+    runtimes = [side.key("runtime") for side in sides.values()]
+    names = sorted({each for each in runtimes if isinstance(each, str)})
     engines = [name.rpartition("-")[0] for name in names if "-" in name]
     if len(set(engines)) < len(engines):
         yield f"the CPU time of other versions of an engine: {listed(names)}"

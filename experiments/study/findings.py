@@ -17,7 +17,7 @@ from experiments.report.tables import is_number
 from experiments.run_file.yaml_file import Patch
 from experiments.study.intervals import Interval, interval
 from experiments.study.searches import Optuna, Score, identity, optuna, proposed
-from experiments.study.slo import pareto_front
+from experiments.study.slo import missed, pareto_front
 from experiments.study.sweep_file import (
     Sweep,
     SweepConfig,
@@ -127,13 +127,13 @@ def ranked(findings: Findings) -> list[int]:
 
 def nearest(findings: Findings) -> list[int]:
     """Return the positions of the completed points, those first that miss their limits least."""
-    missed = {}
+    off = {}
     for index, trial in enumerate(findings.trials):
         if not trial.errors:
             limits = findings.sweep.config.conditions
             shares = [each.excess_share(trial.mean(each.metric)) for each in limits]
-            missed[index] = sum(max(share, 0.0) for share in shares)
-    return sorted(missed, key=lambda index: (missed[index], index))
+            off[index] = missed(shares)
+    return sorted(off, key=lambda index: (off[index], index))
 
 
 def _costs(config: SweepConfig, trial: Trial) -> tuple[float, ...]:

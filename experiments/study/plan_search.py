@@ -35,6 +35,7 @@ from experiments.study.slo import (
     LATENCY,
     Condition,
     check_metrics,
+    missed,
     request_limits,
     service_levels,
 )
@@ -222,7 +223,7 @@ class Question:
         shares = [each.excess_share(trial.mean(each.metric)) for each in slo or self.slo]
         if slo is None and not KEEPS_UP.holds({KEEPS_UP.metric: trial.mean(KEEPS_UP.metric)}):
             shares.append(1.0)
-        return math.inf if any(map(math.isnan, shares)) else sum(max(s, 0.0) for s in shares)
+        return missed(shares)
 
     def margin(self, trial: Trial) -> float:
         """Return the least share of a limit that is left; below 0 where it is missed."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -73,11 +73,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a point came to: its measure as plain data, or else the `error` it ended with."""
+    """What a point came to: its measure as plain data, or else the `error` it ended with.
+
+    `cost_source` is what the run's provenance says of its costs.
+    """
 
     key: str
     values: Mapping[str, Any]
     error: str | None = None
+    cost_source: Mapping[str, Any] = field(default_factory=dict)
 
 
 def simulate_point(point: Point) -> Record:
@@ -85,7 +89,9 @@ def simulate_point(point: Point) -> Record:
     try:
         outcome = run_job(Job(point.config, workload_of(point), point.beside))
         values = point.measure(outcome, **dict(point.more))
-        return Record(point.key, json.loads(json.dumps(values)))  # as it will be read again
+        source = outcome.result.provenance.get("cost_source", {})
+        values, source = json.loads(json.dumps([values, source]))  # as they will be read again
+        return Record(point.key, values, cost_source=source)
     except Exception as error:  # whatever it is, the other points go on
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
         return Record(point.key, {}, kind + " ".join(str(error).split()))
@@ -121,7 +127,7 @@ class Store:
         if not path.exists():
             return None
         data = _read_json(path)
-        return Record(data["key"], data["values"], data["error"])
+        return Record(**data)
 
     def put(self, record: Record) -> None:
         """Keep a record."""
@@ -130,7 +136,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not (self.folder / HEADER).exists():
                 self._write(self.folder / HEADER, self._header)
-            self._write(path, {"key": record.key, "values": record.values, "error": record.error})
+            self._write(path, asdict(record))
         except OSError as error:
             raise UsageError(f"{self.folder}: cannot write there: {error.strerror}") from None
 

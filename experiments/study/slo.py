@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -65,6 +65,12 @@ class Condition:
 
     def __str__(self) -> str:
         return f"{self.metric} {'>=' if self.at_least else '<='} {self.limit:g}"
+
+
+def missed(shares: Iterable[float]) -> float:
+    """Return by which shares of them limits are missed, added up; inf where one is not known."""
+    known = list(shares)
+    return math.inf if any(map(math.isnan, known)) else sum(max(share, 0.0) for share in known)
 
 
 KEEPS_UP = Condition("overloaded", 0)

@@ -64,11 +64,15 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A case that was tried: its labels, and the record of each part."""
+    """A case that was tried: its labels, and the record of each part.
+
+    `config` is that of the first part.
+    """
 
     labels: Mapping[str, Any]
     records: tuple[Record, ...]
     parts: tuple[Part, ...] = ()
+    config: RunConfig | None = None
 
     @property
     def errors(self) -> list[str]:
@@ -199,7 +203,9 @@ class Simulator:
         records = self.records([point for column in columns for point in column])
         count = len(rows)
         return [
-            Trial(labels, tuple(records[index::count]), tuple(map(_part_of, points)))
+            Trial(
+                labels, tuple(records[index::count]), tuple(map(_part_of, points)), points[0].config
+            )
             for index, (labels, points) in enumerate(rows)
         ]
 

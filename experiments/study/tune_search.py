@@ -22,7 +22,7 @@ from experiments.run_file.pools import defaults
 from experiments.run_file.run import configured, with_
 from experiments.study.intervals import Interval
 from experiments.study.searches import Optuna, Score, optuna, proposed
-from experiments.study.slo import larger_is_better
+from experiments.study.slo import larger_is_better, missed
 from experiments.study.trials import Case, Part, Simulator, Trial, run, seed_matters
 from experiments.study.tuning import GLLM, Candidate, Tuning
 
@@ -86,9 +86,9 @@ class Rank:
 
     def is_as_good(self, trial: Trial, other: Trial, slack: float) -> bool:
         """Say whether a trial is no worse than another, or by no more than a share of it."""
-        (unknown, missed, cost), (_, other_missed, other_cost) = self.of(trial), self.of(other)
+        (unknown, off, cost), (_, other_off, other_cost) = self.of(trial), self.of(other)
         allowed = other_cost + slack * abs(other_cost)
-        return not unknown and missed <= other_missed and cost <= allowed
+        return not unknown and off <= other_off and cost <= allowed
 
     def excess(self, trial: Trial) -> dict[str, float]:
         """Return by how much each limit is missed, as a share of it; 0 or less where it is kept."""
@@ -102,8 +102,11 @@ class Rank:
         value = trial.mean(self.tuning.objective)
         excess = self.excess(trial)
         unknown = bool(trial.errors) or any(map(math.isnan, [value, *excess.values()]))
-        missed = sum(max(amount, 0.0) for amount in excess.values())
-        return unknown, missed, -value if larger_is_better(self.tuning.objective) else value
+        return (
+            unknown,
+            missed(excess.values()),
+            -value if larger_is_better(self.tuning.objective) else value,
+        )
 
     def score(self, trial: Trial) -> Score:
         """Return what Optuna is told of a trial."""

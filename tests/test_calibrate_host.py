@@ -77,7 +77,7 @@ def test_a_mean_tells_nothing_and_it_says_so(folder: Path) -> None:
     assert status == 0
     assert output.count("cannot") == 7
     assert "give --save-detailed" in errors
-    assert "one load:" in errors
+    assert "NOT FAIR: one load:" in errors
 
 
 def test_loads_that_are_alike_say_little_of_two_constants(measured: list[Path]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from experiments.figures.study import unfair
 from experiments.run_file.run import RunConfig
 from experiments.study.fair import Side, alike, alone, doubts, of_trials
 from experiments.study.points import Record
 from experiments.study.trials import Trial
+from tests.command_line import evenflow
 
 
 def side(
@@ -105,3 +108,89 @@ def test_a_figure_holds_systems_of_one_panel_against_each_other() -> None:
     cached = of("b", 0.9, kv={"prefix_cache": True})
     (line,) = unfair([of("a", 0.5), of("b", 0.5), of("a", 0.9), cached])
     assert line == "prefix caches are on with b, and not with a"
+
+
+FEW = "NOT FAIR: {} requests are few"
+TWO = "--schedulers=sarathi,vllm"
+FIGURE = {
+    "title": "Two budgets",
+    "source": "a test",
+    "run": {
+        "stages": 2,
+        "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5},
+        "kv": {"pages": 200},
+        "scheduler": "sarathi",
+        "workload": {"trace": "trace.csv", "arrivals": "offline"},
+    },
+    "systems": {
+        "small": {"scheduler": {"name": "sarathi", "token_budget": 32}},
+        "cached": {"scheduler": "sarathi", "kv": {"prefix_cache": True}},
+    },
+    "study": {"requests": 20, "seeds": [0]},
+    "vary": ["system"],
+    "measure": "shares",
+    "shown": ["system", "mean_ttft_ms"],
+    "plot": {"panels": [{"kind": "bars", "x": "system", "y": {"mean_ttft_ms": "TTFT"}}]},
+}
+PLANNED = {
+    "model": "Llama-3.1-8B",
+    "gpu": "L20",
+    "stages": 1,
+    "max_model_len": 8192,
+    "scheduler": "sarathi",
+    "workload": {
+        "trace": "azure-conv-sample",
+        "requests": 20,
+        "arrivals": {"kind": "poisson", "rate": 2},
+    },
+}
+SWEEP = {"run": "RUN.yaml", "parameters": {"scheduler.token_budget": [32, 64]}}
+TRIED = ("--trials=2", "--replications=1", "--checks=2", TWO)
+AT_RANDOM = ("--set", "workload.arrivals={kind: poisson, rate: 9}", "--set", "workload.requests=8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("compare", "RUN.yaml", TWO), [FEW.format(20)]),
+        (("sweep", "SWEEP.yaml"), [FEW.format(20)]),
+        (
+            ("tune", "RUN.yaml", "--slo=p99_ttft_ms=500", *TRIED, *AT_RANDOM),
+            [FEW.format(8)],
+        ),
+        (
+            (
+                "plan",
+                "PLANNED.yaml",
+                "--gpus=1,2",
+                "--slo=p99_ttft_ms=5000",
+                "--schedulers=sarathi",
+            ),
+            [FEW.format(20)],
+        ),
+        (("capacity", "RUN.yaml", "--slo=p99_ttft_ms=500"), [FEW.format(20)]),
+        (
+            ("figures", "FIGURE.yaml"),
+            [FEW.format(20), "NOT FAIR: prefix caches are on with cached, and not with small"],
+        ),
+        (("diff", "a", "b"), [FEW.format(20), "NOT FAIR: prefix caches are on with b, and not"]),
+        (
+            ("validate", "RUN.yaml", "--set", "workers=emulated", "--runs=1"),
+            [FEW.format(20)],
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_every_command_that_compares_says_it(
+    arguments: tuple[str, ...], told: list[str], folder: Path
+) -> None:
+    """`reproduce` and `calibrate` hold a run against a measurement: their own tests have it."""
+    for name, keys in (("FIGURE", FIGURE), ("PLANNED", PLANNED), ("SWEEP", SWEEP)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(keys))
+    if arguments[0] == "diff":
+        evenflow("simulate", "RUN.yaml", "--out=a")
+        evenflow("simulate", "RUN.yaml", "--out=b", "--set", "kv.prefix_cache=true")
+    status, output, errors = evenflow(*arguments)
+    assert status == 0, errors
+    for each in told:
+        assert each in (output + errors).replace("\n", " ")

@@ -346,6 +346,8 @@ def test_a_run_of_our_own_is_reproduced_without_error(folder: Path) -> None:
     status, output, errors = evenflow("reproduce", "MINE.yaml", "--data", "data", "--out", "out")
     assert status == 0
     assert "is not what the catalogue was made with" in errors
+    assert "NOT FAIR: " in errors
+    assert "requests are few" in errors
     assert "no CPU time" in output
     table = pd.read_csv("out/reality.csv").set_index("metric")
     assert table["error"].abs().max() < 1e-6

@@ -127,7 +127,7 @@ def test_a_worker_that_cannot_join_says_why_in_a_line(
     door.bind(f"tcp://127.0.0.1:{port}")
     began_s = time.monotonic()
     assert message in complaint("worker", *(part for pair in words.items() for part in pair))
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 15
     context.destroy(linger=0)
 
 
@@ -158,7 +158,7 @@ def test_the_clock_of_another_host_is_known_within_half_of_the_way() -> None:
         return there_s, there_s
 
     offset_s, error_s = _clock(ask)
-    assert 0.002 <= error_s < 0.01
+    assert 0.002 <= error_s < 0.04, "half of the way of the others"
     assert abs(offset_s - behind_s) <= error_s
 
 

@@ -137,7 +137,8 @@ gpu-report:
 	$(PYTHON) -m tools.gpu_report --device $(DEVICE) --out gpu-report
 
 bench: .venv-test/installed
-	@for file in benchmarks/bench_*.py; do .venv-test/bin/python $$file || exit 1; done
+	@for file in benchmarks/bench_*.py; do \
+		.venv-test/bin/python -m benchmarks.$$(basename $$file .py) || exit 1; done
 
 clean:
 	rm -rf .venv-demo .venv-test .venv-newest .venv-sglang .venv-vllm .venv-compiled build demo-out mutants-out out *.egg-info \

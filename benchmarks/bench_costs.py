@@ -6,7 +6,9 @@ Run it from the repository: `python -m benchmarks.bench_costs`.
 from __future__ import annotations
 
 import timeit
+from collections.abc import Callable
 from itertools import cycle
+from typing import Any
 
 from evenflow.costs import AffineCost, RooflineCost, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.base import Span
@@ -15,7 +17,7 @@ from evenflow.costs.profile.file import OPERATORS, Header, LayerShapes, Point, P
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import ModelSpec, in_precision, model
 
 CALLS = 200_000
 
@@ -32,8 +34,8 @@ WORKS = {
 }
 
 
-def grid_profile(spec: ModelSpec, roofline: RooflineCost) -> Profile:
-    """Return a profile as dense as a measured one, its attention from the roofline."""
+def grid_profile(spec: ModelSpec, layer_s: Callable[[Work], float]) -> Profile:
+    """Return a profile as dense as a measured one, `layer_s` as the seconds of attention."""
     lengths = sorted({1, 2, 4, 8, *range(16, 2049, 16), *range(129, 2049, 128)})
     found = [
         _point(operator, tokens, None, 1e-4 + 1e-6 * tokens)
@@ -43,11 +45,11 @@ def grid_profile(spec: ModelSpec, roofline: RooflineCost) -> Profile:
     ]
     for tokens in (16, 64, 128, 256, 512, 1024, 2048):
         for context in (0, 256, 1024, 4096, 16384):
-            seconds = roofline(0, prefill_work(tokens, context)) / spec.num_layers
+            seconds = layer_s(prefill_work(tokens, context))
             found.append(_point("attention_prefill", tokens, context, seconds))
     for rows in (1, 4, 16, 64, 128, 256):
         for context in (128, 512, 1024, 2048, 4096):
-            seconds = roofline(0, decode_work(rows, rows * context)) / spec.num_layers
+            seconds = layer_s(decode_work(rows, rows * context))
             found.append(_point("attention_decode", rows, rows * context, seconds))
     shapes = LayerShapes.of(spec)
     words = ("NVIDIA L20", "other", "", "", "bfloat16", "unknown", 0, "", 128, "benchmark")
@@ -58,15 +60,16 @@ def _point(operator: str, tokens: int, context: int | None, seconds: float) -> P
     return Point(operator, tokens, context, None, 1, seconds, seconds, seconds, 1)
 
 
-def silicon(spec: ModelSpec) -> dict[str, StageCost]:
+def silicon(name: str, dtype: str | None = None, **deployed: Any) -> dict[str, StageCost]:
     """Return the costs of measured operators, nothing where the package is not installed."""
     from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 
-    deployment = Deployment(spec, gpu("H200"), split_layers(spec.num_layers, 4))
+    spec = in_precision(model(name), dtype, None)
+    deployment = Deployment(spec, gpu("H200"), split_layers(spec.num_layers, 4), **deployed)
     try:
-        return {"silicon": silicon_cost(deployment, silicon_source(deployment))}
+        return {f"silicon, {name}": silicon_cost(deployment, silicon_source(deployment))}
     except UsageError as reason:
-        print(f"silicon   left out: {reason}")
+        print(f"silicon, {name}: left out: {reason}")
         return {}
 
 
@@ -82,14 +85,17 @@ def main() -> None:
     """Print one line per cost model and kind of micro-batch."""
     spec = model("Qwen2.5-32B")
     deployment = Deployment(spec, gpu("L20"), split_layers(spec.num_layers, 4))
+    layers, roofline = deployment.layers_per_stage, RooflineCost(deployment)
+    profile = grid_profile(spec, lambda work: roofline.times(work)[0] / layers[0])
     costs: dict[str, StageCost] = {
         "affine": AffineCost(0.005, 2e-5, 4),
-        "roofline": (roofline := RooflineCost(deployment)),
-        "profile": profile_cost(grid_profile(spec, roofline), spec, deployment.layers_per_stage),
-    } | silicon(spec)
+        "roofline": roofline,
+        "profile": profile_cost(profile, spec, layers),
+    }
+    costs |= silicon("Qwen2.5-32B") | silicon("DeepSeek-V3", dtype="fp8_block", tensor_parallel=8)
     for name, cost in costs.items():
         for kind, works in WORKS.items():
-            print(f"{name:9} {kind:8} {microseconds(cost, works):6.2f} us")
+            print(f"{name:22} {kind:8} {microseconds(cost, works):6.2f} us")
 
 
 if __name__ == "__main__":

@@ -196,22 +196,43 @@ Attention = Callable[[int, int], tuple[float, bool]]
 """(tokens, context) -> seconds in one layer, and whether measured points surround it."""
 
 
-class Tables(NamedTuple):
-    """What a stage is made of, on one rank.
+class Attending(NamedTuple):
+    """Attention in one layer, on one rank: of a chunk, and of all decoding rows together.
 
-    `layer`: a layer without attention, all-reduces included, from the tokens. `prefill`: attention
-    of a chunk from its tokens and the context before it; `decode`: of all decoding rows from their
-    number and total context. `embedding` from the tokens, `head` (with sampling) from the rows.
     `launch_s`: of what each chunk takes, the seconds that all chunks of a micro-batch spend once,
     where one kernel attends to all of them.
     """
 
-    layer: BySize
     prefill: Attention
     decode: Attention
-    embedding: BySize
-    head: BySize
     launch_s: float = 0.0
+
+    def __call__(self, batch: BatchShape) -> tuple[float, float]:
+        """Return the seconds of a micro-batch, and how many of them no measurement surrounds."""
+        total_s = unmeasured_s = 0.0
+        if batch.decode_tokens:
+            total_s, measured = self.decode(batch.decode_tokens, batch.decode_context)
+            if not measured:
+                unmeasured_s = total_s
+        chunks = batch.chunks
+        for chunk in chunks:
+            seconds, measured = self.prefill(chunk.stop - chunk.start, chunk.start)
+            total_s += seconds
+            if not measured:
+                unmeasured_s += seconds
+        if len(chunks) > 1:
+            total_s -= self.launch_s * (len(chunks) - 1)
+        return total_s, unmeasured_s
+
+
+class Layers(NamedTuple):
+    """Layers of one kind: what one takes besides attention from the tokens, all-reduces included,
+    its attention, and how many of them each stage has.
+    """
+
+    layer: BySize
+    attention: Attending
+    counts: Sequence[int]
 
 
 def unmeasured(seconds_at: Callable[[int], float]) -> BySize:
@@ -222,10 +243,6 @@ def unmeasured(seconds_at: Callable[[int], float]) -> BySize:
         return Estimate(seconds, seconds)
 
     return estimate
-
-
-def _nothing(size: int) -> Estimate:
-    return Estimate(0.0, 0.0)
 
 
 def added(parts: Sequence[BySize]) -> BySize:
@@ -267,90 +284,80 @@ def all_reduces(model: ModelSpec, once: BySize, count: int) -> BySize:
 class TableCost:
     """Add up operators; what follows from a number of tokens alone is looked up once and kept.
 
-    `transfer_bytes_per_token` crosses from stage to stage. `others`: layers of other kinds, with
-    how many of them each stage has.
+    `embedding` from the tokens, `head` (with sampling) from the rows. `transfer_bytes_per_token`
+    crosses from stage to stage. Kinds of layers with the same attention look it up once.
     """
 
     __slots__ = (
+        "_attentions",
         "_by_rows",
         "_by_tokens",
-        "_layers",
-        "_others",
+        "_embedding",
+        "_head",
+        "_kinds",
         "_predicted_s",
-        "_tables",
-        "_total_layers",
         "_transfer_bytes_per_token",
         "_unmeasured_s",
+        "depth",
     )
 
     def __init__(
         self,
-        tables: Tables,
-        layers_per_stage: Sequence[int],
+        kinds: Sequence[Layers],
+        embedding: BySize,
+        head: BySize,
         transfer_bytes_per_token: float,
-        others: Sequence[tuple[Tables, Sequence[int]]] = (),
     ) -> None:
-        self._tables = tables
-        self._others = [
-            TableCost(kind._replace(embedding=_nothing, head=_nothing), counts, 0.0)
-            for kind, counts in others
-        ]
-        self._layers = tuple(float(count) for count in layers_per_stage)
-        self._total_layers = sum(self._layers)
+        self._kinds = list(kinds)
+        self._embedding = embedding
+        self._head = head
         self._transfer_bytes_per_token = transfer_bytes_per_token
-        self._by_tokens: dict[int, tuple[float, float, float, float]] = {}
+        self.depth = len(kinds[0].counts)
+        """Number of pipeline stages."""
+        alike: dict[Attending, list[Sequence[int]]] = {}
+        for kind in kinds:
+            alike.setdefault(kind.attention, []).append(kind.counts)
+        sums = {each: [*map(sum, zip(*of, strict=True))] for each, of in alike.items()}
+        self._attentions = [(each, counts, sum(counts)) for each, counts in sums.items()]
+        self._by_tokens: dict[int, tuple[list[float], float]] = {}
         self._by_rows: dict[int, Estimate] = {0: Estimate(0.0, 0.0)}
         self._predicted_s = 0.0
         self._unmeasured_s = 0.0
 
     @property
-    def depth(self) -> int:
-        """Number of pipeline stages."""
-        return len(self._layers)
-
-    @property
     def extrapolated_share(self) -> float:
         """Share of all the seconds predicted so far that no measurement surrounds."""
-        every = (self, *self._others)
-        predicted_s = sum(each._predicted_s for each in every)
-        unmeasured_s = sum(each._unmeasured_s for each in every)
-        return unmeasured_s / predicted_s if predicted_s else 0.0
+        return self._unmeasured_s / self._predicted_s if self._predicted_s else 0.0
 
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage."""
         tokens = batch.prefill_tokens + batch.decode_tokens
         known = self._by_tokens.get(tokens)
         if known is None:
-            known = self._by_tokens[tokens] = (
-                *self._tables.layer(tokens),
-                *self._tables.embedding(tokens),
-            )
-        layer_s, unmeasured_s, embedding_s, embedding_unmeasured_s = known
-        if batch.decode_tokens:
-            seconds, measured = self._tables.decode(batch.decode_tokens, batch.decode_context)
-            layer_s += seconds
-            if not measured:
-                unmeasured_s += seconds
-        for chunk in batch.chunks:
-            seconds, measured = self._tables.prefill(chunk.stop - chunk.start, chunk.start)
-            layer_s += seconds
-            if not measured:
-                unmeasured_s += seconds
-        if self._tables.launch_s and len(batch.chunks) > 1:
-            layer_s -= self._tables.launch_s * (len(batch.chunks) - 1)
+            known = self._by_tokens[tokens] = self._without_attention(tokens)
+        times, unmeasured_s = known
+        for attention, counts, total in self._attentions:
+            seconds, of_them_s = attention(batch)
+            times = [own_s + count * seconds for own_s, count in zip(times, counts, strict=True)]
+            unmeasured_s += total * of_them_s
         head = self._by_rows.get(batch.sampled_rows)
         if head is None:
-            head = self._by_rows[batch.sampled_rows] = self._tables.head(batch.sampled_rows)
-        head_s, head_unmeasured_s = head
-        total = self._total_layers
-        self._predicted_s += total * layer_s + embedding_s + head_s
-        self._unmeasured_s += total * unmeasured_s + embedding_unmeasured_s + head_unmeasured_s
-        times = [count * layer_s for count in self._layers]
-        times[0] += embedding_s
-        times[-1] += head_s
-        for other in self._others:
-            times = [one + more for one, more in zip(times, other.times(batch), strict=True)]
+            head = self._by_rows[batch.sampled_rows] = self._head(batch.sampled_rows)
+        times[-1] += head.seconds
+        self._predicted_s += sum(times)
+        self._unmeasured_s += unmeasured_s + head.unmeasured_s
         return times
+
+    def _without_attention(self, tokens: int) -> tuple[list[float], float]:
+        """Return what follows from the tokens: seconds of each stage, and those unmeasured."""
+        embedding = self._embedding(tokens)
+        times, unmeasured_s = [0.0] * self.depth, embedding.unmeasured_s
+        for kind in self._kinds:
+            layer = kind.layer(tokens)
+            times = [own_s + n * layer.seconds for own_s, n in zip(times, kind.counts, strict=True)]
+            unmeasured_s += sum(kind.counts) * layer.unmeasured_s
+        times[0] += embedding.seconds
+        return times, unmeasured_s
 
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes of the hidden states that cross from one stage to the next."""

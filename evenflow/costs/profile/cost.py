@@ -26,13 +26,14 @@ from evenflow.costs.roofline import (
     head_s,
 )
 from evenflow.costs.tables import (
+    Attending,
     Attention,
     BySize,
     Curve,
     Estimate,
+    Layers,
     Surface,
     TableCost,
-    Tables,
     added,
     all_reduces,
     unmeasured,
@@ -109,11 +110,15 @@ def profile_cost(
     check_units(profile, model, name)
     if fill is None:
         _check_complete(profile, model, tensor_parallel, name)
-    (tables, layers), *others = [
-        (Parts(profile, kind, tensor_parallel, fill, name).tables(with_all_reduces), counts)
-        for kind, counts in _layers_of(model, layers_per_stage).items()
-    ]
-    return TableCost(tables, layers, model.hidden_size * model.dtype_bytes, others)
+    kinds, by_window = [], dict[int, Attending]()
+    for kind, counts in _layers_of(model, layers_per_stage).items():
+        parts = Parts(profile, kind, tensor_parallel, fill, name)
+        layer = parts.whole_layer() if parts.is_total else parts.layer(with_all_reduces)
+        if kind.sliding_window not in by_window:
+            by_window[kind.sliding_window] = parts.attending()
+        kinds.append(Layers(layer, by_window[kind.sliding_window], counts))
+    ends = parts.by_tokens("embedding"), parts.head()
+    return TableCost(kinds, *ends, model.hidden_size * model.dtype_bytes)
 
 
 def _layers_of(model: ModelSpec, layers_per_stage: Sequence[int]) -> dict[ModelSpec, list[int]]:
@@ -280,16 +285,10 @@ class Parts:
             "linear_qkv", ranks
         )
 
-    def tables(self, with_all_reduces: bool) -> Tables:
-        """Return the curves of a stage."""
+    def attending(self) -> Attending:
+        """Return attention of a layer."""
         prefill, decode = map(self.attention, attentions(self.model))
-        return Tables(
-            self.whole_layer() if self.is_total else self.layer(with_all_reduces),
-            prefill,
-            decode,
-            self.by_tokens("embedding"),
-            self.head(),
-        )
+        return Attending(prefill, decode)
 
     def by_tokens(self, operator: str) -> BySize:
         """Return an operator against tokens."""

@@ -38,12 +38,13 @@ from evenflow.costs.silicon.tables import (
     package_version,
 )
 from evenflow.costs.tables import (
+    Attending,
     Attention,
     BySize,
     Curve,
+    Layers,
     Surface,
     TableCost,
-    Tables,
     added,
     all_reduces,
     beside,
@@ -216,15 +217,15 @@ def silicon_cost(
     than those measured, or were not measured in such number. `part`: as for `RooflineCost`.
     """
     model = deployment.model
-    kinds = []
+    kinds, by_window = [], dict[int, Attending]()
     for kind in model.kinds():
         parts = _Parts(deployment, source, kind, fabric)
-        layer, attention = parts.layer(part), (parts.prefill(), parts.decode())
-        embedding = unmeasured(_free) if part == "experts" else parts.embedding()
-        tables = Tables(layer, *attention, embedding, parts.head(), parts.prefill_launch_s())
+        if kind.sliding_window not in by_window:
+            by_window[kind.sliding_window] = parts.attending()
         counts = [deployment.kinds(stage).get(kind, 0) for stage in range(deployment.depth)]
-        kinds.append((tables, counts))
-    return TableCost(*kinds[0], model.hidden_size * model.dtype_bytes, kinds[1:])
+        kinds.append(Layers(parts.layer(part), by_window[kind.sliding_window], counts))
+    embedding = unmeasured(_free) if part == "experts" else parts.embedding()
+    return TableCost(kinds, embedding, parts.head(), model.hidden_size * model.dtype_bytes)
 
 
 class _Parts:
@@ -353,6 +354,10 @@ class _Parts:
     def heads(self) -> tuple[int, int]:
         model, ranks = self.model, self.ranks
         return -(-model.num_heads // ranks), model.local_kv_heads(ranks)
+
+    def attending(self) -> Attending:
+        """Return attention of a layer; engines launch one kernel for all prompts."""
+        return Attending(self.prefill(), self.decode(), self.prefill_launch_s())
 
     def prefill(self) -> Attention:
         """Return attention of a chunk: prompts are measured, context before a chunk is derived."""

@@ -20,7 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 from evenflow.errors import UsageError
-from experiments.cli import app, terminal
+from experiments.cli import terminal
+from experiments.cli.app import app
 
 terminal.FIRST_LINE_S = terminal.LINE_EVERY_S  # what is told is not how fast the machine is
 

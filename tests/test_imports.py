@@ -116,11 +116,11 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_the_command_starts_without_heavy_modules() -> None:
     heavy = {"pandas", "matplotlib", "scipy", "torch", "simpy", "numpy"}
-    assert not heavy & loaded_by("import experiments.cli")
+    assert not heavy & loaded_by("import experiments.cli.app")
 
 
 def test_a_simulation_needs_no_pandas(tmp_path: Path) -> None:
-    command = "from pathlib import Path\nfrom experiments.cli import simulate\nsimulate"
+    command = "from pathlib import Path\nfrom experiments.cli.app import simulate\nsimulate"
     run, out = Path("examples/quickstart.yaml"), tmp_path / "out"
     given = f"Path({str(run)!r}), ['workload.requests=1'], out=Path({str(out)!r})"
     loaded = loaded_by(f"{command}({given})")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.cli import MOST_LETTERS
+from experiments.cli.app import MOST_LETTERS
 from experiments.run_file.run import load_config
 from tests.command_line import HEAD, RUN, evenflow, refusal, spawn, table
 

@@ -11,8 +11,9 @@ from typing import Any, get_args
 import pytest
 
 from evenflow.runtimes import RuntimeName, runtimes
-from evenflow.specs.gpu import GIB, gpu, gpus, link, links
+from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.model import ModelSpec, listed, model, models
+from evenflow.specs.tables import read_rows, read_table
 from tests.command_line import refused
 
 QWEN = {
@@ -446,7 +447,14 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
     ideal = link({"bandwidth_gb_s": 100, "latency_us": 0})
     assert ideal.transfer_s(224e6) == pytest.approx(2.24e-3, rel=1e-12)
     assert link("pcie-l20").transfer_s(20.79e9) == pytest.approx(1 + 10e-6, rel=1e-12)
-    assert len({spec.name for spec in links()}) == len(links())
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"), [("models", ModelSpec), ("gpus", GpuSpec), ("links", LinkSpec)]
+)
+def test_no_name_is_twice_in_a_table(table: str, kind: type[Any]) -> None:
+    names = [row["name"] for row in read_rows(table, kind)]
+    assert names == list(read_table(table, kind))
 
 
 def test_a_wrong_link_is_refused() -> None:

@@ -38,7 +38,7 @@ import yaml
 from typer.testing import CliRunner
 
 from evenflow.schedulers import POLICIES
-from experiments.cli import app
+from experiments.cli.app import app
 from experiments.run_file.run import RunConfig
 from experiments.study import executors
 from experiments.study.sweep_file import SweepConfig

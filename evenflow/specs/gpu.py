@@ -115,13 +115,13 @@ def gpus() -> tuple[GpuSpec, ...]:
     as CUDA graphs run them; L20's are of an engine without graphs. Peaks and memory of B200 and
     later are those that aiconfigurator-core states (memory as nvidia-smi shows it).
     """
-    return read_table("gpus", GpuSpec)
+    return tuple(read_table("gpus", GpuSpec).values())
 
 
 @cache
 def links() -> tuple[LinkSpec, ...]:
     """Return the table of links (`links.csv`): those of the papers and what newer GPUs have."""
-    return read_table("links", LinkSpec)
+    return tuple(read_table("links", LinkSpec).values())
 
 
 Spec = TypeVar("Spec", GpuSpec, LinkSpec)

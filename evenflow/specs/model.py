@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -369,13 +370,13 @@ def parameters(shapes: tuple[tuple[int, int], ...]) -> int:
     return sum(inputs * outputs for inputs, outputs in shapes)
 
 
-def models() -> dict[str, ModelSpec]:
+def models() -> Mapping[str, ModelSpec]:
     """Return the table of models (`models.csv`): those of the papers and common ones since.
 
     Each is in its repository's format. Llama-3.1-100B is the 405B cut to 30 of its 126 layers,
     which gives the size that the gLLM paper names.
     """
-    return {spec.name: spec for spec in read_table("models", ModelSpec)}
+    return read_table("models", ModelSpec)
 
 
 def listed(name_or_path: str | Path) -> str | None:

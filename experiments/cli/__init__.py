@@ -1,312 +1,22 @@
-"""The command `evenflow`: it parses and prints; the modules that each command imports do the work.
+"""The command `evenflow`: how its process starts and ends; the commands are in `app`.
 
-Those imports are inside the commands, so that `--help` and errors come at once.
+What a process starts with is settled here, before any module that would take it otherwise.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import sys
 import threading
-from enum import StrEnum
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer.core import TyperGroup
+ON_HARDWARE = {"profile", "recover", "run", "serve", "validate", "worker"}
+"""Commands that serve or measure with this machine as it is."""
 
-import evenflow
-from evenflow.errors import UsageError
-from experiments.cli.calibrate import calibrate_command
-from experiments.cli.diff import diff_command
-from experiments.cli.figures import figures_command
-from experiments.cli.lists import (
-    gpus_command,
-    init_command,
-    links_command,
-    metrics_command,
-    models_command,
-    schema_command,
-    systems_command,
-)
-from experiments.cli.options import Force, Intervals, Out, RunFile, Set
-from experiments.cli.profile import check_command, import_command, measure_command
-from experiments.cli.real import (
-    recover_command,
-    replay_command,
-    run_command,
-    serve_command,
-    worker_command,
-)
-from experiments.cli.reproduce import reproduce_command
-from experiments.cli.studies import capacity_command, plan_command, sweep_command, tune_command
-from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
-from experiments.cli.validate import validate_command
-
-if TYPE_CHECKING:
-    from experiments.report.page import Addition
-
-MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Click's error for words that a command does not take; newer versions of typer have their own."""
-
-
-MOST_LETTERS = 2000
-"""A longer line of an error is cut, and so is a word of 300 letters in it."""
-
-
-class OneLineErrors(TyperGroup):
-    """All commands: a user's mistake is one line and exit status 2, Ctrl-C is status 130."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            status = super().main(
-                *args, **kwargs | {"prog_name": "evenflow", "standalone_mode": False}
-            )
-        except UsageError as error:
-            status = _refused(str(error))
-        except MisusedError as error:
-            status = _misused(error)
-        except OSError as error:  # of a name that cannot be one, or of a disk
-            status = _refused(f"{error.filename or 'the system'}: {error.strerror or error}")
-        except MemoryError as error:
-            status = _refused(f"the memory does not suffice: {error or 'give fewer requests'}")
-        except KeyboardInterrupt:
-            status = 130
-        sys.exit(status)
-
-
-def _refused(message: str) -> int:
-    cut = re.sub(r"\S{300,}", lambda word: f"{word[0][:200]}...{word[0][-20:]}", message)
-    line = " ".join(cut.split())
-    shown = line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]}..."
-    typer.echo(f"error: {shown}", err=True)
-    return 2
-
-
-def _misused(error: Any) -> int:
-    """Say what is wrong with the words after `evenflow`, and where to read what is right."""
-    message = error.format_message()
-    if not message:  # no word at all: typer has shown the help
-        return 2
-    command = "evenflow" if error.ctx is None else error.ctx.command_path
-    return _refused(f"{message} ({command} --help)")
-
-
-app = typer.Typer(
-    name="evenflow",
-    cls=OneLineErrors,
-    help="Simulate pipeline-parallel LLM inference, swap the scheduler, see the bubbles.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
-app.add_typer(traces_app, name="traces")
-profile_app = typer.Typer(help="Measure what this machine's operators cost.")
-app.add_typer(profile_app, name="profile")
-
-
-class Save(StrEnum):
-    """Which files a run writes."""
-
-    summary = "summary"
-    requests = "requests"
-    all = "all"
-
-
-SaveOption = Annotated[
-    Save, typer.Option("--save", help="summary.json only; with requests.csv; or everything.")
-]
-
-
-def _window(text: str | None) -> tuple[float, float] | None:
-    """Return the seconds of a run that `A..B` names."""
-    if text is None:
-        return None
-    try:
-        first, last = map(float, text.split(".."))
-    except ValueError:
-        first, last = 1.0, 0.0
-    if not 0 <= first <= last:
-        raise UsageError(f"--window: give the seconds A..B, such as 10..12.5 or 0..inf: not {text}")
-    return first, last
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"evenflow {evenflow.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """Take the options before a command; `--version` has done its work by now."""
-
-
-@app.command("simulate")
-def simulate(
-    run: RunFile,
-    set_: Set = None,
-    *,
-    save: SaveOption = Save.all,
-    window: Annotated[
-        str | None,
-        typer.Option("--window", metavar="A..B", help="The seconds that the timeline shows."),
-    ] = None,
-    out: Out = None,
-    force: Force = False,
-    counterfactuals: Annotated[
-        bool, typer.Option("--counterfactuals", help="Also: what if a cause of bubbles were gone?")
-    ] = False,
-    advise: Annotated[
-        bool, typer.Option("--advise", help="Also: the three changes that would help most.")
-    ] = False,
-    intervals: Intervals = False,
-) -> None:
-    """Simulate one configuration and write what happened."""
-    from experiments.cli.terminal import (
-        print_addition,
-        print_counterfactuals,
-        print_folder,
-        print_left_out,
-        print_outcomes,
-        progress,
-    )
-    from experiments.report.folder import staged
-    from experiments.report.tables import write_summaries, write_table
-    from experiments.run_file.build import load_workload
-    from experiments.run_file.inputs import inputs_of
-    from experiments.run_file.run import load_config
-    from experiments.runs import Job, run_job, without_causes, write_run
-
-    shown = _window(window)
-    config = load_config(run, set_ or ())
-    folder = out or Path("out") / run.stem
-    with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
-        job = Job(config, load_workload(config, run.parent), run.parent)
-        with progress([job.label], len(job.workload.requests)) as show:
-            outcome = run_job(job, show.done, whole=counterfactuals or save.value == "all")
-        additions: list[Addition] = []
-        if advise or intervals:
-            from experiments.study import advice, uncertainty
-            from experiments.study.trials import How
-
-            asked = config.document(str(run)), run.parent, How(watch=progress)
-            if intervals:
-                prediction = uncertainty.predict(*asked)
-                write_table(scratch / "intervals.csv", prediction.table)
-                additions.append(uncertainty.told(prediction))
-            if advise:
-                additions.append(advice.told(advice.advise(*asked)))
-        more = [each.html for each in additions]
-        write_run(scratch, outcome, save.value, run.name, shown, more=more)
-        without = without_causes(job, outcome) if counterfactuals else {}
-        if without:
-            as_is = {"as is": outcome.summary, **without}
-            write_summaries(scratch / "counterfactuals.csv", "without", as_is)
-    print_outcomes([outcome])
-    print_left_out(job.workload.trace["dropped"], outcome.result)
-    if without:
-        print_counterfactuals(as_is)
-    for addition in additions:
-        print_addition(addition)
-    print_folder(folder)
-
-
-@app.command("compare")
-def compare(
-    run: RunFile,
-    schedulers: Annotated[
-        str,
-        typer.Option("--schedulers", metavar="A,B,...", help="Policies, or FILE.py:Class."),
-    ] = "",
-    set_: Set = None,
-    *,
-    systems: Annotated[
-        str,
-        typer.Option("--systems", metavar="A,B,...", help="Names of evenflow systems."),
-    ] = "",
-    save: SaveOption = Save.all,
-    out: Out = None,
-    force: Force = False,
-) -> None:
-    """Simulate several schedulers, or published systems, on the same requests, side by side."""
-    from experiments.cli.terminal import print_folder, print_outcomes, progress
-    from experiments.report.folder import staged
-    from experiments.run_file.inputs import inputs_of
-    from experiments.run_file.run import load_config
-    from experiments.study.compare import line_up, parse_schedulers, run_all
-    from experiments.systems import parse_systems
-
-    config = load_config(run, set_ or ())
-    folder = out or Path("out") / f"{run.stem}-compare"
-    with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
-        entries = [*parse_schedulers(schedulers), *(published := parse_systems(systems))]
-        jobs = line_up(entries, config, run.parent)
-        total = len(jobs[0].workload.requests)
-        with progress([job.label for job in jobs], total) as show:
-            comparison = run_all(jobs, scratch, save.value, show)
-        comparison.write(scratch, run.name)
-    for system in published:
-        typer.echo(f"{system.name}: {system.keys}")
-    print_outcomes(comparison.outcomes)
-    print_folder(folder)
-
-
-@app.command("schedulers")
-def list_schedulers() -> None:
-    """List the policies with their parameters; `evenflow systems` those of the papers."""
-    from experiments.report.tables import print_table
-    from experiments.run_file.pools import catalogue
-
-    rows = [
-        (
-            entry.name,
-            "\n".join(f"{name}: {default}" for name, default in entry.parameters),
-            f"{entry.summary}\n{entry.source}",
-        )
-        for entry in catalogue()
-    ]
-    print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
-    typer.echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
-
-
-traces_app.command("info")(info_command)
-traces_app.command("fit")(fit_command)
-traces_app.command("convert")(convert_command)
-traces_app.command("predict")(predict_command)
-app.command("models")(models_command)
-app.command("gpus")(gpus_command)
-app.command("links")(links_command)
-app.command("systems")(systems_command)
-app.command("metrics")(metrics_command)
-app.command("init")(init_command)
-app.command("diff")(diff_command)
-app.command("schema")(schema_command)
-app.command("capacity")(capacity_command)
-app.command("plan")(plan_command)
-app.command("tune")(tune_command)
-app.command("run")(run_command)
-app.command("serve")(serve_command)
-app.command("worker")(worker_command)
-app.command("recover")(recover_command)
-app.command("replay")(replay_command)
-app.command("validate")(validate_command)
-app.command("figures")(figures_command)
-app.command("calibrate")(calibrate_command)
-app.command("reproduce")(reproduce_command)
-app.command("sweep")(sweep_command)
-profile_app.command("import")(import_command)
-profile_app.callback(invoke_without_command=True)(measure_command)
-profile_app.command("check")(check_command)
+LIGHT = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+"""For all others: no pool of threads for products of matrices, which are small, no plugins."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -331,10 +41,16 @@ def main() -> None:
     and not once more by the interpreter when it leaves.
     """
     signal.signal(signal.SIGTERM, _stop)
-    named = [each for each in app.registered_commands if each.name in sys.argv[1:2]]
+    gc.set_threshold(100_000)
+    command = sys.argv[1:2]
+    if not ON_HARDWARE.intersection(command):
+        for name, value in LIGHT.items():
+            os.environ.setdefault(name, value)
+    from experiments.cli.app import app
+
+    named = [each for each in app.registered_commands if each.name in command]
     if named:
         app.registered_commands, app.registered_groups = named, []
-    gc.set_threshold(100_000)
     try:
         app()
     finally:

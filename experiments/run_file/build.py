@@ -18,20 +18,12 @@ from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import ModelSpec, in_precision, model
 from evenflow.types import Request, Scheduler
 from evenflow.world import Link, World
 from experiments.run_file.costs import Hardware, MadeCosts
 from experiments.run_file.links import hops_of
 from experiments.run_file.policy_folders import make_importable
-from experiments.run_file.pools import (
-    MixedPoolConfig,
-    divide,
-    model_of,
-    run_of_pool,
-    system,
-    transfer_link,
-)
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import Workload
 from experiments.run_file.yaml_file import find
@@ -122,6 +114,14 @@ def _build_pools(
 
     Where policies of several pools predict lengths, the last pool's predictions hold.
     """
+    from experiments.run_file.pools import (
+        MixedPoolConfig,
+        divide,
+        run_of_pool,
+        system,
+        transfer_link,
+    )
+
     given = system(config.scheduler)
     for key, plain in (("virtual_engines", False), ("replicas", None), ("data_parallel", 1)):
         if getattr(config, key) != plain:
@@ -140,7 +140,7 @@ def _build_pools(
     worlds: dict[str, Any] = {
         name: replace(pool.world, requests=(), concurrency=None) for name, pool in built.items()
     }
-    link = transfer_link(config, given, beside)
+    link = transfer_link(config, given, model_of(config, beside))
     mixed = pools.get("mixed")
     world = PooledWorld(
         requests=requests,
@@ -216,9 +216,16 @@ def _build_world(
     return Built(world, _formula(config), facts, made)
 
 
+def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:
+    """Return the model in the precision that the configuration says; None without a model."""
+    if config.model is None:
+        return None
+    return in_precision(model(find(config.model, beside)), config.dtype, config.kv_dtype)
+
+
 def _hardware(config: RunConfig, beside: Path) -> Hardware:
     """Return the model on the GPUs that the configuration names."""
-    spec = None if config.model is None else model_of(config, config.model, beside)
+    spec = model_of(config, beside)
     if config.gpu is not None:
         gpu(config.gpu)  # refuses what is none, whether these costs need it or not
     nodes = config.wires.nodes

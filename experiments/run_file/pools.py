@@ -6,7 +6,6 @@ Each pool is a run of its own on its part of the GPUs; nothing is built here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
@@ -14,11 +13,11 @@ from pydantic import BaseModel, Field
 from evenflow import schedulers
 from evenflow.errors import UsageError, is_count
 from evenflow.keys import Count, Keys, NameOr, Positive, expect, short_form
-from evenflow.specs.model import ModelSpec, in_precision, model
+from evenflow.specs.model import ModelSpec
 from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.links import TransferLinkConfig, link_spec
 from experiments.run_file.run import RunConfig, SchedulerConfig, with_
-from experiments.run_file.yaml_file import Document, checked, find
+from experiments.run_file.yaml_file import Document, checked
 from sim import TransferLink
 
 
@@ -274,16 +273,13 @@ def runs_of_pools(config: RunConfig, given: DistServeConfig) -> dict[str, RunCon
     }
 
 
-def model_of(config: RunConfig, name: str, beside: Path) -> ModelSpec:
-    """Return the model of that name or path in the precision that the configuration says."""
-    return in_precision(model(find(name, beside)), config.dtype, config.kv_dtype)
-
-
-def transfer_link(config: RunConfig, given: DistServeConfig, beside: Path) -> TransferLink:
-    """Return the link between the pools; without any the KV is there at once."""
+def transfer_link(
+    config: RunConfig, given: DistServeConfig, spec: ModelSpec | None
+) -> TransferLink:
+    """Return the link between the pools of a model; without any the KV is there at once."""
     bytes_per_token = given.kv_bytes_per_token
-    if bytes_per_token is None and config.model is not None:
-        bytes_per_token = float(model_of(config, config.model, beside).kv_bytes_per_token())
+    if bytes_per_token is None and spec is not None:
+        bytes_per_token = float(spec.kv_bytes_per_token())
     chosen = config.wires.link if given.transfer_link is None else given.transfer_link
     if chosen is None:
         return TransferLink(bytes_per_token=bytes_per_token)
@@ -292,7 +288,7 @@ def transfer_link(config: RunConfig, given: DistServeConfig, beside: Path) -> Tr
             f"scheduler {config.scheduler.name}: a transfer_link needs the KV's size: give "
             'kv_bytes_per_token, or the run a "model"'
         )
-    spec = link_spec(chosen)
+    link = link_spec(chosen)
     return TransferLink(
-        bytes_per_token / (spec.bandwidth_gb_s * 1e9), spec.latency_s, bytes_per_token
+        bytes_per_token / (link.bandwidth_gb_s * 1e9), link.latency_s, bytes_per_token
     )

@@ -23,7 +23,7 @@ from evenflow.specs.model import ModelSpec
 from experiments.report.page import Addition
 from experiments.report.tables import number, percent
 from experiments.report.words import metric_words
-from experiments.run_file.pools import model_of
+from experiments.run_file.build import model_of
 from experiments.run_file.run import RunConfig, configured
 from experiments.run_file.yaml_file import Document, Patch
 from experiments.study.intervals import student_quantile
@@ -67,10 +67,11 @@ class Stated:
 def stated(config: RunConfig, beside: Path) -> Stated:
     """Return the stated error of a run's costs."""
     kind = config.costs.kind
-    if kind not in ("roofline", "silicon") or config.model is None or config.gpu is None:
+    model = model_of(config, beside)
+    if kind not in ("roofline", "silicon") or model is None or config.gpu is None:
         known = {"affine": "are given, and taken as exact", "profile": "have no stated error"}
         return Stated(0.0, f"costs {kind} {known.get(kind, 'have no stated error')}")
-    layers = _layers(model_of(config, config.model, beside))
+    layers = _layers(model)
     if layers == "latent" and config.speculative is not None:
         layers = "speculating"
     share = TABLES[layers]

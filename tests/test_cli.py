@@ -194,15 +194,17 @@ def test_the_version() -> None:
     assert done("--version") == f"evenflow {package.__version__}\n"
 
 
-def test_a_lean_run_loads_no_heavy_module(folder: Path) -> None:
+def test_a_lean_run_loads_no_heavy_module_and_starts_no_thread(folder: Path) -> None:
     code = (
-        "import sys; from experiments import cli\n"
+        "import os, sys; from experiments import cli\n"
         "sys.argv[1:] = ['simulate', 'RUN.yaml', '--save', 'requests']\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
         "assert len(cli.app.app.registered_commands) == 1\n"
+        "tasks = '/proc/self/task'\n"
+        "assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1\n"
         "heavy = {'pandas', 'matplotlib', 'scipy', 'torch', 'concurrent.futures',\n"
-        "'evenflow.schedulers.td_pipe'} & set(sys.modules)\n"
+        "'evenflow.schedulers.td_pipe', 'experiments.run_file.pools'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
     root = Path(package.__file__).parent.parent

@@ -121,7 +121,7 @@ class WorkloadConfig(PartConfig):
     which prefixes are alike.
     """
 
-    after: Annotated[list[PartConfig], Field(default_factory=list)]
+    after: list[PartConfig] = Field([])
     """Workloads that the same servers served before, one when the one before is done; they leave
     their prefixes in the caches.
     """

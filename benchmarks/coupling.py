@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from evenflow.results.run import RunResult
 from experiments.real import real_workload, serve_job
+from experiments.report.plots import finish, key, panels, plain_decades
 from experiments.run_file.run import RunConfig
 from experiments.runs import Job
 
@@ -115,8 +114,8 @@ def table(gaps: pd.DataFrame) -> pd.DataFrame:
 
 def draw(gaps: pd.DataFrame, path: Path) -> None:
     """Draw the share of micro-batches whose gap is at most so long, each mode of each kind."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    for axes, (kind, some) in zip(figure.subplots(1, 2), gaps.groupby("workers"), strict=True):
+    figure, cells = panels(2, 4, 3.2)
+    for axes, (kind, some) in zip(cells, gaps.groupby("workers"), strict=True):
         for mode, color in MODES.items():
             for _, each in some[some.metadata == mode].groupby("round"):
                 shares = np.linspace(0, 100, len(each))
@@ -124,15 +123,11 @@ def draw(gaps: pd.DataFrame, path: Path) -> None:
             axes.plot([], [], color=color, label=f"metadata: {mode}")
         stage_ms = some.stage_ms.median()
         axes.set(xscale="log", xlabel="gap before a micro-batch on stage 1 (ms)", ylim=(0, 100))
-        axes.set_title(f"{kind} workers, a stage takes {stage_ms:.1f} ms", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(color="0.9")
-    figure.axes[0].set_ylabel("micro-batches (%)")
-    figure.axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+        finish(axes, f"{kind} workers, a stage takes {stage_ms:.1f} ms")
+        plain_decades(axes.xaxis)
+    cells[0].set_ylabel("micro-batches (%)")
+    key(cells[0])
+    figure.savefig(path)
 
 
 def main() -> None:

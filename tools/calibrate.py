@@ -28,13 +28,15 @@ from evenflow.results.run import Floats
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
+from experiments.report.plots import finish, key, panels
+from experiments.report.tables import markdown_table
 from profiler import import_files
 from tools import fit_host
 from tools.published_facts import facts_table, published_facts
 
-HEAD = (
-    "| GPU | efficiencies | compute | bandwidth | overhead per layer | mean error | P95 | worst "
-    "| predicts |\n|---|---|---|---|---|---|---|---|---|"
+HEADS = (
+    *("GPU", "efficiencies", "compute", "bandwidth", "overhead per layer"),
+    *("mean error", "P95", "worst", "predicts"),
 )
 
 
@@ -120,14 +122,12 @@ def _least_squares(
     return read(least_squares(lambda values: off(read(values)), start, bounds=bounds, **how).x)
 
 
-def row(label: str, base: GpuSpec, efficiencies: Efficiencies, times: Times) -> str:
-    """Return a line of the table: efficiencies, and how far off they are from measured times."""
-    off = times.errors(base, efficiencies)
-    return (
-        f"| {base.name} | {label} | {efficiencies.compute:.4f} | {efficiencies.bandwidth:.4f} "
-        f"| {efficiencies.per_layer_overhead_s * 1e6:.1f} us | {off.mean:.2%} | {off.p95:.2%} "
-        f"| {off.worst:.1%} | {times.name} |"
-    )
+def row(label: str, base: GpuSpec, efficiencies: Efficiencies, times: Times) -> list[str]:
+    """Return a row of the table: efficiencies, and how far off they are from measured times."""
+    compute, bandwidth, overhead_s = efficiencies
+    mean, p95, worst = times.errors(base, efficiencies)
+    reached = f"{compute:.4f}", f"{bandwidth:.4f}", f"{overhead_s * 1e6:.1f} us"
+    return [base.name, label, *reached, f"{mean:.2%}", f"{p95:.2%}", f"{worst:.1%}", times.name]
 
 
 # -- whole models on L20 --------------------------------------------------------------------------
@@ -160,46 +160,44 @@ def read_lengths(path: Path, spec: ModelSpec) -> Times:
 
 def l20_table(profiles: Sequence[Times], base: GpuSpec) -> str:
     """Return the table of fits: each model alone and both, against each model."""
-    lines = [HEAD]
+    rows = []
     for chosen in [*([profile] for profile in profiles), list(profiles)]:
         label, found = " + ".join(profile.name for profile in chosen), fit(chosen, base)
-        lines += [row(f"fitted on {label}", base, found, profile) for profile in profiles]
-    return "\n".join(lines)
+        rows += [row(f"fitted on {label}", base, found, profile) for profile in profiles]
+    return markdown_table(HEADS, rows)
 
 
 def draw_l20(profiles: Sequence[Times], base: GpuSpec, path: Path) -> None:
     """Write the figure: measured and predicted time per length, each model from the other's fit."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    grid = figure.subplots(2, len(profiles), sharex=True, height_ratios=(3, 1), squeeze=False)
-    for (top, bottom), profile in zip(grid.T, profiles, strict=True):
+    count = len(profiles)
+    how: dict[str, Any] = {"columns": count, "sharex": True, "height_ratios": (3, 1)}
+    figure, cells = panels(2 * count, 5.5, 3, **how)
+    for top, bottom, profile in zip(cells[:count], cells[count:], profiles, strict=True):
         others = [each for each in profiles if each is not profile]
         predicted = profile.predicted(base, fit(others, base))
         off = predicted / profile.seconds - 1
         top.plot(profile.sizes, profile.seconds * 1000, ".", ms=2.5, color="0.6", label="measured")
         label = f"predicted, fitted on {others[0].name}"
         top.plot(profile.sizes, predicted * 1000, "-", lw=1.2, color="C3", label=label)
-        top.set_title(f"{profile.name} on {base.name}: mean error {np.abs(off).mean():.1%}")
+        title = f"{profile.name} on {base.name}: mean error {np.abs(off).mean():.1%}"
+        finish(top, title, grid="x")
         top.set_ylim(bottom=0)
-        top.legend(frameon=False, loc="upper left")
+        key(top, loc="upper left")
         bottom.plot(profile.sizes, off * 100, "-", lw=0.8, color="C3")
         bottom.axhline(0, color="0.3", lw=0.6)
         bottom.set(ylim=(-25, 25), xticks=range(0, 2049, 256))
         bottom.set_xlabel("tokens in one prefill micro-batch")
-    for axes in figure.axes:
-        axes.grid(axis="x", color="0.9", lw=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    grid[0][0].set_ylabel("whole model, ms")
-    grid[1][0].set_ylabel("error, %")
-    figure.savefig(path, dpi=130)
+        finish(bottom, grid="x")
+    cells[0].set_ylabel("whole model, ms")
+    cells[count].set_ylabel("error, %")
+    figure.savefig(path)
 
 
 def _l20(given: argparse.Namespace) -> None:
     base = gpu("L20")
     profiles = [read_lengths(given.folder / file, model(name)) for name, file in FILES.items()]
     print(l20_table(profiles, base))
-    print(f"\n{facts_table(published_facts())}")
+    print(facts_table(published_facts()))
     given.figure.parent.mkdir(parents=True, exist_ok=True)
     draw_l20(profiles, base, given.figure)
     print(f"\n{given.figure}")
@@ -239,15 +237,17 @@ def operators(base: GpuSpec, names: Sequence[str], framework: str = "vllm") -> T
 
 
 def _silicon(given: argparse.Namespace) -> None:
-    print(HEAD)
-    for name in GPUS:
-        base = gpu(name)
-        checked = operators(base, CHECKED_ON)
-        for label, found in (
-            ("fitted", soft_fit([operators(base, FITTED_ON)], base)),
-            ("bundled", bundled(base)),
-        ):
-            print(row(label, base, found, checked), flush=True)
+    rows = []
+    for base in map(gpu, GPUS):
+        checked, fitted = operators(base, CHECKED_ON), soft_fit([operators(base, FITTED_ON)], base)
+        rows += fitted_and_bundled(base, fitted, checked)
+    print(markdown_table(HEADS, rows), end="")
+
+
+def fitted_and_bundled(base: GpuSpec, fitted: Efficiencies, times: Times) -> list[list[str]]:
+    """Return the rows of a fit and of what the table of GPUs carries, against the same times."""
+    pairs = {"fitted": fitted, "bundled": bundled(base)}
+    return [row(label, base, found, times) for label, found in pairs.items()]
 
 
 # -- linear operators that Vidur published --------------------------------------------------------
@@ -292,9 +292,9 @@ def read_layers(path: Path, spec: ModelSpec) -> Times:
 
 def _vidur(given: argparse.Namespace) -> None:
     times, base = read_layers(given.file, model(given.model)), gpu(given.gpu)
-    print(f"{len(times.sizes)} sizes (tokens, ranks) of {given.model} on {given.gpu}\n\n{HEAD}")
-    for label, found in (("fitted", soft_fit([times], base)), ("bundled", bundled(base))):
-        print(row(label, base, found, times))
+    rows = fitted_and_bundled(base, soft_fit([times], base), times)
+    print(f"{len(times.sizes)} sizes (tokens, ranks) of {given.model} on {given.gpu}\n")
+    print(markdown_table(HEADS, rows), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

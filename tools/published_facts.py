@@ -76,7 +76,7 @@ def facts_table(facts: Sequence[Fact], measured: Sequence[Fact] = ()) -> str:
         cells += ["", ""] if other is None else [f"{other.predicted:.4g}", f"{other.off:+.0%}"]
         rows.append(cells)
     heads = ("fact", "published", "roofline", "off by", "silicon", "off by")
-    return markdown_table(heads, rows).rstrip()
+    return markdown_table(heads, rows)
 
 
 def _deployment(name: str, gpu_name: str, stages: int = 1, ranks: int = 1) -> Deployment:
@@ -165,4 +165,4 @@ def _chunking(costs: Costs) -> Iterator[Fact]:
 
 
 if __name__ == "__main__":
-    print(facts_table(published_facts(), silicon_facts()))
+    print(facts_table(published_facts(), silicon_facts()), end="")

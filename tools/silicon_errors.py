@@ -20,6 +20,7 @@ from evenflow.costs.silicon.points import (
 )
 from evenflow.costs.silicon.tables import Heads, SiliconTables, load_tables
 from evenflow.specs.gpu import gpu
+from experiments.report.tables import markdown_table
 
 GPUS = {"a100_sxm": "A100-80G", "l40s": "L40S", "h100_sxm": "H100", "h200_sxm": "H200"}
 SIDES = (256, 20_000)
@@ -115,9 +116,11 @@ def peak_of(name: str) -> Peak:
 
 def main() -> None:
     """Print the table: GPU, framework, kind of operator, errors."""
-    kinds = ("products", "prompt attention", "decode attention", "same products")
-    print(f"| GPU | framework | {' | '.join(kinds)} | products, decodes as measured |")
-    print("|---" * (len(kinds) + 3) + "|")
+    heads = (
+        *("GPU", "framework", "products", "prompt attention", "decode attention"),
+        *("same products", "products as measured", "decodes as measured"),
+    )
+    rows = []
     for system, name in GPUS.items():
         measured = {each: load_tables(system, each) for each in ("vllm", "sglang", "trtllm")}
         tables = {each: from_memory(table, 4 * HEAD_DIM) for each, table in measured.items()}
@@ -131,8 +134,9 @@ def main() -> None:
                 product_errors(measured[framework], peak, EVERY_SHAPE),
                 attention_errors(measured[framework].generation, step_times),
             )
-            cells = " | ".join(f"{each.median:.1%}, {each.p95:.1%}" for each in errors)
-            print(f"| {name} | {framework} {chosen.versions['gemm']} | {cells} |", flush=True)
+            cells = [f"{each.median:.1%}, {each.p95:.1%}" for each in errors]
+            rows.append([name, f"{framework} {chosen.versions['gemm']}", *cells])
+    print(markdown_table(heads, rows), end="")
 
 
 if __name__ == "__main__":

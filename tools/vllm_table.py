@@ -16,13 +16,16 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from experiments.report.tables import markdown_table
+from experiments.reproduce.measured import read_results
 
 ROOT = Path(__file__).parent.parent
 SHAPE = ROOT / "examples" / "validate" / "small-llama" / "config.json"
@@ -42,6 +45,7 @@ METRICS = {
     "mean_tpot_ms": "TPOT mean (ms)",
     "mean_e2el_ms": "E2EL mean (ms)",
 }
+HEADS = ("who decides", "metric", "measured", "spread", "simulated", "error", "load averages")
 Numbers = dict[str, float]
 
 
@@ -104,7 +108,8 @@ class Bench:
         """Have vLLM decide by itself; return what came of it."""
         limit = _sets(f"workers.max_num_batched_tokens={BUDGET}")
         self._python("tools.vllm_stock", "RUN.yaml", "--out", f"{name}.json", *limit)
-        return _of_detailed(json.loads((self.folder / f"{name}.json").read_text()))
+        (run,) = read_results(self.folder / f"{name}.json")
+        return {metric: run.metrics[metric] for metric in METRICS}
 
     def real(self, policy: str, round_: int) -> Numbers:
         """Have vLLM serve with a policy; return what came of it."""
@@ -167,30 +172,17 @@ def _sets(*values: str) -> list[str]:
     return [word for value in values for word in ("--set", value)]
 
 
-def _of_detailed(result: dict[str, Any]) -> Numbers:
-    """Return the means of what a client of a benchmark noted of each request."""
-    pairs = list(zip(result["ttfts"], result["itls"], strict=True))
-    return {
-        "output_throughput": sum(result["output_lens"]) / result["duration"],
-        "mean_ttft_ms": 1e3 * mean(ttft for ttft, _ in pairs),
-        "mean_tpot_ms": 1e3 * mean(mean(itls) for _, itls in pairs if itls),
-        "mean_e2el_ms": 1e3 * mean(ttft + sum(itls) for ttft, itls in pairs),
-    }
-
-
-def rows(policy: str, real: list[Numbers], loads: list[float], simulated: Numbers) -> str:
-    """Return the lines of a policy in the table."""
-    lines = []
+def rows(
+    policy: str, real: list[Numbers], loads: list[float], simulated: Numbers
+) -> Iterator[list[str]]:
+    """Yield the rows of a policy in the table."""
+    told = ", ".join(f"{load:.1f}" for load in loads)
     for metric, name in METRICS.items():
         values = [numbers[metric] for numbers in real]
-        measured = mean(values)
-        spread = (max(values) - min(values)) / measured
-        error = simulated[metric] / measured - 1
-        lines.append(
-            f"| {policy} | {name} | {measured:,.1f} | {spread:.1%} | {simulated[metric]:,.1f} "
-            f"| {error:+.1%} | {', '.join(f'{load:.1f}' for load in loads)} |\n"
-        )
-    return "".join(lines)
+        measured, ours = mean(values), simulated[metric]
+        spread, error = (max(values) - min(values)) / measured, ours / measured - 1
+        cells = f"{measured:,.1f}", f"{spread:.1%}", f"{ours:,.1f}", f"{error:+.1%}"
+        yield [policy, name, *cells, told]
 
 
 def table(bench: Bench, rounds: int, limit_s: float) -> str:
@@ -214,14 +206,13 @@ def table(bench: Bench, rounds: int, limit_s: float) -> str:
                 bench.say(refused[policy])
             loads[policy].append(os.getloadavg()[0])
         longest_s = max(longest_s, bench.elapsed_s - began_s)
-    head = "| who decides | metric | measured | spread | simulated | error | load averages |\n"
-    lines = [head, "|---|---|---|---|---|---|---|\n"]
+    lines: list[list[str]] = []
     for policy in POLICIES:
         if policy in refused:
-            lines.append(f"| {policy} | refused: {refused[policy]} | | | | | |\n")
+            lines.append([policy, f"refused: {refused[policy]}", *[""] * (len(HEADS) - 2)])
         else:
-            lines.append(rows(policy, real[policy], loads[policy], bench.simulated(policy)))
-    return "".join(lines)
+            lines += rows(policy, real[policy], loads[policy], bench.simulated(policy))
+    return markdown_table(HEADS, lines)
 
 
 def main() -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Annotated, Any, get_type_hints
 
 MOST_RUNS = 100_000
@@ -58,10 +57,10 @@ def instead_of(word: object, known: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(names)}"
 
 
-def require_file(path: Path) -> None:
-    """Raise a UsageError for a pipe or a device, which may have no end, or never begin."""
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise UsageError(f"{path}: is a pipe or a device; a file is right")
+def require_package(module: str, who: str, extra: str, package: str = "") -> None:
+    """Raise a UsageError unless a module is installed, which an `extra` of evenflow's brings."""
+    if find_spec(module) is None:
+        raise UsageError(f"{who} needs {package or module}: pip install 'evenflow[{extra}]'")
 
 
 def require_positive(owner: str, **values: float) -> None:

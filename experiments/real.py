@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evenflow.batcher import Batcher
-from evenflow.errors import PolicyError, UsageError
+from evenflow.errors import PolicyError, UsageError, require_package
 from evenflow.pools import PooledWorld
 from evenflow.replay import replay
 from evenflow.request import Prefix, Request
@@ -38,7 +37,7 @@ from experiments.validation import journal
 from profiler.machine import device_name, driver_version
 from runtime import RandomTexts, Served, Workers, serve
 from runtime.serve import Journals, names_of
-from traces.sharegpt import load_tokenizer
+from traces.sharegpt import encoder
 
 if TYPE_CHECKING:
     import socket
@@ -254,7 +253,7 @@ def real_workload(config: RunConfig, beside: Path) -> Workload:
     requests = list(map(_prompt_alone, workload.requests))
     if workload.texts is None or tokenizer is None:
         return replace(workload, requests=requests)
-    prompt_ids = list(map(load_tokenizer(find(tokenizer, beside)), workload.texts))
+    prompt_ids = list(map(encoder(find(tokenizer, beside)), workload.texts))
     if config.kv.prefix_cache:
         requests = [
             replace(request, prefix=Prefix(tuple(ids), 1, len(ids)))
@@ -346,8 +345,7 @@ def _replay_file(path: Path) -> tuple[str | None, str | None]:
 
 def check_servable(config: RunConfig) -> None:
     """Raise UsageError for what only a simulation can do yet."""
-    if find_spec("zmq") is None:
-        raise UsageError("a real run needs pyzmq: pip install 'evenflow[runtime]'")
+    require_package("zmq", "a real run", "runtime", "pyzmq")
     refusals = (
         (
             config.scheduler.name in POOLED and config.workers.kind == "vllm",
@@ -511,8 +509,8 @@ def _torch(
             "dtype, kv_dtype: are of the costs; what workers of torch compute in is workers.dtype"
         )
     path = find(config.model, beside)
-    if find_spec("torch") is None or find_spec("safetensors") is None:
-        raise UsageError("workers: torch needs torch: pip install 'evenflow[torch]'")
+    for package in ("torch", "safetensors"):
+        require_package(package, "workers: torch", "torch")
     ranks, hosts = config.tensor_parallel, _hosts(config, workers, beside)
     wanted = "message" if hosts is not None else workers.transport
     transport = transport_of(wanted, workers.device, world.depth, ranks)

@@ -19,7 +19,7 @@ import numpy as np
 
 from evenflow.costs import AffineCost
 from evenflow.costs.profile.file import Point
-from evenflow.errors import UsageError
+from evenflow.files import load_tokenizer
 from evenflow.results.around import Around
 from evenflow.results.run import Floats, RunResult
 from evenflow.scheduling import Plan, Prefill, View
@@ -140,17 +140,7 @@ def detokenise_points(tokenizer: Path, rows: Sequence[int], repeats: int) -> lis
 
     `tokenizer` is a tokenizer.json. UsageError when it cannot be read, or the package is missing.
     """
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise UsageError(
-            f"{tokenizer}: needs the package tokenizers; pip install 'evenflow[tokenizers]'"
-        ) from None
-    try:
-        words = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # the package raises nothing more definite
-        raise UsageError(f"{tokenizer}: not a tokenizer.json: {error}") from None
-    rng = np.random.default_rng(0)
+    words, rng = load_tokenizer(tokenizer), np.random.default_rng(0)
     points = []
     for count in rows:
         seconds = []

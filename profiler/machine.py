@@ -11,17 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_package
 
 DEVICES = ("cpu", "cuda")
 
 
 def require_device(device: str) -> None:
     """Raise a UsageError unless torch is there and can compute on `device`."""
-    try:
-        import torch
-    except ImportError:
-        raise UsageError("measuring needs torch: pip install 'evenflow[torch]'") from None
+    require_package("torch", "measuring", "torch")
+    import torch
+
     if device not in DEVICES:
         raise UsageError(f"--device: unknown {device!r}; known: {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():

@@ -234,7 +234,7 @@ validate RUN.yaml --runs 0 | '--runs': Input should be greater than or equal to 
 serve RUN.yaml --port 70000 | '--port': Input should be less than or equal to 65535
 tune RUN.yaml --trials many | '--trials': Input should be a valid integer
 traces info missing.csv | trace "missing.csv" is neither a file nor a bundled sample
-traces convert trace.csv --out no/such/folder.csv | cannot write no/such/folder.csv
+traces convert trace.csv --out no/such/folder.csv | no/such/folder.csv: cannot be written
 traces convert trace.csv --out copy.csv --to azure | cannot write trace format "azure"
 ## simulate RUN.yaml
 kv.pages=9223372036854775808 | kv.pages: should be auto or a whole number of at least 1

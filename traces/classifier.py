@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_package
+from evenflow.files import write_whole
 from traces.trace import Floats, Ints
 
 PERCENTILES = (25, 50, 75, 99)
@@ -171,12 +172,10 @@ def fit_classifier(
     `strength` is the inverse of the regularisation. Raises UsageError where all outputs are of one
     class.
     """
-    try:
-        from scipy.sparse import csr_matrix
-        from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        message = "training a predictor needs scikit-learn; pip install 'evenflow[predict]'"
-        raise UsageError(message) from error
+    require_package("sklearn", "training a predictor", "predict", "scikit-learn")
+    from scipy.sparse import csr_matrix
+    from sklearn.linear_model import LogisticRegression
+
     classes = LengthClasses.of(output_tokens)
     labels = classes.class_of(output_tokens)
     if len(set(labels.tolist())) == 1:
@@ -207,10 +206,7 @@ def save_classifier(classifier: Classifier, path: Path) -> None:
         "bias": classifier.bias.tolist(),
         "weights": [[float(f"{w:.6g}") for w in row] for row in classifier.weights.tolist()],
     }
-    try:
-        path.write_text(json.dumps(document), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"predictor {path}: cannot be written ({error.strerror})") from error
+    write_whole(path, json.dumps(document))
 
 
 def load_classifier(path: Path) -> Classifier:

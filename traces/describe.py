@@ -8,16 +8,16 @@ are capped and bimodal: look at the Kolmogorov-Smirnov distances before trusting
 from __future__ import annotations
 
 import csv
+import io
 import math
-import os
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError, instead_of, require_package
+from evenflow.files import write_whole
 from traces.trace import Floats, Ints, Trace
 
 ROUNDING = 1e-6
@@ -137,11 +137,10 @@ FIT_KEYS = (
 
 def fit_families(values: Floats) -> dict[str, Any]:
     """Return the fits of positive values that differ."""
-    try:
-        from scipy import stats
-        from scipy.optimize import fmin
-    except ImportError as error:
-        raise UsageError("fitting needs scipy; pip install 'evenflow[fit]'") from error
+    require_package("scipy", "fitting", "fit")
+    from scipy import stats
+    from scipy.optimize import fmin
+
     # scipy has no closed form of Weibull's; its search ends early by default.
     search = partial(fmin, xtol=1e-9, ftol=1e-9, disp=False)
     sigma, _, median = stats.lognorm.fit(values, floc=0)
@@ -176,22 +175,7 @@ def convert(trace: Trace, out_path: str | Path, format: str = "vidur") -> Path:
     if trace.arrival_s is not None:
         names.insert(0, "arrived_at")
         columns.insert(0, trace.arrival_s.tolist())
-    path = Path(out_path)
-    try:
-        write_csv(path, names, zip(*columns, strict=True))
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    path, text = Path(out_path), io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([names, *zip(*columns, strict=True)])
+    write_whole(path, text.getvalue())
     return path
-
-
-def write_csv(path: Path, names: list[str], rows: Iterable[tuple[float, ...]]) -> None:
-    """Write a csv under a temporary name beside its place, then move it there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as out:
-            writer = csv.writer(out, lineterminator="\n")
-            writer.writerow(names)
-            writer.writerows(rows)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

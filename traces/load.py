@@ -16,7 +16,7 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.types import Prefix
 from traces.formats import FORMATS, find_format
 from traces.samples import SAMPLE_NAMES, sample_trace
-from traces.sharegpt import load_tokenizer
+from traces.sharegpt import encoder
 from traces.source import Row, Source, fingerprint, open_trace
 from traces.trace import FILTERS, SKIPPED, Floats, Ints, LengthFilter, Trace
 
@@ -59,7 +59,7 @@ def load_trace(
     if not path.exists():
         known = instead_of(path_or_name, SAMPLE_NAMES)
         raise UsageError(f'trace "{path_or_name}" is neither a file nor a bundled sample; {known}')
-    encode = None if tokenizer is None else load_tokenizer(tokenizer)
+    encode = None if tokenizer is None else encoder(tokenizer)
     count_tokens = None if encode is None else lambda text: len(encode(text))
     with open_trace(path) as stream:
         source = Source(path, stream, count_tokens)

@@ -12,9 +12,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from evenflow.errors import UsageError, once
+from evenflow.errors import once
+from evenflow.files import load_tokenizer
 from traces.source import CountTokens, Row, Source, shown, token_count
 
 CHUNK_CHARACTERS = 2**20
@@ -98,26 +99,10 @@ def text_to_come(source: Source, text: str, place: int) -> tuple[str, int]:
             raise source.error('truncated JSON; expected "]" at the end')
 
 
-def load_tokenizer(path: str | Path) -> Callable[[str], list[int]]:
+def encoder(path: str | Path) -> Callable[[str], list[int]]:
     """Return what makes token ids of text, by a local tokenizer.json (or the folder with one).
 
     Special tokens are those that the tokenizer adds. Needs the extra `tokenizers`.
     """
-    file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
-    if not file.is_file():
-        raise UsageError(f"tokenizer {path}: no such file; give a local tokenizer.json")
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        message = "reading text needs the package tokenizers; pip install 'evenflow[tokenizers]'"
-        raise UsageError(message) from error
-    try:
-        tokenizer: Any = Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises bare Exception for a bad file
-        raise UsageError(f"tokenizer {file}: not a tokenizer.json ({error})") from error
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text).ids
-        return ids
-
-    return encode
+    tokenizer = load_tokenizer(path)
+    return lambda text: list(tokenizer.encode(text).ids)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO, cast
 
-from evenflow.errors import UsageError, require_file
+from evenflow.errors import UsageError
+from evenflow.files import require_file
 
 WHOLE_FILE_HASH_BYTES = 256 * 2**20
 PREFIX_HASH_BYTES = 64 * 2**20

@@ -13,7 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from evenflow.errors import UsageError, instead_of, is_count, once, require_file
+from evenflow.errors import UsageError, instead_of, is_count, once
+from evenflow.files import require_file
 
 FAMILIES = {
     "llama": "llama",

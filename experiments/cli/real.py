@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_package
 from experiments.cli.options import Engine, Force, Out, RunFile, Set
 
 if TYPE_CHECKING:
@@ -104,8 +103,7 @@ def worker_command(
     ] = 10.0,
 ) -> None:
     """Be a stage of a run whose driver is on another host."""
-    if find_spec("zmq") is None:
-        raise UsageError("a worker needs pyzmq: pip install 'evenflow[runtime]'")
+    require_package("zmq", "a worker", "runtime", "pyzmq")
     from runtime.hosts import join, read_key, read_place, work
 
     host, port = read_place(connect, "--connect")

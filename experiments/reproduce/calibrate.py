@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
@@ -22,7 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_package
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats
 from evenflow.runtimes import Holds
@@ -130,8 +129,7 @@ def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: H
     paths start from `beside`. Raises UsageError where nothing can be compared, and without the
     extra `fit`.
     """
-    if find_spec("scipy") is None:
-        raise UsageError("calibrate: needs scipy; pip install 'evenflow[fit]'")
+    require_package("scipy", "calibrate:", "fit")
     given = document.data.get("runtime")
     kept = {k: v for k, v in given.items() if k not in CONSTANTS} if isinstance(given, dict) else {}
     with TemporaryDirectory() as scratch:

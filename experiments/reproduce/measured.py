@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 
 from evenflow.costs.silicon.cost import GPUS as SILICON
-from evenflow.errors import UsageError, require_file
+from evenflow.errors import UsageError
+from evenflow.files import require_file
 from evenflow.results.metrics import statistics
 from evenflow.results.run import Floats
 from experiments.report.tables import is_number

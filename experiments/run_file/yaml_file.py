@@ -15,7 +15,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from evenflow.errors import UsageError, instead_of, require_file
+from evenflow.errors import UsageError, instead_of
+from evenflow.files import require_file
 from evenflow.keys import expected, shown
 
 KeyPath = tuple[str | int, ...]

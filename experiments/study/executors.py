@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_package
 from experiments.study.points import code_digest
 
 CONNECT_LIMIT_S = 10.0
@@ -90,10 +90,9 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _dask_client(address: str, workers: int) -> Iterator[Any]:
-    try:
-        from distributed import Client, LocalCluster
-    except ImportError:
-        raise UsageError("--executor dask: needs dask; pip install 'evenflow[cluster]'") from None
+    require_package("distributed", "--executor dask:", "cluster", "dask")
+    from distributed import Client, LocalCluster
+
     # A cluster that goes away is told in one line; the client would log its attempts to reconnect.
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     if not address:

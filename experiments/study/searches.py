@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from evenflow.errors import MOST_RUNS, UsageError
+from evenflow.errors import MOST_RUNS, UsageError, require_package
 from evenflow.keys import Keys, expect, short_form
 from experiments.report.tables import is_number
 from experiments.run_file.yaml_file import Patch
@@ -235,10 +235,9 @@ def _asked_and_told(
 
 
 def _optuna_study(method: Optuna, goals: Sequence[str]) -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise UsageError("method: optuna: needs optuna; pip install 'evenflow[tune]'") from None
+    require_package("optuna", "method: optuna:", "tune")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if method.sampler == "tpe":
         sampler: Any = optuna.samplers.TPESampler(seed=method.seed, constant_liar=True)

@@ -9,13 +9,13 @@ import csv
 import gzip
 import io
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evenflow.errors import UsageError, instead_of, require_file
+from evenflow.errors import UsageError, instead_of
+from evenflow.files import require_file, write_whole
 from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
 
@@ -227,14 +227,8 @@ def write_profile(path: str | Path, profile: Profile) -> None:
     data = text.getvalue().encode()
     if target.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    scratch = target.with_name(f".{target.name}.partial")
     require_writable(target)
-    try:
-        scratch.write_bytes(data)
-        os.replace(scratch, target)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise UsageError(f"{target}: cannot be written: {error.strerror}") from None
+    write_whole(target, data)
 
 
 def require_writable(target: Path) -> None:

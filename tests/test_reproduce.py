@@ -17,7 +17,7 @@ import yaml
 
 import evenflow as ef
 from evenflow.errors import UsageError
-from experiments.reproduce.catalogue import FOLDER, entries, load_entry
+from experiments.reproduce.catalogue import FOLDER, chosen, entries, load_entry
 from experiments.reproduce.measured import read_results
 from experiments.reproduce.reproduce import cases_of, served
 from tests.command_line import evenflow, refusal
@@ -305,13 +305,13 @@ def test_runs_of_one_server_are_simulated_one_after_the_other(
         assert [each.scale for each in arrivals if isinstance(each, Replay)] == found
 
 
-def given(folder: Path, **more: Any) -> None:
+def given(folder: Path, cpu: Any = None, **more: Any) -> None:
     """Write MINE.yaml, whose run is what evenflow itself simulates, and that result."""
     run = {
         "stages": 2,
         "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5},
         "kv": {"pages": 200},
-        "runtime": {"schedule_s": 0.002},
+        "runtime": cpu or {"schedule_s": 0.002},
         "scheduler": {"name": "sarathi", "token_budget": 64},
     }
     table = ef.simulate(run | {"workload": {"trace": "trace.csv", "arrivals": "replay"}}).requests
@@ -365,17 +365,19 @@ def test_a_run_of_our_own_is_reproduced_without_error(folder: Path) -> None:
     assert found.table["error"].to_list() == pytest.approx(table["ideal_error"].to_list())
 
 
+@pytest.mark.parametrize(("schedule_s", "holds"), [(0.002, "engine"), (0.009, "nothing")])
 def test_a_fit_finds_the_cpu_time_that_a_run_was_made_with(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    schedule_s: float, holds: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Time that is hidden shows where it is longer than a stage's: around 0 nothing tells it."""
     goals = {"mean_tpot_ms": 0.05, "mean_ttft_ms": 0.1, "mean_e2el_ms": 0.05, "p99_itl_ms": 0.1}
-    given(folder, metrics=goals)
+    given(folder, {"schedule_s": schedule_s, "holds": holds}, metrics=goals)
     part = ["host", "MINE.yaml", "--data", "data", "--part", "run"]
-    calibrate([*part, "--find", "schedule_s"])
+    calibrate([*part, "--find", "schedule_s", "--holds", holds])
     constants, *_ = capsys.readouterr().out.splitlines()
     found = yaml.safe_load(constants)["runtime"]
-    assert found["schedule_s"] == pytest.approx(0.002, rel=0.02)
-    assert found["holds"] == "engine"
+    assert found["schedule_s"] == pytest.approx(schedule_s, rel=0.02)
+    assert found["holds"] == holds
 
 
 @pytest.mark.parametrize(
@@ -399,3 +401,9 @@ def test_what_cannot_be_reproduced_is_one_line(
 def test_a_key_of_an_entry_that_is_wrong_is_named(folder: Path) -> None:
     given(folder, metrics={"mean_tpot_ms": -1})
     assert "metrics.mean_tpot_ms" in refusal("reproduce", "MINE.yaml", "--data", "data")
+
+
+def test_a_name_is_an_entry_or_how_entries_begin() -> None:
+    assert [entry.name for entry in chosen(["closed-trtllm"])] == ["closed-trtllm"]
+    begin = sorted(entry.name for entry in chosen(["closed-trtllm-latent-m"]))
+    assert begin == ["closed-trtllm-latent-mtp", "closed-trtllm-latent-mtp-dp"]

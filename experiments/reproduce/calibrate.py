@@ -59,6 +59,12 @@ SOFT = 0.1
 STEPS, LENGTHS, GAIN = 8, (1.0, 0.5), 0.01
 """At most so many steps, each tried at these lengths, until one gains less than this share."""
 
+STARTS = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Of the first constant, where a search begins if all are hidden: around 0 nothing tells them."""
+
+FARTHEST = 10.0
+"""A step goes no further, in units."""
+
 SLOPE = 2.0
 """How far a constant is moved to see what changes, in its unit."""
 
@@ -333,8 +339,9 @@ class Fit:
 
     def search(self) -> Search:
         """Ask for simulations until no step is worth it and no constant is beyond telling."""
-        (self.ideal,) = yield from self._at([np.zeros(len(CONSTANTS))])
-        self.best = self.ideal
+        starts = np.outer(STARTS, np.eye(len(CONSTANTS))[0])
+        self.ideal, *found = yield from self._at(starts if self._hidden else starts[:1])
+        self.best = min([self.ideal, *found], key=lambda point: point.cost)
         while self._free:
             yield from self._descend()
             reach = self.half_widths / np.maximum(1.0, self.best.units / 2)
@@ -381,6 +388,11 @@ class Fit:
         return Plane(plane[1:].T, plane[0], scatter)
 
     @property
+    def _hidden(self) -> bool:
+        """Whether CPU time shows only where it is long, so that around 0 nothing tells it."""
+        return self.kept.get("holds") == "nothing"
+
+    @property
     def _free(self) -> list[int]:
         return [index for index in range(len(CONSTANTS)) if index not in self.left_out]
 
@@ -390,7 +402,7 @@ class Fit:
 
         slopes, level = plane.slopes, plane.level
         root = np.sqrt(_weights(level))
-        bounds = -self.best.units[self._free] - TINY, np.inf
+        bounds = -self.best.units[self._free] - TINY, FARTHEST
         found = lsq_linear(slopes * root[:, None], -level * root, bounds=bounds)
         step = np.zeros(len(CONSTANTS))
         step[self._free] = np.maximum(found.x, -self.best.units[self._free])

@@ -119,7 +119,7 @@ def load_entry(path: Path) -> Entry:
 
 
 def chosen(names: Sequence[str]) -> list[Entry]:
-    """Return the entries asked for, all where none is: by name, by how it begins, or a YAML."""
+    """Return the entries asked for, all where none is: by name, else by how they begin, or a YAML."""
     known = entries()
     return list(known.values()) if not names else [e for n in names for e in _named(n, known)]
 
@@ -127,6 +127,9 @@ def chosen(names: Sequence[str]) -> list[Entry]:
 def _named(name: str, known: Mapping[str, Entry]) -> Iterator[Entry]:
     if name.endswith(".yaml"):
         yield load_entry(Path(name))
+        return
+    if name in known:
+        yield known[name]
         return
     found = [entry for key, entry in known.items() if key.startswith(name)]
     if not found:

@@ -119,7 +119,7 @@ def load_entry(path: Path) -> Entry:
 
 
 def chosen(names: Sequence[str]) -> list[Entry]:
-    """Return the entries asked for, all where none is: by name, else by their beginning, or a YAML."""
+    """Return the entries asked for, all where none is: by name, beginning of a name, or a YAML."""
     known = entries()
     return list(known.values()) if not names else [e for n in names for e in _named(n, known)]
 

@@ -339,7 +339,7 @@ class Fit:
 
     def search(self) -> Search:
         """Ask for simulations until no step is worth it and no constant is beyond telling."""
-        starts = np.outer(STARTS, np.eye(len(CONSTANTS))[0])
+        starts = [units * np.eye(len(CONSTANTS))[0] for units in STARTS]
         self.ideal, *found = yield from self._at(starts if self._hidden else starts[:1])
         self.best = min([self.ideal, *found], key=lambda point: point.cost)
         while self._free:

@@ -140,11 +140,13 @@ def stage_time(axes: Axes, runs: Mapping[str, Mapping[str, float]], *, lying: bo
     (axes.set_xlim if lying else axes.set_ylim)(0, 100)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as `path`.png and `path`.svg; equal figures give equal bytes."""
+def save(figure: Figure, path: Path) -> str:
+    """Write a figure as `path`.png and `path`.svg, return the SVG; equal figures, equal bytes."""
     png = path.with_name(f"{path.name}.png")
     figure.savefig(png, dpi=DOTS_PER_INCH, metadata={"Software": None})
-    path.with_name(f"{path.name}.svg").write_text(svg(figure, path.name), encoding="utf-8")
+    drawn = svg(figure, path.name)
+    path.with_name(f"{path.name}.svg").write_text(drawn, encoding="utf-8")
+    return drawn
 
 
 def svg(figure: Figure, name: str) -> str:

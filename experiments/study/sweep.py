@@ -183,9 +183,7 @@ def write_findings(folder: Path, findings: Findings, title: str) -> None:
         for name in frame.columns[frame.dtypes.map(is_object_dtype)]:  # numbers and texts
             frame[name] = cells[name].fillna("").astype(str)
         frame.to_parquet(folder / "points.parquet", index=False)
-    drawn = pictures(findings)
-    for name, each in drawn.items():
-        plots.save(each, folder / name)
+    drawn = {name: plots.save(each, folder / name) for name, each in pictures(findings).items()}
     source = facts(findings)
     (folder / "report.html").write_text(_page(findings, title, drawn, source), encoding="utf-8")
     write_json(folder / "sweep.json", source)
@@ -211,7 +209,7 @@ def facts(findings: Findings) -> dict[str, Any]:
 
 
 def _page(
-    findings: Findings, title: str, drawn: Mapping[str, Figure], source: Mapping[str, Any]
+    findings: Findings, title: str, drawn: Mapping[str, str], source: Mapping[str, Any]
 ) -> str:
     parts = [
         f'<p class="caption">{"<br>".join(map(escape, _about(findings)))}</p>',
@@ -221,7 +219,7 @@ def _page(
     ]
     for name, caption in CAPTIONS.items():
         if name in drawn:
-            parts += [section(*caption), picture(plots.svg(drawn[name], name))]
+            parts += [section(*caption), picture(drawn[name])]
     parts += _all_points(findings)
     if lost := failures(findings):
         parts.append(f"<h2>{len(lost)} points failed</h2>")

@@ -167,7 +167,8 @@ def _cause_list() -> str:
 
 def _cause_key(runs: Mapping[str, Outcome], others: Mapping[str, str]) -> str:
     """A legend shared by figures below it: `others` (words: colour), then the causes that occur."""
-    occurring = [cause for cause in CAUSES if any(shares(run)[cause] > 0 for run in runs.values())]
+    found = [shares(run) for run in runs.values()]
+    occurring = [cause for cause in CAUSES if any(each[cause] > 0 for each in found)]
     colours = {**others, **{cause_label(cause): PARTS[cause] for cause in occurring}}
     return _key({words: _swatch(shade) for words, shade in colours.items()})
 

@@ -17,6 +17,7 @@ Knows no run and no study.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
@@ -42,16 +43,12 @@ def write_table(path: Path, table: Mapping[str, Any] | DataFrame) -> None:
     NaN is an empty cell, in an array or a Series; a list is written as it is, None as nothing.
     """
     columns = [c if isinstance(c, list) else np.asarray(c) for _, c in table.items()]
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table)
+    with open(path, "wb") as file:
+        file.write(_csv([tuple(table)]))
         for start in range(0, max(map(len, columns), default=0), BLOCK):
             block = [column[start : start + BLOCK] for column in columns]
-            rows = zip(*map(_cells, block), strict=True)
-            if all(map(_is_plain, block)):
-                file.write(_lines(list(rows)))
-            else:
-                writer.writerows(rows)
+            plain = all(map(_is_plain, block))
+            file.write(_lines(block) if plain else _csv(zip(*map(_cells, block), strict=True)))
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -66,13 +63,16 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name, "") for row in rows] for name in names}
 
 
+def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
 def _cells(column: Any) -> list[Any]:
     if isinstance(column, list):
         return column
-    cells: list[Any] = column.tolist()
-    if _is_plain(column):
-        return cells
-    return ["" if isinstance(c, float) and math.isnan(c) else c for c in cells]
+    return ["" if isinstance(c, float) and math.isnan(c) else c for c in column.tolist()]
 
 
 def _is_plain(column: Any) -> bool:
@@ -87,12 +87,13 @@ def _is_plain(column: Any) -> bool:
     return column.dtype.kind in "iu"
 
 
-def _lines(rows: list[tuple[Any, ...]]) -> str:
-    """Return rows of plain cells as CSV; pydantic's JSON writes numbers much faster than Python."""
+def _lines(block: list[Any]) -> bytes:
+    """Return plain columns as CSV; pydantic's JSON writes numbers much faster than Python."""
     from pydantic_core import to_json
 
-    text: str = to_json(rows)[2:-2].decode()
-    return text.replace("],[", "\n").replace('"', "") + "\n"
+    rows = to_json(zip(*(column.tolist() for column in block), strict=True))[2:-2]
+    rows = rows.replace(b"],[", b"\n") + b"\n"
+    return rows.replace(b'"', b"") if any(column.dtype.kind == "U" for column in block) else rows
 
 
 def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from experiments.figures.iterations import iteration, world_of
 from experiments.figures.study import Drawing, Study
 from experiments.figures.style import COLORS, MARKERS, grid_lines
 from experiments.figures.tables import SEARCH, run_cases, tbt_slo
+from experiments.report.plots import panels
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import find
 from traces import load_trace
@@ -115,8 +116,8 @@ def lengths(study: Study) -> Drawing:
 
 
 def _histograms(tokens: dict[tuple[str, str], np.ndarray]) -> Figure:
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for axes, side in zip(figure.subplots(1, 2), ("prompt", "output"), strict=True):
+    figure, cells = panels(2, 5, 4)
+    for axes, side in zip(cells, ("prompt", "output"), strict=True):
         shown = {label: own for (label, one), own in tokens.items() if one == side}
         most = max(np.percentile(own, 99) for own in shown.values())
         edges = np.linspace(0, most, BINS + 1)
@@ -126,8 +127,8 @@ def _histograms(tokens: dict[tuple[str, str], np.ndarray]) -> Figure:
             axes.stairs(percent, edges, fill=True, alpha=0.5, label=words)
         axes.set(xlabel=f"{side} tokens (to the largest P99)", xlim=(0, most))
         axes.legend()
-    figure.axes[0].set_ylabel("requests (%)")
-    grid_lines(figure.axes)
+    cells[0].set_ylabel("requests (%)")
+    grid_lines(cells)
     return figure
 
 

@@ -21,7 +21,8 @@ from experiments.figures.study import Drawing, Study, overview
 from experiments.figures.style import COLORS, PARTS, grid_lines
 from experiments.figures.tables import run_cases
 from experiments.outcome import Outcome
-from experiments.report.data import used_share
+from experiments.report.data import covered, present, used_share
+from experiments.report.plots import panels as axes_of
 
 Run = Mapping[str, Any]
 """A row of a table of runs, or the numbers of a study."""
@@ -78,16 +79,9 @@ def _column(result: RunResult, name: str) -> Any:
 
 def busy_over_time(result: RunResult, edges: Floats) -> Floats:
     """Return the share of stages that compute, a mean over each interval between `edges` (s)."""
-    total = np.zeros(len(edges))
-    for stage in range(result.depth):
-        start, end = result.start_s[:, stage], result.end_s[:, stage]
-        done = np.concatenate([[0.0], np.cumsum(end - start)])
-        # Busy seconds before each edge: micro-batches that ended, and the part of the current one.
-        ended = np.searchsorted(end, edges, side="right")
-        current = np.minimum(ended, len(start) - 1)
-        part = np.clip(edges - start[current], 0.0, None)
-        total += done[ended] + np.where(ended < len(start), part, 0.0)
-    shares: Floats = np.diff(total) / (np.diff(edges) * result.depth)
+    stages = zip(result.start_s.T, result.end_s.T, strict=True)
+    busy_s = np.sum([covered(*times_s, edges) for times_s in stages], axis=0)
+    shares: Floats = busy_s / (np.diff(edges) * result.depth)
     return shares
 
 
@@ -120,7 +114,7 @@ def stalls(outcome: Outcome) -> dict[str, Any]:
     yields = result.sampled_rows > 0
     returned_s, rows = result.returned_s[yields], result.sampled_rows[yields]
     gaps_s = np.diff(returned_s)
-    waits = _anyone_decodes(result.first_token_s, result.completion_s, returned_s[:-1])
+    waits = present(result.first_token_s, result.completion_s, returned_s[:-1]) > 0
     longest = int(np.argmax(np.where(waits, gaps_s, 0.0)))
     tenth = np.unique(np.floor(returned_s * 10), return_index=True)[1]
     return {
@@ -130,13 +124,6 @@ def stalls(outcome: Outcome) -> dict[str, Any]:
         "returned_s": returned_s[tenth].tolist(),
         "tokens": np.cumsum(rows)[tenth].tolist(),
     }
-
-
-def _anyone_decodes(first_s: Floats, done_s: Floats, times_s: Floats) -> Any:
-    """Say of each time whether some request has its first token and not its last."""
-    begun = np.searchsorted(np.sort(first_s[np.isfinite(first_s)]), times_s, side="right")
-    ended = np.searchsorted(np.sort(done_s[np.isfinite(done_s)]), times_s, side="right")
-    return begun > ended
 
 
 # -- figures --------------------------------------------------------------------------------------
@@ -281,8 +268,7 @@ def generation_stalls(study: Study) -> Drawing:
         for rate in rates
     }
     table = study.run(cases, ("system", "rate"), stalls)
-    figure = Figure(figsize=(10, 4.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = axes_of(2, 5, 4.0)
     _draw_generated(left, table, study)
     done = table[table.error.isna()].assign(p99_s=table.p99_itl_ms / 1e3)
     draw_panel(right, Panel.model_validate(study.plan.keys.plot["tail"]), done, numbers)

@@ -105,17 +105,17 @@ def shares_over_time(run: Outcome, edges: Floats) -> Floats:
     idle, result = run.idle, run.result
     starts, ends = np.asarray(idle.start_s), np.asarray(idle.end_s)
     stages, kinds = np.asarray(idle.stage), np.asarray(idle.cause)
-    covered = []
+    taken_s = []
     for stage in range(result.depth):
-        own = [_covered(result.start_s[:, stage], result.end_s[:, stage], edges)]
+        own = [covered(result.start_s[:, stage], result.end_s[:, stage], edges)]
         for cause in range(len(CAUSES)):
             of = (stages == stage) & (kinds == cause)
-            own.append(_covered(starts[of], ends[of], edges))
-        covered.append(np.column_stack(own))
-    return np.asarray(np.stack(covered) / np.diff(edges)[:, None])
+            own.append(covered(starts[of], ends[of], edges))
+        taken_s.append(np.column_stack(own))
+    return np.asarray(np.stack(taken_s) / np.diff(edges)[:, None])
 
 
-def _covered(start_s: Floats, end_s: Floats, edges: Floats) -> Floats:
+def covered(start_s: Floats, end_s: Floats, edges: Floats) -> Floats:
     """Return how much of the time between edges intervals take that do not overlap."""
     order = np.argsort(start_s, kind="stable")
     at = np.column_stack([start_s[order], end_s[order]]).ravel()

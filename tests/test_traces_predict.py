@@ -14,9 +14,18 @@ from evenflow.errors import UsageError
 from evenflow.types import Request
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import RunConfig
+from experiments.run_file.yaml_file import Document
+from experiments.study.advice import changes
 from tests.command_line import done, refusal
 from traces import make_predictor, sample_trace, train, with_predictions
-from traces.classifier import LengthClasses, accumulated_error, load_classifier, save_classifier
+from traces.classifier import (
+    NUM_CLASSES,
+    WORD_BINS,
+    LengthClasses,
+    accumulated_error,
+    load_classifier,
+    save_classifier,
+)
 from traces.load import read_trace
 from traces.samples import random_stream
 from traces.source import Source
@@ -270,6 +279,30 @@ def test_a_classifier_file_is_found_beside_the_configuration(tmp_path: Path) -> 
     run = config(name="td_pipe", predictor={"kind": "classifier", "path": "model.json"})
     built = build(run, [Request(0, 0.0, 10, 10)], tmp_path)
     assert built.world.requests[0].predicted_output_tokens == 25
+
+
+def test_layouts_are_tried_with_a_classifier_that_reads_words(tmp_path: Path) -> None:
+    """Each is built for one request, whose prompt is read."""
+    of_words = {"reads_text": True, "weights": [[0.0] * (33 + WORD_BINS)] * NUM_CLASSES}
+    (tmp_path / "model.json").write_text(json.dumps({**stored(), **of_words}))
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({"?": 0}, unk_token="?")
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    talk = {"conversations": [{"value": "why"}, {"value": "so"}]}
+    (tmp_path / "talk.json").write_text(json.dumps([talk, talk]))
+    predictor = {"kind": "classifier", "path": "model.json"}
+    keys = {
+        "model": "Qwen2.5-14B",
+        "gpu": "L20",
+        "stages": 4,
+        "link": "pcie-l20",
+        "costs": "roofline",
+        "kv": {"pages": "auto"},
+        "scheduler": {"name": "td_pipe", "predictor": predictor},
+        "workload": {"trace": "talk.json", "tokenizer": "tokenizer.json", "arrivals": "offline"},
+    }
+    tried = [case.labels["change"] for case in changes(Document("a.yaml", keys, {}), tmp_path)]
+    assert "layers: PP4, last -1" in tried
 
 
 def test_the_command_trains_and_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from experiments.run_file.links import link_spec
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured
 from experiments.run_file.yaml_file import Document, Patch
-from experiments.study.launch import BUDGET_NAMES
+from experiments.study.launch import budget_key
 from experiments.study.layouts import layouts, pairs_of, why_fixed
 from experiments.study.plan_search import LAUNCHED, dispatch_of
 from experiments.study.slo import larger_is_better
@@ -93,9 +93,8 @@ def _layouts(document: Document, config: RunConfig, beside: Path) -> Iterator[tu
     if why_fixed(config) or config.scheduler.name in POOLED:
         return
     workload = load_workload(config, beside)
-    few = replace(workload, requests=workload.requests[:1], texts=None, before=())
     pairs = pairs_of([config.pipeline_gpus])
-    for each in layouts(document, few, beside, pairs, shifts=(1, 2)):
+    for each in layouts(document, workload, beside, pairs, shifts=(1, 2)):
         if each.keys and not each.reason:
             yield f"layers: {each.label}", each.keys
 
@@ -108,8 +107,9 @@ def _policies(config: RunConfig) -> Iterator[tuple[str, Patch]]:
         if name != own.name:
             patch = {"scheduler": {"name": name}, "dispatch": dispatch_of(name)}
             yield f"scheduler: {name}", patch
-    known: dict[str, Any] = {**defaults(own.name), **own.params}
-    key = next((each for each in BUDGET_NAMES if isinstance(known.get(each), int)), None)
+    given = {**defaults(own.name), **own.params}
+    known = {key: value for key, value in given.items() if isinstance(value, int)}
+    key = budget_key(known)
     if key is not None:
         for budget in (known[key] // 2, 2 * known[key]):
             yield f"{key}: {budget}", {f"scheduler.{key}": budget}

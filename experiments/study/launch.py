@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,8 +22,12 @@ from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, find
 
-BUDGET_NAMES = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
-"""What policies call the most tokens, or prompt tokens, of a micro-batch."""
+_BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
+
+
+def budget_key(params: Collection[str]) -> str | None:
+    """Return what a policy calls the most tokens, or prompt tokens, of a micro-batch, if it has."""
+    return next((each for each in _BUDGETS if each in params), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +128,9 @@ def _policy(engine: Engine, config: RunConfig) -> tuple[list[str], list[str]]:
     left_out = []
     if flags is None:
         left_out.append(f"the policy {name}; this is {engine.name}'s own with the same budget")
-        budget = next((given[each] for each in BUDGET_NAMES if each in given), None)
         flags = engine.policies[own]
-        named = next(each for each in BUDGET_NAMES if each in flags)
-        given, name = {**defaults(own), **({} if budget is None else {named: budget})}, own
+        theirs, ours = budget_key(given), budget_key(flags)
+        given, name = {**defaults(own), **({str(ours): given[theirs]} if theirs else {})}, own
     elif unsaid := [key for key in config.scheduler.params if key not in flags]:
         left_out.append(", ".join(f"{key} {given[key]}" for key in unsaid))
     words = [f"{flag} {given[key]}" for key, flag in flags.items() if given.get(key) is not None]

@@ -151,7 +151,7 @@ def _tried(layout: Layout, document: Document, workload: Workload, beside: Path)
     try:
         places = dict.fromkeys(layout.keys, f"layout {layout.label}")
         config = with_(document, layout.keys, places)
-        built = build(config, workload.requests, beside, workload.texts)
+        built = build(config, workload.requests[:1], beside, workload.texts)
     except UsageError as error:
         return replace(layout, reason=str(error))
     pools = built.deployment.get("pools")

@@ -27,7 +27,7 @@ from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, long_form, patched
 from experiments.study.capacity_search import own_rate, rate_patch
-from experiments.study.launch import BUDGET_NAMES
+from experiments.study.launch import budget_key
 from experiments.study.layouts import Layout, layouts, why_fixed
 from experiments.study.searches import Probe, bisect, next_rates, rounded, side_by_side
 from experiments.study.slo import (
@@ -129,8 +129,9 @@ class Setting:
     def name(self) -> str:
         """What tables call it: PP2 x TP4, sarathi 1024; the number is the policy's budget."""
         params = self.candidate.params
-        budget = next((f" {params[key]}" for key in BUDGET_NAMES if key in params), "")
-        return f"{self.candidate.layout.short}, {self.candidate.scheduler}{budget}"
+        key = budget_key(params)
+        words = self.candidate.scheduler + ("" if key is None else f" {params[key]}")
+        return f"{self.candidate.layout.short}, {words}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,9 +310,8 @@ def _layouts(
     document: Document, config: RunConfig, workload: Workload, beside: Path, ask: Ask
 ) -> list[Layout]:
     """Return the layouts of one pipeline; those of more GPUs than are asked for are none."""
-    few = replace(workload, requests=workload.requests[:1], texts=None, before=())
     if why_fixed(config):
-        return layouts(document, few, beside)
+        return layouts(document, workload, beside)
     most, node = ask.gpus[-1], math.inf if config.nodes is None else config.nodes.gpus
     own = (config.num_stages, config.tensor_parallel)
     pairs = [(stages, ranks) for ranks in DEGREES if ranks <= node for stages in DEGREES]
@@ -320,7 +320,7 @@ def _layouts(
         pairs += [(stages, 1) for stages in divisors]
         pairs += [(1, ranks) for ranks in divisors if ranks <= node]
     fitting = [pair for pair in dict.fromkeys([own, *pairs]) if pair[0] * pair[1] <= most]
-    return layouts(document, few, beside, fitting, shifts=())
+    return layouts(document, workload, beside, fitting, shifts=())
 
 
 def _gpus_of(config: RunConfig, layout: Layout) -> int:
@@ -351,7 +351,7 @@ def _policies(config: RunConfig, ask: Ask) -> Iterator[tuple[str, dict[str, Any]
             raise UsageError(f"--schedulers {name}: is a system of pools, which plan cannot divide")
         given = own.params if name == own.name else {}
         known = defaults(name)
-        key = next((each for each in BUDGET_NAMES if each in known), None)
+        key = budget_key(known)
         wanted = list(ask.budgets or BUDGETS)
         if key in given and ask.budgets is None:
             wanted = list(dict.fromkeys([given[key], *wanted]))

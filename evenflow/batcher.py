@@ -90,6 +90,7 @@ class Batcher:
             preempted_last=getattr(scheduler, "preempted_last", False),
             newest_first=getattr(scheduler, "newest_first", False),
             by_priority=getattr(scheduler, "by_priority", False),
+            keeps_pages=keeps_pages,
         )
         known_early = self.kv.keeps and not (self.kv.late or self.kv.append_only)
         if ahead and (asks_again or known_early or speculation is not None or keeps_pages):
@@ -196,7 +197,7 @@ class Batcher:
             finished = queues.end_early(finished, batch.chunks, group, stopped)
         for seq in queues.rows_of(batch, finished) if self._late else finished:
             if seq in finished:
-                queues.retire(seq, now_s, keeps_pages=self.keeps_pages)
+                queues.retire(seq, now_s)
             else:
                 self.kv.publish(seq, seq.prompt_tokens)
         if group is not None and group.members:

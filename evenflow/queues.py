@@ -52,7 +52,8 @@ class Queues:
     `gap_s` has each gap between tokens, for `gap_count` requests each; `now_s` is when something
     last happened. With several `slots`, which are asked in turn, a request decodes in the slot of
     its last chunk, and `ready` are those of the slot whose turn it is. What is in flight of a
-    decode that is preempted counts when it returns (`delivers`), or is lost.
+    decode that is preempted counts when it returns (`delivers`), or is lost. `keeps_pages`: another
+    engine fetches those of who ends here.
     """
 
     kv: KvCache
@@ -65,6 +66,7 @@ class Queues:
     preempted_last: bool
     newest_first: bool
     by_priority: bool
+    keeps_pages: bool
     asked: int = 0
     resting: deque[tuple[int, DecodeGroup]] = field(default_factory=deque)  # till which question
     now_s: float = 0.0
@@ -279,7 +281,7 @@ class Queues:
         if tokens % self.kv.pool.page_tokens == 0:
             self.kv.publish(seq, tokens)
 
-    def retire(self, seq: Sequence, now_s: float, *, keeps_pages: bool) -> None:
+    def retire(self, seq: Sequence, now_s: float) -> None:
         """End a sequence; its pages are free unless another engine is to fetch them."""
         held_tokens = seq.held_tokens  # what went on ahead of the last token too
         seq.generated = min(seq.generated, seq.request.output_tokens)
@@ -290,7 +292,7 @@ class Queues:
             self.kv.publish(seq, held_tokens)
         else:  # preempted, and the last token was on its way
             self.leave_queues(seq)
-        self.forget(seq, held_tokens, keeps_pages=keeps_pages)
+        self.forget(seq, held_tokens, keeps_pages=self.keeps_pages)
 
     def forget(self, seq: Sequence, held_tokens: int, *, keeps_pages: bool = False) -> None:
         """Let go a sequence that is in no queue and no micro-batch, and its pages, if any."""
@@ -481,6 +483,11 @@ class Queues:
         """Return how many tokens of whom are in flight, where decodes run ahead of them."""
         return Counter(chain(*(batch.ahead or () for batch in self.in_flight.values())))
 
+    def is_lost(self, seq: Sequence, tokens: int = 1) -> bool:
+        """Say whether tokens that come now are computed again, as pages to fetch would be gone."""
+        is_last = seq.generated + tokens >= seq.request.output_tokens
+        return is_last and self.keeps_pages and not seq.pages
+
     def deliver(
         self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int]
     ) -> list[Sequence]:
@@ -491,7 +498,7 @@ class Queues:
         for seq, tokens in late:
             seq.owed -= 1
             self.owed -= 1
-            if seq.aborted or not tokens:
+            if seq.aborted or not tokens or self.is_lost(seq, tokens):
                 continue
             seq.prompt_tokens += tokens
             self.waiting_tokens += tokens

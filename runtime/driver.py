@@ -99,6 +99,10 @@ class _Steps:
         self.driver_s.append(done_s - self.asked_s)
         self.asked_s = done_s
 
+    def freed(self, message: Free) -> None:
+        """Note that stage 0 has computed a micro-batch; the one before may be heard of later."""
+        self.stage0_free |= not self.sent or message.batch_id == self.sent[-1].number
+
     def take_back(self, message: Returned) -> _Sent:
         """Return what a message brings back; WorkerError when something else was to come."""
         sent = self.sent.popleft()
@@ -297,7 +301,7 @@ class Driver:
             self._take_back(message, now_s)
         elif isinstance(message, Free):
             self._noted["freed_s"].append(now_s)
-            self._steps.stage0_free = True
+            self._steps.freed(message)
             self._loop.freed(now_s)
 
     def _take_back(self, message: Returned, now_s: float) -> None:

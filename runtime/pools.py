@@ -101,6 +101,13 @@ class Pool(Driver):
         self._writer.dropped(sequences)
         self._system.finished(self, sequences, now_s)
 
+    def _hand_out(self, request_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Give everyone the token that came, but for those that compute it again."""
+        queues = self.engine.queues
+        lost = {i for i in request_ids if i in queues.live and queues.is_lost(queues.live[i])}
+        kept = [pair for pair in zip(request_ids, tokens, strict=True) if pair[0] not in lost]
+        return super()._hand_out(*zip(*kept, strict=True)) if kept else []
+
     def _apply(self, message: Message, now_s: float) -> None:
         if isinstance(message, Arrived):
             self._system.part_arrived(now_s)

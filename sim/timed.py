@@ -85,8 +85,8 @@ class TimedPipeline(Tandem):
         # Messages do not overtake each other.
         self._heard_back_s = max(self._heard_back_s, on_grid(times[-1] + timing.returned_s))
         self._heard_free_s = self._heard_back_s
-        if len(timing.stages_s) > 1:
-            self._heard_free_s = on_grid(times[2] + timing.freed_s)
+        if len(timing.stages_s) > 1:  # whoever is back says so too
+            self._heard_free_s = min(on_grid(times[2] + timing.freed_s), self._heard_back_s)
         self._clock.at(self._heard_back_s, self._returned)
 
     def call_when_free(self) -> None:

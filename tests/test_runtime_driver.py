@@ -54,6 +54,24 @@ def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
     assert sent(batcher.journal) == sent(journal)
 
 
+class Behind(VirtualPipeline):
+    """Stage 0's word that it is free comes later than the micro-batch, over another connection."""
+
+    def send(self, step: Step) -> None:
+        assert self.free_s[0] <= self.now_s, "stage 0 computes another one"
+        super().send(step)
+
+    def tell(self, at_s: float, message: Message) -> None:
+        super().tell(at_s + 92 * TICK_S * isinstance(message, Free), message)
+
+
+def test_a_late_word_of_stage_0_is_of_the_micro_batch_it_names() -> None:
+    requests = [Request(i, 5 * i * TICK_S, 8, 30) for i in range(40)]
+    world = small_world(requests, "vllm", depth=2, times_s=(8 * TICK_S, 0.0), max_in_flight=None)
+    real, _ = drive(world, Behind(world.depth))
+    assert real.num_done == 40
+
+
 def sent(journal: list[Any]) -> list[Any]:
     return [entry for entry in journal if getattr(entry, "decision", None) is not None]
 

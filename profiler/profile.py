@@ -26,6 +26,7 @@ from evenflow.costs.profile.file import (
     require_writable,
     write_profile,
 )
+from evenflow.costs.tables import Curve
 from evenflow.errors import Count, Positive, UsageError, require_declared
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.model import ModelSpec
@@ -35,7 +36,6 @@ from profiler.host import Service, detokenise_points, host_points
 from profiler.neighbours import neighbours
 from profiler.shapes import Limits, Shape, ladder, random_shapes
 from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
-from profiler.tiles import TILES, tile_of
 from profiler.timed_runs import (
     Journal,
     Progress,
@@ -47,6 +47,9 @@ from profiler.timed_runs import (
     runs_by_shape,
 )
 
+TILES = (64, 128, 256)
+"""Tokens of a tile that kernels of GPUs are known for. A grid has points on both sides of the edges
+of each, some of them no edges of the next."""
 LIMITS = {"cpu": Limits(1024, 64, 4096, 32768), "cuda": Limits(4096, 256, 32768, 262144)}
 TILES_OF = {"cpu": (), "cuda": TILES}
 DTYPES = {2: "bfloat16", 4: "float32"}
@@ -322,3 +325,25 @@ def _spec_of(profile: Profile, layers: int, limits: Limits, path: Path) -> Model
         dtype_bytes=4 if profile.header.dtype == "float32" else 2,
         **asdict(profile.header.shapes),
     )
+
+
+def tile_of(points: Sequence[Point], tiles: Sequence[int] = TILES) -> int:
+    """Return by which of `tiles` points of products are told best, each point from the others.
+
+    1 where a straight line does it: no steps. The measure is the mean relative error.
+    """
+    curves: dict[str, dict[int, float]] = {}
+    for point in points:
+        curves.setdefault(point.operator, {})[point.tokens or 0] = point.median_s
+    return min((1, *tiles), key=lambda tile: _mean_error(list(curves.values()), tile))
+
+
+def _mean_error(curves: Sequence[dict[int, float]], tile: int) -> float:
+    off = []
+    for times in curves:
+        sizes = sorted(times)
+        for size in sizes[1:-1]:
+            others = [each for each in sizes if each != size]
+            told_s = Curve(others, [times[each] for each in others], tile)(size)
+            off.append(abs(told_s / times[size] - 1))
+    return float(np.mean(off)) if off else 0.0

@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
 from experiments.run_file.reference import reference
 from experiments.run_file.run import RunConfig
 from experiments.run_file.schema import schema
+from experiments.run_file.yaml_file import Loader
 from experiments.study.sweep_file import SweepConfig
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 SCHEMAS = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
 
 HOUSE = {
@@ -78,3 +82,25 @@ def test_the_committed_reference_is_that_of_the_code() -> None:
     for name, whole in SCHEMAS.items():
         path = DOCS / f"{name.removesuffix('.yaml').lower()}.schema.json"
         assert json.loads(path.read_text(encoding="utf-8")) == whole
+
+
+OF_EXAMPLES = {
+    "RUN.yaml": ("quickstart", "systems/", "tune/", "validate/"),
+    "SWEEP.yaml": ("sweep/",),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_examples_keep_the_schema_and_misspelt_keys_do_not(name: str) -> None:
+    validator = jsonschema.Draft202012Validator(SCHEMAS[name])
+    validator.check_schema(SCHEMAS[name])
+    found = [
+        path
+        for path in (ROOT / "examples").rglob("*.yaml")
+        if path.relative_to(ROOT / "examples").as_posix().startswith(OF_EXAMPLES[name])
+    ]
+    assert found
+    for path in found:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        validator.validate(document)
+        assert not validator.is_valid({**document, "stagse": 4}), path

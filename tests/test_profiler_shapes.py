@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
+from profiler.profile import TILES, tile_of
 from profiler.shapes import LEVELS, Limits, Shape, grid, ladder, random_shapes
-from profiler.tiles import TILES, tile_of
 from profiler.timed_runs import point
 
 LIMITS = Limits(max_tokens=512, max_rows=32, max_context=1024, max_total_context=8192)

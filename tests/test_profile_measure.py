@@ -240,7 +240,7 @@ def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -
     alone_s = profile_cost(profile, spec, [2], 2, with_all_reduces=False).times(work)[0]
     points = profile.of("all_reduce", 2)
     low_s, high_s = (sorted(point.mean_s for point in points)[end] for end in (0, -1))
-    assert 4 * low_s <= whole_s - alone_s <= 4.001 * high_s, "two layers, two all-reduces each"
+    assert 3.999 * low_s <= whole_s - alone_s <= 4.001 * high_s, "two layers, two all-reduces each"
     rows = check_profile(
         tmp_path / "p.csv", timed_stage, batches=4, repeats=2, layers=2, tensor_parallel=2
     )

@@ -13,6 +13,7 @@ from pydantic import Field
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
 from experiments.figures.layers import layered, set_by_hand, without_links
+from experiments.report.tables import is_number
 from experiments.run_file import yaml_file
 from experiments.systems import keys_of_system
 
@@ -264,9 +265,7 @@ def _like(value: Any, known: Any) -> bool:
     if isinstance(known, bool | str):
         return type(value) is type(known)
     if isinstance(known, int | float):
-        whole = isinstance(known, int)
-        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        return number and value > 0
+        return is_number(value) and isinstance(value, type(known) | int) and value > 0
     if isinstance(known, Mapping):
         return isinstance(value, Mapping) and bool(value) and _all_like(value.values(), known)
     return isinstance(value, list) and bool(value) and _all_like(value, known)
@@ -281,11 +280,11 @@ def _all_like(values: Any, known: Any) -> bool:
 
 
 def _like_inside(value: Any, example: Any) -> bool:
-    if isinstance(example, bool) or not isinstance(example, int | float):
+    if not is_number(example):
         return isinstance(example, Mapping) == isinstance(value, Mapping) and (
             isinstance(example, Mapping) or _like(value, example)
         )
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return is_number(value) and value >= 0
 
 
 def _words(known: Any) -> str:

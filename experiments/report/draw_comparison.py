@@ -12,9 +12,9 @@ from matplotlib.patches import Patch
 from evenflow.results.bubbles import CAUSES
 from experiments.outcome import Outcome
 from experiments.report.data import shares, steady
-from experiments.report.plots import LEAST_SHARE, finish, panels, stage_time
+from experiments.report.plots import finish, panels, stage_time
 from experiments.report.style import DECODE, PARTS, PREFILL
-from experiments.report.words import cause_label
+from experiments.report.words import LEAST_SHARE, cause_label
 
 SHOWN_BATCHES = 250
 

@@ -34,12 +34,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.report.style import GRID, PARTS, colour
-from experiments.report.words import cause_label
+from experiments.report.words import LEAST_SHARE, cause_label
 
 DOTS_PER_INCH = 150
 MARKS = "os^Dvp*"
-LEAST_SHARE = 0.005
-"""Causes below this share of the stage time have no entry in a key."""
 
 
 def panels(

@@ -45,6 +45,7 @@ from experiments.report.style import (
 from experiments.report.words import (
     ALIKE,
     CAUSE_WORDS,
+    LEAST_SHARE,
     about,
     cause_label,
     headline,
@@ -57,8 +58,6 @@ WINDOW_BATCHES, MARGIN_BATCHES = 60, 20
 """Micro-batches a Gantt shows at first, and how many more on each side can be scrolled to."""
 
 WHOLE_BINS, ZOOM_BATCHES, RUN_BINS, QUEUE_BINS = 150, 150, 180, 120
-LEAST_SHARE = 0.005
-"""A cause that never takes so much of a part of the run is not drawn there."""
 
 CAPTIONS = {
     "Summary": f"The best of a row, and all within {100 * ALIKE:.0f} % of it, are in bold. Mean "

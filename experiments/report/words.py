@@ -25,6 +25,8 @@ LOAD = ("offered_requests_per_s", "served_requests_per_s", "queue_growth_per_s",
 
 ALIKE = 0.02
 """Two values that differ by less than this share of the better one are called alike."""
+LEAST_SHARE = 0.005
+"""Causes below this share of the stage time have no entry in a key, and no place over time."""
 
 CAUSE_WORDS = {
     "fill_drain": ("fill and drain", "the pipeline is not full yet, or empties at the end"),
@@ -144,10 +146,7 @@ def about(runs: Mapping[str, Outcome]) -> list[str]:
     for run in list(runs.values())[:1]:
         workload = _config(run).get("workload", {})
         if workload:
-            given = {k: v for k, v in workload["arrivals"].items() if v not in (None, False)}
-            kind = given.pop("kind")
-            words = ", ".join(f"{key} {value}" for key, value in given.items())
-            asked = f"{kind} arrivals{f' ({words})' if words else ''}"
+            asked = arrivals_words(workload["arrivals"])
             count = len(run.result.request_id)
             rate = run.summary.get("offered_requests_per_s")
             offered = f", {number(rate, DIGITS)} requests/s offered" if rate else ""
@@ -155,6 +154,13 @@ def about(runs: Mapping[str, Outcome]) -> list[str]:
     limits = slo(runs)
     told = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in limits.items())
     return [*lines, f"SLO: {told}"] if limits else lines
+
+
+def arrivals_words(arrivals: Mapping[str, Any]) -> str:
+    """Return how requests arrive: poisson arrivals (rate 4)."""
+    keys = (f"{k} {v}" for k, v in arrivals.items() if k != "kind" and v not in (None, False))
+    words = ", ".join(keys)
+    return f"{arrivals['kind']} arrivals{f' ({words})' if words else ''}"
 
 
 def slo(runs: Mapping[str, Outcome]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evenflow.errors import MOST
+from experiments.report.tables import markdown_table
 from experiments.run_file.schema import Json
 
 HEAD = """# RUN.yaml and SWEEP.yaml: every key
@@ -88,14 +89,14 @@ def _kind(mapping: Json) -> str:
 
 def _table(mapping: Json, titles: Mapping[str, str]) -> str:
     required = mapping.get("required", ())
-    rows = ["| key | values | default | what it is |", "|---|---|---|---|"]
+    rows = []
     for key, value in mapping["properties"].items():
         if "const" not in value:  # the title says it
             given = key in required or "default" not in value
             default = "" if given else _default(value["default"])
-            cells = (f"`{key}`", _values(value, titles), default, value["description"])
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) if len(rows) > 2 else "No other keys."
+            rows.append((f"`{key}`", _values(value, titles), default, value["description"]))
+    heads = ("key", "values", "default", "what it is")
+    return markdown_table(heads, rows).rstrip() if rows else "No other keys."
 
 
 def _default(value: Any) -> str:

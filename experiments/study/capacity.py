@@ -23,6 +23,7 @@ from experiments.report.tables import number, write_json, write_table
 from experiments.study.capacity_search import Capacity, Measured, Question, capacity_of, rate_cells
 from experiments.study.fair import alone, marked
 from experiments.study.intervals import interval
+from experiments.study.prices import S_PER_HOUR
 from experiments.study.slo import KEEPS_UP
 from experiments.study.trials import How
 
@@ -41,8 +42,6 @@ SHOWN = (
     "preemptions",
 )
 """Numbers of the capacity's own run that are shown beside those that the SLO limits."""
-
-S_PER_HOUR = 3600
 
 
 def capacity(question: Question, how: How) -> Capacity:

@@ -26,7 +26,7 @@ from experiments.report import plots
 from experiments.report.page import figure, page, picture, plotly_library, section
 from experiments.report.parallel import in_words, parallel
 from experiments.report.tables import html_table, is_number, number, write_json, write_table
-from experiments.report.words import metric_words
+from experiments.report.words import arrivals_words, metric_words
 from experiments.run_file.build import build
 from experiments.run_file.yaml_file import Patch
 from experiments.study.fair import of_trials
@@ -232,9 +232,9 @@ def _about(findings: Findings) -> list[str]:
     asked = findings.sweep
     point = findings.trials[(ranked(findings) or nearest(findings) or [0])[0]]
     config = asked.study.config(point.labels)
-    arrivals = config.workload.arrivals.model_dump(exclude_none=True)
-    words = ", ".join(f"{key} {value}" for key, value in arrivals.items() if key != "kind")
-    lines = [config.setup(), f"{config.workload.trace}, {arrivals['kind']} arrivals {words}"]
+    workload = config.workload
+    arrivals = arrivals_words(workload.arrivals.model_dump())
+    lines = [config.setup(), f"{workload.trace}, {arrivals}"]
     limits = [
         f"{metric_words(each.metric)} {'at least' if each.at_least else 'at most'} {each.limit:g}"
         for each in asked.config.conditions

@@ -21,7 +21,7 @@ from experiments.run_file.yaml_file import Document, Patch, mistakes, patched
 from experiments.study.layouts import Layout, layouts, pairs_of, why_fixed
 from experiments.study.searches import Parameter
 from experiments.study.slo import Condition, check_metrics, request_limits, service_levels
-from experiments.study.trials import Case, Part, Study, dry_run, seed_matters
+from experiments.study.trials import Case, Part, Study, dry_run, seed_matters, seeds
 
 AS_IS = "as given"
 GLLM = "gLLM's defaults"
@@ -135,7 +135,6 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
         )
     spaces = {name: space_of(name) for name in _schedulers(config, wish)}
     count = wish.replications if seed_matters(config) else 1
-    seeds = range(config.workload.seed, config.workload.seed + count)
     return Tuning(
         document=document,
         beside=beside,
@@ -144,7 +143,7 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
         spaces=spaces,
         layouts=tuple(found),
         baselines=_baselines(config, base, spaces),
-        train=tuple(Part(seed, config.workload.skip) for seed in seeds),
+        train=tuple(seeds(count)(config)),
         requests=requests,
         trials=wish.trials,
         seed=wish.seed,

@@ -68,6 +68,7 @@ DEFAULTS = {
         "mixed_chunk": False,
         "dynamic_chunking": False,
         "prefill_decode_interval": 0,
+        "scheduler_recv_interval": 1,
         "overlap": None,
         "max_model_len": None,
     },

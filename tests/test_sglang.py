@@ -122,3 +122,19 @@ def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
     fields |= {"depth": 4, "times_s": (0.005, 1e-4), "swap": True}
     result = simulate(small_world(requests, "sglang", params, **fields))
     assert result.preemptions.sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("interval", "first_tokens_s"), [(1, [1.0, 3.0, 7.0, 101.5]), (4, [1.0, 6.0, 7.0, 101.5])]
+)
+def test_who_comes_is_seen_after_some_steps_of_decodes_or_one_of_prompts(
+    interval: int, first_tokens_s: list[float]
+) -> None:
+    """Steps of a second: decodes from 1 to 5, the second prompt then; the third comes meanwhile.
+
+    The last comes when nobody runs, and is seen at once.
+    """
+    requests = [Request(n, s, 16, 20) for n, s in enumerate((0.0, 1.5, 5.5, 100.5))]
+    params = {"scheduler_recv_interval": interval, "overlap": False}
+    result = simulate(small_world(requests, "sglang", params, dispatch="engine_loop"))
+    assert result.first_token_s.tolist() == first_tokens_s

@@ -53,6 +53,7 @@ SGLANG: list[dict[str, object]] = [
     {"chunked_prefill_size": 48, "max_running_requests": 5},
     {"chunked_prefill_size": 208, "schedule_conservativeness": 0.1, "schedule_policy": "lpm"},
     {"chunked_prefill_size": 64, "max_running_requests": 12, "mixed_chunk": True},
+    {"chunked_prefill_size": 96, "scheduler_recv_interval": 4},
     {"chunked_prefill_size": 64, "dynamic_chunking": True, "prefill_decode_interval": 2},
 ]
 

@@ -48,7 +48,9 @@ class SGLang:
     `schedule_conservativeness`, falls with each decode step and is estimated anew when pages run
     short. Then whoever has generated least is retracted to the end of the queue. `overlap`: the
     next batch is chosen before the last one's outputs are there (default: on one stage). In a
-    pipeline each micro-batch that may be in flight has decodes of its own.
+    pipeline each micro-batch that may be in flight has decodes of its own. Requests are received
+    after `scheduler_recv_interval` steps of decodes, after one of prompts and where nobody runs
+    (its SchedulerRecvSkipper): until then who comes is not seen.
     """
 
     pipelined_chunks = preempted_last = radix_cache = True
@@ -68,6 +70,7 @@ class SGLang:
     mixed_chunk: bool = False
     dynamic_chunking: bool = False
     prefill_decode_interval: Annotated[int, Field(ge=0)] = 0
+    scheduler_recv_interval: Count = 1
     overlap: bool | None = None
     max_model_len: Count | None = None
     depth: int = 1
@@ -91,6 +94,7 @@ class SGLang:
         self.new_token_ratio = self._most_ratio = min(0.7 * self.schedule_conservativeness, 1.0)
         self._slots: dict[int, Slot] = {}
         self._idles = self._passes = 0
+        self._decode_steps, self._received_s = 0, -inf  # since requests were received, and when
         self._decodes_until = 0  # no prompts in answer to the questions up to this one
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
@@ -106,6 +110,8 @@ class SGLang:
         slot.full &= running >= slot.running
         if view.idles != self._idles:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
+        if self._decode_steps >= self.scheduler_recv_interval or not running:
+            self._decode_steps, self._received_s = 0, view.now_s
         prompts = yield from self._take_prompts(view, slot, running)
         slot.running = running + len(prompts)
         slot.full &= running > 0
@@ -125,12 +131,15 @@ class SGLang:
         if view.asked <= self._decodes_until:
             return []
         partial = next(iter(view.partials), None)
+        waiting = view.num_waiting
+        if self.scheduler_recv_interval > 1:
+            waiting = sum(1 for _ in self._received(view))
         places = self.max_running_requests - view.running + (partial is not None)
         places = min(self.max_rows - running, places)
-        slot.full |= places <= 0 < view.num_waiting
-        if partial is None and (slot.full or not view.num_waiting):
+        slot.full |= places <= 0 < waiting
+        if partial is None and (slot.full or not waiting):
             return []
-        if view.prefix_cache and view.num_waiting:
+        if view.prefix_cache and waiting:
             yield from self._look_up(view)
         chunk = self.chunked_prefill_size
         if partial is not None and self.dynamic_chunking:
@@ -145,13 +154,19 @@ class SGLang:
                 return []
             room.take(partial, tokens)
         if not slot.full:
-            slot.full = yield from self._admit(view, room, places)
+            slot.full = yield from self._admit(room, places, waiting)
         return room.taken
 
-    def _admit(self, view: View, room: Room, places: int) -> Generator[Upkeep, None, bool]:
+    def _received(self, view: View) -> Iterator[Prompt]:
+        """Iterate over the prompts that wait and that the scheduler has been told of."""
+        if self.scheduler_recv_interval == 1:
+            return view.waiting
+        return (prompt for prompt in view.waiting if prompt.arrival_s <= self._received_s)
+
+    def _admit(self, room: Room, places: int, num_waiting: int) -> Generator[Upkeep, None, bool]:
         """Take prompts that wait until one does not fit; return whether the slot is full then."""
-        waiting = view.waiting
-        for _ in range(view.num_waiting):
+        waiting = self._received(room.view)
+        for _ in range(num_waiting):
             if room.is_spent:
                 return False
             if len(room.taken) >= places:
@@ -186,6 +201,7 @@ class SGLang:
         spare_pages = len(prompts) if view.page_tokens > 1 else 0
         pages = view.pages_for(sum(tokens for _, tokens in prompts))
         self._decodes_until = view.asked + self.prefill_decode_interval
+        self._decode_steps = self.scheduler_recv_interval
         yield Upkeep(empty_pages=pages + spare_pages)
         yield Plan(
             [
@@ -208,6 +224,7 @@ class SGLang:
             most, least = self._most_ratio, self._most_ratio * 0.14
             self.new_token_ratio = max(self.new_token_ratio - (most - least) / 600, least)
         if ready:
+            self._decode_steps += 1
             yield from _go_on(ready)
         else:
             yield Plan(kv_limited=short or view.num_waiting > 0)

@@ -79,7 +79,8 @@ MODELLED = {"prefill_decode_interval_min_bs": 0}
 NOT_COVERED = (
     "priorities, `prefill_delayer`, DP attention, LoRA, grammars, speculation, "
     "sliding windows, Mamba, hierarchical cache, disaggregation, sessions, beams, "
-    "`prefill_decode_interval_min_bs`, policies other than `fcfs` and `lpm`"
+    "`prefill_decode_interval_min_bs`, `scheduler_recv_interval`, "
+    "policies other than `fcfs` and `lpm`"
 )
 
 

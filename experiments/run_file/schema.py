@@ -53,6 +53,7 @@ PARAMETERS = {
     "mixed_chunk": "Whether decodes go beside chunks of prompts.",
     "dynamic_chunking": "Whether chunks get shorter as a prompt's context grows.",
     "prefill_decode_interval": "Micro-batches that admit nobody after one of prompts.",
+    "scheduler_recv_interval": "Steps of decodes after which requests that came are seen.",
     "overlap": "Whether a batch is chosen before the last one's outputs are there; null: on one "
     "stage.",
     "iterations": "#T: micro-batches over which the waiting prompt tokens are spread.",

@@ -32,11 +32,17 @@ from experiments.study.trials import Case, How, Study, Trial
 LEVEL = 0.9
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
-TABLES = {"dense": 0.055, "mixture": 0.133, "latent": 0.083, "speculating": 0.347}
+TABLES = {
+    "dense": 0.055,
+    "quantised dense": 0.081,
+    "mixture": 0.131,
+    "latent": 0.062,
+    "speculating": 0.301,
+}
 """The standard deviation of log(simulated / measured) of TPOT with tables of measured operators, by
 kind of model: P90 of its size over 1.645, on the even rows of each entry `closed-*` of `evenflow
-reproduce` (118, 121, 19 and 25 rows). The odd rows took no part. `speculating`: models with latent
-attention that propose tokens."""
+reproduce` (88, 96, 121, 19 and 25 rows). The odd rows took no part. `speculating`: models with
+latent attention that propose tokens."""
 
 COSTS = (-1.711, -1.039, -0.633, -0.303, 0.0, 0.303, 0.633, 1.039, 1.711)
 """The error of the costs in nine runs, in standard deviations: the middles of nine equally likely
@@ -86,7 +92,11 @@ def stated(config: RunConfig, beside: Path) -> Stated:
 
 
 def _layers(spec: ModelSpec) -> str:
-    return "latent" if spec.kv_lora_rank else "mixture" if spec.num_experts else "dense"
+    if spec.kv_lora_rank:
+        return "latent"
+    if spec.num_experts:
+        return "mixture"
+    return "quantised dense" if spec.quantization else "dense"
 
 
 def factors(config: RunConfig, error: Stated, index: int) -> Patch:

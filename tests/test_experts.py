@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 
 from evenflow.costs import RooflineCost, decode_work, prefill_work
 from evenflow.costs.roofline import Rates, active_experts, all_to_all_bytes, experts_s
+from evenflow.costs.silicon.cost import silicon_cost, silicon_source
+from evenflow.costs.silicon.experts import expert_times, least_s
+from evenflow.costs.silicon.points import Peak
+from evenflow.costs.silicon.tables import Experts, ExpertShape
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import ModelSpec, Split, model
@@ -146,3 +150,38 @@ def test_more_imbalance_is_never_cheaper(tokens: int, imbalance: float, more: fl
         for share in (imbalance, imbalance + more)
     )
     assert less <= most * (1 + 1e-12)
+
+
+def test_experts_of_another_shape_keep_their_launches_and_their_rows_an_expert() -> None:
+    """Measured: a launch of 30 us and twice the roofline. A shape with half the rows an expert."""
+    measured, other, whole = ExpertShape(64, 32, 8, 2), ExpertShape(96, 16, 16, 2), Split(1, 1)
+    peak = Peak(1e9, 1e9)
+
+    def taken_s(shape: ExpertShape, tokens: int) -> float:
+        return 30e-6 + 2 * (least_s(shape, tokens, whole, 16, peak) - bare_s)
+
+    bare_s = least_s(measured, 1, whole, 16, peak)
+    times = {whole: {tokens: taken_s(measured, tokens) + bare_s for tokens in (1, 4, 64)}}
+    found, exact = expert_times(Experts(measured, "", times), other, whole, peak, peak)
+    assert not exact
+    assert list(found) == [2, 8, 128]
+    for tokens, seconds in found.items():
+        ratio = least_s(other, tokens, whole, 16, peak)
+        ratio /= least_s(measured, tokens // 2, whole, 16, peak)
+        expected = 30e-6 + (taken_s(measured, tokens // 2) + bare_s - 30e-6) * ratio
+        assert seconds == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_named_kernel_is_the_one_that_counts() -> None:
+    """Marlin widens four bits to sixteen: as fast as Triton's for few rows, half as for many."""
+    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
+    spec = model("gpt-oss-120b")
+    deployment = Deployment(spec, gpu("H200"), (spec.num_layers,))
+    triton, marlin = (
+        silicon_cost(deployment, silicon_source(deployment, kernel=kernel)).times
+        for kernel in (None, "marlin")
+    )
+    assert marlin(decode_work(4, 4096))[0] < 1.1 * triton(decode_work(4, 4096))[0]
+    assert marlin(prefill_work(8192))[0] > 1.4 * triton(prefill_work(8192))[0]
+    with refused('costs: silicon has no experts of a kernel "martin" of vllm for h200_sxm'):
+        silicon_source(deployment, kernel="martin")

@@ -277,6 +277,8 @@ class SiliconCosts(Keys):
     """The framework's version; null: the newest of each operator."""
     expert_load: Literal["balanced", "power_law_1.01", "power_law_1.2"] = "power_law_1.01"
     """How tokens are spread over experts, as measured: evenly, or by a power law's exponent."""
+    expert_kernel: str | None = None
+    """Part of the name of the kernel that computes experts; null: that of the newest tables."""
     all_reduce: NameOrAllReduce | None = None
     """The link or points in place of the measured all-reduces; null: those."""
     cuda_graph_sizes: list[Count] | None = None
@@ -286,7 +288,9 @@ class SiliconCosts(Keys):
         from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 
         deployment = hardware.deployment
-        source = silicon_source(deployment, self.framework, self.version, self.expert_load)
+        source = silicon_source(
+            deployment, self.framework, self.version, self.expert_load, self.expert_kernel
+        )
         other = self.all_reduce is not None or hardware.spans_nodes
         fabric, apart = hardware.fabric() if other else None, deployment.data_parallel > 1
         cost = silicon_cost(deployment, source, fabric, "own" if apart else "all")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from evenflow.costs.collectives import Fabric
 from evenflow.costs.roofline import Part, Rates, elementwise_s
-from evenflow.costs.silicon.experts import Load, bits_of, expert_times, read_experts
+from evenflow.costs.silicon.experts import Load, Wanted, bits_of, expert_times, read_experts
 from evenflow.costs.silicon.latent import read_latent, require_measured
 from evenflow.costs.silicon.points import (
     Peak,
@@ -135,10 +135,12 @@ def silicon_source(
     framework: str = "vllm",
     version: str | None = None,
     load: Load = DEFAULT_LOAD,
+    kernel: str | None = None,
 ) -> SiliconSource:
     """Read the tables for a deployment's GPU; UsageError lists GPUs, frameworks and versions.
 
-    `load`: how tokens are spread over the experts of a mixture.
+    `load`: how tokens are spread over the experts of a mixture. `kernel`: part of the name of the
+    kernel that computes them; None: that of the newest tables.
     """
     name = deployment.gpu.name
     if name not in GPUS:
@@ -149,7 +151,10 @@ def silicon_source(
     spec, measured = deployment.model, GPUS[name]
     if spec.dtype_bytes != 2:
         raise UsageError("costs: silicon has 16-bit operators and less; use a 2-byte dtype")
-    kinds = {kind: _tables(kind, measured, framework, version, load) for kind in spec.kinds()}
+    kinds = {
+        kind: _tables(kind, measured, framework, version, Wanted(kind.quantization, load, kernel))
+        for kind in spec.kinds()
+    }
     tables = next(iter(kinds.values()))
     arithmetic, plain = deployment.arithmetic, spec.quantized_experts_only
     if arithmetic != "16-bit" and not tables.quantized and not plain:
@@ -162,7 +167,7 @@ def silicon_source(
 
 @lru_cache(maxsize=4)
 def _tables(
-    kind: ModelSpec, measured: Measured, framework: str, version: str | None, load: Load
+    kind: ModelSpec, measured: Measured, framework: str, version: str | None, wanted: Wanted
 ) -> SiliconTables:
     kv_dtype = "fp8" if kind.kv_value_bytes == 1 else DTYPE
     quantization = kind.quantization
@@ -197,8 +202,7 @@ def _tables(
             products[quantization] = (tables.quantized, narrow)
         tables = replace(tables, **read_latent(base, framework, version, kv_dtype, products))
     if kind.num_experts:
-        shape = shape_of(kind)
-        experts = read_experts(base, framework, version, shape, wanted=(quantization, load))
+        experts = read_experts(base, framework, version, shape_of(kind), wanted)
         tables = replace(tables, experts=experts)
     bits = 16 if kind.format is None else kind.format.bits
     key_bytes = kind.kv_bytes_per_token(1, kind.num_kv_heads)

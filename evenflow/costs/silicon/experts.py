@@ -1,7 +1,9 @@
 """Seconds of a layer of experts, from those that were measured.
 
 Knows the tables of experts and how they scale; no stage. A shape, format or split that was not
-measured is the nearest one that was, times the ratio of the two rooflines.
+measured is the nearest one that was: what it takes at least beyond its roofline (launches, sorting
+tokens) as it is, the rest times the ratio of the two rooflines. Of another shape those sizes count
+that have as many rows an expert, as kernels compute each expert's rows in blocks.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from evenflow.costs.roofline import active_experts
 from evenflow.costs.silicon.points import Peak
@@ -34,29 +36,44 @@ NAMES = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"), "fp8": ("fp8", "fp8_block
 """Format -> what the tables call it, best first; others go by their own name."""
 
 
-def read_experts(
-    base: Path,
-    framework: str,
-    version: str | None,
-    shape: ExpertShape,
-    *,
-    wanted: tuple[str, Load],
-) -> Experts:
-    """Read the experts nearest to a shape, of the format and load that are wanted.
+class Wanted(NamedTuple):
+    """Which measurements of experts are meant: a format, a load, and part of a kernel's name.
 
-    Where none has the format, those of 16 bits.
+    Where a kernel is named, the newest tables that have it count, and of the weight-only formats of
+    four bits any.
     """
-    quantization, load = wanted
-    formats = (*NAMES.get(quantization, (quantization,) * bool(quantization)), DTYPE)
+
+    quantization: str
+    load: Load
+    kernel: str | None = None
+
+
+WEIGHT_ONLY = ("w4a16_mxfp4", "int4_wo")
+"""Formats of four bits that a kernel such as Marlin widens to 16 as it reads them."""
+
+
+def read_experts(
+    base: Path, framework: str, version: str | None, shape: ExpertShape, wanted: Wanted
+) -> Experts:
+    """Read the experts nearest to a shape, of the format, load and kernel that are wanted.
+
+    Where none has the format, those of 16 bits. UsageError where no kernel is named so.
+    """
+    quantization, load, kernel = wanted
+    names = NAMES.get(quantization, (quantization,) * bool(quantization))
+    alike = WEIGHT_ONLY if kernel and set(names) & set(WEIGHT_ONLY) else ()
+    formats = (*names, *(name for name in alike if name not in names), DTYPE)
     measured: dict[tuple[str, ExpertShape], dict[tuple[int, int], dict[int, float]]] = {}
     for path in table_files(base, MOE, framework, version, or_newest=True):
-        for name, *sizes, slices, ranks, tokens, latency_ms in _rows(path, formats, load):
+        for name, *sizes, slices, ranks, tokens, latency_ms in _rows(path, formats, load, kernel):
             times = measured.setdefault((name, ExpertShape(*sizes)), {})
             times.setdefault((slices, ranks), {}).setdefault(tokens, latency_ms / 1000)
-        if any((name, shape) in measured for name in formats[:-1] or formats):
-            break  # newer tables hold fewer shapes
+        exact = any((name, shape) in measured for name in formats[:-1] or formats)
+        if exact or (kernel and measured):
+            break  # newer tables hold fewer shapes; of a kernel the newest tables count
     if not measured:
-        raise UsageError(f"costs: silicon has no experts of {framework} for {base.name}")
+        which = "" if kernel is None else f' of a kernel "{kernel}"'
+        raise UsageError(f"costs: silicon has no experts{which} of {framework} for {base.name}")
 
     def unlike(key: tuple[str, ExpertShape]) -> tuple[bool, float, int]:
         far = sum(abs(math.log(one / other)) for one, other in zip(key[1], shape, strict=True))
@@ -67,12 +84,17 @@ def read_experts(
     return Experts(nearest, "" if dtype == DTYPE else dtype, times)
 
 
-def _rows(path: Path, formats: Sequence[str], load: Load) -> Iterator[tuple[Any, ...]]:
+def _rows(
+    path: Path, formats: Sequence[str], load: Load, kernel: str | None
+) -> Iterator[tuple[Any, ...]]:
     """Yield format, sizes, slices, ranks, tokens and milliseconds."""
     names = ("moe_dtype", *COLUMNS, "moe_tp_size", "moe_ep_size", "num_tokens", "latency")
     where = [("distribution", "=", load), ("moe_dtype", "in", list(formats))]
-    columns = columns_of(path, names, where=where)
-    yield from zip(*(columns[name] for name in names), strict=True)
+    columns = columns_of(path, (*names, "kernel_source"), where=where)
+    rows = zip(*(columns[name] for name in names), strict=True)
+    for row, source in zip(rows, columns["kernel_source"], strict=True):
+        if kernel is None or kernel in source:
+            yield row
 
 
 COLUMNS = ("hidden_size", "inter_size", "num_experts", "topk")
@@ -99,13 +121,19 @@ def expert_times(
     times: Mapping[int, float] = experts.times[nearest]
     if nearest == split and shape == experts.shape and on == target:
         return dict(times), True
-    measured = Split(*nearest)
-
-    def scaled(tokens: int) -> float:
-        ratio = least_s(shape, tokens, split, target.matrix_bits, target)
-        return ratio / least_s(experts.shape, tokens, measured, on.matrix_bits, on)
-
-    return {tokens: seconds * scaled(tokens) for tokens, seconds in times.items()}, False
+    more = experts.shape.rows(1) / shape.rows(1)
+    launches_s = min(
+        max(seconds - least_s(experts.shape, size, Split(*cut), on.matrix_bits, on), 0.0)
+        for cut, by_size in experts.times.items()
+        for size, seconds in by_size.items()
+    )
+    scaled: dict[int, float] = {}
+    for size, seconds in sorted(times.items()):
+        tokens = max(round(size * more), 1)
+        least = least_s(shape, tokens, split, target.matrix_bits, target)
+        ratio = least / least_s(experts.shape, size, Split(*nearest), on.matrix_bits, on)
+        scaled.setdefault(tokens, launches_s + (seconds - launches_s) * ratio)
+    return scaled, False
 
 
 def _far(one: tuple[int, int], other: tuple[int, int]) -> float:

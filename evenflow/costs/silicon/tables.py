@@ -50,6 +50,10 @@ class ExpertShape(NamedTuple):
     num_experts: int
     experts_per_token: int
 
+    def rows(self, tokens: int) -> float:
+        """Return the rows that an expert has of so many tokens, on average."""
+        return tokens * self.experts_per_token / self.num_experts
+
 
 class Experts(NamedTuple):
     """A layer of experts: its shape and format as measured.

@@ -113,6 +113,7 @@ class Batcher:
         self._in_turns = bool(ahead) or slotted
         self._padded = getattr(scheduler, "padded", False)
         self._leaves_out = getattr(scheduler, "leaves_out", False)
+        self._refuse = getattr(scheduler, "refuse", None)
         self._asks_again = asks_again
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
         if self._verified_tokens > self.pool.page_tokens:
@@ -331,10 +332,9 @@ class Batcher:
         pages = self.pool.pages_for(tokens)
         if pages > self.pool.total_pages:
             return f"{pages} KV pages exceed the pool's {self.pool.total_pages}"
-        refuse = getattr(self.scheduler, "refuse", None)
-        if refuse is None:
+        if self._refuse is None:
             return None
-        reason: str | None = refuse(request.prompt_tokens, request.output_limit, self.pool)
+        reason: str | None = self._refuse(request.prompt_tokens, request.output_limit, self.pool)
         return reason
 
     @property

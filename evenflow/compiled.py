@@ -1,12 +1,16 @@
-"""What mypyc is told of the classes that it may compile (setup.py).
+"""What mypyc is told of the classes that it may compile (setup.py), and what it does not keep.
 
-Here is what the decorator does where nothing is compiled: nothing, without needing mypy.
+Where nothing is compiled, the decorator does nothing, without needing mypy.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr
@@ -18,4 +22,40 @@ else:
         return lambda cls: cls
 
 
-__all__ = ["mypyc_attr"]
+__all__ = ["docstring", "is_compiled", "mypyc_attr", "own_annotations"]
+
+
+def is_compiled(module: str) -> bool:
+    """Say whether a module of this package, which is imported, is what mypyc made of it."""
+    file = getattr(sys.modules[module], "__file__", None) or ""
+    return module.startswith("evenflow.") and not file.endswith((".py", ".pyc"))
+
+
+def docstring(cls: type) -> str:
+    """Return a class's docstring, without the margin."""
+    written = _written(cls)
+    return inspect.cleandoc((ast.get_docstring(written) if written else cls.__doc__) or "")
+
+
+def own_annotations(cls: type) -> dict[str, Any]:
+    """Return what a class is annotated with, if it is compiled, else nothing.
+
+    Of `Annotated[int, Field(ge=1)]` mypyc keeps `int`.
+    """
+    written = _written(cls)
+    names = vars(sys.modules[cls.__module__])
+    return {
+        node.target.id: eval(ast.unparse(node.annotation), names)
+        for node in (written.body if written else ())
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def _written(cls: type) -> ast.ClassDef | None:
+    """Return a compiled class as it stands in its source."""
+    if not is_compiled(cls.__module__):
+        return None
+    folder = Path(str(sys.modules[cls.__module__].__file__)).parent
+    source = folder / f"{cls.__module__.rpartition('.')[2]}.py"
+    nodes = ast.parse(source.read_text(encoding="utf-8")).body
+    return next(n for n in nodes if isinstance(n, ast.ClassDef) and n.name == cls.__name__)

@@ -233,8 +233,8 @@ class DecodeGroup:
         due = self.page_at.pop(tick)
         later = tick + page_tokens
         again: list[Sequence] = []
-        for seq, page in zip(due, pages, strict=True):
-            seq.pages.append(page)
+        for index, seq in enumerate(due):
+            seq.pages.append(pages[index])
             seq.page_tick = -1
             if seq.finish_tick > later:
                 seq.page_tick = later

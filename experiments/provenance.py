@@ -14,6 +14,7 @@ from typing import Any
 
 import evenflow
 from evenflow import batcher
+from evenflow.compiled import is_compiled
 from evenflow.runtimes import RuntimeOverheads
 from experiments.run_file.run import RunConfig
 
@@ -42,7 +43,7 @@ def provenance(
     """
     return {
         **code_version(),
-        "compiled": not batcher.__file__.endswith(".py"),
+        "compiled": is_compiled(batcher.__name__),
         "setup": config.setup(),
         "config": config.resolved(),
         "config_sha256": config.digest(),

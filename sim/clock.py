@@ -16,16 +16,19 @@ LAST = EventPriority(9)
 """After everything else of the same instant."""
 
 
-class Clock(Environment):
-    """A SimPy environment that also schedules at absolute times.
+class Clock:
+    """Calls at absolute times, in the queue of a SimPy `environment`, which may have processes.
 
     NOTE: `timeout(t - now)` may fire one bit away from `t`, and then two ways to compute the same
     schedule differ; `at(t)` fires at `t`.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._calls: list[Any] = self._queue  # SimPy knows only of events
+        self.environment = Environment()
+        self._calls: list[Any] = self.environment._queue  # SimPy knows only of events
+        self._number = self.environment._eid.__next__
+        self.now = 0.0
+        self.process, self.timeout = self.environment.process, self.environment.timeout
 
     def at(
         self, time_s: float, call: Callable[[float], None], priority: EventPriority = NORMAL
@@ -34,7 +37,7 @@ class Clock(Environment):
 
         NOTE: in SimPy's queue a function costs a third of an event with one callback.
         """
-        heappush(self._calls, (time_s, priority, next(self._eid), call))
+        heappush(self._calls, (time_s, priority, self._number(), call))
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
         """Have `call` called after all arrivals and returns of that instant, before any policy."""
@@ -42,24 +45,30 @@ class Clock(Environment):
 
     def until(self, time_s: float) -> Event:
         """Return an event of the instant `time_s`, for a process to wait for."""
-        event = Event(self)
+        event = Event(self.environment)
         event._ok = True
         event._value = None
-        heappush(self._queue, (time_s, NORMAL, next(self._eid), event))
+        heappush(self._calls, (time_s, NORMAL, self._number(), event))
         return event
 
     def run_out(self) -> None:
         """Run until nothing is queued."""
-        calls = self._calls
+        calls, environment = self._calls, self.environment
         while calls:
+            now: float = calls[0][0]
             call = calls[0][3]
+            self.now = now
             if isinstance(call, Event):
-                self.step()
+                environment.step()
             else:
-                self._now = heappop(calls)[0]
-                call(self._now)
+                heappop(calls)
+                environment._now = now
+                call(now)
 
     def more_now(self) -> bool:
         """Say whether anything else is queued for this instant."""
-        queue = self._queue
-        return queue[0][0] <= self._now if queue else False
+        calls = self._calls
+        if not calls:
+            return False
+        next_s: float = calls[0][0]
+        return next_s <= self.now

@@ -42,13 +42,13 @@ class StageProcesses:
         self._host_free_s = 0.0
         self._last_s = (0.0, 0.0)  # when stage 0 began and ended the last one
         self._prepared_s = [0.0] * world.depth
-        self._driver: Store = Store(clock)
-        self._inboxes = [Store(clock) for _ in range(world.depth)]
+        self._driver: Store = Store(clock.environment)
+        self._inboxes = [Store(clock.environment) for _ in range(world.depth)]
         clock.process(self._drive())
         for stage in range(world.depth):
             clock.process(self._serve(stage))
-        shared = Store(clock) if world.shares_link else None
-        self._links = [shared or Store(clock) for _ in world.hops]
+        shared = Store(clock.environment) if world.shares_link else None
+        self._links = [shared or Store(clock.environment) for _ in world.hops]
         for store in dict.fromkeys(self._links):
             clock.process(self._carry(store))
 

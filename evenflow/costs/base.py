@@ -94,7 +94,7 @@ def decode_work(rows: int, context_tokens: int) -> Work:
     return Work((), 0, rows, context_tokens, rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AffineCost:
     """Cost `base_s + per_token_s * tokens` seconds on each of `depth` stages: the simplest formula.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from evenflow.compiled import docstring
 from evenflow.errors import UsageError
 from evenflow.schedulers.limits import refuse
 from evenflow.scheduling import Scheduler
@@ -96,7 +97,7 @@ def create(
     given = {key: value for key, value in facts.items() if key in accepted}
     given |= {key: value for key, value in params.items() if value is not None or key not in given}
     try:
-        refuse(inspect.unwrap(cls.__init__), params)
+        refuse(cls, params)
         return cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error
@@ -113,7 +114,7 @@ def _listed(cls: type[Scheduler]) -> tuple[tuple[str, Any], ...]:
 
 def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:
     """Return what a list of schedulers says of `cls`, from its docstring."""
-    paragraphs = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
+    paragraphs = docstring(cls).split("\n\n")
     source = next((text for text in paragraphs if text.startswith("Source: ")), "")
     source = source.removeprefix("Source: ").replace("\n", " ").split(". ")[0].rstrip(".")
     return Entry(name, paragraphs[0].replace("\n", " "), source, listed)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count
 from evenflow.kv import PagePool
 from evenflow.schedulers.admission import UNLIMITED
-from evenflow.schedulers.limits import checked
+from evenflow.schedulers.limits import Policy
 from evenflow.scheduling import SearchSpace
 
 
-@checked
-class Reserving:
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class Reserving(Policy):
     """Reserves pages for `max_model_len` tokens a request, so that nothing is ever preempted."""
 
     search_space: ClassVar[SearchSpace] = {

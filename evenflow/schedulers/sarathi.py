@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count, Positive
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import Fraction, checked
+from evenflow.schedulers.limits import Fraction, Policy
 from evenflow.scheduling import Order, Plan, SearchSpace, Victim, View
 
 
-@checked
-class Sarathi:
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class Sarathi(Policy):
     """Every ready decode, then prompt chunks up to `token_budget` tokens in all.
 
     Source: Sarathi-Serve (OSDI'24), algorithm 3; also SGLang's chunked prefill. Decodes

@@ -13,9 +13,10 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count, NonNegative
 from evenflow.kv import PagePool
-from evenflow.schedulers.limits import checked
+from evenflow.schedulers.limits import Policy
 from evenflow.scheduling import Decode, Order, Plan, Prefill, Prompt, SearchSpace, Upkeep, View
 
 CLIP = 4096  # more output than this is not reserved
@@ -38,8 +39,9 @@ class Slot:
     full: bool = False
 
 
-@checked
-class SGLang:
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class SGLang(Policy):
     """Prompts only, as long as one fits; else all decodes of the slot whose turn it is.
 
     Source: SGLang 0.5.23 (its scheduler), whose recorded decisions are this policy's: see

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from evenflow.compiled import mypyc_attr
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import checked
 from evenflow.schedulers.reserving import Reserving
 from evenflow.scheduling import Plan, View
 
 
-@checked
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
 class Static(Reserving):
     """Decode a batch until its last request ends, then admit the next one.
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
+from evenflow.compiled import mypyc_attr
 from evenflow.errors import is_count
 from evenflow.keys import Count, Share, expect
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import checked
+from evenflow.schedulers.limits import Policy
 from evenflow.scheduling import Order, Plan, Prompt, SearchSpace, View
 
 DecodeTime = Callable[[int, int], float]
@@ -132,8 +134,9 @@ FuturePoints = Annotated[
 ]
 
 
-@checked
-class TDPipe:
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class TDPipe(Policy):
     """Prefill until the KV cache is predicted to fill up; then decode in even batches, one a stage.
 
     Source: TD-Pipe (ICPP'25), algorithm 1 and section 3. Prefill ends when the predicted KV use at
@@ -156,7 +159,6 @@ class TDPipe:
     as saturated; the end of decode is looked for at one batch a round.
     """
 
-    uncapped = True
     search_space: ClassVar[SearchSpace] = {
         "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True}
     }
@@ -175,6 +177,7 @@ class TDPipe:
     def __post_init__(self) -> None:
         if self.request_finish_ratio is None and (self.prefill_s is None or self.decode_s is None):
             raise ValueError("without request_finish_ratio it needs prefill_s and decode_s")
+        self.uncapped = True
         self._prefill_s = self.prefill_s or (lambda tokens: 0.0)
         self._decode_s = self.decode_s or (lambda rows, context_tokens: 0.0)
         self.points = tuple(self.future_points or FUTURE_POINTS[self.variant])

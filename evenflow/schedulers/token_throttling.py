@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from evenflow.compiled import mypyc_attr
 from evenflow.errors import MOST
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED
-from evenflow.schedulers.limits import Fraction, checked
+from evenflow.schedulers.limits import Fraction, Policy
 from evenflow.schedulers.sarathi import Sarathi
 from evenflow.schedulers.token_throttling_code import PackageRules
 from evenflow.schedulers.token_throttling_rules import (
@@ -39,8 +41,9 @@ NOT_IN: dict[str, dict[str, object]] = {
 """Parameters that a variant does not have, and what it does instead."""
 
 
-@checked
-class TokenThrottling:
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class TokenThrottling(Policy):
     """A throttled share of the waiting prefill tokens, and an even share of the running decodes.
 
     Source: gLLM (SC'25), section 3.2, equations 1 to 4, with the public code's integer rules: the
@@ -59,7 +62,6 @@ class TokenThrottling:
     0.0.6.post1, decision for decision (`evenflow.schedulers.token_throttling_code`).
     """
 
-    pipelined_chunks = True
     search_space: ClassVar[SearchSpace] = {
         "iterations": {"low": 1, "high": 32, "log": True, "integer": True},
         "max_prefill": {"low": 256, "high": 8192, "log": True, "integer": True},
@@ -82,6 +84,7 @@ class TokenThrottling:
     variant: Variant = "reading"
 
     def __post_init__(self) -> None:
+        self.pipelined_chunks = True
         for name, fixed in NOT_IN[self.variant].items():
             if getattr(self, name) != fixed:
                 raise ValueError(f"variant {self.variant} has no parameter {name}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from evenflow.scheduling import Plan, Prefill, Prompt, View
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Throttle:
     """What gLLM's equations 1 to 3 are given beside what waits and what is free.
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count
 from evenflow.kv import PagePool
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import Fraction, checked
+from evenflow.schedulers.limits import Fraction, Policy
 from evenflow.scheduling import Plan, SearchSpace, View
 
 
-@checked
-class VLLM:
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class VLLM(Policy):
     """Whole prompts while any fits, otherwise all ready decodes.
 
     Source: vLLM v0 scheduler (SOSP'23, section 4.5; the "separate batching" of TD-Pipe). Pages are

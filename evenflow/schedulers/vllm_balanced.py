@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from evenflow.schedulers.limits import checked
+from evenflow.compiled import mypyc_attr
 from evenflow.schedulers.vllm_v1 import VLLMV1
 from evenflow.scheduling import View
 
 
-@checked
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
 class VLLMBalanced(VLLMV1):
     """`vllm_v1` that takes a share of the decodes, or of the tokens, and leaves the rest.
 

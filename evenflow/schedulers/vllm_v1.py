@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count
-from evenflow.schedulers.limits import Fraction, checked
+from evenflow.schedulers.limits import Fraction, Policy
 from evenflow.schedulers.vllm import VLLM
 from evenflow.schedulers.vllm_priority import most_urgent
 from evenflow.scheduling import Plan, Prefill, SearchSpace, View
 
 
-@checked
-class VLLMV1:
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class VLLMV1(Policy):
     """Every ready decode, the chunk of the prompt that is under way, then prompts that wait.
 
     Source: vLLM 0.32.0 (its V1 scheduler), whose recorded decisions are this policy's (engines.md).
@@ -25,7 +28,6 @@ class VLLMV1:
     priority`: requests wait, and are preempted, the lower `priority` first, then by arrival.
     """
 
-    pipelined_chunks = preempts_in_flight = append_only_pages = True
     search_space: ClassVar[SearchSpace] = VLLM.search_space
 
     max_num_batched_tokens: Count = 2048
@@ -41,6 +43,7 @@ class VLLMV1:
             raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
         if self.async_scheduling == "v1" and self.depth > 1:
             raise ValueError(f"async_scheduling v1 is for one stage, not {self.depth}; v2 is right")
+        self.pipelined_chunks = self.preempts_in_flight = self.append_only_pages = True
         self.by_priority = self.scheduling_policy == "priority"
         self.decodes_ahead = {False: None, "v1": "question", "v2": "round"}[self.async_scheduling]
 

@@ -9,14 +9,16 @@ import ast
 import inspect
 import textwrap
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
+from evenflow.compiled import docstring
 from evenflow.keys import Keys
 from evenflow.schedulers import POLICIES, parameters, policy
+from evenflow.schedulers.limits import declared
 from evenflow.specs.gpu import GpuSpec, gpus, links
 from evenflow.specs.model import models
 from experiments.run_file.pools import POOLED
@@ -177,10 +179,10 @@ OWN_POLICY: Json = {
 def _parameters_of(name: str) -> type[BaseModel]:
     """Return a policy's parameters, as it declares them, as a class."""
     cls = policy(name)
-    hints = get_type_hints(cls, include_extras=True)
-    declared: Any = {key: (hints[key], each.default) for key, each in parameters(cls).items()}
-    made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **declared)
-    made.__doc__ = cls.__doc__
+    types = declared(cls)
+    keys: Any = {key: (types[key], each.default) for key, each in parameters(cls).items()}
+    made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **keys)
+    made.__doc__ = docstring(cls)
     return made
 
 

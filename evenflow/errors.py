@@ -12,6 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Annotated, Any, get_type_hints
 
+from evenflow.compiled import own_annotations
+
 MOST_RUNS = 100_000
 """The most runs that one command is asked for: points, trials, seeds."""
 
@@ -93,14 +95,14 @@ Whole = Annotated[int, require_not_negative]
 
 def require_declared(owner: str, described: object) -> None:
     """Raise a UsageError unless the fields of a dataclass pass the checks that their types name."""
-    kind: Callable[..., object] = type(described)
+    kind: Any = type(described)
     for name, require in _checks(kind):
         require(owner, **{name: getattr(described, name)})
 
 
 @cache
-def _checks(kind: Callable[..., object]) -> list[tuple[str, Callable[..., None]]]:
-    hints = get_type_hints(kind, include_extras=True).items()
+def _checks(kind: Any) -> list[tuple[str, Callable[..., None]]]:
+    hints = (get_type_hints(kind, include_extras=True) | own_annotations(kind)).items()
     return [(name, hint.__metadata__[0]) for name, hint in hints if hasattr(hint, "__metadata__")]
 
 

@@ -181,33 +181,22 @@ def test_figure_8_decodes_are_even_over_four_stages(running: int, expected: set[
     assert (clumped.max() - clumped.min() > 1) == (running >= 40), "they clump without"
 
 
-class FakeView:
-    """The counters that the adaptive reserve reads."""
-
-    page_tokens = 16
-    total_pages = 1_000
-    expected_output_tokens = 1_600.0
-    preemptions = 0
-
-
 def test_the_adaptive_reserve_decays_and_preemptions_push_it_up() -> None:
-    reserve, view = AdaptiveReserve(), FakeView()
+    reserve = AdaptiveReserve()
 
-    def pages_at_the_next_call() -> int:
-        reserve.ask(view)
-        return reserve.pages(view)
+    def pages_at_the_next_call(preemptions: int = 0) -> int:
+        reserve.ask(preemptions)
+        return reserve.pages(1_600.0, 16)
 
     assert pages_at_the_next_call() == 70  # 0.7 x 1600 / 16
     assert pages_at_the_next_call() == 69  # 0.698
-    assert reserve.pages(view) == 69, "looking does not move it"
+    assert reserve.pages(1_600.0, 16) == 69, "looking does not move it"
     for _ in range(500):
-        reserve.ask(view)
+        reserve.ask(0)
     assert pages_at_the_next_call() == 10  # the floor, 0.1
-    view.preemptions = 4
-    assert pages_at_the_next_call() == 30  # 0.1 + 4 x 0.05
-    view.preemptions = 100
-    assert pages_at_the_next_call() == 100
-    assert pages_at_the_next_call() == 99, "what is above 1 is forgotten"
+    assert pages_at_the_next_call(4) == 30  # 0.1 + 4 x 0.05
+    assert pages_at_the_next_call(100) == 100
+    assert pages_at_the_next_call(100) == 99, "what is above 1 is forgotten"
 
 
 def test_the_adaptive_reserve_decays_at_every_call() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from evenflow.compiled import mypyc_attr
 from evenflow.errors import Count, NonNegative, require_declared
 
 
@@ -94,7 +95,8 @@ def decode_work(rows: int, context_tokens: int) -> Work:
     return Work((), 0, rows, context_tokens, rows)
 
 
-@dataclass(frozen=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True, slots=True)
 class AffineCost:
     """Cost `base_s + per_token_s * tokens` seconds on each of `depth` stages: the simplest formula.
 

@@ -110,7 +110,7 @@ class TokenThrottling(Policy):
         if self._whole is not None:
             return self._whole.schedule(view)
         if self.adaptive is not None:
-            self.adaptive.ask(view)
+            self.adaptive.ask(view.preemptions)
         prefills = self._throttle(view) if view.waiting_tokens else []
         decodes = view.ready_decodes
         if decodes:
@@ -148,7 +148,8 @@ class TokenThrottling(Policy):
         """Return the pages kept for decodes, and the idle rate at which prefill stops."""
         if self.adaptive is None:
             return int(self.kv_thresh * view.total_pages), self.kv_thresh
-        pages = self.adaptive.pages(view)
+        expected = self.adaptive.pages(view.expected_output_tokens, view.page_tokens)
+        pages = min(expected, view.total_pages)
         return pages, min(0.99, pages / view.total_pages)
 
     def _spread(self, view: View, budget: int) -> list[Prefill]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from evenflow.scheduling import Plan, Prefill, Prompt, View
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Throttle:
     """What gLLM's equations 1 to 3 are given beside what waits and what is free.
 
@@ -113,14 +113,13 @@ class AdaptiveReserve:
         self.ratio = self._next_ratio = 0.7
         self._preemptions = 0
 
-    def ask(self, view: View) -> None:
-        """Move the ratio on: the policy is asked once more, after these preemptions."""
-        preempted = view.preemptions - self._preemptions
-        self._preemptions = view.preemptions
+    def ask(self, preemptions: int) -> None:
+        """Move the ratio on: the policy is asked once more, after so many preemptions."""
+        preempted = preemptions - self._preemptions
+        self._preemptions = preemptions
         self.ratio = min(self._next_ratio + 0.05 * preempted, 1.0)
         self._next_ratio = max(self.ratio - 0.002, 0.1)
 
-    def pages(self, view: View) -> int:
+    def pages(self, expected_output_tokens: float, page_tokens: int) -> int:
         """Return the pages to keep now."""
-        expected_tokens = self.ratio * view.expected_output_tokens
-        return min(int(expected_tokens / view.page_tokens), view.total_pages)
+        return int(self.ratio * expected_output_tokens / page_tokens)

@@ -6,6 +6,7 @@ Knows annotations; no policy. A limit is part of the type: `token_budget: Count 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Annotated, Any, Self, get_type_hints
 
@@ -50,7 +51,7 @@ def refuse(cls: type, params: Mapping[str, Any]) -> None:
 def declared(cls: Any) -> dict[str, Any]:
     """Return the types of a policy's parameters, as far as they are declared, by name."""
     try:
-        found = get_type_hints(cls.__init__, include_extras=True)
+        found = get_type_hints(cls if is_dataclass(cls) else cls.__init__, include_extras=True)
     except NameError:
         return {}
     for each in reversed(cls.__mro__):

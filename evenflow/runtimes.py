@@ -20,7 +20,7 @@ to send. `stage0`: also whatever stage 0 could compute meanwhile, as where the h
 of stage 0 are one process. `nothing`: it is spent while stage 0 computes the micro-batch before,
 and shows only where it takes longer than that."""
 
-RuntimeName = Literal[
+EngineName = Literal[
     "ideal",
     "gllm",
     "vllm",
@@ -30,8 +30,10 @@ RuntimeName = Literal[
     "vllm-0.19",
     "trtllm-1.0",
     "sglang-0.5",
-    "profile",
 ]
+"""A set of `runtimes()`."""
+
+RuntimeName = Literal[EngineName, "profile"]
 """A set of `runtimes()`; or `profile`, what the profile of the costs measured."""
 
 
@@ -43,8 +45,9 @@ class RuntimeOverheads:
     `per_row_s` for each of its rows, `per_new_request_s` for each prompt that ends in it and
     `per_prompt_token_s` for each prompt token, and `per_prefill_s` where there are any (kernels
     that no CUDA graph launches); `holds` says what waits for it. Before the engine sees a request,
-    a front end spends `front_end_s` on it, for which requests wait for each other, and
-    `front_end_latency_s` passes, which holds up nobody (`sim.arrivals.FrontEnd`).
+    a front end spends `front_end_s` on it and `tokenize_s` on each token of its prompt, for which
+    requests wait for each other, and `front_end_latency_s` passes, which holds up nobody
+    (`sim.arrivals.FrontEnd`).
 
     Each stage spends `prepare_s` plus `prepare_share` of the execution time to prepare a
     micro-batch's inputs: before each execution when coupled; or, `overlapped`, from the moment the
@@ -63,6 +66,7 @@ class RuntimeOverheads:
     holds: Holds = "engine"
     front_end_s: float = 0.0
     front_end_latency_s: float = 0.0
+    tokenize_s: float = 0.0
 
     @property
     def prepares(self) -> bool:
@@ -73,6 +77,10 @@ class RuntimeOverheads:
         """Whether the host spends any time on a micro-batch."""
         per_unit = (self.per_row_s, self.per_new_request_s, self.per_prompt_token_s)
         return max(self.schedule_s, self.per_prefill_s, *per_unit) > 0
+
+    @property
+    def has_front_end(self) -> bool:
+        return max(self.front_end_s, self.front_end_latency_s, self.tokenize_s) > 0
 
     def scaled(self, factor: float) -> RuntimeOverheads:
         """Return the same where all takes `factor` times as long."""

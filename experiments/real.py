@@ -382,7 +382,8 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
     """
     if isinstance(runtime, str):
         return runtime not in ("ideal", "profile")
-    return runtime.make() != RuntimeOverheads(schedule_s=runtime.schedule_s)
+    charged = runtime.make(num_stages=1)
+    return charged != RuntimeOverheads(schedule_s=charged.schedule_s)
 
 
 def servable(built: Built) -> World:

@@ -10,10 +10,11 @@ from typing import Any, get_args
 
 import pytest
 
-from evenflow.runtimes import RuntimeName, runtimes
+from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.model import ModelSpec, listed, model, models
 from evenflow.specs.tables import read_rows, read_table
+from experiments.run_file.run import RuntimeConfig
 from tests.command_line import refused
 
 QWEN = {
@@ -397,6 +398,14 @@ def test_a_file_that_is_no_config_names_the_file(tmp_path: Path) -> None:
 
 def test_the_schema_names_the_runtimes_of_the_table() -> None:
     assert {*runtimes(), "profile"} == set(get_args(RuntimeName))
+
+
+def test_a_runtime_like_an_engine_has_its_numbers_but_for_those_that_are_given() -> None:
+    given = RuntimeConfig.model_validate({"like": "vllm-0.8", "tokenize_s": 3e-6, "per_row_s": 0})
+    for stages in (1, 2):
+        expected = replace(runtimes()["vllm-0.8"].on(stages), tokenize_s=3e-6, per_row_s=0.0)
+        assert given.make(stages) == expected
+    assert RuntimeConfig(schedule_s=0.1).make(1) == RuntimeOverheads(schedule_s=0.1)
 
 
 def test_gpu_names_are_the_contract() -> None:

@@ -226,7 +226,8 @@ def markdown(found: Reproduced, picture: str) -> str:
 def _section(entry: Entry) -> str:
     keys = entry.keys
     lines = [f"Source: {keys.source.words()}.", *(f"Assumed: {each}." for each in keys.assumed)]
-    name = keys.run.get("runtime")
+    given = keys.run.get("runtime")
+    name = given.get("like") if isinstance(given, dict) else given
     if isinstance(name, str) and name in runtimes():
         lines.append(f"CPU time `{name}`: {runtimes()[name].source}.")
     lines += [] if keys.misses is None else [f"What misses: {keys.misses}."]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -32,7 +32,7 @@ from evenflow.keys import (
 )
 from evenflow.results.metrics import Limit
 from evenflow.routing import Router
-from evenflow.runtimes import Holds, RuntimeName, RuntimeOverheads, runtimes
+from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import gpu
 from evenflow.world import Dispatch
 from experiments.run_file import yaml_file
@@ -84,9 +84,16 @@ class RuntimeConfig(Keys):
     """Seconds of the front end for a request; requests queue for it."""
     front_end_latency_s: NonNegative = 0.0
     """Seconds of the front end for a request that nobody queues for."""
+    tokenize_s: NonNegative = 0.0
+    """Seconds in which the front end makes a token of a prompt's text; requests queue for it."""
+    like: EngineName | None = None
+    """The engine that has the keys which are left out; null: they are as this table says."""
 
-    def make(self) -> RuntimeOverheads:
-        return RuntimeOverheads(**self.model_dump())
+    def make(self, num_stages: int) -> RuntimeOverheads:
+        if self.like is None:
+            return RuntimeOverheads(**self.model_dump(exclude={"like"}))
+        given = self.model_dump(exclude_unset=True, exclude={"like"})
+        return replace(runtimes()[self.like].on(num_stages), **given)
 
 
 class ScaleConfig(Keys):
@@ -350,7 +357,7 @@ class RunConfig(Keys):
         elif isinstance(self.runtime, str):
             charged = runtimes()[self.runtime].on(self.num_stages)
         else:
-            charged = self.runtime.make()
+            charged = self.runtime.make(self.num_stages)
         return charged if self.scale.host == 1 else charged.scaled(self.scale.host)
 
     def runtime_facts(self, measured: RuntimeOverheads) -> dict[str, Any]:

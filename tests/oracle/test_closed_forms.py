@@ -239,6 +239,14 @@ class TestRuntimes:
         free = replace(world, costs=AffineCost(0.0001, 0.0, 1))
         close(simulate(free).scheduled_s, [0.010, 0.014, 0.028])
 
+    def test_one_thread_makes_the_tokens_of_prompts_in_order(self) -> None:
+        """In ms, 0.01 a token: prompts of 100 and 200 that come at 0 are there at 1 and 3."""
+        requests = [Request(0, 0.0, 100, 1), Request(1, 0.0, 200, 1), Request(2, 0.010, 300, 1)]
+        overheads = RuntimeOverheads(tokenize_s=1e-5)
+        world = world_of("vllm", {"max_batch_rows": 1}, requests, 1, overheads=overheads)
+        free = replace(world, costs=AffineCost(0.0001, 0.0, 1))
+        close(simulate(free).scheduled_s, [0.001, 0.003, 0.013])
+
 
 class TestArrangements:
     """Micro-batches of one prompt of 100 tokens take 7 ms a stage, of one decode 5.02 ms."""

@@ -13,7 +13,7 @@ import traceback
 from collections import abc
 from numbers import Integral
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from evenflow.batch import Chunk, MicroBatch, padded_work, rectangle
 from evenflow.compiled import mypyc_attr
@@ -373,8 +373,11 @@ class Batcher:
         self._resume(upkeep.hold)
         self.pool.make_room(upkeep.empty_pages)
 
-    def _carry_out(self, plan: Plan, chunks: list[Chunk]) -> DecodeGroup | None:
-        """Add the chunks of a plan to `chunks`; return its decodes."""
+    def _carry_out(self, plan: Any, chunks: list[Chunk]) -> DecodeGroup | None:
+        """Add the chunks of a plan to `chunks`; return its decodes.
+
+        It is a Plan, in which a user's policy may have put anything.
+        """
         for request_id in plan.preempt:
             self.queues.preempt(self._preemptible(request_id))
         if plan.prefills:
@@ -390,12 +393,13 @@ class Batcher:
             self.queues.publish_decodes(group)
         return group
 
-    def _check_kinds(self, prefills: abc.Sequence[Prefill]) -> None:
+    def _check_kinds(self, prefills: Any) -> None:
         """Raise PolicyError for what is no order: a pair in place of a Prefill, half a token."""
         if type(prefills) is not list and not isinstance(prefills, abc.Sequence):
             raise self._no(prefills, "the prefills", "a list of Prefill(request_id, tokens)")
         for prefill in prefills:
-            if type(prefill) is not Prefill:
+            kind = type(prefill)
+            if kind is not Prefill:
                 raise self._no(prefill, "a prefill", "Prefill(request_id, tokens)")
             if type(prefill.tokens) is not int and not isinstance(prefill.tokens, Integral):
                 what = f"the tokens to prefill of request {prefill.request_id}"
@@ -484,10 +488,12 @@ class Batcher:
             raise self._broken("prefills while an earlier chunk is in flight", seq)
         return seq
 
-    def _take_decodes(self, plan: Plan) -> DecodeGroup | None:
+    def _take_decodes(self, plan: Any) -> DecodeGroup | None:
         ready, count = self.queues.ready, plan.decodes
-        if type(count) is not int and not isinstance(count, Integral):
-            raise self._no(count, "the decodes to take", "how many")
+        if type(count) is not int:
+            if not isinstance(count, Integral):
+                raise self._no(count, "the decodes to take", "how many")
+            count = int(count)
         if not 0 < count <= ready.num_sequences:
             raise self._broken(f"takes {count} decodes of {ready.num_sequences} ready")
         if plan.order not in ORDERS:

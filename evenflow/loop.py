@@ -197,19 +197,30 @@ class Loop:
 class LockStep(Loop):
     """The loop of engines that step together: what all of them send at a time is one micro-batch.
 
-    An engine with nothing to send takes part in the step and waits for the others.
+    An engine with nothing to send takes part in the step and waits for the others. Where prompts
+    wait until all engines have one, no policy sees any before. Known error: a prompt for which an
+    engine has no place counts as one that it has.
     """
 
     def _start(self, world: World) -> None:
         self._most = world.max_in_flight or 1 << 60
         self._steps: deque[list[tuple[Batcher, MicroBatch]]] = deque()
         self._sent = 0
+        self._wait = world.prompt_wait
+        self._without = self._with = 0  # steps that prompts waited for others': not there, there
 
     def _next(self, now_s: float) -> MicroBatch | None:
         """Ask all engines."""
         if len(self._steps) >= self._most:
             return None
+        wait = self._prompts_wait()
+        if wait:
+            for engine in self.engines:
+                engine.queues.hold_prompts()
         asked = [(engine, self._of(engine, now_s)) for engine in self.engines]
+        if wait:
+            for engine in self.engines:
+                engine.queues.let_prompts_go()
         parts = [(engine, part) for engine, part in asked if part is not None]
         if not parts:
             return None
@@ -221,6 +232,23 @@ class LockStep(Loop):
                 batch.free_pages += engine.pool.free_pages
                 batch.kv_tokens += engine.kv.tokens
         return batch
+
+    def _prompts_wait(self) -> bool:
+        """Count a step; say whether prompts wait in it. They do not where any has no decodes."""
+        if self._wait is None:
+            return False
+        queues = [engine.queues for engine in self.engines]
+        decode = all(each.ready.num_sequences for each in queues)
+        if all(each.waiting or each.partials for each in queues):
+            self._without = 0
+            if decode:
+                self._with = (self._with + 1) % (self._wait.batching_iters + 1)
+            return decode and self._with > 0
+        self._without += 1
+        if decode and self._without < self._wait.timeout_iters:
+            return True
+        self._without = 0
+        return False
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
         """Take back the micro-batches that were sent first."""

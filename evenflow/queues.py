@@ -87,6 +87,7 @@ class Queues:
     gap_s: list[float] = field(default_factory=list)
     gap_count: list[int] = field(default_factory=list)
     _arrived: int = 0
+    _held: tuple[deque[Sequence], list[Sequence], int] = field(init=False)
     _unpublished: list[Sequence] = field(default_factory=list)  # until the next question
     slots: list[ReadyQueue] = field(init=False)
     slot: int = field(init=False)
@@ -145,6 +146,24 @@ class Queues:
         self.waiting_tokens += seq.computed - seq.kept_tokens
         seq.computed = seq.kept_tokens
         return seq
+
+    def hold_prompts(self) -> None:
+        """Hide what could be prefilled until `let_prompts_go`."""
+        self._held = self.waiting, self.partials, self.waiting_tokens
+        self.waiting, self.partials, self.waiting_tokens = deque(), [], 0
+
+    def let_prompts_go(self) -> None:
+        """Show what was hidden, with what was preempted meanwhile in its place."""
+        preempted, tokens = self.waiting, self.waiting_tokens
+        self.waiting, self.partials, waiting_tokens = self._held
+        self.waiting_tokens = waiting_tokens + tokens
+        if self.by_priority:
+            for seq in preempted:
+                insort(self.waiting, seq, key=_by_priority)
+        elif self.preempted_last:
+            self.waiting.extend(preempted)
+        else:
+            self.waiting.extendleft(reversed(preempted))
 
     def reorder(self, request_ids: abc.Iterable[int]) -> None:
         """Let those that wait do so in another order; ValueError unless it is all of them."""

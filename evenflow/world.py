@@ -33,6 +33,18 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptWait:
+    """How long prompts wait, in steps, until all of the engines that step together have one.
+
+    Once all have, and decodes, `batching_iters` steps more for further ones; without, at most
+    `timeout_iters`. Source: TensorRT-LLM's `attention_dp_config` with `enable_balance`.
+    """
+
+    timeout_iters: int
+    batching_iters: int
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """One simulation. Arrivals must be in order of time.
 
@@ -40,7 +52,8 @@ class World:
     lets the next one arrive (arrival times of `requests` are then ignored). `virtual_engines` > 1
     gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM
     V0); with `lock_step` they step together instead, so that a micro-batch of each is one of
-    all (data parallelism). `dispatch`: the driver asks for a micro-batch when stage 0 can take
+    all (data parallelism), and prompts wait for those of the others as `prompt_wait` says
+    (None: they do not). `dispatch`: the driver asks for a micro-batch when stage 0 can take
     one (`stage0`) or whenever the cap allows (`eager`), or in turns with waiting for one
     (`engine_loop`, see `evenflow.loop.EngineLoop`). `max_in_flight` None: no cap. `hop_links`
     gives each hop between stages a link of its own kind, in place of `link`. `replicas` > 1: as
@@ -62,6 +75,7 @@ class World:
     max_in_flight: int | None = None
     virtual_engines: int = 1
     lock_step: bool = False
+    prompt_wait: PromptWait | None = None
     dispatch: Dispatch = "stage0"
     pipelined_chunks: bool | None = None
     overheads: RuntimeOverheads = field(default_factory=RuntimeOverheads)

@@ -18,6 +18,7 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
 from evenflow.types import Request
+from evenflow.world import PromptWait
 from experiments.figures.schema import load_plan
 from experiments.run_file.run import with_
 from sim import simulate
@@ -53,6 +54,34 @@ def test_a_group_without_requests_takes_part() -> None:
     assert list(result.start_s[:, 0]) == [0.25, 1.5, 2.75]
     assert list(result.completion_s) == [3.75, 3.75]
     assert result.free_pages[0] == 99  # a page of the busy group; the other's are free
+
+
+def first_scheduled(arrivals: list[float], **wait: int) -> list[float]:
+    """Return when requests begin that come to two busy groups, whose steps take a second."""
+    busy = [Request(0, 0.0, 1, 40), Request(1, 0.0, 1, 40)]
+    late = [Request(2 + n, at_s, 1, 1) for n, at_s in enumerate(arrivals)]
+    world = small_world([*busy, *late], total_pages=100, **TOGETHER)
+    world = replace(world, prompt_wait=PromptWait(**wait) if wait else None)
+    return list(simulate(world).first_scheduled_s[2:])
+
+
+def test_prompts_wait_until_all_groups_have_one_or_long_enough() -> None:
+    """The rule of TensorRT-LLM 1.1's `attention_dp_config`, by hand."""
+    assert first_scheduled([4.5]) == [5.0]
+    # Steps without a prompt in each group are counted from 1 s on: the fourth is that of 4 s.
+    assert first_scheduled([4.5], timeout_iters=4, batching_iters=0) == [8.0]
+    assert first_scheduled([4.5, 5.5], timeout_iters=9, batching_iters=0) == [6.0, 6.0]
+    assert first_scheduled([4.5, 5.5], timeout_iters=9, batching_iters=2) == [8.0, 8.0]
+
+
+def test_a_wait_that_cannot_be_is_refused() -> None:
+    plan = load_plan(Path(__file__).parent.parent / "examples/figures/deepseek_layouts.yaml")
+    run = {"model": "DeepSeek-V3", "gpu": "H200", "workload.trace": "azure-conv-sample"}
+    key = "attention_dp_config"
+    with refused('attention_dp_config needs the key "data_parallel" of 2 or more'):
+        with_(plan.run, run | {key: {"enable_balance": True}})
+    with refused("attention_dp_config.timeout_iters: should be"):
+        with_(plan.run, run | {"data_parallel": 8, key: {"timeout_iters": 0}})
 
 
 @given(st.sampled_from(POLICIES[5:20]), st.integers(1, 3), st.integers(1, 9))

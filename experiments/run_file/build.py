@@ -197,6 +197,9 @@ def _build_world(
         max_in_flight=_cap(config, scheduler),
         virtual_engines=_engines(config) if groups == 1 else groups,
         lock_step=groups > 1,
+        prompt_wait=None
+        if config.attention_dp_config is None
+        else config.attention_dp_config.make(),
         dispatch=config.dispatch,
         pipelined_chunks=config.pipelined_chunks,
         overheads=config.overheads(made.host),

@@ -34,7 +34,7 @@ from evenflow.results.metrics import Limit
 from evenflow.routing import Router
 from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import gpu
-from evenflow.world import Dispatch
+from evenflow.world import Dispatch, PromptWait
 from experiments.run_file import yaml_file
 from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
 from experiments.run_file.links import (
@@ -51,6 +51,22 @@ from experiments.run_file.workload import WorkloadConfig
 
 def _is_layers(value: object) -> bool:
     return isinstance(value, list) and 0 < len(value) <= MOST_PIPES and all(map(is_count, value))
+
+
+class AttentionDpConfig(Keys):
+    """How prompts wait for those of the other groups, in the words of TensorRT-LLM's options."""
+
+    enable_balance: bool = False
+    """Whether they wait until all groups have one, so that fewer steps are as slow as a prompt."""
+    timeout_iters: Count = 50
+    """After so many steps they wait no longer."""
+    batching_wait_iters: Annotated[int, Field(ge=0)] = 10
+    """Steps that they wait for more of them once all groups have one."""
+
+    def make(self) -> PromptWait | None:
+        """Return the wait, if there is one."""
+        wait = PromptWait(self.timeout_iters, self.batching_wait_iters)
+        return wait if self.enable_balance else None
 
 
 class RuntimeConfig(Keys):
@@ -224,6 +240,8 @@ class RunConfig(Keys):
     """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with requests of their
     own; they step together, and a model's experts are over all of them.
     """
+    attention_dp_config: AttentionDpConfig | None = None
+    """How prompts of one group of `data_parallel` wait for the others'; null: they do not."""
     expert_parallel: bool = False
     """Whether the GPUs of a stage divide a model's experts instead of splitting each."""
     link: NameOrLink | None = None
@@ -334,6 +352,8 @@ class RunConfig(Keys):
     def _one_kind_of_engines(self) -> Self:
         if self.data_parallel > 1 and self.virtual_engines:
             raise needed("data_parallel", '"virtual_engines: false"')
+        if self.attention_dp_config is not None and self.data_parallel == 1:
+            raise needed("attention_dp_config", '"data_parallel" of 2 or more')
         return self
 
     @property

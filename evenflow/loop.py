@@ -213,14 +213,7 @@ class LockStep(Loop):
         """Ask all engines."""
         if len(self._steps) >= self._most:
             return None
-        wait = self._prompts_wait()
-        if wait:
-            for engine in self.engines:
-                engine.queues.hold_prompts()
-        asked = [(engine, self._of(engine, now_s)) for engine in self.engines]
-        if wait:
-            for engine in self.engines:
-                engine.queues.let_prompts_go()
+        asked = self._ask_all(now_s, hidden=self._prompts_wait())
         parts = [(engine, part) for engine, part in asked if part is not None]
         if not parts:
             return None
@@ -232,6 +225,19 @@ class LockStep(Loop):
                 batch.free_pages += engine.pool.free_pages
                 batch.kv_tokens += engine.kv.tokens
         return batch
+
+    def _ask_all(self, now_s: float, *, hidden: bool) -> list[tuple[Batcher, MicroBatch | None]]:
+        """Ask each engine; if prompts are `hidden` and then none sends anything, without that."""
+        if not hidden:
+            return [(engine, self._of(engine, now_s)) for engine in self.engines]
+        for engine in self.engines:
+            engine.queues.hold_prompts()
+        asked = self._ask_all(now_s, hidden=False)
+        for engine in self.engines:
+            engine.queues.let_prompts_go()
+        if any(part is not None for _, part in asked):
+            return asked
+        return self._ask_all(now_s, hidden=False)
 
     def _prompts_wait(self) -> bool:
         """Count a step; say whether prompts wait in it. They do not where any has no decodes."""

@@ -153,17 +153,19 @@ class Queues:
         self.waiting, self.partials, self.waiting_tokens = deque(), [], 0
 
     def let_prompts_go(self) -> None:
-        """Show what was hidden, with what was preempted meanwhile in its place."""
-        preempted, tokens = self.waiting, self.waiting_tokens
-        self.waiting, self.partials, waiting_tokens = self._held
-        self.waiting_tokens = waiting_tokens + tokens
+        """Show what was hidden, with what came to wait or was cut meanwhile in its place."""
+        waiting, partials, waiting_tokens = self.waiting, self.partials, self.waiting_tokens
+        self.waiting, self.partials, self.waiting_tokens = self._held
+        self.waiting_tokens += waiting_tokens
+        for seq in partials:
+            insort(self.partials, seq, key=_by_arrival)
         if self.by_priority:
-            for seq in preempted:
+            for seq in waiting:
                 insort(self.waiting, seq, key=_by_priority)
         elif self.preempted_last:
-            self.waiting.extend(preempted)
+            self.waiting.extend(waiting)
         else:
-            self.waiting.extendleft(reversed(preempted))
+            self.waiting.extendleft(reversed(waiting))
 
     def reorder(self, request_ids: abc.Iterable[int]) -> None:
         """Let those that wait do so in another order; ValueError unless it is all of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,29 @@ def test_a_wait_that_cannot_be_is_refused() -> None:
         with_(plan.run, run | {key: {"enable_balance": True}})
     with refused("attention_dp_config.timeout_iters: should be"):
         with_(plan.run, run | {"data_parallel": 8, key: {"timeout_iters": 0}})
+
+
+@given(
+    st.sampled_from(POLICIES),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 30), st.integers(0, 9)), min_size=1),
+    st.builds(PromptWait, st.integers(1, 9), st.integers(0, 3)),
+)
+def test_whoever_waits_is_served(
+    policy: tuple[str, dict[str, object]],
+    depth: int,
+    asked: list[tuple[int, int, int]],
+    wait: PromptWait,
+) -> None:
+    """Whatever the policy; pages run out, so that some are preempted while prompts wait."""
+    at_s = itertools.accumulate(pause for _, _, pause in asked)
+    requests = [
+        Request(n, t, *lengths[:2]) for (n, lengths), t in zip(enumerate(asked), at_s, strict=True)
+    ]
+    pages = {"total_pages": 18, "max_model_len": 130, "prompt_wait": wait}
+    result = simulate(small_world(requests, *policy, depth=depth, **pages, **TOGETHER))
+    assert list(result.status) == ["completed"] * len(asked)
+    assert result.output_tokens.sum() == sum(output for _, output, _ in asked)
 
 
 @given(st.sampled_from(POLICIES[5:20]), st.integers(1, 3), st.integers(1, 9))

@@ -198,8 +198,8 @@ class LockStep(Loop):
     """The loop of engines that step together: what all of them send at a time is one micro-batch.
 
     An engine with nothing to send takes part in the step and waits for the others. Where prompts
-    wait until all engines have one, no policy sees any before. Known error: a prompt for which an
-    engine has no place counts as one that it has.
+    wait until all engines have one, no policy sees any before. Known errors: a prompt for which an
+    engine has no place counts as one that it has, and one that was begun goes on.
     """
 
     def _start(self, world: World) -> None:
@@ -227,14 +227,14 @@ class LockStep(Loop):
         return batch
 
     def _ask_all(self, now_s: float, *, hidden: bool) -> list[tuple[Batcher, MicroBatch | None]]:
-        """Ask each engine; if prompts are `hidden` and then none sends anything, without that."""
+        """Ask each engine; if who waits is `hidden` and none sends anything, without that."""
         if not hidden:
             return [(engine, self._of(engine, now_s)) for engine in self.engines]
         for engine in self.engines:
-            engine.queues.hold_prompts()
+            engine.queues.hide_waiting()
         asked = self._ask_all(now_s, hidden=False)
         for engine in self.engines:
-            engine.queues.let_prompts_go()
+            engine.queues.show_waiting()
         if any(part is not None for _, part in asked):
             return asked
         return self._ask_all(now_s, hidden=False)

@@ -87,7 +87,7 @@ class Queues:
     gap_s: list[float] = field(default_factory=list)
     gap_count: list[int] = field(default_factory=list)
     _arrived: int = 0
-    _held: tuple[deque[Sequence], list[Sequence], int] = field(init=False)
+    _hidden: deque[Sequence] = field(default_factory=deque)
     _unpublished: list[Sequence] = field(default_factory=list)  # until the next question
     slots: list[ReadyQueue] = field(init=False)
     slot: int = field(init=False)
@@ -147,25 +147,20 @@ class Queues:
         seq.computed = seq.kept_tokens
         return seq
 
-    def hold_prompts(self) -> None:
-        """Hide what could be prefilled until `let_prompts_go`."""
-        self._held = self.waiting, self.partials, self.waiting_tokens
-        self.waiting, self.partials, self.waiting_tokens = deque(), [], 0
+    def hide_waiting(self) -> None:
+        """Let nobody be admitted until `show_waiting`; prompts that were begun go on."""
+        self._hidden, self.waiting = self.waiting, deque()
 
-    def let_prompts_go(self) -> None:
-        """Show what was hidden, with what came to wait or was cut meanwhile in its place."""
-        waiting, partials, waiting_tokens = self.waiting, self.partials, self.waiting_tokens
-        self.waiting, self.partials, self.waiting_tokens = self._held
-        self.waiting_tokens += waiting_tokens
-        for seq in partials:
-            insort(self.partials, seq, key=_by_arrival)
+    def show_waiting(self) -> None:
+        """Show who was hidden, and who was preempted meanwhile in his place."""
+        preempted, self.waiting = self.waiting, self._hidden
         if self.by_priority:
-            for seq in waiting:
+            for seq in preempted:
                 insort(self.waiting, seq, key=_by_priority)
         elif self.preempted_last:
-            self.waiting.extend(waiting)
+            self.waiting.extend(preempted)
         else:
-            self.waiting.extendleft(reversed(waiting))
+            self.waiting.extendleft(reversed(preempted))
 
     def reorder(self, request_ids: abc.Iterable[int]) -> None:
         """Let those that wait do so in another order; ValueError unless it is all of them."""

@@ -1,14 +1,14 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
 .PHONY: help demo test test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
-	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update bench gpu-report clean
+	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
-	@echo "make test   ruff, mypy, pytest, notebooks; with TORCH=torch==2.13.0 also what needs torch"
+	@echo "make test   ruff, mypy, pytest, notebooks, some tests compiled; with TORCH=torch==2.13.0 also what needs torch"
 	@echo "make test-sdist  build the sdist, and run some of its tests where it is unpacked"
-	@echo "make test-compiled  run the core's tests with what mypyc makes of it (a minute to build)"
+	@echo "make test-compiled  run the core's tests with what mypyc makes of it (two minutes to build)"
 	@echo "make test-twice  run the tests twice in one process, in two random orders"
 	@echo "make mutants  change the core in 300 places, one at a time; which do the tests notice?"
 	@echo "make reference  write docs/reference.md and the JSON schemas anew, from the code"
@@ -22,18 +22,30 @@ help:
 	@echo "make vllm-table  serve with real vLLM and each policy in it, beside the simulator (18 minutes)"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
-	@echo "make bench  how fast the simulator is on this machine"
+	@echo "make bench  how fast the simulator is on this machine, as it is and compiled"
 
 demo: .venv-demo/installed
 	@.venv-demo/bin/evenflow compare examples/quickstart.yaml \
 		--schedulers token_throttling,sarathi,vllm --out demo-out
 
+# Ruff and mypy take one core, and the compiler the other.
 test: .venv-test/installed
+	@$(MAKE) --no-print-directory -j 2 lint $(if $(compiler),.venv-compiled-0/installed)
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile $(if $(CI),-p no:randomly)
+	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
+	@$(if $(compiler),$(MAKE) --no-print-directory test-compiled OPT=0 \
+		TESTS="tests/test_freeze.py tests/properties",echo "$(no_compiler)")
+
+lint: .venv-test/installed
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -n 2 --dist loadfile $(if $(CI),-p no:randomly)
-	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
+
+# Empty where nothing can be compiled.
+compiler = $(shell $$(.venv-test/bin/python -c 'import os, sysconfig as python; print( \
+	os.environ.get("CC", python.get_config_var("CC")), "-I" + python.get_path("include"))') \
+	-E -x c -include Python.h /dev/null >/dev/null 2>&1 && echo yes)
+no_compiler = the compiled core is left out: no C compiler, or no headers of Python
 
 # The package is pure Python; only its scheduler runs, with stand-ins for what needs a GPU.
 test-gllm: .venv-test/installed
@@ -85,14 +97,15 @@ test-sdist: .venv-test/installed
 	tar -xzf "$$folder"/evenflow-*.tar.gz -C "$$folder" && cd "$$folder"/evenflow-*/ && \
 	"$(CURDIR)"/.venv-test/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 
-# The core compiled, in a copy of its own, so that nothing compiled lies beside the sources here.
-# TESTS=tests for all of them.
-test-compiled: TESTS ?= tests/oracle tests/test_batcher.py tests/test_kv.py tests/test_policies.py \
-	tests/test_replicas.py tests/test_disaggregated.py tests/test_engine_journals.py tests/test_freeze.py
-test-compiled: .venv-compiled/installed
-	cd .venv-compiled/src/evenflow-*/ && ../../bin/python -c "from evenflow import batcher; \
+# The core compiled. TESTS=tests for all of them; OPT=0 compiles sooner what is slower.
+test-compiled: OPT ?= 3
+test-compiled: TESTS ?= tests/test_freeze.py tests/properties tests/oracle tests/test_batcher.py tests/test_kv.py \
+	tests/test_policies.py tests/test_replicas.py tests/test_disaggregated.py tests/test_engine_journals.py
+test-compiled: .venv-test/installed
+	@$(MAKE) --no-print-directory .venv-compiled-$(OPT)/installed
+	cd .venv-compiled-$(OPT)/src/evenflow-*/ && ../../bin/python -c "from evenflow import batcher; \
 		assert not batcher.__file__.endswith('.py'), batcher.__file__" && \
-	../../bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+	../../bin/python -m pytest -n 2 $(if $(CI),-p no:randomly) $(TESTS)
 
 # All tests, and then again in the same process; `make test` has them once, on two.
 test-twice: .venv-test/installed
@@ -136,12 +149,15 @@ gpu-report: PYTHON ?= python3
 gpu-report:
 	$(PYTHON) -m tools.gpu_report --device $(DEVICE) --out gpu-report
 
+# What the compiled core changes is measured with it too, in turns.
 bench: .venv-test/installed
-	@for file in benchmarks/bench_*.py; do \
-		.venv-test/bin/python -m benchmarks.$$(basename $$file .py) || exit 1; done
+	@for name in bubbles costs sweep; do .venv-test/bin/python -m benchmarks.bench_$$name || exit 1; done
+	@$(if $(compiler),$(MAKE) --no-print-directory .venv-compiled-3/installed,echo "$(no_compiler)")
+	@for name in loop process; do .venv-test/bin/python -m benchmarks.bench_$$name \
+		$(if $(compiler),--against "$(CURDIR)"/.venv-compiled-3/bin/python) || exit 1; done
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-newest .venv-sglang .venv-vllm .venv-compiled build demo-out mutants-out out *.egg-info \
+	rm -rf .venv-demo .venv-test .venv-newest .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)
@@ -163,13 +179,16 @@ comma := ,
 		$(constraints) --editable ".$(if $(extras),[$(extras)])" $(TORCH)
 	@touch $@
 
-.venv-compiled/installed: .venv-test/installed setup.py $(wildcard evenflow/*.py evenflow/*/*.py sim/*.py)
+# In a copy, so that nothing compiled lies beside the sources here; with the packages of .venv-test.
+.venv-compiled-%/installed: .venv-test/installed setup.py $(shell find \
+	evenflow sim traces profiler runtime experiments tools tests examples -type f ! -name '*.pyc')
 	@echo "compiling evenflow into $(@D)"
-	@.venv-test/bin/python -m venv --clear $(@D)
-	@.venv-test/bin/python -m build --sdist --outdir $(@D)/src >/dev/null
+	@.venv-test/bin/python -m venv --clear --without-pip $(@D)
+	@echo "$(CURDIR)"/.venv-test/lib/python*/site-packages >$$(echo $(@D)/lib/python*/site-packages)/test.pth
+	@.venv-test/bin/python -m build --no-isolation --sdist --outdir $(@D)/src >/dev/null
 	@tar -xzf $(@D)/src/evenflow-*.tar.gz -C $(@D)/src
-	@EVENFLOW_COMPILE=1 $(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable "$$(echo $(@D)/src/evenflow-*/)[test]"
+	@EVENFLOW_COMPILE=1 MYPYC_OPT_LEVEL=$* $(@D)/bin/python -m pip install --quiet --quiet \
+		--disable-pip-version-check --no-deps --no-build-isolation --editable $(@D)/src/evenflow-*/
 	@touch $@
 
 # Its wheel asks for torch 2.13.0+cpu; of what comes with it, three packages may not fit that torch.

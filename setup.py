@@ -1,6 +1,8 @@
 """`EVENFLOW_COMPILE=1 pip install .` compiles the modules of the hot loop with mypyc."""
 
+import gc
 import os
+import sys
 
 from setuptools import setup
 
@@ -13,16 +15,16 @@ evenflow/schedulers/td_pipe.py evenflow/schedulers/token_throttling.py
 evenflow/schedulers/token_throttling_code.py evenflow/schedulers/token_throttling_rules.py
 evenflow/schedulers/vllm.py evenflow/schedulers/vllm_balanced.py
 evenflow/schedulers/vllm_priority.py evenflow/schedulers/vllm_v1.py evenflow/scheduling.py
-sim/clock.py sim/driver.py sim/stages.py sim/tandem.py
+sim/arrivals.py sim/clock.py sim/driver.py sim/stages.py sim/tandem.py
 """
 
 options: dict[str, list[object]] = {}
 if os.environ.get("EVENFLOW_COMPILE") == "1":
     options["setup_requires"] = ["mypy>=2,<3", "numpy", "pydantic", "simpy"]  # whose types it reads
-    try:
+    if not {"egg_info", "dist_info"}.intersection(sys.argv):  # which only ask for names
         from mypyc.build import mypycify
-    except ImportError:  # pip asks for setup_requires, and then comes again
-        pass
-    else:
-        options["ext_modules"] = mypycify(HOT.split(), opt_level="3")
+
+        level = os.environ.get("MYPYC_OPT_LEVEL", "3")
+        options["ext_modules"] = mypycify(HOT.split(), opt_level=level)
+        gc.freeze()  # to collect mypy's trees as the process ends takes as long as to check types
 setup(**options)

@@ -7,24 +7,26 @@ every sequence costs as much as the longest; not what they cost.
 from __future__ import annotations
 
 from collections import abc
-from typing import NamedTuple
 
 from evenflow.costs.base import ChunkShape, Span, Work
 from evenflow.decodes import DecodeGroup, Rectangle, Sequence
 
 
-class Chunk(NamedTuple):
+class Chunk:
     """Tokens [start, stop) of a sequence's prompt, computed in one micro-batch.
 
     `last`: the prompt ends here, so the chunk yields a token. `epoch` is the sequence's when the
     chunk was scheduled: a result of another epoch is stale and never applied.
     """
 
-    sequence: Sequence
-    start: int
-    stop: int
-    last: bool
-    epoch: int
+    __slots__ = ("epoch", "last", "sequence", "start", "stop")
+
+    def __init__(self, sequence: Sequence, start: int, stop: int, last: bool, epoch: int) -> None:
+        self.sequence = sequence
+        self.start = start
+        self.stop = stop
+        self.last = last
+        self.epoch = epoch
 
 
 class MicroBatch:

@@ -373,22 +373,23 @@ class Batcher:
         self._resume(upkeep.hold)
         self.pool.make_room(upkeep.empty_pages)
 
-    def _carry_out(self, plan: Any, chunks: list[Chunk]) -> DecodeGroup | None:
+    def _carry_out(self, plan: tuple[Any, ...], chunks: list[Chunk]) -> DecodeGroup | None:
         """Add the chunks of a plan to `chunks`; return its decodes.
 
         It is a Plan, in which a user's policy may have put anything.
         """
-        for request_id in plan.preempt:
+        prefills, decodes, order, victims, preempt, _, _ = plan
+        for request_id in preempt:
             self.queues.preempt(self._preemptible(request_id))
-        if plan.prefills:
-            self._check_kinds(plan.prefills)
+        if prefills:
+            self._check_kinds(prefills)
             if self.kv.keeps:
-                self._resume(prefill.request_id for prefill in plan.prefills)
-            for prefill in plan.prefills:
+                self._resume(prefill.request_id for prefill in prefills)
+            for prefill in prefills:
                 chunks.append(self._place(prefill))
-        if not plan.decodes:
+        if not decodes:
             return None
-        group = self._take_decodes(plan)
+        group = self._take_decodes(decodes, order, victims)
         if self._publishes and group is not None:
             self.queues.publish_decodes(group)
         return group
@@ -488,25 +489,25 @@ class Batcher:
             raise self._broken("prefills while an earlier chunk is in flight", seq)
         return seq
 
-    def _take_decodes(self, plan: Any) -> DecodeGroup | None:
-        ready, count = self.queues.ready, plan.decodes
-        if type(count) is not int:
-            if not isinstance(count, Integral):
-                raise self._no(count, "the decodes to take", "how many")
-            count = int(count)
+    def _take_decodes(self, decodes: Any, order: Any, victims: Any) -> DecodeGroup | None:
+        if type(decodes) is not int:
+            if not isinstance(decodes, Integral):
+                raise self._no(decodes, "the decodes to take", "how many")
+            decodes = int(decodes)
+        ready, count = self.queues.ready, decodes
         if not 0 < count <= ready.num_sequences:
             raise self._broken(f"takes {count} decodes of {ready.num_sequences} ready")
-        if plan.order not in ORDERS:
-            raise self._broken(f"asks for the order {plan.order!r}")
-        group = ready.take(count, plan.order)
+        if order not in ORDERS:
+            raise self._broken(f"asks for the order {order!r}")
+        group = ready.take(count, order)
         if group.stride == 1 and group.tick not in group.page_at:
             return group
         pool, due = self.pool, group.due_pages()
         while len(due) > pool.free_pages:
-            if plan.victims == "latest_admitted" and not self.queues.delivers:
+            if victims == "latest_admitted" and not self.queues.delivers:
                 raise self._broken("does not say preempts_in_flight")
-            self.queues.preempt(self.queues.victim(plan.victims, group), group)
-            group = ready.top_up(group, count, plan.order)
+            self.queues.preempt(self.queues.victim(victims, group), group)
+            group = ready.top_up(group, count, order)
             due = group.due_pages()
         if due:
             group.grow(pool.allocate(len(due)), pool.page_tokens)

@@ -3,8 +3,6 @@
 Knows no key by name. Who reads a document says what is wrong in it, and where.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Self, TypeVar
 

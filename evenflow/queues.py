@@ -362,7 +362,8 @@ class Queues:
                 group.leave(seq)
             finished += members
         gone = [seq for seq in finished if seq.aborted]
-        gone += (seq for seq, *_, epoch in chunks if seq.aborted and seq.epoch == epoch)
+        mine = (chunk.sequence for chunk in chunks if chunk.sequence.epoch == chunk.epoch)
+        gone += (seq for seq in mine if seq.aborted)
         for seq in dict.fromkeys(gone):
             if not seq.chunks_in_flight:
                 self.aborted.remove(seq.request.request_id)

@@ -4,12 +4,10 @@ Constants, which are inputs of a deployment and not findings of a simulation. Kn
 waits for whom is the simulator's business (`sim.tandem`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from evenflow.costs.base import BatchShape
 from evenflow.specs.tables import read_rows
@@ -82,7 +80,7 @@ class RuntimeOverheads:
     def has_front_end(self) -> bool:
         return max(self.front_end_s, self.front_end_latency_s, self.tokenize_s) > 0
 
-    def scaled(self, factor: float) -> RuntimeOverheads:
+    def scaled(self, factor: float) -> Self:
         """Return the same where all takes `factor` times as long."""
         given = ((each.name, getattr(self, each.name)) for each in fields(self))
         times: dict[str, Any] = {name: s * factor for name, s in given if isinstance(s, float)}

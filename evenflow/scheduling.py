@@ -7,6 +7,7 @@ asked, and nothing here shows the true length of an output.
 from __future__ import annotations
 
 from collections import abc
+from functools import cache
 from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
@@ -167,7 +168,7 @@ class View:
     @property
     def partials(self) -> list[Prompt]:
         """Partly scheduled prompts whose next chunk may go now, by arrival."""
-        return list(map(Prompt, self._queues.partials))
+        return [Prompt(seq) for seq in self._queues.partials]
 
     @property
     def prompts(self) -> abc.Iterator[Prompt]:
@@ -357,6 +358,17 @@ class Plan(NamedTuple):
     preempt: abc.Sequence[int] = ()
     wake_at_s: float | None = None
     kv_limited: bool = False
+
+
+@cache
+def decodes_only(
+    decodes: int,
+    order: Order = "arrival",
+    victims: Victim = "latest_arrived",
+    kv_limited: bool = False,
+) -> Plan:
+    """Return the plan without prefills that takes so many decodes: most plans are such."""
+    return Plan((), decodes, order, victims, (), None, kv_limited)
 
 
 class Upkeep(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from evenflow.batcher import Batcher
 from evenflow.costs import StageCost
@@ -20,8 +20,7 @@ from evenflow.scheduling import Scheduler
 Dispatch = Literal["stage0", "eager", "engine_loop"]
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """The link between neighbouring stages: it is busy for `per_token_s` seconds a token, and the
     activations arrive `latency_s` later. `shared`: all hops queue for one link, else each has its
     own.
@@ -32,8 +31,7 @@ class Link:
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PromptWait:
+class PromptWait(NamedTuple):
     """How long prompts wait, in steps, until all of the engines that step together have one.
 
     Once all have, and decodes, `batching_iters` steps more for further ones; without, at most
@@ -44,7 +42,7 @@ class PromptWait:
     batching_iters: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class World:
     """One simulation. Arrivals must be in order of time.
 

@@ -19,6 +19,7 @@ from experiments.figures.study import Drawing
 from experiments.given_policy import GivenPolicy
 from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
+from experiments.report.tables import Format, check_format
 from experiments.reproduce.calibrate import Calibrated
 from experiments.reproduce.calibrate import calibrate as calibrate_run
 from experiments.reproduce.catalogue import chosen as chosen_entries
@@ -78,17 +79,26 @@ class SimulatedRun(Outcome):
 
     file: Path = Path("the run")
 
-    def write(self, out: str | Path, *, save: Save = "all", force: bool = False) -> Path:
+    def write(
+        self,
+        out: str | Path,
+        *,
+        save: Save = "all",
+        format: Format = "csv",
+        force: bool = False,
+    ) -> Path:
         """Write the folder that `evenflow simulate` writes; return it.
 
-        `save`: only the summary, also the requests, or all. UsageError for a folder with files that
-        evenflow did not write, unless `force`, which leaves them as they are.
+        `save`: only the summary, also the requests, or all. `format` is that of the tables.
+        UsageError for a folder with files that evenflow did not write, unless `force`, which leaves
+        them as they are.
         """
+        check_format(format)
         folder = Path(out)
         provenance = self.result.provenance
         reads = inputs_of(RunConfig.model_validate(provenance["config"]), self.file)
         with staged(folder, force=force, reads=reads) as scratch:
-            write_run(scratch, self, save, self.file.name)
+            write_run(scratch, self, save, self.file.name, form=format)
         return folder
 
 
@@ -99,6 +109,7 @@ def simulate(
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     save: Save = "all",
+    format: Format = "csv",
     force: bool = False,
     on_done: Callable[[int], None] | None = None,
 ) -> SimulatedRun:
@@ -106,13 +117,15 @@ def simulate(
 
     `scheduler` replaces the run's. A class is called; an object is copied for each engine, seed and
     run, and never changed itself. `set` gives keys of the run new values. `on_done` is called with
-    the number of requests done. `out`, `save` and `force` are as for `SimulatedRun.write`. Raises
-    UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
+    the number of requests done. `out`, `save`, `format` and `force` are as for
+    `SimulatedRun.write`. Raises UsageError for what cannot be, in one line, and PolicyError when a
+    policy breaks its promise.
     """
+    check_format(format)
     job, file = _job(run, scheduler, set)
     simulated = SimulatedRun(**vars(run_job(job, on_done)), file=file)
     if out is not None:
-        simulated.write(out, save=save, force=force)
+        simulated.write(out, save=save, format=format, force=force)
     return simulated
 
 
@@ -123,14 +136,16 @@ def compare(
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     save: Save = "all",
+    format: Format = "csv",
     force: bool = False,
 ) -> Comparison:
     """Simulate several schedulers on the same requests; `.table` has a row for each.
 
     Schedulers are as for `simulate`; a class or an object goes by the name of its class. `set`
-    gives keys of the run new values. `out`, `save` and `force` are as for `simulate`, with a folder
-    for each scheduler. Raises UsageError for what cannot be.
+    gives keys of the run new values. `out`, `save`, `format` and `force` are as for `simulate`,
+    with a folder for each scheduler. Raises UsageError for what cannot be.
     """
+    check_format(format)
     entries = [_named_or_given(policy) for policy in schedulers]
     document, file = _document(run)
     first = {} if "scheduler" in document.data else {"scheduler": _key(entries[0])}
@@ -139,7 +154,7 @@ def compare(
     if out is None:
         return run_all(jobs)
     with staged(Path(out), force=force, reads=inputs_of(config, file)) as scratch:
-        comparison = run_all(jobs, scratch, save)
+        comparison = run_all(jobs, scratch, save, form=format)
         comparison.write(scratch, file.name)
     return comparison
 

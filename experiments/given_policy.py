@@ -13,7 +13,7 @@ from evenflow.errors import UsageError
 from evenflow.scheduling import Scheduler
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GivenPolicy:
     """A class, which is called, or an object, which is copied: now, and for each engine and run.
 
@@ -21,7 +21,7 @@ class GivenPolicy:
     """
 
     policy: type[Scheduler] | Scheduler
-    _kept: Any = field(init=False, repr=False)
+    _kept: Any = field(init=False)
 
     def __post_init__(self) -> None:
         if not callable(getattr(self.policy, "schedule", None)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STEADY_WINDOW = ("steady_start_s", "steady_stop_s")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Outcome:
     """One run, and the wall seconds it took; `label` is what tables call it.
 

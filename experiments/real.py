@@ -252,14 +252,14 @@ def real_workload(config: RunConfig, beside: Path) -> Workload:
         return workload
     requests = list(map(_prompt_alone, workload.requests))
     if workload.texts is None or tokenizer is None:
-        return replace(workload, requests=requests)
+        return workload._replace(requests=requests)
     prompt_ids = list(map(encoder(find(tokenizer, beside)), workload.texts))
     if config.kv.prefix_cache:
         requests = [
             replace(request, prefix=Prefix(tuple(ids), 1, len(ids)))
             for request, ids in zip(requests, prompt_ids, strict=True)
         ]
-    return replace(workload, requests=requests, prompt_ids=prompt_ids)
+    return workload._replace(requests=requests, prompt_ids=prompt_ids)
 
 
 def _prompt_alone(request: Request) -> Request:

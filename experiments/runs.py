@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
@@ -18,11 +18,10 @@ from evenflow.results.run import Columns
 from experiments.given_policy import GivenPolicy
 from experiments.outcome import Outcome
 from experiments.provenance import provenance, wall_clock
-from experiments.report.tables import write_json, write_table
+from experiments.report.tables import Format, write_json, write_table
 from experiments.run_file.build import Built, Workload, build
 from experiments.run_file.run import RunConfig
 from sim import simulate_replicas
-from sim.counterfactual import counterfactuals
 
 Save = Literal["summary", "requests", "all"]
 """How much is written of a run."""
@@ -31,8 +30,7 @@ TIMELINE_BATCHES = 20_000
 """Micro-batches that a timeline shows if no window is asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """One configuration to simulate on requests already made; `beside` is its file's folder.
 
     `policy` stands in for the one that the configuration names, `name` for that one's in tables.
@@ -94,6 +92,8 @@ def run_job(
 
 def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
     """Simulate the job again without each cause of bubbles; return the summaries by cause."""
+    from sim.counterfactual import counterfactuals
+
     worlds = counterfactuals(job.built().world, outcome.result)
     return {
         cause: summarize(merged(simulate_replicas(changed))) for cause, changed in worlds.items()
@@ -108,15 +108,17 @@ def write_run(
     window: tuple[float, float] | None = None,
     *,
     more: Sequence[str] = (),
+    form: Format = "csv",
 ) -> None:
     """Write all that `save` asks for of a run; with a `title`, its report too.
 
-    `window`: what the timeline shows, see `write_details`; `more`: HTML of the report.
+    `window`: what the timeline shows, see `write_details`; `more`: HTML of the report; `form`: the
+    format of the tables.
     """
-    write_results(folder, outcome, save)
+    write_results(folder, outcome, save, form=form)
     if save != "all":
         return
-    write_details(folder, outcome, window)
+    write_details(folder, outcome, window, form)
     if title is not None:
         write_page(folder, outcome.parts, title, outcome.result.provenance, more)
 
@@ -135,7 +137,11 @@ def write_page(
 
 
 def write_results(
-    folder: Path, outcome: Outcome, save: Save, more: Mapping[str, Any] | None = None
+    folder: Path,
+    outcome: Outcome,
+    save: Save,
+    more: Mapping[str, Any] | None = None,
+    form: Format = "csv",
 ) -> None:
     """Write summary.json, with `more` in it; and unless only that is asked for, the requests and
     the wall clock."""
@@ -148,12 +154,15 @@ def write_results(
     }
     write_json(folder / "summary.json", summary)
     if save != "summary":
-        _write_tables(folder, outcome.result.tables("requests", "transfers"))
+        _write_tables(folder, outcome.result.tables("requests", "transfers"), form)
         write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
 
 
 def write_details(
-    folder: Path, outcome: Outcome, window: tuple[float, float] | None = None
+    folder: Path,
+    outcome: Outcome,
+    window: tuple[float, float] | None = None,
+    form: Format = "csv",
 ) -> None:
     """Write the tables of micro-batches, stages and bubbles, and the timeline.
 
@@ -169,7 +178,7 @@ def write_details(
         for place, pipeline in (pools or {part: run}).items():
             place.mkdir(parents=True, exist_ok=True)
             for name in ["batches", "stages", "bubbles", *(["requests"] if pools else [])]:
-                _write_tables(place, pipeline.tables(name))
+                _write_tables(place, pipeline.tables(name), form)
             shown = window or _shown(pipeline)
             path = place / "timeline.json.gz"
             write_timeline(path, pipeline.result, pipeline.idle, window=shown)
@@ -187,7 +196,7 @@ def _shown(pipeline: Outcome) -> tuple[float, float]:
     return float(result.scheduled_s[rows.start]), float(result.returned_s[rows.stop - 1])
 
 
-def _write_tables(folder: Path, tables: Mapping[str, Columns]) -> None:
+def _write_tables(folder: Path, tables: Mapping[str, Columns], form: Format) -> None:
     """Write each of the tables as a file of its name."""
     for name, table in tables.items():
-        write_table(folder / f"{name}.csv", table)
+        write_table(folder / f"{name}.{form}", table)

@@ -1,40 +1,52 @@
-"""The simulated world: SimPy moves the clock, a Batcher sits in the middle."""
+"""The simulated world: SimPy moves the clock, a Batcher sits in the middle.
+
+What few runs need is loaded when it is asked for: pools, and times that are given (`LATER`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from evenflow.answers import answers_in
 from evenflow.batch import MicroBatch
-from evenflow.pools import PooledWorld
+from evenflow.later import loaded
 from evenflow.results.run import RunResult
 from evenflow.routing import Router
 from evenflow.runtimes import RuntimeOverheads, runtimes
-from evenflow.transfers import TransferLink
 from evenflow.world import Link, World
 from sim.arrivals import Arrivals, doors
 from sim.clock import Clock
-from sim.disaggregated import Disaggregated
 from sim.driver import Driver, Stages
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
-from sim.timed import TimedPipeline, Timing, simulate_timed
+
+if TYPE_CHECKING:
+    from evenflow.pools import PooledWorld
+    from sim.timed import Timing
 
 __all__ = [
     "Link",
-    "PooledWorld",
     "Router",
     "RuntimeOverheads",
-    "Timing",
-    "TransferLink",
     "World",
     "runtimes",
     "simulate",
     "simulate_replicas",
-    "simulate_timed",
 ]
+
+LATER = {
+    "PooledWorld": "evenflow.pools",
+    "Timing": "sim.timed",
+    "TransferLink": "evenflow.transfers",
+    "simulate_timed": "sim.timed",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return loaded(__name__, LATER, name)
 
 
 @answers_in()
@@ -53,7 +65,9 @@ def simulate(
     an answer, StallError when it would never send.
     """
     pipeline = _pipeline(world, as_processes)
-    if isinstance(world, PooledWorld):
+    if not isinstance(world, World):
+        from sim.disaggregated import Disaggregated
+
         return Disaggregated(world, pipeline, on_done).run()
     (result,) = simulate_replicas(replace(world, replicas=1), on_done, as_processes=as_processes)
     return result
@@ -75,10 +89,12 @@ def simulate_replicas(
     `timing` says what each micro-batch takes, as in `simulate_timed`. If not `whole`, micro-batches
     leave the tally that a summary needs, which takes a sixth of the memory; pools keep them.
     """
-    if isinstance(world, PooledWorld):
+    if not isinstance(world, World):
         return [simulate(world, on_done, as_processes=as_processes)]
     pipeline = _pipeline(world, as_processes)
     if timing is not None:
+        from sim.timed import TimedPipeline
+
         pipeline = partial(TimedPipeline, timing=timing)
     drivers: Sequence[Driver | None] = [None] * world.replicas
     for requests in world.before:
@@ -104,8 +120,9 @@ def _serve(
         if on_done is not None:
             on_done(sum(driver.num_done for driver in drivers))
 
+    told = on_done if len(after) == 1 else tell
     for earlier in after:
-        made = Driver(world, pipeline, tell, clock=clock, after=earlier, whole=whole)
+        made = Driver(world, pipeline, told, clock=clock, after=earlier, whole=whole)
         drivers.append(made)
     entrances = doors(clock, drivers, world.overheads)
     Arrivals(clock, world.requests, world.concurrency, entrances, world.router)

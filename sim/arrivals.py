@@ -6,12 +6,10 @@ Knows when a request enters and, by the router, where; nothing of what happens t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
-
-from simpy import Event
 
 from evenflow.request import Request
 from evenflow.routing import Router, router_of
@@ -58,34 +56,38 @@ class Arrivals:
         if concurrency is not None:
             for pipeline in pipelines:
                 pipeline.when_done(self._replacer(pipeline))
-        clock.process(self._come())
+            clock.at(clock.now, self._fill)
+        elif requests:
+            clock.at(max(requests[0].arrival_s, clock.now), self._come)
 
-    def _come(self) -> Generator[Event, None, None]:
-        clock, backlog = self._clock, self._backlog
-        if self._concurrency is not None:
-            self._tell(self._let_in(self._concurrency))
-            return
-        while backlog:
-            if backlog[0].arrival_s > clock.now:
-                yield clock.until(backlog[0].arrival_s)
-            entered = []
-            while backlog and backlog[0].arrival_s <= clock.now:
-                request = backlog.popleft()
-                entered.append(self._choose(request))
-                entered[-1].admit(request)
-            self._tell(entered)
+    def _fill(self, now_s: float) -> None:
+        self._tell(self._let_in(self._concurrency or 0))
 
-    def _let_in(self, count: int) -> list[Entrance]:
-        """Let in as many as can be served; return where requests entered."""
-        entered = []
+    def _come(self, now_s: float) -> None:
+        """Let in those that arrive now, and wait for the next."""
+        backlog = self._backlog
+        entered: dict[Entrance, None] = {}
+        while backlog and backlog[0].arrival_s <= now_s:
+            request = backlog.popleft()
+            pipeline = self._choose(request)
+            pipeline.admit(request)
+            entered[pipeline] = None
+        self._tell(entered)
+        if backlog:
+            self._clock.at(backlog[0].arrival_s, self._come)
+
+    def _let_in(self, count: int) -> dict[Entrance, None]:
+        """Let in as many as can be served; return where requests entered, in that order."""
+        entered: dict[Entrance, None] = {}
         while count > 0 and self._backlog:
             request = replace(self._backlog.popleft(), arrival_s=self._clock.now)
-            entered.append(self._choose(request))
-            count -= entered[-1].admit(request)
+            pipeline = self._choose(request)
+            count -= pipeline.admit(request)
+            entered[pipeline] = None
         return entered
 
-    def _tell(self, entered: Sequence[Entrance]) -> None:
-        for pipeline in dict.fromkeys(entered):
+    def _tell(self, entered: Iterable[Entrance]) -> None:
+        for pipeline in entered:
             pipeline.changed(self._clock.now)
 
     def _replacer(self, left: Entrance) -> Callable[[int], None]:

@@ -26,7 +26,7 @@ class Clock:
     def __init__(self) -> None:
         self.environment = Environment()
         self._calls: list[Any] = self.environment._queue  # SimPy knows only of events
-        self._number = self.environment._eid.__next__
+        self._numbers = self.environment._eid
         self.now = 0.0
         self.process, self.timeout = self.environment.process, self.environment.timeout
 
@@ -37,7 +37,7 @@ class Clock:
 
         NOTE: in SimPy's queue a function costs a third of an event with one callback.
         """
-        heappush(self._calls, (time_s, priority, self._number(), call))
+        heappush(self._calls, (time_s, priority, next(self._numbers), call))
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
         """Have `call` called after all arrivals and returns of that instant, before any policy."""
@@ -48,7 +48,7 @@ class Clock:
         event = Event(self.environment)
         event._ok = True
         event._value = None
-        heappush(self._calls, (time_s, NORMAL, self._number(), event))
+        heappush(self._calls, (time_s, NORMAL, next(self._numbers), event))
         return event
 
     def run_out(self) -> None:

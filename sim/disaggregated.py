@@ -29,8 +29,7 @@ class Pool(Driver):
         super().__init__(world, stages, None, batcher, system.clock)
         self.engine = self.engines[0]
         self._system = system
-        self._settle = self._settle_and_tell
-        self._more_now = _others_may_be_due
+        self._queues_ahead = False  # others may be due
         self._turn = EventPriority(LAST + len(system.made))
         system.made.append(self)
 
@@ -47,8 +46,8 @@ class Pool(Driver):
         self._system.transfers.poke(now_s)
         super().changed(now_s)
 
-    def _settle_and_tell(self, now_s: float) -> None:
-        self._loop.settle(now_s)
+    def _settle(self, now_s: float) -> None:
+        super()._settle(now_s)
         self._system.transfers.poke(now_s)  # what waited here, and went first, may be admitted
 
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
@@ -82,7 +81,3 @@ class Disaggregated(Pools):
         self.clock.run_out()
         assert not self.outstanding, f"{self.outstanding} requests never ended"
         return self.result()
-
-
-def _others_may_be_due() -> bool:
-    return True

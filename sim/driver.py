@@ -62,8 +62,7 @@ class Driver:
         pipeline = stages(self._clock, world, self._recorder)
         self._loop = loop_of(world)(world, self.engines, pipeline, self, self._recorder)
         pipeline.connect(self._loop.freed, self._loop.returned)
-        self._settle = self._loop.settle
-        self._more_now = self._clock.more_now if pipeline.queues_ahead else _perhaps
+        self._queues_ahead = pipeline.queues_ahead
         self._over_queued = False
         self._turn = LAST
 
@@ -111,7 +110,7 @@ class Driver:
 
     def changed(self, now_s: float) -> None:
         """Something happened at this instant: ask when the instant is over."""
-        if not self._more_now():
+        if self._queues_ahead and not self._clock.more_now():
             self._settle(now_s)
         elif not self._over_queued:
             self._over_queued = True
@@ -125,6 +124,5 @@ class Driver:
         self._over_queued = False
         self._settle(now_s)
 
-
-def _perhaps() -> bool:
-    return True
+    def _settle(self, now_s: float) -> None:
+        self._loop.settle(now_s)

@@ -93,7 +93,9 @@ class Tandem:
                     start_s = max(start_s, prepared_s)
             end_s = start_s + seconds
             free_s[stage] = end_s
-            times += at_s, start_s, end_s
+            times.append(at_s)
+            times.append(start_s)
+            times.append(end_s)
             at_s = end_s
             if hops and stage < self._last:
                 link = hops[stage]

@@ -144,8 +144,9 @@ def test_with_data_parallelism_a_module_of_its_own_serves_all_groups() -> None:
         "expert_parallel": True,
         "costs": {"kind": "roofline"},
     }
+    free = {"k": 1, "acceptance": 0.8, "draft_cost_share": 0}
     mtp = {"k": 1, "acceptance": 0.8, "draft_model": "mtp"}
-    plain, drafted = (world(**run, speculative=given).costs for given in (None, mtp))
+    plain, drafted = (world(**run, speculative=given).costs for given in (free, mtp))
     step = decode_work(2 * 64, 64_000)
     added_s = drafted.times(step)[0] - plain.times(step)[0]
     layer_s = plain.times(decode_work(8, 8_000))[0] / 61

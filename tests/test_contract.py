@@ -34,11 +34,33 @@ HOUSE = {
     "evenflow.results.bubbles": {"attribute"},
     "experiments.run_file.run": {"load_config"},
 }
+LATER = {
+    "sim": ("PooledWorld", "Timing", "TransferLink", "simulate_timed"),
+    "traces": (
+        "PREDICTORS",
+        "Predictor",
+        "convert",
+        "fit",
+        "info",
+        "make_predictor",
+        "train",
+        "with_predictions",
+    ),
+}
+"""Names that a package loads when they are asked for."""
 
 
 @pytest.mark.parametrize("module", HOUSE)
 def test_a_name_is_imported_from_its_module(module: str) -> None:
     assert HOUSE[module] <= set(dir(importlib.import_module(module)))
+
+
+@pytest.mark.parametrize("package", LATER)
+def test_a_name_that_few_runs_need_is_there_when_it_is_asked_for(package: str) -> None:
+    module = importlib.import_module(package)
+    assert all(getattr(module, name) is not None for name in LATER[package])
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
+        _ = module.nothing
 
 
 UNITS = re.compile(

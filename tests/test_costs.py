@@ -17,10 +17,11 @@ from evenflow.costs import (
     token_budget_for,
 )
 from evenflow.costs.base import Span
+from evenflow.decodes import Sequence
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
 from evenflow.specs.model import model
-from evenflow.types import Chunk, MicroBatch
+from evenflow.types import Chunk, MicroBatch, Request
 from tests.command_line import refused
 from tests.profiles import PLAIN, TINY
 
@@ -189,7 +190,7 @@ def test_the_stages_add_up_to_the_whole_model(batch: Work, stages: int) -> None:
 
 
 def test_a_micro_batch_of_the_simulator_is_accepted() -> None:
-    chunk = Chunk(None, 128, 640, True, 0)
+    chunk = Chunk(Sequence(Request(0, 0.0, 640, 1), 640), 128, 640, True, 0)
     batch = MicroBatch(0, 0.0, [chunk], None, 512, 7, 700, 8, 10, 8)
     assert l20_cost().times(batch) == l20_cost().times(Work((Span(128, 640),), 512, 7, 700, 8))
 

@@ -70,7 +70,7 @@ def test_the_command_says_what_differs_and_what_is_not_fair() -> None:
     for warning in (
         "NOT FAIR: other traces: trace.csv and other.csv",
         "NOT FAIR: made by other versions of evenflow: 0.1.0 (commit",
-        "NOT FAIR: no requests.csv in b: no differences per request (--save requests)",
+        "NOT FAIR: no table of requests in b: no differences per request (--save requests)",
     ):
         assert warning in output
     assert "the configurations are equal\nall numbers are equal\n" in done("diff", "a", "a")

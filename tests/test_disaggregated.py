@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from evenflow.batcher import Batcher
+from evenflow.pools import PooledWorld
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
+from evenflow.transfers import TransferLink
 from evenflow.types import Handover, Request
-from sim import PooledWorld, TransferLink, simulate
+from sim import simulate
 from tests.worlds import send
 from tools.draw_docs import LINK, pool, pooled_scenario
 

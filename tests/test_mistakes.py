@@ -229,6 +229,7 @@ simulat | No such command 'simulat'. Did you mean 'simulate'? (evenflow --help)
 traces inf | No such command 'inf'. Did you mean 'info'? (evenflow traces --help)
 simulate RUN.yaml b.yaml | unexpected extra argument
 simulate RUN.yaml --save some | 'some' is not one of 'summary', 'requests', 'all'
+simulate RUN.yaml --format xlsx | 'xlsx' is not one of 'csv', 'parquet'
 simulate RUN.yaml --set | Option '--set' requires an argument
 validate RUN.yaml --runs 0 | '--runs': Input should be greater than or equal to 1
 serve RUN.yaml --port 70000 | '--port': Input should be less than or equal to 65535

@@ -115,6 +115,19 @@ def test_measured_products_are_used_by_format() -> None:
         silicon_source(deployed("Llama-3.1-8B", "A100-80G", "fp8", "fp8"), "vllm")
 
 
+def test_products_of_a_slower_kernel_reach_no_more_than_it_does() -> None:
+    pytest.importorskip("aiconfigurator_core")
+    deployment = deployed("Llama-3.1-8B", "B200", "fp8_block")
+    source = silicon_source(deployment, "sglang")
+    fast, slow = (silicon_cost(deployment, source, product_tflops=most) for most in (None, 440))
+    tokens = 8192
+    flops = 2 * tokens * sum(k * n for k, n in deployment.model.linear_shapes(1)) * 32
+    prompts_s = [cost.times(prefill_work(tokens))[0] for cost in (fast, slow)]
+    assert prompts_s[0] < flops / 440e12 < prompts_s[1] < prompts_s[0] + flops / 440e12
+    steps_s = [cost.times(decode_work(4, 4096))[0] for cost in (fast, slow)]
+    assert steps_s[0] == steps_s[1]  # bound by memory
+
+
 def test_the_configuration_says_the_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

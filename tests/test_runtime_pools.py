@@ -16,8 +16,10 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
 from evenflow.batcher import Batcher
+from evenflow.pools import PooledWorld
 from evenflow.replay import Entry, replay
 from evenflow.results.run import RunResult
+from evenflow.transfers import TransferLink
 from evenflow.types import Request
 from experiments.real import job_of
 from experiments.validation.validate import validate
@@ -25,7 +27,7 @@ from runtime import Served, Workers
 from runtime.emulated import EmulatedSettings, emulated_token
 from runtime.pipeline import Pipeline
 from runtime.pools import serve_pools
-from sim import PooledWorld, TransferLink, World
+from sim import World
 from tests.command_line import complaint, evenflow
 from tests.worlds import small_world
 

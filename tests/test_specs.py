@@ -358,6 +358,7 @@ def test_a_wrong_config_names_the_key(tmp_path: Path, change: Any, message: str)
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block"),
         ({"quant_method": "fbgemm_fp8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_algo": "FP8", "config_groups": {}}, "fp8"),
         ({"quant_method": "awq", "bits": 4}, "int4_wo"),
         ({"quant_method": "gptq", "bits": 8}, "int8_wo"),
         (
@@ -372,6 +373,16 @@ def test_a_wrong_config_names_the_key(tmp_path: Path, change: Any, message: str)
 def test_a_quantised_checkpoint_is_read(tmp_path: Path, said: Any, quantization: str) -> None:
     file = written(tmp_path, QWEN | {"quantization_config": said})
     assert ModelSpec.from_config_json(file).quantization == quantization
+
+
+def test_a_quantisation_that_stands_beside_the_config_is_read(tmp_path: Path) -> None:
+    written(tmp_path, {"quantization": {"quant_algo": "NVFP4"}}, "hf_quant_config.json")
+    assert ModelSpec.from_config_json(written(tmp_path, QWEN)).quantization == "nvfp4"
+    own = QWEN | {"quantization_config": {"quant_method": "fp8"}}
+    assert ModelSpec.from_config_json(written(tmp_path, own)).quantization == "fp8"
+    (tmp_path / "hf_quant_config.json").write_text("{", encoding="utf-8")
+    with refused("hf_quant_config.json: not a JSON file"):
+        ModelSpec.from_config_json(written(tmp_path, QWEN))
 
 
 def test_a_quantisation_that_is_not_known_is_refused(tmp_path: Path) -> None:

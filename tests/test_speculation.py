@@ -10,12 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.costs import AffineCost, DraftedCost, Work, decode_work, prefill_work
-from evenflow.costs.modifiers import share_of, step_of
+from evenflow.costs import (
+    AffineCost,
+    DraftedCost,
+    RooflineCost,
+    Work,
+    decode_work,
+    prefill_work,
+)
+from evenflow.costs.modifiers import prompts_of, share_of, step_of
+from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.decodes import Speculation, SpeculativeGroup
 from evenflow.results.run import RunResult
 from evenflow.specs.deployment import Deployment, split_layers
-from evenflow.specs.gpu import gpu
+from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
 from evenflow.types import Request
 from sim import World, simulate
@@ -131,6 +139,36 @@ def test_groups_that_step_together_propose_for_the_rows_of_each() -> None:
     target, draft = AffineCost(1.0, 0.0, 1), AffineCost(0.01, 0.001, 1)
     cost = DraftedCost(target, 1, step_of(draft), groups=4)
     assert cost.times(decode_work(2 * 10, 40))[0] == pytest.approx(1.0 + 0.01 + 0.003)
+
+
+def test_a_draft_model_computes_the_prompts_too() -> None:
+    target, draft = AffineCost(1.0, 0.0, 2), AffineCost(0.01, 0.001, 1)
+    cost = DraftedCost(target, 4, step_of(draft), draft_prompts_s=prompts_of(draft))
+    assert cost.times(prefill_work(100)) == pytest.approx([1.0, 1.0 + 0.01 + 0.1])
+    assert cost.times(decode_work(5, 9))[1] == pytest.approx(1.0 + 4 * 0.011)
+
+
+@pytest.mark.parametrize("kind", ["roofline", "silicon"])
+def test_several_tokens_of_a_request_read_its_keys_once_and_compute_for_each(kind: str) -> None:
+    """Latents of 128 heads are bound by arithmetic, of 16 by reading the keys."""
+    if kind == "silicon":
+        pytest.importorskip("aiconfigurator_core")
+
+    def grows(ranks: int) -> float:
+        def step_s(tokens: int, context: int) -> float:
+            alone = Deployment(model("DeepSeek-V3"), gpu("H200"), (61,), ranks)
+            alone = replace(alone, verified_tokens=tokens)
+            if kind == "silicon":
+                cost = silicon_cost(alone, silicon_source(alone, "trtllm"))
+            else:
+                cost = RooflineCost(alone, link("nvlink-h100"))
+            return cost.times(decode_work(64 * tokens, 64 * context))[0]
+
+        one, two = (step_s(tokens, 16_000) - step_s(tokens, 8000) for tokens in (1, 2))
+        return two / one
+
+    assert 1.5 < grows(1) < 2.2
+    assert 0.95 < grows(8) < 1.3
 
 
 def test_a_draft_model_takes_memory_of_the_last_stage() -> None:

@@ -25,7 +25,6 @@ from traces import (
     make_requests,
     sample_trace,
 )
-from traces.samples import random_stream
 
 
 def a_trace(arrival_s: list[float] | None) -> Trace:
@@ -35,7 +34,7 @@ def a_trace(arrival_s: list[float] | None) -> Trace:
 
 
 def times(arrivals: Arrivals, n: int = 1000) -> Any:
-    return arrivals.times(n, random_stream(0, "arrivals"), None)
+    return arrivals.times(n, 0, None)
 
 
 def test_replay_keeps_the_times_and_scale_divides_them() -> None:
@@ -134,4 +133,4 @@ def test_requests_that_a_trace_does_not_have() -> None:
     with refused("0 requests asked; expected at least 1"):
         make_requests(a_trace(None), Offline(), 0)
     with refused("5 requests asked of a trace with 2 arrivals to replay"):
-        Replay().times(5, random_stream(0, "x"), np.zeros(2))
+        Replay().times(5, 0, np.zeros(2))

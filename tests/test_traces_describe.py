@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
-from traces import Trace, convert, fit, info, load_trace, sample_trace
-from traces.describe import FIT_KEYS, fit_values, spearman
+from traces import Trace, load_trace, sample_trace
+from traces.describe import FIT_KEYS, convert, fit, fit_values, info, spearman
 
 
 def lengths(*values: float) -> Any:

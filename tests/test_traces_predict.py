@@ -17,7 +17,7 @@ from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document
 from experiments.study.advice import changes
 from tests.command_line import done, refusal
-from traces import make_predictor, sample_trace, train, with_predictions
+from traces import sample_trace
 from traces.classifier import (
     NUM_CLASSES,
     WORD_BINS,
@@ -27,6 +27,7 @@ from traces.classifier import (
     save_classifier,
 )
 from traces.load import read_trace
+from traces.predict import make_predictor, train, with_predictions
 from traces.samples import random_stream
 from traces.source import Source
 from traces.trace import Ints, Trace

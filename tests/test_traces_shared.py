@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from traces import Trace, fit, info, load_trace
+from traces import Trace, load_trace
+from traces.describe import fit, info
 from traces.samples import sample_table
 
 CONV = "AzureLLMInferenceTrace_conv.csv"

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
-from traces import SAMPLE_NAMES, info, load_trace, sample_trace
+from traces import SAMPLE_NAMES, load_trace, sample_trace
+from traces.describe import info
 from traces.samples import normal_percent, sample_table
 
 MANY = 40_000

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
 from evenflow.errors import PolicyError
+from evenflow.pools import PooledWorld
 from evenflow.replay import Asked
 from evenflow.results.run import RunResult
 from evenflow.transfers import TransferLink
@@ -35,7 +36,8 @@ from experiments.validation.layers import (
 from experiments.validation.measured_times import AROUND, Recorded, Times, drawn, measured_times
 from experiments.validation.validate import Validation
 from experiments.validation.write import OVERVIEW, draw_validation, verdict
-from sim import Link, PooledWorld, RuntimeOverheads, World, simulate, simulate_timed
+from sim import Link, RuntimeOverheads, World, simulate
+from sim.timed import simulate_timed
 from tests.virtual_run import WORLD, serve_noisily, serve_pools_noisily
 from tests.worlds import MAX_MODEL_LEN, pooled_worlds, served_worlds, small_world
 

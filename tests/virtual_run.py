@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.pools import PooledWorld
 from evenflow.replay import RecordingBatcher
 from evenflow.results.around import Around, around_stages
 from evenflow.results.run import RunResult
@@ -16,7 +17,7 @@ from evenflow.types import Request
 from runtime.driver import Driver
 from runtime.pools import Part, PooledDriver
 from runtime.wire import Free, Message, Returned, Step
-from sim import PooledWorld, World
+from sim import World
 from tests.worlds import small_world
 
 WORLD = small_world(

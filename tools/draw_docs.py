@@ -19,15 +19,17 @@ from numpy.typing import ArrayLike
 from evenflow.batch import MicroBatch
 from evenflow.costs import AffineCost
 from evenflow.decodes import Sequence as ServedSequence
+from evenflow.pools import PooledWorld
 from evenflow.request import Request
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
+from evenflow.transfers import TransferLink
 from experiments.api import compare
 from experiments.report.plots import svg
 from experiments.report.style import BUSY, CAUSE_COLOURS
-from sim import PooledWorld, TransferLink, World, simulate
+from sim import World, simulate
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"

@@ -322,7 +322,8 @@ SIMULATE = ("simulate", "RUN.yaml", "--save", "requests", "--out", "out")
 PLAN = ("plan", "RUN.yaml", "--gpus", "1", "--slo", "p99_ttft_ms=900", "--rate", "1")
 SWEEP = ("sweep", "SWEEP.yaml", "--out", "out", "--set", "parameters={")
 OPTIONS: tuple[tuple[str, ...], ...] = (
-    *((*SIMULATE, "--window"), (*SIMULATE, "--save"), (*SIMULATE, "--advise", "--set")),
+    *((*SIMULATE, option) for option in ("--window", "--save", "--format")),
+    (*SIMULATE, "--advise", "--set"),
     *((*PLAN, option) for option in ("--gpus", "--slo", "--rate", "--price", "--budgets")),
     *((*PLAN, option) for option in ("--schedulers", "--replications", "--max-median-queue-s")),
     *(SWEEP for _ in range(3)),

@@ -1,5 +1,12 @@
-"""Request traces: load public formats, draw samples like them, give arrivals, make requests."""
+"""Request traces: load public formats, draw samples like them, give arrivals, make requests.
 
+`traces.describe` says what a trace is like, `traces.predict` foretells the lengths of its outputs;
+their names are loaded when they are asked for (`LATER`).
+"""
+
+from typing import Any
+
+from evenflow.later import loaded
 from traces.arrivals import (
     AnyArrivals,
     Arrivals,
@@ -12,17 +19,14 @@ from traces.arrivals import (
     make_requests,
     with_own_prefixes,
 )
-from traces.describe import convert, fit, info
 from traces.formats import FORMATS
 from traces.load import load_trace
-from traces.predict import PREDICTORS, Predictor, make_predictor, train, with_predictions
 from traces.samples import SAMPLE_NAMES, sample_trace
 from traces.trace import FILTERS, Trace, with_conversations
 
 __all__ = [
     "FILTERS",
     "FORMATS",
-    "PREDICTORS",
     "SAMPLE_NAMES",
     "AnyArrivals",
     "Arrivals",
@@ -31,18 +35,23 @@ __all__ = [
     "Offline",
     "OnOff",
     "Poisson",
-    "Predictor",
     "Replay",
     "Trace",
-    "convert",
-    "fit",
-    "info",
     "load_trace",
-    "make_predictor",
     "make_requests",
     "sample_trace",
-    "train",
     "with_conversations",
     "with_own_prefixes",
-    "with_predictions",
 ]
+
+LATER = {
+    **dict.fromkeys(("convert", "fit", "info"), "traces.describe"),
+    **dict.fromkeys(
+        ("PREDICTORS", "Predictor", "make_predictor", "train", "with_predictions"),
+        "traces.predict",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    return loaded(__name__, LATER, name)

@@ -5,8 +5,6 @@ draw gaps at unit rate and divide by the rate, so that a change of rate stretche
 (common random numbers), and a longer run begins with the shorter one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,9 +22,12 @@ from traces.trace import SKIPPED, Floats, Trace
 
 
 class Arrivals(Protocol):
-    """An arrival process: `times` gives n arrivals in seconds, never decreasing, [n]."""
+    """An arrival process: `times` gives n arrivals in seconds, never decreasing, [n].
 
-    def times(self, n: int, rng: np.random.Generator, trace_s: Floats | None, /) -> Floats: ...
+    `seed` draws those that are random, from a stream of their own.
+    """
+
+    def times(self, n: int, seed: int, trace_s: Floats | None, /) -> Floats: ...
 
 
 class Replay(Keys):
@@ -36,7 +37,7 @@ class Replay(Keys):
     scale: Positive = 1.0
     """How many times as fast, a ratio: 2 is twice the rate."""
 
-    def times(self, n: int, _rng: np.random.Generator, trace_s: Floats | None, /) -> Floats:
+    def times(self, n: int, _seed: int, trace_s: Floats | None, /) -> Floats:
         if trace_s is None:
             raise UsageError(
                 "the trace has no arrival times to replay; give arrivals of another kind, "
@@ -59,8 +60,12 @@ class Poisson(Keys):
     benchmark does.
     """
 
-    def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
-        return at_rate(np.cumsum(rng.standard_exponential(n)), self.rate, self.rescale)
+    def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
+        return at_rate(
+            np.cumsum(_stream(seed).standard_exponential(n)),
+            self.rate,
+            self.rescale,
+        )
 
 
 class Gamma(Keys):
@@ -76,11 +81,11 @@ class Gamma(Keys):
     rescale: bool = False
     """As of `arrivals: poisson`."""
 
-    def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
+    def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
         if math.isinf(self.burstiness):
             gaps = np.ones(n)
         else:
-            gaps = rng.standard_gamma(self.burstiness, n) / self.burstiness
+            gaps = _stream(seed).standard_gamma(self.burstiness, n) / self.burstiness
         return at_rate(np.cumsum(gaps), self.rate, self.rescale)
 
 
@@ -95,9 +100,9 @@ class OnOff(Keys):
     off_s: Positive
     """Seconds of silence."""
 
-    def times(self, n: int, rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
+    def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
         rate_while_on = self.rate * (self.on_s + self.off_s) / self.on_s
-        busy_s = np.cumsum(rng.standard_exponential(n)) / rate_while_on
+        busy_s = np.cumsum(_stream(seed).standard_exponential(n)) / rate_while_on
         return busy_s + np.floor(busy_s / self.on_s) * self.off_s
 
 
@@ -106,7 +111,7 @@ class Offline(Keys):
 
     kind: Literal["offline"] = "offline"
 
-    def times(self, n: int, _rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
+    def times(self, n: int, _seed: int, _trace_s: Floats | None, /) -> Floats:
         return np.zeros(n)
 
 
@@ -121,7 +126,7 @@ class Closed(Keys):
     concurrency: Count
     """How many clients, which is how many requests are in the system."""
 
-    def times(self, n: int, _rng: np.random.Generator, _trace_s: Floats | None, /) -> Floats:
+    def times(self, n: int, _seed: int, _trace_s: Floats | None, /) -> Floats:
         return np.zeros(n)
 
 
@@ -164,7 +169,7 @@ def make_requests(
             trace.name, n, trace.seed, trace.dropped.get(SKIPPED, 0), trace.neighbours
         )
     with np.errstate(over="ignore"):  # whoever runs them refuses infinite times
-        times_s = arrivals.times(n, random_stream(seed, "arrivals"), trace.arrival_s)
+        times_s = arrivals.times(n, seed, trace.arrival_s)
     columns = (times_s, trace.prompt_tokens, trace.output_tokens)
     rows = zip(*(column[:n].tolist() for column in columns), strict=True)
     prefixes = repeat(None) if trace.prefixes is None else trace.prefixes
@@ -192,6 +197,10 @@ def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:
 def _own_prefix(request: Request) -> Prefix:
     tokens = request.prompt_tokens + request.output_tokens
     return Prefix((request.request_id,), tokens, tokens)
+
+
+def _stream(seed: int) -> np.random.Generator:
+    return random_stream(seed, "arrivals")
 
 
 def at_rate(unit_rate_times: Floats, rate: float, rescale: bool) -> Floats:

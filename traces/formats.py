@@ -12,10 +12,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from evenflow.errors import UsageError, instead_of, once
 from traces.sharegpt import ShareGpt
@@ -77,8 +76,7 @@ class Reader(Protocol):
     def rows(self, source: Source) -> Iterator[Row]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A format with one request a line, in named columns (csv) or keys (jsonl).
 
     `time` is the column of arrival times (None: the format has none) and `ticks_per_s` its unit.

@@ -107,7 +107,7 @@ def read_trace(
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Columns:
     """The rows read so far, 8 bytes a value. Times are seconds since the first row kept."""
 

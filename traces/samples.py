@@ -12,8 +12,8 @@ import csv
 import hashlib
 import math
 import zlib
-from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +44,7 @@ def random_stream(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleTable:
+class SampleTable(NamedTuple):
     """What a sample is drawn from: facts about a real trace.
 
     `facts` holds the lines above the table (`rows`, `spearman`, `source`, `licence`, `filter`);
@@ -66,7 +65,7 @@ def sample_table(name: str) -> SampleTable:
     """Read the table of a bundled sample. Raises UsageError for an unknown name."""
     if name not in SAMPLE_NAMES:
         raise UsageError(f'sample "{name}" is unknown; {instead_of(name, SAMPLE_NAMES)}')
-    text = resources.files("traces").joinpath("data", f"{name}.csv").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "data" / f"{name}.csv").read_text(encoding="utf-8")
     lines = text.splitlines()
     facts = dict(line[2:].split(": ", 1) for line in lines if line.startswith("#"))
     header, *rows = csv.reader(line for line in lines if not line.startswith("#"))

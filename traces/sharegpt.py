@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +21,6 @@ CHUNK_CHARACTERS = 2**20
 PROMPT, OUTPUT = "input_token_length", "output_token_length"
 
 
-@dataclass(frozen=True, slots=True)
 class ShareGpt:
     """Reads both shapes of entry; text needs `source.count_tokens`."""
 

@@ -12,7 +12,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO, cast
 
@@ -32,8 +31,7 @@ FREE_BYTES = 64 * 2**20
 CountTokens = Callable[[str], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """An open trace file, and the tokenizer its reader may need (None: no tokenizer was given)."""
 
     path: Path

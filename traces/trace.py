@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ SKIPPED = "skipped as asked"
 """Why the first requests of a trace are dropped where whoever loads it skips some."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace:
     """Requests in order of arrival (file order where there are no times), and their origin.
 
@@ -80,8 +81,7 @@ def with_conversations(trace: Trace) -> Trace:
     return replace(trace, prefixes=prefixes)
 
 
-@dataclass(frozen=True, slots=True)
-class LengthFilter:
+class LengthFilter(NamedTuple):
     """Bounds on lengths, all inclusive, in tokens; None means no bound."""
 
     min_prompt: int

@@ -28,7 +28,7 @@ class Fabric(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ring:
     """A ring over one kind of link; the slowest link of the ring where there are several kinds.
 
@@ -61,7 +61,7 @@ class Ring:
         return (ranks - 1) * self.link.transfer_s(size_bytes / (ranks - 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TwoLevel:
     """Rings within the nodes, and between them over one link a node, `ranks_per_node` GPUs each.
 
@@ -97,7 +97,7 @@ class TwoLevel:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Measured:
     """All-reduce times measured at some message sizes, on the number of ranks in question.
 

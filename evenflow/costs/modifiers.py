@@ -9,12 +9,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from evenflow.costs.base import BatchShape, StageCost, Work, decode_work
+from evenflow.costs.base import BatchShape, Span, StageCost, Work, decode_work
 from evenflow.errors import UsageError, require_counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Modified:
     """`costs` with other seconds: what it does to them is in `times`, stages and bytes stay."""
 
@@ -34,7 +35,7 @@ class Modified:
         return self.costs.transfer_bytes(batch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ScaledCost(Modified):
     """Every stage takes `factor` times as long."""
 
@@ -44,7 +45,7 @@ class ScaledCost(Modified):
         return [seconds * self.factor for seconds in self.costs.times(batch)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GraphCost(Modified):
     """Decode steps replayed from captured CUDA graphs: a decode-only micro-batch costs as much as
     the next captured size, everything else as `costs` says.
@@ -76,7 +77,7 @@ class GraphCost(Modified):
         return (self.captured or self.costs).times(work)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DraftedCost(Modified):
     """Add the time to propose tokens to the last stage of every micro-batch that decodes.
 
@@ -84,16 +85,19 @@ class DraftedCost(Modified):
     the tokens that the micro-batch holds. The proposals are k decode steps of the draft, one after
     the other, on the stage that samples, after it has sampled (vLLM's place for the drafter).
     `draft_step_s(rows, context)` is one of them; of several `groups` that step together, with as
-    many rows each as are in the mean of them. Does not know: prompts of the draft model (small
-    beside the target's), tree drafts.
+    many rows each as are in the mean of them. A draft model computes the prompts, too:
+    `draft_prompts_s` of a micro-batch. Does not know: tree drafts.
     """
 
     k: int
     draft_step_s: Callable[[int, int], float]
     groups: int = 1
+    draft_prompts_s: Callable[[BatchShape], float] | None = None
 
     def times(self, batch: BatchShape) -> list[float]:
         times = self.costs.times(batch)
+        if self.draft_prompts_s is not None and batch.prefill_tokens:
+            times[-1] += self.draft_prompts_s(batch)
         if batch.decode_tokens:
             rows = -(-batch.decode_tokens // ((self.k + 1) * self.groups))
             context = batch.decode_context // self.groups
@@ -111,7 +115,34 @@ def step_of(draft: StageCost) -> Callable[[int, int], float]:
     return lambda rows, context: draft.times(decode_work(rows, context))[0]
 
 
-@dataclass(frozen=True, slots=True)
+class _Joined(NamedTuple):
+    """What groups that step together compute, a part each."""
+
+    parts: Sequence[Work]
+    chunks: tuple[Span, ...] = ()
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    decode_context: int = 0
+    sampled_rows: int = 0
+
+
+def prompts_of(draft: StageCost) -> Callable[[BatchShape], float]:
+    """Return the seconds of a micro-batch's prompts as those of a draft model, on one stage."""
+
+    def prompts(batch: BatchShape) -> Work:
+        spans = tuple(Span(chunk.start, chunk.stop) for chunk in batch.chunks)
+        ends = batch.sampled_rows - batch.decode_tokens
+        return Work(spans, batch.prefill_tokens, 0, 0, ends)
+
+    def seconds(batch: BatchShape) -> float:
+        parts = getattr(batch, "parts", ())
+        work = _Joined([prompts(part) for part in parts]) if parts else prompts(batch)
+        return draft.times(work)[0]
+
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SwapCost(Modified):
     """`costs`, and before them the copies of KV pages that a micro-batch waits for.
 
@@ -135,7 +166,7 @@ class SwapCost(Modified):
         return [seconds + copy_s for seconds, copy_s in zip(times, copies_s, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RanksCost(Modified):
     """`costs` of the slowest of `ranks` groups of GPUs that step together, and what they share.
 
@@ -150,7 +181,7 @@ class RanksCost(Modified):
 
     def times(self, batch: BatchShape) -> list[float]:
         parts = getattr(batch, "parts", ())
-        works = [part.charged or part for part in parts] or [batch]
+        works = [getattr(part, "charged", None) or part for part in parts] or [batch]
         slowest = [max(times) for times in zip(*map(self.costs.times, works), strict=True)]
         if self.experts is None:
             return slowest

@@ -114,7 +114,8 @@ def pairs(start: int, stop: int, window: int = 0) -> float:
 class AttentionRates(NamedTuple):
     """Seconds of attention per unit of work in one layer on one rank.
 
-    `window`: a token attends to the last so many, 0: to all. `decode_pair_s` is a decode step's.
+    `window`: a token attends to the last so many, 0: to all. `decode_pair_s` is a decode step's, in
+    which each request has `queries` tokens.
     """
 
     per_pair_s: float
@@ -122,9 +123,12 @@ class AttentionRates(NamedTuple):
     per_query_s: float
     decode_pair_s: float
     window: int = 0
+    queries: int = 1
 
     @classmethod
-    def of(cls, model: ModelSpec, tensor_parallel: int, rates: Rates) -> AttentionRates:
+    def of(
+        cls, model: ModelSpec, tensor_parallel: int, rates: Rates, queries: int = 1
+    ) -> AttentionRates:
         """Return the seconds per (query, key) pair, per key and value read, per query and output.
 
         A pair takes 4 x heads x head size operations (2 each for the score and for the value); a
@@ -143,6 +147,7 @@ class AttentionRates(NamedTuple):
             heads * (key + value) * model.dtype_bytes / rates.bytes_per_s,
             2 * heads * absorbed / rates.flops_per_s,
             model.sliding_window,
+            queries,
         )
 
     def prefill_s(self, start: int, stop: int) -> float:
@@ -159,17 +164,20 @@ class AttentionRates(NamedTuple):
             keys = min(stop, tokens + self.window)
         return max(whole * self.per_pair_s, keys * self.per_key_s + tokens * self.per_query_s)
 
-    def decode_s(self, rows: int, context_tokens: int) -> float:
-        """Return the seconds of one decode step: every row attends to its context and to itself.
+    def decode_s(self, tokens: int, context_tokens: int) -> float:
+        """Return the seconds of one decode step: every token attends to its context and to itself.
+
+        Requests with several tokens read their keys once for all of them.
 
         Known error: only the total context counts, so a batch with one very long row, which leaves
         parts of the GPU idle, comes out too fast; and of windows, rows shorter than one beside
         longer ones count as a window's where the mean is above it.
         """
         if self.window:
-            context_tokens = min(context_tokens, rows * (self.window - 1))
-        keys = context_tokens + rows
-        return max(keys * self.decode_pair_s, keys * self.per_key_s + rows * self.per_query_s)
+            context_tokens = min(context_tokens, tokens * (self.window - 1) // self.queries)
+        pairs_s = (self.queries * context_tokens + tokens) * self.decode_pair_s
+        keys = context_tokens + tokens
+        return max(pairs_s, keys * self.per_key_s + tokens * self.per_query_s)
 
 
 def embedding_s(tokens: int, model: ModelSpec, rates: Rates) -> float:
@@ -266,7 +274,9 @@ class _Layers:
         stages = range(deployment.depth)
         self.kind = kind
         self.counts = [float(deployment.kinds(stage).get(kind, 0)) for stage in stages]
-        self.attention = AttentionRates.of(kind, deployment.tensor_parallel, rates)
+        self.attention = AttentionRates.of(
+            kind, deployment.tensor_parallel, rates, deployment.verified_tokens
+        )
         # A run asks for few distinct sizes, over and over: each is computed once.
         self.by_tokens: dict[int, float] = {}
 

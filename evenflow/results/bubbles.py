@@ -7,8 +7,8 @@ happened; what would have happened without a cause is a question for the simulat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,7 @@ from evenflow.results.run import BATCHES, STAGES, WAITS, Columns, Floats, Ints, 
 __all__ = ["CAUSES", "Bubbles", "attribute"]
 
 
-@dataclass(frozen=True, slots=True)
-class Bubbles:
+class Bubbles(NamedTuple):
     """The idle time of a run in pieces: columns in order of stage, then time.
 
     `stage`, `start_s`, `end_s`, `cause` (an index into CAUSES) and `batch`, the index of the

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,7 @@ Limit = Literal["ttft", "tpot", "e2el", "queue"]
 """A latency of a request that may have a limit for goodput."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMetrics:
+class RequestMetrics(NamedTuple):
     """Latencies of each request in seconds, in the order of the result; NaN where undefined."""
 
     ttft_s: Floats
@@ -231,8 +229,7 @@ def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> dict[
     middle = [(count - 1) // 2, count // 2]
     ranks = np.concatenate([np.floor(places), np.ceil(places), middle])
     low, high, medians = np.split(1e3 * _at_ranks(values_s, counts, ranks), [len(places), -2])
-    share = places - np.floor(places)
-    points = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
+    points = _between(low, high, places)
     return {
         f"mean_{name}_ms": mean,
         f"median_{name}_ms": float(medians.mean()),
@@ -241,12 +238,18 @@ def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> dict[
     }
 
 
+def _between(low: Floats, high: Floats, places: Floats) -> Floats:
+    """Return what stands at these places, where `low` and `high` are the values to both sides."""
+    share = places - np.floor(places)
+    return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
+
+
 def _at_ranks(values: Floats, counts: Ints, ranks: Floats) -> Floats:
     """Return which values stand at these places, from 0, of all in order, each repeated its count.
 
     Sorted are only those between two neighbours of a sample, where the place is.
     """
-    edges = np.unique(values[:: 1 + len(values) // SAMPLED])
+    edges = np.sort(values[:: 1 + len(values) // SAMPLED])
     held = np.zeros(len(edges) + 1)
     for block in _blocks(len(values)):
         between = np.searchsorted(edges, values[block])
@@ -293,7 +296,9 @@ def _steady(
     """Throughput between warm-up and drain; a prompt counts when its first token comes."""
     if duration <= 0:
         return {}
-    first, last = np.quantile(result.arrival_s, [0.1, 0.9])
+    ordered, places = np.sort(result.arrival_s), (len(result.arrival_s) - 1) * np.array([0.1, 0.9])
+    low, high = (ordered[whole(places).astype(int)] for whole in (np.floor, np.ceil))
+    first, last = _between(low, high, places)
     if last - first < 0.1 * duration:
         first, last = start_s + 0.1 * duration, start_s + 0.9 * duration
     inside = (tally.returned_s >= first) & (tally.returned_s < last)

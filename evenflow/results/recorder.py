@@ -65,8 +65,11 @@ class Recorder:
         self._blocks: Blocks = self._kept if blocks is None else blocks
         self._num_flushed = 0
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
-        self._batches = bytearray()
-        self._pack = Struct(f"{len(BATCHES) + len(STAGES) * depth}d").pack
+        row = Struct(f"{len(BATCHES) + len(STAGES) * depth}d")
+        self._row_bytes, self._pack_into = row.size, row.pack_into
+        self._batches = bytearray(1000 * row.size)
+        self.num_bytes = 0
+        """What the micro-batches take that were not flushed yet."""
         self._completed: list[Sequence] = []
         self._others: list[Ended] = []
         self._wait_s = array("d")
@@ -74,7 +77,11 @@ class Recorder:
 
     def batch(self, batch: MicroBatch, stage_times: abc.Sequence[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
-        self._batches += self._pack(
+        if self.num_bytes == len(self._batches):
+            self._batches += bytes(self.num_bytes)
+        self._pack_into(
+            self._batches,
+            self.num_bytes,
             batch.scheduled_s,
             batch.prefill_tokens,
             batch.decode_tokens,
@@ -83,6 +90,7 @@ class Recorder:
             batch.kv_tokens,
             *stage_times,
         )
+        self.num_bytes += self._row_bytes
 
     def wait(self, now_s: float, reason: str) -> None:
         """Record that the driver asked for a micro-batch and got none."""
@@ -108,11 +116,6 @@ class Recorder:
         """Requests that need nothing more: finished, aborted or rejected."""
         return self._num_flushed + len(self._completed) + len(self._others)
 
-    @property
-    def num_bytes(self) -> int:
-        """What the micro-batches take that were not flushed yet."""
-        return len(self._batches)
-
     def flush(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int], more: Block) -> None:
         """Move what was collected to the blocks, with the gaps and `more` columns beside it."""
         block = {**self._block(gap_s, gap_count), **more}
@@ -121,7 +124,7 @@ class Recorder:
         else:
             self._blocks.append(block)
         self._num_flushed = self.num_done
-        self._completed, self._others, self._batches = [], [], bytearray()
+        self._completed, self._others, self.num_bytes = [], [], 0
         for collected in (self._wait_s, self._wait_reason):
             del collected[:]
 
@@ -149,7 +152,8 @@ class Recorder:
 
     def _micro_batches(self) -> dict[str, NDArray[Any]]:
         width = len(BATCHES)
-        numbers = np.frombuffer(self._batches).reshape(-1, width + len(STAGES) * self._depth)
+        numbers = np.frombuffer(memoryview(self._batches)[: self.num_bytes])
+        numbers = numbers.reshape(-1, width + len(STAGES) * self._depth)
         columns: dict[str, Any] = {
             name: numbers[:, index].astype(column.kind)
             for index, (name, column) in enumerate(BATCHES.items())

@@ -3,8 +3,6 @@
 `RunResult` lists the columns, once: whoever records, merges or writes them goes by that list.
 """
 
-from __future__ import annotations
-
 from collections import abc
 from dataclasses import dataclass, field
 from functools import cache
@@ -43,7 +41,7 @@ class Column(NamedTuple):
     written: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Transfers:
     """KV that moved between the pools of one system: columns, in the order in which it set out.
 
@@ -66,7 +64,7 @@ class Transfers:
     link_busy_s: Annotated[Floats, Column("transfers", float, "link_busy_s", written=False)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Tally:
     """What a summary takes from micro-batches: also where they themselves were not kept.
 
@@ -98,7 +96,7 @@ def tallied(columns: abc.Mapping[str, Any]) -> Tally:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RunResult:
     """Columns of one run. Times are seconds from the start of the run; NaN means "never".
 
@@ -166,7 +164,7 @@ class RunResult:
     gap_count: Annotated[Ints, Column("gaps", int)]
 
     provenance: dict[str, Any] = field(default_factory=dict)
-    pools: abc.Mapping[str, RunResult] = field(default_factory=dict)
+    pools: "abc.Mapping[str, RunResult]" = field(default_factory=dict)
     transfers: Transfers | None = None
     kept_tally: Tally | None = None
 

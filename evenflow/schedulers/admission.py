@@ -6,7 +6,6 @@ Knows budgets and pages; which budgets a policy has is the policy's business.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from evenflow.scheduling import Prefill, Prompt, View
 
@@ -14,7 +13,6 @@ UNLIMITED = 1 << 60
 """The rows or tokens of a micro-batch without a cap."""
 
 
-@dataclass(slots=True)
 class Room:
     """What the micro-batch being planned still has room for, and the prefills planned so far.
 
@@ -23,13 +21,18 @@ class Room:
     runs that could. `kv_limited` is set when a prompt did not get the pages it needs.
     """
 
-    tokens: int
-    rows: int
-    seats: int
-    pages: int
-    watermark_pages: int = 0
-    prefills: list[Prefill] = field(default_factory=list)
-    kv_limited: bool = False
+    __slots__ = ("kv_limited", "pages", "prefills", "rows", "seats", "tokens", "watermark_pages")
+
+    def __init__(
+        self, tokens: int, rows: int, seats: int, pages: int, watermark_pages: int = 0
+    ) -> None:
+        self.tokens = tokens
+        self.rows = rows
+        self.seats = seats
+        self.pages = pages
+        self.watermark_pages = watermark_pages
+        self.prefills: list[Prefill] = []
+        self.kv_limited = False
 
     def add(self, prompt: Prompt, tokens: int, pages: int, hold_tokens: int) -> None:
         self.prefills.append(Prefill(prompt.request_id, tokens, hold_tokens))

@@ -10,7 +10,7 @@ from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count, Positive
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, Policy
-from evenflow.scheduling import Order, Plan, SearchSpace, Victim, View
+from evenflow.scheduling import Order, Plan, SearchSpace, Victim, View, decodes_only
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -66,7 +66,7 @@ class Sarathi(Policy):
         if needed > view.free_pages:
             return Plan(preempt=[view.victim(self.victims)])  # and be asked again
         if not view.waiting_tokens:
-            return Plan(decodes=decodes, order=self.order)
+            return decodes_only(decodes, self.order)
         room = Room(
             tokens=self.budget - decodes,
             rows=self._most_rows - decodes,
@@ -76,7 +76,7 @@ class Sarathi(Policy):
         )
         room.go_on(view.partials)
         room.admit(view, chunked=self.mode != "hybrid_only")
-        return Plan(room.prefills, decodes, self.order, kv_limited=room.kv_limited)
+        return Plan(room.prefills, decodes, self.order, "latest_arrived", (), None, room.kv_limited)
 
     def _take_turns(self, view: View, decodes: int) -> Plan:
         plan = Plan()

@@ -22,7 +22,7 @@ from evenflow.schedulers.token_throttling_rules import (
     spread,
     unblock,
 )
-from evenflow.scheduling import Plan, Prefill, SearchSpace, Victim, View
+from evenflow.scheduling import Plan, Prefill, SearchSpace, Victim, View, decodes_only
 
 VICTIMS: dict[str, Victim] = {"latest": "last_returned", "most_pages": "most_pages"}
 Variant = Literal["reading", "paper", "code"]
@@ -117,7 +117,9 @@ class TokenThrottling(Policy):
             decodes = min(decodes, self._share(view), self._most_rows - len(prefills))
         elif not prefills and not view.in_flight:
             return unblock(view, self._spread(view, self.max_prefill))
-        return Plan(prefills, decodes, "last_returned", self._victims, (), None, not prefills)
+        if not prefills:
+            return decodes_only(decodes, "last_returned", self._victims, True)
+        return Plan(prefills, decodes, "last_returned", self._victims)
 
     def _share(self, view: View) -> int:
         """Return the even share of the running decodes: equation 4."""

@@ -89,7 +89,7 @@ def spread(
             break
         stop = computed + tokens
         ends = cuts and stop >= prompt.tokens - prompt.generated
-        prefills.append(Prefill(prompt.request_id, tokens, ends=ends))
+        prefills.append(Prefill(prompt.request_id, tokens, 0, ends))
         budget -= tokens
         pages -= max(-(-stop // page_tokens) - held, 0)
     return prefills, pages

@@ -10,7 +10,7 @@ from evenflow.keys import Count
 from evenflow.kv import PagePool
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, Policy
-from evenflow.scheduling import Plan, SearchSpace, View
+from evenflow.scheduling import Plan, SearchSpace, View, decodes_only
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -63,4 +63,4 @@ class VLLM(Policy):
                 return Plan(room.prefills)
             kv_limited = room.kv_limited
         decodes = min(view.ready_decodes, self._most_rows)
-        return Plan(decodes=decodes, kv_limited=kv_limited)
+        return decodes_only(decodes, "arrival", "latest_arrived", kv_limited)

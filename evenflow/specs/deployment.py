@@ -4,10 +4,9 @@ Knows bytes, not seconds. Does not know: fragments of an allocator, communicatio
 graphs; `memory_utilization` is what leaves room for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from evenflow.errors import (
     Count,
@@ -72,7 +71,8 @@ class Deployment:
     > 1: a stage is as many groups of `tensor_parallel` GPUs, each with all of the model but the
     experts, which are over all of them, and with requests and KV of its own. `draft`: a second
     model that proposes tokens (speculative decoding); it lives on the last stage, divided over its
-    ranks, with KV of its own.
+    ranks, with KV of its own. `verified_tokens`: what a decoding request computes in a step, one or
+    with the proposals k + 1.
     """
 
     model: ModelSpec
@@ -86,6 +86,7 @@ class Deployment:
     expert_parallel: bool = False
     draft: ModelSpec | None = None
     data_parallel: Count = 1
+    verified_tokens: Count = 1
 
     def __post_init__(self) -> None:
         split_layers(self.model.num_layers, self.layers_per_stage)
@@ -180,7 +181,7 @@ class Deployment:
             size -= shared * vocabulary * model.dtype_bytes
         return size
 
-    def drafting(self) -> Deployment:
+    def drafting(self) -> Self:
         """Return the draft model alone, as it lies on the last stage."""
         assert self.draft is not None
         experts = self.expert_parallel and self.draft.num_experts > 0
@@ -190,6 +191,7 @@ class Deployment:
             layers_per_stage=(self.draft.num_layers,),
             draft=None,
             expert_parallel=experts,
+            verified_tokens=1,
         )
 
     def activation_bytes(self, stage: int) -> int:

@@ -4,8 +4,6 @@ Memory is nominal, in GiB; cards with inline ECC (L20, A40, L40S) show about 6 %
 The reached shares are facts only where `source` says that they were measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache

@@ -22,6 +22,7 @@ FAMILIES = {
     "ministral": "mistral",
     "mixtral": "mixtral",
     "qwen2": "qwen2",
+    "mimo": "qwen2",
     "qwen2_moe": "qwen2_moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3_moe",
@@ -52,7 +53,33 @@ BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dty
 
 WHOLE_ATTENTION = re.compile(r"self_attn[.*]*$")
 
+BESIDE = "hf_quant_config.json"
+"""Where NVIDIA's older checkpoints say how they are quantised, and nowhere else."""
+
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds; UsageError names the file."""
+    require_file(path)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not a JSON file ({error})") from error
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deep") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: holds no JSON object; a config.json of a model is one")
+    return values
+
+
+def _said_beside(path: Path) -> dict[str, Any]:
+    """Return the quantisation that a file beside a config.json says, as that would; {} without."""
+    if not path.is_file():
+        return {}
+    return {"quantization_config": _mapping(_object(path).get("quantization"))}
 
 
 class _Config:
@@ -60,18 +87,9 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         self.path = path / "config.json" if path.is_dir() else path
-        require_file(self.path)
-        try:
-            text = self.path.read_text(encoding="utf-8")
-            values = json.loads(text, object_pairs_hook=once)
-        except OSError as error:
-            raise UsageError(f"{self.path}: cannot be read ({error.strerror})") from error
-        except ValueError as error:
-            raise UsageError(f"{self.path}: not a JSON file ({error})") from error
-        except RecursionError:
-            raise UsageError(f"{self.path}: nested too deep") from None
-        if not isinstance(values, dict):
-            raise UsageError(f"{self.path}: holds no JSON object; a config.json of a model is one")
+        values = _object(self.path)
+        if self.path.name == "config.json" and "quantization_config" not in values:
+            values |= _said_beside(self.path.with_name(BESIDE))
         reading = _mapping(values.get("text_config"))
         beside = {key: values[key] for key in BESIDE_TEXT if reading and key in values}
         self.values: dict[str, Any] = beside | reading or values
@@ -361,11 +379,12 @@ def _quantization(config: _Config) -> str:
         return ""
     if not isinstance(said, dict):
         said = {"quant_method": said}
-    method, found = said.get("quant_method"), None
+    algorithm = said.get("quant_algo")
+    method, found = said.get("quant_method", "modelopt" if algorithm else None), None
     if method in ("fp8", "fbgemm_fp8"):
         found = "fp8_block" if said.get("weight_block_size") else "fp8"
     elif method == "modelopt":
-        found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(str(said.get("quant_algo")))
+        found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(str(algorithm))
     elif method in ("awq", "gptq"):
         found = INTEGERS.get(str(said.get("bits")))
     elif method == "compressed-tensors":

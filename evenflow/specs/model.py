@@ -5,14 +5,12 @@ Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Layers may 
 as a model whose layers are all alike.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from evenflow.errors import (
     Count,
@@ -134,7 +132,7 @@ class ModelSpec:
                 raise UsageError(f'{self.name}: {key} is "{value}"; {instead_of(value, known)}')
 
     @classmethod
-    def from_config_json(cls, path: str | Path) -> ModelSpec:
+    def from_config_json(cls, path: str | Path) -> Self:
         """Read a Hugging Face config.json, or the folder that holds one.
 
         Families: Llama, Mistral, Qwen2, Qwen3, Falcon, Gemma 2 and 3, and the mixtures Mixtral,
@@ -147,14 +145,14 @@ class ModelSpec:
         except UsageError as error:
             raise UsageError(f"{values['source']}: {error}") from None
 
-    def kinds(self, start: int = 0, stop: int | None = None) -> dict[ModelSpec, int]:
+    def kinds(self, start: int = 0, stop: int | None = None) -> dict[Self, int]:
         """Return how many of the layers [start, stop) are of each kind: models of such layers."""
         layers = range(start, self.num_layers if stop is None else stop)
         if not self.dense_layers and not self.full_every:
             return {self: len(layers)}
         return dict(Counter(map(self._kind, layers)))
 
-    def _kind(self, layer: int) -> ModelSpec:
+    def _kind(self, layer: int) -> Self:
         kind = replace(self, dense_layers=0, full_every=0)
         if self.full_every and (layer + 1) % self.full_every == 0:
             kind = replace(kind, sliding_window=0)
@@ -168,7 +166,7 @@ class ModelSpec:
             )
         return kind
 
-    def mtp(self) -> ModelSpec:
+    def mtp(self) -> Self:
         """Return the module that predicts the token after the next: a layer of the last kind.
 
         UsageError when the model has none.

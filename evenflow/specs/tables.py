@@ -9,7 +9,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 Spec = TypeVar("Spec")
@@ -48,7 +48,7 @@ def read_rows(name: str, kind: type[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _cells(name: str) -> Iterator[dict[str, str]]:
-    text = resources.files("evenflow.specs").joinpath(f"{name}.csv").read_text(encoding="utf-8")
+    text = Path(__file__).with_name(f"{name}.csv").read_text(encoding="utf-8")
     return csv.DictReader(text.splitlines())
 
 

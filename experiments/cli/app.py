@@ -3,8 +3,6 @@
 Those imports are inside the commands, so that `--help` and errors come at once.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from enum import StrEnum
@@ -113,7 +111,29 @@ class Save(StrEnum):
 
 
 SaveOption = Annotated[
-    Save, typer.Option("--save", help="summary.json only; with requests.csv; or everything.")
+    Save, typer.Option("--save", help="summary.json only; with the requests; or everything.")
+]
+
+
+class Format(StrEnum):
+    """How a run's tables are written."""
+
+    csv = "csv"
+    parquet = "parquet"
+
+
+def _can_be_written(asked: Format) -> Format:
+    from experiments.report.tables import check_format
+
+    check_format(asked.value)
+    return asked
+
+
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "--format", callback=_can_be_written, help="Of a run's tables; parquet needs pyarrow."
+    ),
 ]
 
 
@@ -152,6 +172,7 @@ def simulate(
     set_: Set = None,
     *,
     save: SaveOption = Save.all,
+    format_: FormatOption = Format.csv,
     window: Annotated[
         str | None,
         typer.Option("--window", metavar="A..B", help="The seconds that the timeline shows."),
@@ -202,7 +223,7 @@ def simulate(
             if advise:
                 additions.append(advice.told(advice.advise(*asked)))
         more = [each.html for each in additions]
-        write_run(scratch, outcome, save.value, run.name, shown, more=more)
+        write_run(scratch, outcome, save.value, run.name, shown, more=more, form=format_.value)
         without = without_causes(job, outcome) if counterfactuals else {}
         if without:
             as_is = {"as is": outcome.summary, **without}
@@ -230,6 +251,7 @@ def compare(
         typer.Option("--systems", metavar="A,B,...", help="Names of evenflow systems."),
     ] = "",
     save: SaveOption = Save.all,
+    format_: FormatOption = Format.csv,
     out: Out = None,
     force: Force = False,
 ) -> None:
@@ -248,7 +270,7 @@ def compare(
         jobs = line_up(entries, config, run.parent)
         total = len(jobs[0].workload.requests)
         with progress([job.label for job in jobs], total) as show:
-            comparison = run_all(jobs, scratch, save.value, show)
+            comparison = run_all(jobs, scratch, save.value, show, format_.value)
         comparison.write(scratch, run.name)
     for system in published:
         typer.echo(f"{system.name}: {system.keys}")

@@ -1,7 +1,5 @@
 """The options that several commands take, so that they are called and explained the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -17,14 +17,16 @@ Tokenizer = Annotated[
 
 def info_command(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
     """Print what a trace is like, as JSON."""
-    from traces import info, load_trace
+    from traces import load_trace
+    from traces.describe import info
 
     _print_json(info(load_trace(file, format=format_, tokenizer=tokenizer)))
 
 
 def fit_command(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
     """Print quantiles and the best distributions of lengths and gaps, as JSON."""
-    from traces import fit, load_trace
+    from traces import load_trace
+    from traces.describe import fit
 
     _print_json(fit(load_trace(file, format=format_, tokenizer=tokenizer)))
 
@@ -37,7 +39,8 @@ def convert_command(
     tokenizer: Tokenizer = None,
 ) -> None:
     """Write a trace in another format."""
-    from traces import convert, load_trace
+    from traces import load_trace
+    from traces.describe import convert
 
     trace = load_trace(file, format=format_, tokenizer=tokenizer)
     typer.echo(convert(trace, out, to))
@@ -55,8 +58,9 @@ def predict_command(
     tokenizer: Tokenizer = None,
 ) -> None:
     """Train a predictor of output lengths on a trace; print how good it is, as JSON."""
-    from traces import load_trace, train
+    from traces import load_trace
     from traces.classifier import save_classifier
+    from traces.predict import train
 
     trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
     classifier, report = train(trace, seed)

@@ -11,10 +11,11 @@ from typing import NamedTuple
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.roofline import AttentionRates, Rates, linear_s
 from evenflow.errors import UsageError
+from evenflow.pools import PooledWorld
 from experiments.figures.layers import Keys, layered
 from experiments.figures.study import Study
 from experiments.run_file.build import build
-from sim import PooledWorld, World
+from sim import World
 
 Seconds = Callable[[Work], float]
 

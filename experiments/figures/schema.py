@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -170,7 +170,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
         else:
             run = yaml_file.override(run, assignment)
     run = _without_the_links_of_another(run)
-    keys = yaml_file.checked(FigureKeys, replace(document, data=document.data | {"run": run.data}))
+    keys = yaml_file.checked(FigureKeys, document._replace(data=document.data | {"run": run.data}))
     _check_not_taken(set_by_hand(run), keys.study)
     by_hand = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
     quickly = {name: value for name, value in keys.quick.items() if name not in by_hand}

@@ -2,7 +2,9 @@
 
 What to call:
 
-- `write_table(path, table)`: CSV of equally long columns, a mapping or a DataFrame;
+- `write_table(path, table)`: CSV or Parquet of equally long columns, a mapping or a DataFrame;
+- `read_table(folder, name, columns)`: columns of such a file, in the format that is there;
+- `check_format(name)`: whether tables can be written so;
 - `write_rows(path, rows)`: CSV of rows, a mapping each; `columns_of(rows)`: those rows as columns;
 - `write_summaries(path, label, summaries)`: CSV of the numbers of several summaries;
 - `write_json(path, facts)`: a mapping, numbers of numpy's included;
@@ -10,7 +12,7 @@ What to call:
 - `markdown_table(heads, rows)` and `html_table(heads, rows)`: the table as text;
 - `number(value)`, `percent(share)`: a cell; `is_number(value)`: what a table of numbers takes.
 
-Cells are text where people read them, and values in a CSV. Loads nothing but what is called for.
+Cells are text where people read them, and values in a file. Loads nothing but what is called for.
 Knows no run and no study.
 """
 
@@ -24,31 +26,66 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
 import numpy as np
+
+from evenflow.errors import UsageError, instead_of, require_package
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 Cells = Sequence[str]
+Format = Literal["csv", "parquet"]
+"""How a table is written; its file's suffix says so."""
+FORMATS: tuple[Format, ...] = get_args(Format)
 BLOCK = 10_000
 """Rows that are written at a time."""
 PLAIN_WORD = re.compile("[A-Za-z0-9_ -]+")
 
 
 def write_table(path: Path, table: Mapping[str, Any] | DataFrame) -> None:
-    """Write equally long columns as CSV; floats read back bit for bit.
+    """Write equally long columns as the path's suffix says; floats read back bit for bit.
 
-    NaN is an empty cell, in an array or a Series; a list is written as it is, None as nothing.
+    NaN is an empty cell, in an array or a Series; a list is written as it is, None as nothing. In
+    Parquet an empty cell is a null.
     """
-    columns = [c if isinstance(c, list) else np.asarray(c) for _, c in table.items()]
+    columns = {str(name): c if isinstance(c, list) else np.asarray(c) for name, c in table.items()}
     with open(path, "wb") as file:
-        file.write(_csv([tuple(table)]))
-        for start in range(0, max(map(len, columns), default=0), BLOCK):
-            block = [column[start : start + BLOCK] for column in columns]
-            plain = all(map(_is_plain, block))
-            file.write(_lines(block) if plain else _csv(zip(*map(_cells, block), strict=True)))
+        (_write_parquet if path.suffix == ".parquet" else _write_csv)(file, columns)
+
+
+def read_table(folder: Path, name: str, columns: Sequence[str]) -> DataFrame | None:
+    """Return columns of the table of that name in a folder; None where it is in no format.
+
+    UsageError for a file that cannot be read, and for two of which one is not the run's.
+    """
+    import pandas as pd
+
+    there = [path for form in FORMATS if (path := folder / f"{name}.{form}").exists()]
+    if len(there) > 1:
+        names = " and ".join(path.name for path in there)
+        raise UsageError(f"{folder}: holds {names}; take away the one that is not the run's")
+    for path in there:
+        check_format(path.suffix[1:], str(path))
+        try:
+            if path.suffix == ".csv":
+                table = pd.read_csv(path)
+            else:
+                table = pd.read_parquet(path, engine="pyarrow")
+            return table[list(columns)]
+        except (OSError, ValueError, KeyError) as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"{path}: is no table of {name}: {reason}") from None
+    return None
+
+
+def check_format(name: str, who: str = "the format parquet") -> None:
+    """Raise a UsageError for an unknown format, or where `who` needs what is not installed."""
+    if name not in FORMATS:
+        raise UsageError(f'unknown format "{name}"; {instead_of(name, FORMATS)}')
+    if name == "parquet":
+        require_package("pyarrow", who, "parquet")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -61,6 +98,30 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, "") for row in rows] for name in names}
+
+
+def _write_parquet(file: BinaryIO, columns: Mapping[str, Any]) -> None:
+    """Write columns as Parquet; an empty list is one of words.
+
+    Compressed, which makes words short too: dictionaries would only make times longer.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    def array(column: Any) -> Any:
+        kind = pyarrow.string() if isinstance(column, list) and not column else None
+        return pyarrow.array(column, kind, from_pandas=True)
+
+    table = pyarrow.table({name: array(column) for name, column in columns.items()})
+    parquet.write_table(table, file, compression="zstd", use_dictionary=False)
+
+
+def _write_csv(file: BinaryIO, columns: Mapping[str, Any]) -> None:
+    file.write(_csv([tuple(columns)]))
+    for start in range(0, max(map(len, columns.values()), default=0), BLOCK):
+        block = [column[start : start + BLOCK] for column in columns.values()]
+        plain = all(map(_is_plain, block))
+        file.write(_lines(block) if plain else _csv(zip(*map(_cells, block), strict=True)))
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> bytes:

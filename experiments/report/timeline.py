@@ -100,7 +100,7 @@ def _cut(
     if bubbles is not None:
         near = (bubbles.end_s >= since_s) & (bubbles.start_s <= until_s)
         kept = {name: getattr(bubbles, name)[near] for name in PIECES}
-        bubbles = replace(bubbles, **kept)
+        bubbles = bubbles._replace(**kept)
     return batches, replace(result, **columns), bubbles
 
 

@@ -43,7 +43,8 @@ class EntryKeys(Keys):
     rows those are taken whose facts are among those of `where`, or of one of several. `metrics` are
     compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
     spread by metric, of runs whose names end so. `run` holds RUN.yaml's keys; lengths, arrivals and
-    layout come from the file where it says them. A closed loop serves `rounds` requests a client,
+    layout come from the file where it says them; `by_lengths` holds those that differ by the row's
+    lengths, "prompt/output", and goes before both. A closed loop serves `rounds` requests a client,
     of lengths drawn uniformly from the `shortest` share of what is stated to all of it. `sequence`:
     the runs, by how their names end, were made one after the other on one server, with the same
     prompts at these requests a second (null: all at once). `assumed` is what nothing measured says,
@@ -64,6 +65,7 @@ class EntryKeys(Keys):
     assumed: list[Text]
     misses: Text | None = None
     run: dict[str, Any]
+    by_lengths: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,14 +189,16 @@ def _warm(case: Case, traces: Mapping[str, Path]) -> Case:
 
 def _case(entry: Entry, measured: Measured, trace: Path, overrides: Sequence[str]) -> Case:
     """Return what simulates a measured run; its requests are written to the file `trace`."""
+    facts = measured.facts
     patch = served(measured, trace, entry.keys.rounds, entry.keys.shortest)
+    patch |= entry.keys.by_lengths.get(f"{facts.get('isl')}/{facts.get('osl')}", {})
     document = patched(
         Document(f"{entry.name}.yaml: run", {"stages": 1, **entry.keys.run}, {}), patch
     )
     return Case(entry, measured, configured(document, overrides))
 
 
-def served(measured: Measured, trace: Path, rounds: int, shortest: float = 1.0) -> Patch:
+def served(measured: Measured, trace: Path, rounds: int, shortest: float = 1.0) -> dict[str, Any]:
     """Write the requests of a measured run to the file `trace`; return the keys that serve them.
 
     A closed loop of which only the lengths are known gets `rounds` requests a client, of lengths
@@ -204,7 +206,7 @@ def served(measured: Measured, trace: Path, rounds: int, shortest: float = 1.0) 
     """
     requests = measured.requests
     if not len(requests):
-        return measured.run
+        return dict(measured.run)
     closed = measured.run.get("workload.arrivals")
     if closed is not None and "arrival_s" not in requests:
         requests = pd.concat([requests] * (rounds * closed["concurrency"]), ignore_index=True)

@@ -6,10 +6,11 @@ Here names become things: the model, the GPU, the links and the scheduler.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
 from evenflow.errors import PolicyError, UsageError
@@ -27,8 +28,10 @@ from experiments.run_file.policy_folders import make_importable
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import Workload
 from experiments.run_file.yaml_file import find
-from sim import PooledWorld
-from traces import Closed, make_predictor, with_own_prefixes, with_predictions
+from traces import Closed, with_own_prefixes
+
+if TYPE_CHECKING:
+    from evenflow.pools import PooledWorld
 
 __all__ = ["Built", "Workload", "build", "load_workload", "reads_text"]
 
@@ -48,8 +51,7 @@ def reads_text(config: RunConfig) -> bool:
     return isinstance(predictor, dict) and predictor.get("kind") == "classifier"
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(NamedTuple):
     """A world ready to simulate, and what its costs and its pages follow from.
 
     `pools` are the parts of a world of pools, each built as a run of its own.
@@ -59,7 +61,7 @@ class Built:
     formula: dict[str, Any]
     deployment: dict[str, Any]
     costs: MadeCosts | None = None
-    pools: Mapping[str, Built] = field(default_factory=dict)
+    pools: Mapping[str, Built] = MappingProxyType({})
 
     @property
     def host(self) -> RuntimeOverheads:
@@ -114,6 +116,7 @@ def _build_pools(
 
     Where policies of several pools predict lengths, the last pool's predictions hold.
     """
+    from evenflow.pools import PooledWorld
     from experiments.run_file.pools import (
         MixedPoolConfig,
         divide,
@@ -259,6 +262,7 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         expert_parallel=config.expert_parallel,
         data_parallel=config.data_parallel,
         draft=None if draft is None else _draft(draft, spec, beside),
+        verified_tokens=1 if config.speculative is None else config.speculative.k + 1,
     )
 
 
@@ -316,6 +320,8 @@ def _predicted(
     spec = getattr(scheduler, "predictor", None)
     if spec is None or not requests:
         return requests
+    from traces.predict import make_predictor, with_predictions
+
     if isinstance(spec, Mapping):
         spec = dict(spec)
         if spec.get("kind") == "noisy":

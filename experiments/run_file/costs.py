@@ -3,14 +3,12 @@
 Knows specifications and cost models; no trace, no scheduler, no simulator's clock.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Discriminator, Field, model_validator
 
@@ -24,21 +22,22 @@ from evenflow.costs import (
     ScaledCost,
     StageCost,
 )
-from evenflow.costs.modifiers import share_of, step_of
+from evenflow.costs.modifiers import prompts_of, share_of, step_of
 from evenflow.costs.roofline import Part
-from evenflow.costs.tables import TableCost
 from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
-from evenflow.keys import Count, Keys, NonNegative, needed, short_form
+from evenflow.keys import Count, Keys, NonNegative, Positive, needed, short_form
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpus
 from evenflow.specs.model import ModelSpec
 from experiments.run_file.links import NameOrAllReduce
 
+if TYPE_CHECKING:
+    from evenflow.costs.tables import TableCost
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+
+class Hardware(NamedTuple):
     """What costs are made for: the model and how it lies on GPUs, where the run names them.
 
     `fabric()` is what connects the GPUs of a stage, `spans_nodes` whether they are in several
@@ -92,13 +91,13 @@ class MadeCosts(NamedTuple):
     """
 
     cost: StageCost
-    tables: TableCost | None = None
+    tables: "TableCost | None" = None
     origin: Mapping[str, Any] = MappingProxyType({})
     hop: tuple[float, float] | None = None
     host: RuntimeOverheads = RuntimeOverheads()
     experts: StageCost | None = None
 
-    def scaled(self, factor: float) -> MadeCosts:
+    def scaled(self, factor: float) -> Self:
         """Return costs of which every stage's time is so many times as long."""
         if factor == 1:
             return self
@@ -279,6 +278,10 @@ class SiliconCosts(Keys):
     """How tokens are spread over experts, as measured: evenly, or by a power law's exponent."""
     expert_kernel: str | None = None
     """Part of the name of the kernel that computes experts; null: that of the newest tables."""
+    product_tflops: Positive | None = None
+    """The most TFLOP/s that quantised products reach on a GPU, where the engine is told to use a
+    slower kernel than the tables'; null: as measured.
+    """
     all_reduce: NameOrAllReduce | None = None
     """The link or points in place of the measured all-reduces; null: those."""
     cuda_graph_sizes: list[Count] | None = None
@@ -293,10 +296,11 @@ class SiliconCosts(Keys):
         )
         other = self.all_reduce is not None or hardware.spans_nodes
         fabric, apart = hardware.fabric() if other else None, deployment.data_parallel > 1
-        cost = silicon_cost(deployment, source, fabric, "own" if apart else "all")
+        most = self.product_tflops
+        cost = silicon_cost(deployment, source, fabric, "own" if apart else "all", most)
         made = MadeCosts(cost, cost, source.facts())
         if apart:
-            made = made._replace(experts=silicon_cost(deployment, source, fabric, "experts"))
+            made = made._replace(experts=silicon_cost(deployment, source, fabric, "experts", most))
         return _with_graphs(made, self.cuda_graph_sizes)
 
 
@@ -354,7 +358,7 @@ class SpeculativeConfig(Keys):
                 "a draft_cost_share"
             )
         drafting = hardware.deployment.drafting()
-        alone = replace(hardware, stages=1, spec=drafting.model, placed=drafting)
+        alone = hardware._replace(stages=1, spec=drafting.model, placed=drafting)
         made = costs.make(alone)
         draft = made.on_ranks(made.cost, groups)
-        return DraftedCost(cost, self.k, step_of(draft), groups)
+        return DraftedCost(cost, self.k, step_of(draft), groups, prompts_of(draft))

@@ -3,8 +3,6 @@
 Knows no model: how many bytes cross is told by whoever asks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
@@ -60,12 +58,6 @@ class LinkConfig(LinkKeys):
     KEY = "link"
     shared: bool = False
     """Whether all neighbouring stages queue for one link; else each pair has its own."""
-
-
-class TransferLinkConfig(LinkKeys):
-    """The link that KV crosses from pool to pool."""
-
-    KEY = "transfer_link"
 
 
 def _is_pair(value: object) -> bool:

@@ -14,11 +14,11 @@ from evenflow import schedulers
 from evenflow.errors import UsageError, is_count
 from evenflow.keys import Count, Keys, NameOr, Positive, expect, short_form
 from evenflow.specs.model import ModelSpec
+from evenflow.transfers import TransferLink
 from experiments.run_file.costs import AffineCosts, Costs
-from experiments.run_file.links import TransferLinkConfig, link_spec
+from experiments.run_file.links import LinkKeys, link_spec
 from experiments.run_file.run import RunConfig, SchedulerConfig, with_
 from experiments.run_file.yaml_file import Document, checked
-from sim import TransferLink
 
 
 def _is_stages(value: object) -> bool:
@@ -29,6 +29,12 @@ def _is_stages(value: object) -> bool:
 Policy = Annotated[SchedulerConfig, short_form("name")]
 
 BY_DEFAULT_PREFILL = {"mode": "hybrid_only", "token_budget": 2048}
+
+
+class TransferLinkConfig(LinkKeys):
+    """The link that KV crosses from pool to pool."""
+
+    KEY = "transfer_link"
 
 
 class PoolConfig(Keys):

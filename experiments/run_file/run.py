@@ -3,8 +3,6 @@
 It knows no model, policy or trace by name: whoever builds the run looks those up.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The schema of who computes in a real run, and of what shall go wrong there."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field

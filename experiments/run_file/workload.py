@@ -1,11 +1,9 @@
 """The workload: which requests come, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -26,8 +24,7 @@ MOST_REQUESTS = 10**8
 """More than the memory of most machines holds; what it does not hold is told, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(NamedTuple):
     """The requests of a run, and which trace they are from (for the provenance).
 
     `texts`: their prompts, where somebody may read them and the trace holds them; `prompt_ids`:
@@ -132,8 +129,7 @@ class WorkloadConfig(PartConfig):
         if not self.after:
             return loaded
         parts = [part.load(beside) for part in self.after]
-        return replace(
-            loaded,
+        return loaded._replace(
             trace=loaded.trace | {"after": [part.trace for part in parts]},
             before=tuple(part.requests for part in parts),
         )

@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from evenflow.schedulers import POLICIES, POOLED
 from experiments.given_policy import GivenPolicy
 from experiments.outcome import Outcome
-from experiments.report.tables import write_summaries
+from experiments.report.tables import Format, write_summaries
 from experiments.run_file.build import load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Patch, value_of
@@ -135,12 +135,13 @@ def run_all(
     folder: Path | None = None,
     save: Save = "all",
     on_progress: Callable[[Sequence[int]], None] | None = None,
+    form: Format = "csv",
 ) -> Comparison:
     """Simulate all jobs, each in a process of its own, and write a folder of each.
 
     A policy that Python gave, which another process may not find, runs in this one. `folder` None:
     nothing is written. `on_progress` is called now and then with the number of requests done by
-    each.
+    each. `form`: the format of the tables of each.
     """
     tell = on_progress or (lambda counts: None)
     done = multiprocessing.get_context("spawn").RawArray("l", len(jobs))
@@ -148,7 +149,7 @@ def run_all(
     _Worker.done = done  # for policies that run in this process
     with processes(workers, _count_in, done) as pool:
         futures = {
-            index: pool.submit(_run_one, index, job, folder, save)
+            index: pool.submit(_run_one, index, job, folder, save, form)
             for index, job in enumerate(jobs)
             if job.policy is None
         }
@@ -159,7 +160,9 @@ def run_all(
                 "a scheduler's process died; the machine may be out of memory: try fewer requests"
             ) from None
         outcomes = [
-            futures[index].result() if index in futures else _run_one(index, job, folder, save)
+            futures[index].result()
+            if index in futures
+            else _run_one(index, job, folder, save, form)
             for index, job in enumerate(jobs)
         ]
     return Comparison(outcomes)
@@ -185,7 +188,7 @@ def _count_in(done: Array[c_long]) -> None:
     _Worker.done = done
 
 
-def _run_one(index: int, job: Job, folder: Path | None, save: Save) -> Outcome:
+def _run_one(index: int, job: Job, folder: Path | None, save: Save, form: Format) -> Outcome:
     def on_done(count: int) -> None:
         _Worker.done[index] = count
 
@@ -193,5 +196,5 @@ def _run_one(index: int, job: Job, folder: Path | None, save: Save) -> Outcome:
     for run in outcome.parts.values():
         _ = run.idle  # found here, where it keeps nobody waiting
     if folder is not None:
-        write_run(folder / job.folder, outcome, save)
+        write_run(folder / job.folder, outcome, save, form=form)
     return outcome

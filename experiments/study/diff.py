@@ -17,7 +17,7 @@ import pandas as pd
 
 from evenflow.errors import UsageError
 from experiments.outcome import Outcome
-from experiments.report.tables import is_number, percent
+from experiments.report.tables import is_number, percent, read_table
 from experiments.report.words import metrics, overload
 from experiments.run_file.yaml_file import flat
 from experiments.study.fair import Side, doubts
@@ -133,7 +133,9 @@ class Difference:
         lacking = [run.name for run in (self.a, self.b) if run.requests is None]
         if lacking:
             names = " and ".join(lacking)
-            return [f"no requests.csv in {names}: no differences per request (--save requests)"]
+            return [
+                f"no table of requests in {names}: no differences per request (--save requests)"
+            ]
         return [] if self.paired else ["not the same requests: the differences are unpaired"]
 
     def _of_load(self) -> list[str]:
@@ -155,8 +157,9 @@ def _saved(run: str | Path | Outcome, name: str) -> Saved:
         return Saved(name, run.summary, run.result.provenance, _by_id(run.requests))
     folder = Path(run)
     summary = _summary(folder)
-    path = folder / "requests.csv"
-    return Saved(str(run), summary, summary["provenance"], _read(path) if path.exists() else None)
+    rows = read_table(folder, "requests", ["request_id", *COLUMNS])
+    requests = None if rows is None else _by_id(rows)
+    return Saved(str(run), summary, summary["provenance"], requests)
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -175,14 +178,6 @@ def _summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise UsageError(f"{path}: is no summary that evenflow wrote")
-
-
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        return _by_id(pd.read_csv(path, usecols=["request_id", *COLUMNS]))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: is no table of requests: {reason}") from None
 
 
 def _by_id(requests: pd.DataFrame) -> pd.DataFrame:

@@ -182,7 +182,7 @@ def write_findings(folder: Path, findings: Findings, title: str) -> None:
         frame = findings.points
         for name in frame.columns[frame.dtypes.map(is_object_dtype)]:  # numbers and texts
             frame[name] = cells[name].fillna("").astype(str)
-        frame.to_parquet(folder / "points.parquet", index=False)
+        write_table(folder / "points.parquet", frame)
     drawn = {name: plots.save(each, folder / name) for name, each in pictures(findings).items()}
     source = facts(findings)
     (folder / "report.html").write_text(_page(findings, title, drawn, source), encoding="utf-8")

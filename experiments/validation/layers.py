@@ -16,13 +16,15 @@ import pandas as pd
 
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError
+from evenflow.pools import PooledWorld
 from evenflow.replay import Entry, replay
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, Ints, RunResult
 from evenflow.types import MicroBatch
 from experiments.validation.measured_times import Recorded, Times, as_admitted, recorded_link
-from sim import PooledWorld, World, simulate_timed
+from sim import World
+from sim.timed import simulate_timed
 
 NAMES = ("ttft", "tpot", "itl", "e2el")
 METRICS = (

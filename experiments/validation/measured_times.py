@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from evenflow.costs import StageCost
+from evenflow.pools import PooledWorld
 from evenflow.results.around import around_stages
 from evenflow.results.run import Floats, Ints, RunResult, Transfers
 from evenflow.transfers import TransferLink
 from evenflow.types import MicroBatch
 from runtime import Served
-from sim import PooledWorld, Timing, World
-from sim.timed import GRID_PER_S, TimedLink
+from sim import World
+from sim.timed import GRID_PER_S, TimedLink, Timing
 
 AROUND = tuple(name for name in Timing._fields if name != "stages_s")
 """The columns of Times that are not the stages' own."""

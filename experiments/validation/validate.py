@@ -48,7 +48,8 @@ from experiments.validation.measured_times import (
 )
 from runtime import Served
 from runtime.serve import engine_names, names_of
-from sim import World, simulate, simulate_replicas, simulate_timed
+from sim import World, simulate, simulate_replicas
+from sim.timed import simulate_timed
 
 DRAWS = 5
 """So many simulations, each with a seed of its own, share a calibrated prediction."""
@@ -220,7 +221,7 @@ def calibration_job(job: Job, requests: int) -> Job:
     fewer = min(requests, len(job.workload.requests))
     seed = job.config.workload.seed + 1
     config = with_(job.config, {"workload.requests": fewer, "workload.seed": seed})
-    return replace(job, config=config, workload=real_workload(config, job.beside))
+    return job._replace(config=config, workload=real_workload(config, job.beside))
 
 
 def _measure(job: Job, name: str, watch: Watch) -> Measured:

@@ -11,9 +11,11 @@ from random import Random
 
 import pytest
 
+from evenflow.pools import PooledWorld
 from evenflow.results.run import RunResult
+from evenflow.transfers import TransferLink
 from evenflow.types import Request
-from sim import PooledWorld, TransferLink, simulate
+from sim import simulate
 from tests.oracle.cases import (
     ANY_TIME_S,
     INSTANTS_S,

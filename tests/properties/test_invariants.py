@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
+from evenflow.pools import PooledWorld
 from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
+from evenflow.transfers import TransferLink
 from evenflow.types import Request
 from evenflow.world import World
-from sim import PooledWorld, TransferLink, simulate
+from sim import simulate
 from sim.disaggregated import Disaggregated
 from sim.driver import Driver
 from sim.tandem import Tandem

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from evenflow.kv import CachedPage, PrefixCache
-from evenflow.types import MicroBatch, Prefix
+from evenflow.kv import Holder, PrefixCache
+from evenflow.types import MicroBatch, Prefix, Request
 from evenflow.world import World
 from sim.driver import Driver
 from sim.tandem import Tandem
@@ -24,20 +24,15 @@ Content = tuple[int, ...]
 """What a page holds, and all pages before it: the block of each token from the start on."""
 
 
-class Holder:
-    """A request of the machine: its tokens, its pages, and what each of them holds."""
+def asking(tokens: list[int]) -> Holder:
+    """Return what holds the pages of a request with these tokens, each of them a block."""
+    prefix = Prefix(tuple(tokens), 1, len(tokens))
+    return Holder(Request(0, 0.0, len(tokens), 1, prefix=prefix))
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-        self.pages: list[int] = []
-        self.chain: list[CachedPage] = []
 
-    @property
-    def prefix(self) -> Prefix:
-        return Prefix(tuple(self.tokens), 1, len(self.tokens))
-
-    def content(self, index: int) -> Content:
-        return tuple(self.tokens[: (index + 1) * PAGE])
+def content(holder: Holder, index: int) -> Content:
+    """Return what a request's page of this index holds."""
+    return holder.request.prefix.blocks[: (index + 1) * PAGE]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -53,22 +48,22 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting is None)
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
     def arrive(self, tokens: list[int]) -> None:
-        self.waiting = Holder(tokens)
+        self.waiting = asking(tokens)
 
     @precondition(lambda self: self.waiting is not None)
     @rule()
     def look_up(self) -> None:
         """A hit is exactly the full pages that the tokens have in common with what is cached."""
         holder = self.waiting
-        self.pool.find(holder.chain, holder.prefix, len(holder.tokens) - 1)
+        self.pool.find(holder.chain, holder.request.prefix, holder.request.prompt_tokens - 1)
         expected = 0
-        while (expected + 1) * PAGE < len(holder.tokens):
-            if holder.content(expected) not in self.cached():
+        while (expected + 1) * PAGE < holder.request.prompt_tokens:
+            if content(holder, expected) not in self.cached():
                 break
             expected += 1
         assert len(holder.chain) == expected
         assert [self.holds[node.page] for node in holder.chain] == [
-            holder.content(index) for index in range(expected)
+            content(holder, index) for index in range(expected)
         ]
 
     @precondition(lambda self: self.waiting is not None)
@@ -78,14 +73,14 @@ class CacheMachine(RuleBasedStateMachine):
         holder = self.waiting
         in_use = {page for other in self.running for page in other.pages}
         hit = {node.page for node in holder.chain}
-        need = self.pool.pages_for(len(holder.tokens)) - len(hit & in_use)
+        need = self.pool.pages_for(holder.request.prompt_tokens) - len(hit & in_use)
         if need > self.pool.free_pages:
             return
         holder.pages = self.pool.hold(holder.chain)
-        new = self.pool.allocate(self.pool.pages_for(len(holder.tokens)) - len(hit))
+        new = self.pool.allocate(self.pool.pages_for(holder.request.prompt_tokens) - len(hit))
         assert not set(new) & (in_use | hit), "a page in use was given away"
         for index, page in enumerate(new, start=len(holder.pages)):
-            self.holds[page] = holder.content(index)
+            self.holds[page] = content(holder, index)
         holder.pages += new
         self.running.append(holder)
         self.waiting = None
@@ -94,10 +89,10 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         holder = data.draw(st.sampled_from(self.running))
-        tokens = data.draw(st.integers(0, len(holder.tokens)))
+        tokens = data.draw(st.integers(0, holder.request.prompt_tokens))
         free_before, known_before = self.pool.free_pages, self.cached()
-        self.pool.publish(holder, holder.prefix, tokens)
-        published = {holder.content(index) for index in range(tokens // PAGE)}
+        self.pool.publish(holder, holder.request.prefix, tokens)
+        published = {content(holder, index) for index in range(tokens // PAGE)}
         assert self.cached() == known_before | published
         assert self.pool.free_pages >= free_before, "sharing never costs a page"
 
@@ -130,7 +125,7 @@ class CacheMachine(RuleBasedStateMachine):
         used = {page for holder in self.running for page in holder.pages}
         assert self.pool.free_pages == self.pool.total_pages - len(used)
         for holder in self.running:
-            contents = [holder.content(index) for index in range(len(holder.pages))]
+            contents = [content(holder, index) for index in range(len(holder.pages))]
             assert [self.holds[page] for page in holder.pages] == contents
 
 

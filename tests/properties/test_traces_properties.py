@@ -21,7 +21,6 @@ from traces import (
     make_requests,
     sample_trace,
 )
-from traces.samples import random_stream
 
 rates = st.floats(0.01, 1000)
 seeds = st.integers(0, 2**32)
@@ -39,8 +38,8 @@ processes: st.SearchStrategy[Arrivals] = st.one_of(
 def test_arrivals_are_sorted_finite_and_as_many_as_asked(
     arrivals: Arrivals, n: int, seed: int
 ) -> None:
-    times = arrivals.times(n, random_stream(seed, "arrivals"), None)
-    again = arrivals.times(n, random_stream(seed, "arrivals"), None)
+    times = arrivals.times(n, seed, None)
+    again = arrivals.times(n, seed, None)
     assert times.shape == (n,)
     assert np.all(np.isfinite(times))
     assert times[0] >= 0
@@ -53,9 +52,7 @@ def test_the_mean_rate_is_within_the_bounds_of_the_central_limit(
     rate: float, burstiness: float, seed: int
 ) -> None:
     n = 4000
-    span = Gamma(rate=rate, burstiness=burstiness).times(n, random_stream(seed, "arrivals"), None)[
-        -1
-    ]
+    span = Gamma(rate=rate, burstiness=burstiness).times(n, seed, None)[-1]
     spread = (n / burstiness) ** 0.5 / rate  # standard deviation of the sum of n gamma gaps
     assert abs(span - n / rate) < 6 * spread
 

@@ -56,6 +56,9 @@ from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec
 
 TILE_TOKENS = 128
+QUERY_TILE = 128
+"""Queries against the same keys in one tile of a decode kernel; 128 heads of latents fill it."""
+
 DEFAULT_LOAD: Load = "power_law_1.01"
 MEASURED_HEAD = 128
 """A head size that all attention tables have: those of latents replace them."""
@@ -214,16 +217,18 @@ def silicon_cost(
     source: SiliconSource,
     fabric: Fabric | None = None,
     part: Part = "all",
+    product_tflops: float | None = None,
 ) -> TableCost:
     """Return the costs of a deployment from measured tables.
 
+    `product_tflops`: the most that quantised products reach, where their kernel is not the tables'.
     `fabric` replaces the measured all-reduces; a UsageError without it where ranks have other links
     than those measured, or were not measured in such number. `part`: as for `RooflineCost`.
     """
     model = deployment.model
     kinds, by_window = [], dict[int, Attending]()
     for kind in model.kinds():
-        parts = _Parts(deployment, source, kind, fabric)
+        parts = _Parts(deployment, source, kind, fabric, product_tflops)
         if kind.sliding_window not in by_window:
             by_window[kind.sliding_window] = parts.attending()
         counts = [deployment.kinds(stage).get(kind, 0) for stage in range(deployment.depth)]
@@ -241,8 +246,10 @@ class _Parts:
         source: SiliconSource,
         kind: ModelSpec,
         fabric: Fabric | None,
+        product_tflops: float | None,
     ) -> None:
         self.model = kind
+        self.least_s_per_flop = 1e-12 / product_tflops if product_tflops else 0.0
         self.deployment = deployment
         self.ranks = deployment.tensor_parallel
         self.fabric = fabric
@@ -276,8 +283,13 @@ class _Parts:
         sizes = sorted(times)
         derived = target.matrix_bits != peak.matrix_bits
         least_s = self.launch_s if derived else 0.0
+        flop_s = self.least_s_per_flop if measured else 0.0
         corrected = [
-            max(times[m] * target.product_s(m, n, k) / peak.product_s(m, n, k), least_s)
+            max(
+                times[m] * target.product_s(m, n, k) / peak.product_s(m, n, k),
+                2 * m * n * k * flop_s,
+                least_s,
+            )
             for m in sizes
         ]
         # Tables with points on both sides of a tile's edge show the steps themselves.
@@ -384,18 +396,23 @@ class _Parts:
     def decode(self) -> Attention:
         """Return attention of decoding rows.
 
-        KV heads beyond the measured count as more rows: as many blocks of keys to read.
+        KV heads beyond the measured count as more rows: as many blocks of keys to read. Several
+        tokens of a request count as more heads: as many queries against the same keys, which are
+        read again for each tile of queries.
         """
-        heads, kv_heads = self.heads
-        measured = measured_kv_heads(self.tables.generation, self.heads)
-        factor = kv_heads / measured
+        tokens = self.deployment.verified_tokens
+        heads, kv_heads = tokens * self.heads[0], self.heads[1]
+        passes = max(heads / kv_heads / QUERY_TILE, 1.0)
+        measured = measured_kv_heads(self.tables.generation, (round(heads / passes), kv_heads))
+        factor = kv_heads / measured * passes
         slower = self.peak.bytes_per_s / self.target.bytes_per_s
         points = step_times(self.tables.generation, (round(heads / factor), measured))
         surface = Surface({point: seconds * slower for point, seconds in points.items()})
-        if factor == 1.0:
+        if factor == tokens == 1:
             return surface.decode
 
-        def wider(rows: int, context_tokens: int) -> tuple[float, bool]:
+        def wider(computed: int, context_tokens: int) -> tuple[float, bool]:
+            rows = -(-computed // tokens)
             return surface.decode(round(rows * factor), round(context_tokens * factor))
 
         return wider

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -45,6 +46,21 @@ def test_nothing_is_left_of_a_run_that_fails(tmp_path: Path, error: type[BaseExc
 
     with pytest.raises(error):
         fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_of_a_run_that_is_stopped_as_its_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(file: int, how: int) -> None:
+        if any(tmp_path.glob("new/run/.partial-*")):
+            raise KeyboardInterrupt
+        real(file, how)
+
+    real = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", stop)
+    with pytest.raises(KeyboardInterrupt), staged(tmp_path / "new" / "run"):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,8 +10,8 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,30 +42,40 @@ def staged(
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     check_folder(folder, force=force, reads=reads)
+    scratch = folder / f"{SCRATCH}{secrets.token_hex(4)}"  # known before it is there, to be removed
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch, hold = _scratch(folder)
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
-    try:
-        yield scratch
-        _move(scratch, folder, adds)
+        with _held(scratch):
+            yield scratch
+            _move(scratch, folder, adds)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        os.close(hold)
         for path in missing:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 
 
-def _scratch(folder: Path) -> tuple[Path, int]:
-    """Make a scratch folder in `folder`, having removed those whose owners were killed.
+@contextmanager
+def _held(scratch: Path) -> Iterator[None]:
+    """Make a scratch folder, having removed those beside it whose owners were killed, and lock it.
 
-    Those with records of a real run stay, for `recovery`.
-    Its owner has it open and locked, by the descriptor beside it: a lock ends with its process.
+    Those with records of a real run stay, for `recovery`. A lock ends with its process. UsageError
+    when it cannot be made.
     """
+    try:
+        hold = _locked_new(scratch)
+    except OSError as error:
+        raise UsageError(f"{scratch.parent}: cannot write there: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        os.close(hold)
+
+
+def _locked_new(scratch: Path) -> int:
+    folder = scratch.parent
+    folder.mkdir(parents=True, exist_ok=True)
     door = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(door, fcntl.LOCK_EX)  # nobody takes a new one for stale before it is locked
@@ -74,10 +84,10 @@ def _scratch(folder: Path) -> tuple[Path, int]:
                 if not (path / RECORDS).is_file():
                     shutil.rmtree(path, ignore_errors=True)
                 os.close(stale)
-        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
+        scratch.mkdir(0o700)
         hold = os.open(scratch, os.O_RDONLY)
         fcntl.flock(hold, fcntl.LOCK_EX)
-        return scratch, hold
+        return hold
     finally:
         os.close(door)
 

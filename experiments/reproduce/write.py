@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from evenflow.runtimes import runtimes
-from experiments.report.plots import MARKS, finish, panels, plain_decades, save
+from experiments.report.plots import finish, panels, plain_decades, save
 from experiments.report.style import colour
 from experiments.report.tables import markdown_table, number, percent, print_numbers, write_table
 from experiments.report.words import metric_words
@@ -25,8 +24,8 @@ FEW_RUNS = 8
 
 SPREAD = "  spread"
 
-RATIOS = ((0.1, 0.2, 0.5, 1, 2, 5, 10), (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4))
-"""What an axis of simulated / measured says where it reaches far, and where it does not."""
+RATIOS = {1.5: (0.9, 1, 1.1), 3: (0.5, 0.7, 1, 1.4, 2), np.inf: (0.1, 0.3, 1, 3, 10)}
+"""What an axis of simulated / measured says that reaches at most so far."""
 
 SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_itl_ms", "request_throughput")
 
@@ -206,7 +205,7 @@ def markdown(found: Reproduced, picture: str) -> str:
     parts = [
         INTRO,
         markdown_table(SUMMARY_HEADS, summary_rows(found.summary)),
-        f"![Simulated over measured, a panel a metric, a point a run]({picture})\n",
+        f"![Simulated over measured: a row an entry, a panel a metric, a dot a run]({picture})\n",
         f"## Run by run\n\nEntries with more than {FEW_RUNS} runs are in the table above only.\n",
         markdown_table(RUN_HEADS, run_rows(found.table)),
         "## What each rests on\n",
@@ -236,32 +235,32 @@ def _section(entry: Entry) -> str:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw simulated over measured, a panel a metric, a point a run, a colour and mark an entry."""
+    """Draw simulated over measured: a row an entry, a panel a metric, a dot a run."""
     names: Sequence[str] = list(dict.fromkeys(table["entry"]))
     metrics = [metric for metric in SHOWN if metric in set(table["metric"])]
-    figure, cells = panels(len(metrics), 3.6, 3.0, columns=3)
+    widths = [2 if metric in SHOWN[:2] else 1 for metric in metrics]
+    size = 10.5 / len(metrics), 1.1 + 0.23 * len(names)
+    figure, cells = panels(len(metrics), *size, sharey=True, gridspec_kw={"width_ratios": widths})
     for axes, metric in zip(cells, metrics, strict=True):
-        rows = table[table["metric"] == metric]
-        axes.axhspan(1 - BAND, 1 + BAND, color="0.88", linewidth=0)
-        axes.axhline(1, color="0.4", linewidth=0.8)
-        for index, name in enumerate(names):
-            own = rows[rows["entry"] == name]
-            mark = MARKS[(index + index // len(MARKS)) % len(MARKS)]
-            look: Any = {"color": colour(index), "markersize": 4.5, "markerfacecolor": "none"}
-            axes.plot(own["measured"], 1 + own["error"], mark, label=name, **look)
-        axes.set(xscale="log", yscale="log", xlabel=f"{word(metric)}, measured")
-        ends = rows["measured"].min() * 0.8, rows["measured"].max() * 1.25
-        axes.set_xlim(ends)
-        plain_decades(axes.xaxis, (1, 2, 5) if ends[1] < 100 * ends[0] else (1,))
-        plain_decades(axes.yaxis)
-        reach = max(1.2, 1.1 * float(np.exp(np.log1p(rows["error"]).abs().max())))
-        axes.set_yticks(RATIOS[reach < 2])
-        axes.set_ylim(1 / reach, reach)
-        finish(axes, word(metric).split(" (")[0], grid="y")
-    for axes in cells[::3]:
-        axes.set_ylabel("simulated / measured")
-    handles, labels = cells[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    title = f"On the line the simulation is right; in the grey band it is within {BAND:.0%}"
+        runs = table[table["metric"] == metric]
+        axes.axvspan(1 - BAND, 1 + BAND, color="0.88", linewidth=0)
+        axes.axvline(1, color="0.4", linewidth=0.8)
+        for row, name in enumerate(names):
+            ratios = 1 + runs.loc[runs["entry"] == name, "error"]
+            axes.plot(ratios, [row] * len(ratios), "o", color=colour(0), markersize=4, alpha=0.35)
+            axes.plot(ratios.median(), row, "|", color="black", markersize=11, markeredgewidth=1.8)
+        reach = max(1.2, 1.1 * float(np.exp(np.log1p(runs["error"]).abs().max())))
+        axes.set(xscale="log", xlim=(1 / reach, reach))
+        plain_decades(axes.xaxis)
+        axes.set_xticks(next(ticks for most, ticks in RATIOS.items() if reach <= most))
+        finish(axes, word(metric).split(" (")[0])
+    counts = table.value_counts(["entry", "metric"]).groupby("entry").max()
+    cells[0].set_yticks(range(len(names)), [f"{name} ({counts[name]})" for name in names])
+    cells[0].set_ylim(len(names) - 0.5, -0.5)
+    figure.supxlabel(
+        "simulated / measured; a dot is a run (how many: in brackets), a stroke their median",
+        fontsize=10,
+    )
+    title = f"On the line the simulation is right, left of it too fast; the band is {BAND:.0%}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure

@@ -16,7 +16,6 @@ from typing import Any, TypedDict, Unpack
 from evenflow.scheduling import Scheduler
 from experiments.figures.make import chosen, make, write_claims
 from experiments.figures.study import Drawing
-from experiments.given_policy import GivenPolicy
 from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
 from experiments.report.tables import Format, check_format
@@ -32,19 +31,18 @@ from experiments.run_file.build import load_workload
 from experiments.run_file.inputs import inputs_of
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, patched, read
-from experiments.runs import Job, Save, run_job, write_run
+from experiments.runs import GivenPolicy, Job, Save, run_job, write_run
 from experiments.study.capacity import capacity as study_capacity
 from experiments.study.capacity_search import Capacity, Question
 from experiments.study.compare import Comparison, line_up, run_all
 from experiments.study.diff import Difference
 from experiments.study.diff import diff as study_diff
-from experiments.study.executors import executor_of
 from experiments.study.findings import Findings
 from experiments.study.layouts import parse_gpus
 from experiments.study.plan import Planned
 from experiments.study.plan import plan as study_plan
 from experiments.study.plan_search import Ask
-from experiments.study.points import Store
+from experiments.study.points import Store, executor_of
 from experiments.study.slo import Condition, parse_slo
 from experiments.study.sweep import sweep as study_sweep
 from experiments.study.sweep_file import load_sweep, sweep_of

@@ -127,7 +127,7 @@ def test_a_dask_scheduler_that_does_not_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("experiments.study.executors.CONNECT_LIMIT_S", 0.3)
+    monkeypatch.setattr("experiments.study.points.CONNECT_LIMIT_S", 0.3)
     write(folder)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # no one listens there, and no one else can

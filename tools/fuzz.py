@@ -40,7 +40,7 @@ from typer.testing import CliRunner
 from evenflow.schedulers import POLICIES
 from experiments.cli.app import app
 from experiments.run_file.run import RunConfig
-from experiments.study import executors
+from experiments.study import points
 from experiments.study.sweep_file import SweepConfig
 
 ROOT = Path(__file__).parent.parent
@@ -549,7 +549,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, _hangs)
     warnings.simplefilter("always")
-    executors.processes = lambda *_: Inline()  # type: ignore[assignment]
+    points.processes = lambda *_: Inline()  # type: ignore[assignment]
     failed = 0
     for name in asked.only.split(","):
         with tempfile.TemporaryDirectory() as scratch:

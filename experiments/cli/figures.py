@@ -47,9 +47,8 @@ def figures_command(
     from experiments.cli.terminal import progress
     from experiments.figures.make import add_intervals, chosen, make, write_claims
     from experiments.report.folder import check_folder
-    from experiments.study.executors import executor_of
     from experiments.study.fair import marked
-    from experiments.study.points import Store
+    from experiments.study.points import Store, executor_of
 
     plans = chosen(names or (), tuple(set_ or ()), quick=quick)
     if list_:

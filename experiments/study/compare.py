@@ -15,14 +15,13 @@ import pandas as pd
 
 from evenflow.errors import UsageError
 from evenflow.schedulers import POLICIES, POOLED
-from experiments.given_policy import GivenPolicy
 from experiments.outcome import Outcome
 from experiments.report.tables import Format, write_summaries
 from experiments.run_file.build import load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Patch, value_of
-from experiments.runs import Job, Save, run_job, write_page, write_run
-from experiments.study.executors import processes
+from experiments.runs import GivenPolicy, Job, Save, run_job, write_page, write_run
+from experiments.study.points import processes
 from experiments.systems import System, systems
 
 if TYPE_CHECKING:

@@ -25,9 +25,16 @@ from experiments.run_file.build import Workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, Patch
 from experiments.runs import Job, run_job
-from experiments.study.executors import executor_of
 from experiments.study.intervals import Interval, interval, paired_difference
-from experiments.study.points import Point, Record, Store, remove_records, simulated, summary
+from experiments.study.points import (
+    Point,
+    Record,
+    Store,
+    executor_of,
+    remove_records,
+    simulated,
+    summary,
+)
 
 
 class Part(NamedTuple):

@@ -32,8 +32,8 @@ from experiments.run_file.inputs import inputs_of
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, patched, read
 from experiments.runs import GivenPolicy, Job, Save, run_job, write_run
+from experiments.study.capacity import Capacity, Question
 from experiments.study.capacity import capacity as study_capacity
-from experiments.study.capacity_search import Capacity, Question
 from experiments.study.compare import Comparison, line_up, run_all
 from experiments.study.diff import Difference
 from experiments.study.diff import diff as study_diff

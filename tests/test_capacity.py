@@ -16,18 +16,17 @@ from evenflow.types import Request
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document
-from experiments.study.capacity import facts, sentences
-from experiments.study.capacity_search import (
+from experiments.study.capacity import (
     Capacity,
     Question,
     capacity_of,
-    own_rate,
-    rate_patch,
+    facts,
+    sentences,
 )
 from experiments.study.layouts import on_gpus
 from experiments.study.points import Store
-from experiments.study.prices import dollars_per_hour, load_prices
-from experiments.study.slo import parse_slo
+from experiments.study.searches import own_rate, rate_patch
+from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
 from experiments.study.trials import Simulator
 from tests.command_line import evenflow, refusal, write_trace
 from tests.test_points import RUN

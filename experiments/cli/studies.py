@@ -143,11 +143,9 @@ def capacity_command(
     from experiments.report.tables import print_table
     from experiments.run_file.inputs import inputs_of
     from experiments.run_file.run import load_config
-    from experiments.study.capacity import capacity, knee_rows, sentences
-    from experiments.study.capacity_search import Question
+    from experiments.study.capacity import Question, capacity, knee_rows, sentences
     from experiments.study.layouts import on_gpus, parse_gpus
-    from experiments.study.prices import dollars_per_hour, load_prices
-    from experiments.study.slo import parse_slo
+    from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
     from experiments.study.trials import How
 
     config = load_config(run, set_ or ())

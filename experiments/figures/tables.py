@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from experiments.figures.axes import Case, cases_of
 from experiments.figures.study import Study
 from experiments.run_file.run import RunConfig, with_
-from experiments.study.capacity_search import Capacity, Question, capacity_of
+from experiments.study.capacity import Capacity, Question, capacity_of
 from experiments.study.slo import Condition
 from experiments.study.trials import Simulator
 

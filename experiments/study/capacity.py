@@ -1,12 +1,18 @@
-"""A capacity from its question to its folder: what is written, said and drawn of the answer."""
+"""The capacity of a deployment: the largest request rate that keeps its SLO, and what it costs.
+
+All rates see the same requests and the same draws of arrivals, stretched (common random numbers);
+a replication is another seed, and has a search of its own. The answer's files, words and picture
+are here too.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,13 +25,41 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from evenflow.errors import UsageError
 from experiments.report import plots
 from experiments.report.style import colour
-from experiments.report.tables import number, write_json, write_table
-from experiments.study.capacity_search import Capacity, Measured, Question, capacity_of, rate_cells
-from experiments.study.fair import alone, marked
-from experiments.study.intervals import interval
-from experiments.study.prices import S_PER_HOUR
-from experiments.study.slo import KEEPS_UP
-from experiments.study.trials import How
+from experiments.report.tables import is_number, number, write_json, write_table
+from experiments.run_file.build import load_workload
+from experiments.run_file.run import RunConfig
+from experiments.study.fair import Side, alone, marked, of_trial
+from experiments.study.intervals import Interval, interval
+from experiments.study.searches import (
+    LEAST_TOLERANCE,
+    Found,
+    Probe,
+    bisect,
+    found,
+    own_rate,
+    rate_patch,
+    rounded,
+    side_by_side,
+)
+from experiments.study.slo import (
+    KEEPS_UP,
+    S_PER_HOUR,
+    Condition,
+    check_metrics,
+    levels_of,
+    service_levels,
+)
+from experiments.study.trials import (
+    Case,
+    How,
+    Simulator,
+    Study,
+    Trial,
+    all_alike,
+    dry_run,
+    run,
+    seed_matters,
+)
 
 SHOWN = (
     "attainment",
@@ -42,6 +76,119 @@ SHOWN = (
     "preemptions",
 )
 """Numbers of the capacity's own run that are shown beside those that the SLO limits."""
+
+CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
+"""Rates of the curve, as multiples of the capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: a configuration, its SLO, how exactly, and over how many seeds.
+
+    The capacity is known within `tolerance` (0.02: 2 %) of itself. Seeds count up from that of the
+    configuration. `beside` is the folder of the configuration's file; `per_hour` what the
+    deployment costs in dollars.
+    """
+
+    config: RunConfig
+    slo: tuple[Condition, ...]
+    beside: Path = field(default_factory=Path)
+    tolerance: float = 0.02
+    replications: int = 1
+    per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if not LEAST_TOLERANCE <= self.tolerance < 1:
+            raise UsageError(
+                f"--tolerance {self.tolerance:g}: should be a share of the rate, from "
+                f"{LEAST_TOLERANCE:g} to below 1, like 0.02"
+            )
+        if self.replications < 1:
+            raise UsageError(f"--replications {self.replications}: should be at least 1")
+
+    @property
+    def study(self) -> Study:
+        """The configuration, and its summary with what the SLO needs."""
+        more = levels_of(self.slo, self.config)
+        return Study(self.config, self.beside, measure=service_levels, more=more)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Probe):
+    """A probe of one replication, with the numbers of its run."""
+
+    replication: int
+    values: Mapping[str, Any]
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The answer: how the search of each replication ended, and every rate that was simulated.
+
+    `curve` are the rates at multiples of the capacity, and `measured` all, by replication and rate.
+    `provenance` says where they come from.
+    """
+
+    question: Question
+    searches: tuple[Found, ...]
+    measured: tuple[Measured, ...]
+    curve: tuple[float, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """A row for each replication and rate simulated, as rates.csv has them.
+
+        `misses` are the metrics whose limits are not kept there.
+        """
+        return self.cells.infer_objects()
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """The same as objects: numbers are written as the runs gave them."""
+        keys = [key for key, value in self.measured[0].values.items() if is_number(value)]
+        rows = [
+            {
+                "replication": run.replication,
+                "rate": run.rate,
+                "misses": " ".join(run.failed),
+                **{key: run.values.get(key, math.nan) for key in keys},
+            }
+            for run in self.measured
+        ]
+        return pd.DataFrame(rows, dtype=object)
+
+    @property
+    def status(self) -> str:
+        """`found` if every search found a rate; otherwise how the first other one ended."""
+        return next((each.status for each in self.searches if each.status != "found"), "found")
+
+    @property
+    def rate(self) -> Interval | None:
+        """The capacity in requests/s over the replications; None unless all found one."""
+        rates = [each.rate for each in self.searches if each.rate is not None]
+        return interval(rates) if len(rates) == len(self.searches) else None
+
+    @property
+    def contradictions(self) -> list[Measured]:
+        """The rates that pass above one that fails, or fail below one that passes: noise."""
+        return [
+            each
+            for each in self.measured
+            for end in (self.searches[each.replication],)
+            if end.rate is not None
+            and (bool(each.failed) if each.rate <= end.rate else not each.failed)
+        ]
+
+    def at_knee(self) -> list[tuple[Measured, Measured]]:
+        """Return, for each search that found a rate, the runs at it and at the next that fails."""
+        runs = {(each.replication, each.rate): each for each in self.measured}
+        return [
+            (runs[index, each.rate], runs[index, each.fails_at])
+            for index, each in enumerate(self.searches)
+            if each.rate is not None and each.fails_at is not None
+        ]
 
 
 def capacity(question: Question, how: How) -> Capacity:
@@ -66,10 +213,87 @@ def capacity(question: Question, how: How) -> Capacity:
     return answer
 
 
+def capacity_of(
+    question: Question, simulator: Simulator, curve: Sequence[float] = CURVE
+) -> Capacity:
+    """Return the largest rate that keeps the SLO, and the metrics at `curve` times that rate.
+
+    Raises UsageError for a mistake in the configuration, arrivals without a rate, a metric that a
+    run has not, and a run that fails. The result does not depend on who simulates.
+    """
+    start, provenance = _prove(question)
+    replications = range(question.replications)
+    cases = [partial(_case, question.config, start, index) for index in replications]
+    probe, width = partial(_measure, question), 2 if question.replications == 1 else 1
+    searches = [bisect(start, question.tolerance, case, probe, width) for case in cases]
+    trials = run(question.study, simulator, side_by_side(searches))
+    measured = _measured(question, trials)
+    ends = tuple(
+        found([each for each in measured if each.replication == index]) for index in replications
+    )
+    answer = Capacity(question, ends, measured, provenance=provenance)
+    if answer.rate is None:
+        return answer
+    rates = tuple(rounded(factor * answer.rate.mean) for factor in curve)
+    trials += simulator.trials(question.study, [case(rate) for case in cases for rate in rates])
+    return replace(answer, measured=_measured(question, trials), curve=rates)
+
+
+def _case(config: RunConfig, start: float, replication: int, rate: float) -> Case:
+    seed = {"workload.seed": config.workload.seed + replication}
+    patch = {**seed, **rate_patch(config.workload.arrivals, rate, start)}
+    return Case({"replication": replication, "rate": rate}, patch)
+
+
+def _measured(question: Question, trials: Iterable[Trial]) -> tuple[Measured, ...]:
+    """Return each rate of each replication once, by replication and rate."""
+    runs = [_measure(question, trial) for trial in trials]
+    by_place = {(each.replication, each.rate): each for each in runs}
+    return tuple(by_place[place] for place in sorted(by_place))
+
+
+def _measure(question: Question, trial: Trial) -> Measured:
+    """Return what a rate came to, by Little's law and the SLO."""
+    (record,) = trial.records
+    rate, values = trial.labels["rate"], record.values
+    if record.error is not None:
+        raise UsageError(f"at {rate:g} requests/s: {record.error}")
+    failed = tuple(each.metric for each in question.slo if not each.holds(values))
+    in_system = rate * values["mean_e2el_ms"] / 1e3
+    replication = trial.labels["replication"]
+    completed, side = int(values["completed"]), of_trial(trial)
+    return Measured(rate, failed, in_system, completed, replication, values, side)
+
+
+def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:
+    """Find mistakes before the first long run, by a run of the two smallest requests.
+
+    Return the rate (requests/s) to start from, and where results come from.
+    """
+    config = question.config
+    if question.replications > 1 and not seed_matters(config):
+        raise UsageError(
+            f"--replications {question.replications}: {all_alike(config)}, or one replication"
+        )
+    workload = load_workload(config, question.beside)
+    start = own_rate(config.workload.arrivals, workload.requests)
+    outcome = dry_run(config, workload, question.beside)
+    values = service_levels(outcome, **dict(question.study.more))
+    asked = [each.metric for each in question.slo if each is not KEEPS_UP]
+    check_metrics(asked, values, "--slo")
+    for each in question.slo:
+        if "_throughput" in each.metric or each.metric == "request_goodput":
+            raise UsageError(
+                f"--slo {each.metric}: grows with the rate, so that no rate is the largest to keep "
+                "it; limit a latency, or attainment"
+            )
+    return start, outcome.result.provenance
+
+
 def _write(folder: Path, capacity: Capacity) -> None:
     """Write capacity.json, rates.csv, and the picture as capacity.png and .svg."""
     write_json(folder / "capacity.json", facts(capacity) | {"provenance": capacity.provenance})
-    write_table(folder / "rates.csv", rate_cells(capacity))
+    write_table(folder / "rates.csv", capacity.cells)
     plots.save(_draw_capacity(capacity), folder / "capacity")
 
 
@@ -96,7 +320,7 @@ def facts(capacity: Capacity) -> dict[str, Any]:
     if rate is None:
         alone = min(capacity.measured, key=lambda each: each.rate)
         told["at_lowest_rate"] = {each.metric: alone.values[each.metric] for each in question.slo}
-    if rate is not None:
+    else:
         told["at_capacity"] = _at_capacity(capacity)
         if question.per_hour is not None:
             told["per_dollar"] = _per_dollar(capacity, rate.mean, question.per_hour)
@@ -116,8 +340,9 @@ def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, f
     Tokens are those of a mean request, input and output.
     """
     runs = [at.values for at, _ in capacity.at_knee()]
-    tokens = fmean(_tokens(run, "input", "output") for run in runs)
-    output_tokens = fmean(_tokens(run, "output") for run in runs)
+    output_tokens = fmean(run["total_output_tokens"] / run["completed"] for run in runs)
+    both = [run["total_input_tokens"] + run["total_output_tokens"] for run in runs]
+    tokens = fmean(total / run["completed"] for total, run in zip(both, runs, strict=True))
     millions_per_hour = S_PER_HOUR * rate / 1e6
     return {
         "dollars_per_hour": per_hour,
@@ -128,24 +353,15 @@ def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, f
     }
 
 
-def _tokens(values: Mapping[str, Any], *kinds: str) -> float:
-    return float(sum(values[f"total_{kind}_tokens"] for kind in kinds) / values["completed"])
-
-
 def knee_rows(capacity: Capacity) -> list[tuple[str, str, str, str]]:
     """Return a row for each condition: its limit, and its value at the capacity and just above."""
-    knee = capacity.at_knee()
     rows = []
     for condition in capacity.question.slo:
         sign = "at least" if condition.at_least else "at most"
-        below = _mean([at for at, _ in knee], condition.metric)
-        above = _mean([fails for _, fails in knee], condition.metric)
+        pairs = [[run.values[condition.metric] for run in runs] for runs in capacity.at_knee()]
+        below, above = (f"{fmean(values):.4g}" for values in zip(*pairs, strict=True))
         rows.append((condition.metric, f"{sign} {condition.limit:g}", below, above))
     return rows
-
-
-def _mean(runs: Sequence[Measured], metric: str) -> str:
-    return f"{fmean(run.values[metric] for run in runs):.4g}" if runs else "-"
 
 
 def sentences(capacity: Capacity) -> list[str]:
@@ -209,17 +425,26 @@ RATES = {"request_throughput": "served", "request_goodput": "served within limit
 def _draw_capacity(capacity: Capacity) -> Figure:
     """Draw the SLO's shares, the rates and its numbers against the rate that arrives.
 
-    Lines are means over replications, bands their least and most.
+    Lines are means over replications, bands their least and most; where no rate was found, of all
+    that were tried.
     """
+    wanted = capacity.curve
+    runs = [run for run in capacity.measured if not wanted or run.rate in wanted]
+    table = pd.DataFrame([run.values for run in runs], [run.rate for run in runs])
+    table = table.dropna(axis="columns")
     figure, (shares, rates, limits) = plots.panels(3, 4.33, 3.8)
-    _draw_metrics(shares, capacity, SHARES)
+    _draw(shares, {words: table[key] for key, words in SHARES.items() if key in table})
     shares.yaxis.set_major_formatter(PercentFormatter(1.0))
     shares.set_ylim(0, 1.03)
-    _draw_metrics(rates, capacity, RATES)
-    most = max(run.rate for run in _shown(capacity))
+    _draw(rates, {words: table[key] for key, words in RATES.items() if key in table})
+    most = max(table.index)
     rates.plot([0, most], [0, most], color="black", linewidth=1, linestyle=":", label="arriving")
     rates.set_ylim(bottom=0)
-    _draw_limits(limits, capacity)
+    limited = [each for each in capacity.question.slo if each.limit]
+    _draw(limits, {str(each): table[each.metric] / each.limit for each in limited})
+    limits.axhline(1, color="black", linewidth=1, linestyle=":")
+    limits.set_yscale("log")
+    limits.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     titles = {"SLO attainment": shares, "Requests/s": rates, "Value / limit": limits}
     for title, axes in titles.items():
         _finish(axes, capacity, title)
@@ -227,32 +452,12 @@ def _draw_capacity(capacity: Capacity) -> Figure:
     return figure
 
 
-def _shown(capacity: Capacity) -> list[Measured]:
-    """Return the runs of the curve; where no rate was found, all that were tried."""
-    wanted = capacity.curve
-    return [run for run in capacity.measured if not wanted or run.rate in wanted]
-
-
-def _draw_metrics(axes: Axes, capacity: Capacity, labels: Mapping[str, str]) -> None:
-    known = [name for name in labels if all(name in run.values for run in capacity.measured)]
-    for index, name in enumerate(known):
-        _draw(axes, capacity, itemgetter(name), labels[name], index)
-
-
-def _draw_limits(axes: Axes, capacity: Capacity) -> None:
-    limited = [condition for condition in capacity.question.slo if condition.limit]
-    for index, condition in enumerate(limited):
-        metric, limit = condition.metric, condition.limit
-
-        def of_limit(
-            values: Mapping[str, Any], metric: str = metric, limit: float = limit
-        ) -> float:
-            return float(values[metric]) / limit
-
-        _draw(axes, capacity, of_limit, str(condition), index)
-    axes.axhline(1, color="black", linewidth=1, linestyle=":")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+def _draw(axes: Axes, columns: Mapping[str, pd.Series]) -> None:
+    for index, (words, column) in enumerate(columns.items()):
+        rows = column.groupby(level=0).agg(["mean", "min", "max"])
+        axes.plot(rows["mean"], marker="o", markersize=3, color=colour(index), label=words)
+        least, most = rows["min"], rows["max"]
+        axes.fill_between(rows.index, least, most, color=colour(index), alpha=0.2, linewidth=0)
 
 
 def _title(capacity: Capacity) -> str:
@@ -260,21 +465,6 @@ def _title(capacity: Capacity) -> str:
     found = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
     requests, seeds = int(capacity.measured[0].values["completed"]), capacity.question.replications
     return f"{name}: {found} ({requests} requests, {seeds} seed{'s' if seeds > 1 else ''})"
-
-
-def _draw(
-    axes: Axes,
-    capacity: Capacity,
-    value: Callable[[Mapping[str, Any]], float],
-    label: str,
-    index: int,
-) -> None:
-    runs = _shown(capacity)
-    values = pd.Series([value(run.values) for run in runs], [run.rate for run in runs])
-    rows = values.groupby(level=0).agg(["mean", "min", "max"])
-    axes.plot(rows["mean"], marker="o", markersize=3, color=colour(index), label=label)
-    least, most = rows["min"], rows["max"]
-    axes.fill_between(rows.index, least, most, color=colour(index), alpha=0.2, linewidth=0)
 
 
 def _finish(axes: Axes, capacity: Capacity, title: str) -> None:

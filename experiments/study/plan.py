@@ -32,8 +32,7 @@ from experiments.study.plan_search import (
     search,
     up_to,
 )
-from experiments.study.prices import costs
-from experiments.study.slo import Condition
+from experiments.study.slo import Condition, costs
 from experiments.study.trials import Case, How, Simulator, Trial, run, table
 
 SHOWN = 8

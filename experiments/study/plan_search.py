@@ -26,10 +26,17 @@ from experiments.run_file.policy_folders import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, long_form, patched
-from experiments.study.capacity_search import own_rate, rate_patch
 from experiments.study.launch import budget_key
 from experiments.study.layouts import Layout, layouts, why_fixed
-from experiments.study.searches import Probe, bisect, next_rates, rounded, side_by_side
+from experiments.study.searches import (
+    Probe,
+    bisect,
+    next_rates,
+    own_rate,
+    rate_patch,
+    rounded,
+    side_by_side,
+)
 from experiments.study.slo import (
     KEEPS_UP,
     LATENCY,

@@ -1,6 +1,7 @@
 """How a study's points are chosen: listed, drawn, proposed by Optuna, or narrowed to a rate.
 
-Knows parameters and their values, and what a search needs to be told of its trials; no runs.
+Knows parameters and their values, rates of arrivals, and what a search needs to be told of its
+trials; simulates nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pydantic_core import PydanticCustomError
 
 from evenflow.errors import MOST_RUNS, UsageError, require_package
 from evenflow.keys import Keys, expect, short_form
+from evenflow.types import Request
 from experiments.report.tables import is_number
 from experiments.run_file.yaml_file import Patch
 from experiments.study.trials import Case, Search, Trial
+from traces import AnyArrivals, Replay
 from traces.samples import random_stream
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -419,3 +422,31 @@ def _rate(probe: Probe) -> float:
 def rounded(value: float, digits: int = RATE_DIGITS) -> float:
     """Return a number with so many significant digits."""
     return float(f"{value:.{digits}g}")
+
+
+def rate_patch(arrivals: AnyArrivals, rate: float, start: float) -> Patch:
+    """Return what puts arrivals at `rate`; at `start` they are as they are."""
+    if isinstance(arrivals, Replay):
+        return {"workload.arrivals.scale": arrivals.scale * rate / start}
+    return {"workload.arrivals.rate": rate}
+
+
+def own_rate(arrivals: AnyArrivals, requests: Sequence[Request]) -> float:
+    """Return the mean rate at which requests arrive, in requests/s.
+
+    UsageError for arrivals that have none: offline, closed, or a trace that comes all at once.
+    """
+    if len(requests) < 2:
+        raise UsageError(f"workload: {len(requests)} request has no rate; give more requests")
+    if isinstance(arrivals, Replay):
+        span_s = requests[-1].arrival_s - requests[0].arrival_s
+        if span_s > 0:
+            return (len(requests) - 1) / span_s
+        raise UsageError("workload.trace: all its requests arrive at once; give poisson arrivals")
+    rate = getattr(arrivals, "rate", None)
+    if rate is None:
+        raise UsageError(
+            f"workload.arrivals: {arrivals.kind} has no rate to search for; give poisson, gamma, "
+            "onoff or replay"
+        )
+    return float(rate)

@@ -1,4 +1,4 @@
-"""What is good: limits on numbers of a run's summary, objectives, and what a run comes to by them.
+"""What is good, and what it costs: limits on numbers of a run's summary, objectives, prices.
 
 A limit is at most, or at least for what is the better the more of it. Knows no search.
 """
@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
@@ -18,8 +19,13 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.keys import Keys
 from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.run import RunResult
+from evenflow.schedulers import POOLED
+from evenflow.specs.gpu import gpu
 from experiments.outcome import Outcome
-from experiments.study.prices import per_gpu_and_user
+from experiments.report.tables import is_number
+from experiments.run_file import yaml_file
+from experiments.run_file.pools import divide, system
+from experiments.run_file.run import RunConfig
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
 OF_GPUS = ("output_throughput_per_gpu", "output_speed_per_user")
@@ -29,6 +35,7 @@ Limits = tuple[tuple[str, float], ...]
 """Limits in ms by latency (ttft, tpot, itl, e2el, queue), in a form that a point can hold."""
 
 EXAMPLE = "--slo p99_itl_ms=200"
+S_PER_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,14 @@ def request_limits(slo: Sequence[Condition], goodput_ms: Mapping[Limit, float] |
     return tuple(sorted(limits.items()))
 
 
+def levels_of(
+    slo: Sequence[Condition], config: RunConfig, *metrics: str
+) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of `service_levels` for some metrics and all that an SLO limits."""
+    names = dict.fromkeys([*metrics, *(each.metric for each in slo)])
+    return (("metrics", tuple(names)), ("limits", request_limits(slo, config.goodput)))
+
+
 def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) -> dict[str, Any]:
     """Return a run's summary with any other percentile among `metrics`, and what its SLO needs.
 
@@ -178,7 +193,7 @@ def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) 
     """
     values = dict(outcome.summary)
     if not set(OF_GPUS).isdisjoint(metrics):
-        values |= per_gpu_and_user(outcome)
+        values |= _per_gpu_and_user(outcome, _num_gpus(outcome))
     result = outcome.result
     for metric in metrics:
         found = LATENCY.fullmatch(metric)
@@ -205,3 +220,73 @@ def _percentile_ms(result: RunResult, name: str, percent: float) -> float:
         pooled_s = getattr(request_metrics(result), f"{name}_s")
         pooled_s = pooled_s[np.isfinite(pooled_s)]
     return 1e3 * float(np.percentile(pooled_s, percent)) if len(pooled_s) else 0.0
+
+
+def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
+    """Return a run's summary with its GPUs and what they give; at a `price` also what it costs.
+
+    `price` is that of a GPU an hour, in dollars.
+    """
+    gpus, own = _num_gpus(outcome), outcome.summary
+    return own | {"gpus": gpus} | _per_gpu_and_user(outcome, gpus) | costs(gpus, own, price)
+
+
+def _per_gpu_and_user(outcome: Outcome, gpus: int) -> dict[str, float]:
+    """Return the output tokens a second of a GPU, and those that a user sees: 1 / mean TPOT."""
+    throughput, tpot_ms = (outcome.summary[key] for key in ("output_throughput", "mean_tpot_ms"))
+    speed = {"output_speed_per_user": 1e3 / tpot_ms} if tpot_ms > 0 else {}
+    return {"output_throughput_per_gpu": throughput / gpus} | speed
+
+
+def _num_gpus(outcome: Outcome) -> int:
+    config = RunConfig.model_validate(outcome.result.provenance["config"])
+    return sum(count for _, count in _gpus(config))
+
+
+def costs(gpus: int, values: Mapping[str, float], price: float | None) -> dict[str, float]:
+    """Return dollars an hour, and for a million tokens that are served; {} without a price."""
+    if price is None:
+        return {}
+    tokens = values["total_token_throughput"] * S_PER_HOUR / 1e6
+    each = {"dollars_per_hour": gpus * price}
+    return each | ({"dollars_per_million_tokens": gpus * price / tokens} if tokens else {})
+
+
+def load_prices(path: Path) -> dict[str, float]:
+    """Read a YAML file of `GPU name: dollars per hour`; UsageError naming the row otherwise."""
+    document = yaml_file.read(path, "prices, such as L20: 0.8")
+    for name, price in document.data.items():
+        if not is_number(price) or not 0 < price < math.inf:
+            place = document.place((name,))
+            raise UsageError(f"{place}: {name}: should be dollars per hour, above 0, not {price!r}")
+    return {str(name): float(price) for name, price in document.data.items()}
+
+
+def dollars_per_hour(config: RunConfig, prices: Mapping[str, float]) -> float:
+    """Return what all GPUs of a configuration cost an hour, its replicas included.
+
+    UsageError when the configuration names no GPU, or one that the table does not have.
+    """
+    return sum(count * _price(given, prices) for given, count in _gpus(config))
+
+
+def _gpus(config: RunConfig) -> list[tuple[Any, int]]:
+    """Return each GPU as the run gives it, and how many of it there are, replicas included."""
+    replicas = 1 if config.replicas is None else config.replicas.count
+    if config.scheduler.name not in POOLED:
+        return [(config.gpu, replicas * config.pipeline_gpus)]
+    given = system(config.scheduler)
+    pools = given.pools()
+    shares = divide(config, given).items()
+    return [(pools[name].gpu or config.gpu, share.gpus) for name, share in shares]
+
+
+def _price(given: Any, prices: Mapping[str, float]) -> float:
+    if given is None:
+        raise UsageError("--per-dollar: the run names no gpu; add the key gpu to it")
+    name = gpu(given).name
+    if name not in prices:
+        raise UsageError(
+            f"--per-dollar: the price of {name} is missing; {instead_of(name, prices)}"
+        )
+    return prices[name]

@@ -23,7 +23,6 @@ from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find, flat
 from experiments.study.points import Point, workload_of
-from experiments.study.prices import with_cost
 from experiments.study.searches import (
     Finite,
     Grid,
@@ -37,7 +36,7 @@ from experiments.study.searches import (
     identity,
     values_of,
 )
-from experiments.study.slo import Condition, Objective
+from experiments.study.slo import Condition, Objective, with_cost
 from experiments.study.trials import (
     Part,
     Study,

@@ -47,9 +47,8 @@ from experiments.study.slo import Condition, parse_slo
 from experiments.study.sweep import sweep as study_sweep
 from experiments.study.sweep_file import load_sweep, sweep_of
 from experiments.study.trials import How
+from experiments.study.tune import Tuned, Wish
 from experiments.study.tune import tune as study_tune
-from experiments.study.tune_search import Tuned
-from experiments.study.tuning import Wish
 from experiments.study.uncertainty import Prediction, predict
 
 

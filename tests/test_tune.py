@@ -24,30 +24,28 @@ from experiments.study.points import Record, Store
 from experiments.study.searches import Range
 from experiments.study.slo import parse_slo
 from experiments.study.trials import Part, Simulator, Trial
-from experiments.study.tune import sentences
-from experiments.study.tune_search import (
+from experiments.study.tune import (
     FRESH,
+    GLLM,
     LATER,
     TUNED,
+    Candidate,
     Check,
     Search,
     Tried,
     Tuned,
+    Tuning,
+    Wish,
     Worth,
     evaluate,
+    prepare,
     run_bubbles,
     run_checks,
     run_search,
+    sentences,
     simplified,
-    unseen_parts,
-)
-from experiments.study.tuning import (
-    GLLM,
-    Candidate,
-    Tuning,
-    Wish,
-    prepare,
     space_of,
+    unseen_parts,
 )
 from tests.command_line import evenflow, write_inputs, write_trace
 from tests.test_points import RUN

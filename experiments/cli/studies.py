@@ -25,7 +25,7 @@ from experiments.cli.options import (
 if TYPE_CHECKING:
     from experiments.study.findings import Findings
     from experiments.study.plan import Planned
-    from experiments.study.tune_search import Tuned
+    from experiments.study.tune import Tuned
 
 
 def sweep_command(
@@ -195,8 +195,7 @@ def tune_command(
     from experiments.study.layouts import parse_gpus
     from experiments.study.slo import parse_slo
     from experiments.study.trials import How
-    from experiments.study.tune import tune
-    from experiments.study.tuning import Wish
+    from experiments.study.tune import Wish, tune
 
     document = overridden(read(run), set_ or ())
     names = None if schedulers is None else _names(schedulers)
@@ -217,11 +216,16 @@ def _names(text: str) -> list[str]:
 def _tell_tuned(tuned: Tuned) -> None:
     from experiments.report.tables import print_table
     from experiments.run_file.run import configured
-    from experiments.study.tune import bubble_rows, check_rows, sentences, winner_of, worth_rows
-    from experiments.study.tune_search import TUNED
+    from experiments.study.tune import (
+        TUNED,
+        bubble_rows,
+        check_rows,
+        sentences,
+        worth_rows,
+    )
 
     tuning = tuned.search.tuning
-    typer.echo(configured(winner_of(tuned.search)).setup())
+    typer.echo(configured(tuned.winner).setup())
     left_out = [each for each in tuning.layouts if each.reason]
     if left_out:
         print_table(("layout left out", "why"), [(each.label, each.reason) for each in left_out])

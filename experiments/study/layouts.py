@@ -1,5 +1,7 @@
 """Layouts: how a model's layers lie on so many GPUs, as stages x tensor parallel, and which fit.
 
+A candidate is a layout with a scheduler and its parameters.
+
 Knows what can be, not how well it serves.
 """
 
@@ -15,7 +17,8 @@ from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model
 from experiments.run_file.build import Workload, build
 from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document, find
+from experiments.run_file.yaml_file import Document, Patch, find
+from experiments.study.trials import Case
 
 SHIFTS = (-2, -1, 1, 2, 3)
 """Layers that the last stage gives to the others (below 0: takes from them), beside even and
@@ -46,6 +49,29 @@ class Layout:
 
 
 AS_GIVEN = Layout("as given", "as given", {})
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Settings to try: a scheduler, those of its parameters that are set, a layout."""
+
+    scheduler: str
+    params: Mapping[str, Any]
+    layout: Layout
+
+    @property
+    def patch(self) -> Patch:
+        return {**self.layout.keys, "scheduler": {"name": self.scheduler, **self.params}}
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The settings as a row of a table."""
+        told = {f"{self.scheduler}.{name}": value for name, value in self.params.items()}
+        return {"scheduler": self.scheduler, "layout": self.layout.label, **told}
+
+    @property
+    def case(self) -> Case:
+        return Case(self.labels, self.patch)
 
 
 def layouts(

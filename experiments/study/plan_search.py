@@ -27,7 +27,7 @@ from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, long_form, patched
 from experiments.study.launch import budget_key
-from experiments.study.layouts import Layout, layouts, why_fixed
+from experiments.study.layouts import Candidate, Layout, layouts, why_fixed
 from experiments.study.searches import (
     Probe,
     bisect,
@@ -47,7 +47,6 @@ from experiments.study.slo import (
     service_levels,
 )
 from experiments.study.trials import Case, Search, Study, Trial, dry_run, seed_matters, seeds
-from experiments.study.tuning import Candidate
 from experiments.systems import keys_of_system, systems
 from traces import Replay
 

@@ -220,21 +220,17 @@ def optuna(
     order in which it was asked, so that the proposals depend on the seed and on results only: an
     interrupted search, run again, proposes the same. UsageError without the extra `tune`.
     """
-    return _asked_and_told(_optuna_study(method, goals), method, propose, score)
+    study = _optuna_study(method, goals)
 
+    def batches() -> Search:
+        for start in range(0, method.trials, method.batch_size):
+            size = min(method.batch_size, method.trials - start)
+            asked = [study.ask() for _ in range(size)]
+            trials = yield [propose(each) for each in asked]
+            for each, trial in zip(asked, trials, strict=True):
+                _tell(study, each, *score(trial))
 
-def _asked_and_told(
-    study: Any,
-    method: Optuna,
-    propose: Callable[[Any], Case],
-    score: Callable[[Trial], Score],
-) -> Search:
-    for start in range(0, method.trials, method.batch_size):
-        size = min(method.batch_size, method.trials - start)
-        asked = [study.ask() for _ in range(size)]
-        trials = yield [propose(each) for each in asked]
-        for each, trial in zip(asked, trials, strict=True):
-            _tell(study, each, *score(trial))
+    return batches()
 
 
 def _optuna_study(method: Optuna, goals: Sequence[str]) -> Any:
@@ -410,13 +406,9 @@ def found(probes: Sequence[Probe]) -> Found:
 
 def _bracket(probes: Sequence[Probe]) -> tuple[Probe | None, Probe | None]:
     """Return the highest rate that passes below the lowest that fails, and that one."""
-    high = min((p for p in probes if not p.passes), key=_rate, default=None)
+    high = min((p for p in probes if not p.passes), key=lambda probe: probe.rate, default=None)
     below = (p for p in probes if p.passes and (high is None or p.rate < high.rate))
-    return max(below, key=_rate, default=None), high
-
-
-def _rate(probe: Probe) -> float:
-    return probe.rate
+    return max(below, key=lambda probe: probe.rate, default=None), high
 
 
 def rounded(value: float, digits: int = RATE_DIGITS) -> float:

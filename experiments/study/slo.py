@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -72,6 +72,14 @@ class Condition:
 
     def __str__(self) -> str:
         return f"{self.metric} {'>=' if self.at_least else '<='} {self.limit:g}"
+
+
+def shares_beyond(limits: Iterable[Condition], mean: Callable[[str], float]) -> list[float]:
+    """Return by which share of it each limit is missed, 0 or less where it is kept.
+
+    `mean` tells the number of a metric, such as that of a trial.
+    """
+    return [each.excess_share(mean(each.metric)) for each in limits]
 
 
 def missed(shares: Iterable[float]) -> float:

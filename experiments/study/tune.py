@@ -1,40 +1,572 @@
-"""A tuning from its question to its folder: the winner as a RUN.yaml, tables, words, a picture."""
+"""Find the best scheduler, parameters and layout of a run, and check them on unseen data.
+
+The search sees the first part of the trace only, and its proposals depend on the seed and on
+results only. What is worth nothing goes back to the default, so that what is left can be explained
+and the search's luck is not taken for a finding. Then the winner and the baselines run on the same
+unseen requests in pairs, so that what those do to both drops out of the difference. The winner as a
+RUN.yaml, tables, words and a picture are made here too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter, ValidationError
 
+from evenflow.errors import UsageError
 from evenflow.results.bubbles import CAUSES
+from evenflow.schedulers import POOLED, policy
+from experiments.outcome import idle_by_cause
 from experiments.report import plots
 from experiments.report.style import colour
-from experiments.report.tables import write_json, write_table
+from experiments.report.tables import columns_of, write_json, write_table
 from experiments.report.words import cause_label
-from experiments.run_file.yaml_file import Document, patched
+from experiments.run_file.build import load_workload
+from experiments.run_file.policy_folders import make_importable
+from experiments.run_file.pools import defaults
+from experiments.run_file.run import RunConfig, configured, with_
+from experiments.run_file.yaml_file import Document, mistakes, patched
 from experiments.study.fair import of_trials
-from experiments.study.intervals import signed
+from experiments.study.intervals import Interval, signed
 from experiments.study.launch import run_yaml
-from experiments.study.slo import Condition
-from experiments.study.trials import How, Trial
-from experiments.study.tune_search import (
-    TUNED,
-    Check,
-    Search,
-    Tuned,
-    check_columns,
-    run_bubbles,
-    run_checks,
-    run_search,
-    simplified,
-    trial_columns,
+from experiments.study.layouts import Candidate, Layout, layouts, pairs_of, why_fixed
+from experiments.study.searches import Optuna, Parameter, Score, optuna, proposed
+from experiments.study.slo import (
+    Condition,
+    check_metrics,
+    larger_is_better,
+    levels_of,
+    missed,
+    request_limits,
+    service_levels,
+    shares_beyond,
 )
-from experiments.study.tuning import Tuning, Wish, prepare
+from experiments.study.trials import (
+    Case,
+    How,
+    Part,
+    Simulator,
+    Study,
+    Trial,
+    dry_run,
+    run,
+    seed_matters,
+    seeds,
+)
+
+AS_IS = "as given"
+GLLM = "gLLM's defaults"
+ONLINE = ("token_throttling", "sarathi", "vllm")
+"""The schedulers tried when none is named, beside the run's own."""
+
+SLACK = 0.005
+"""A setting stays if without it the objective is worse by more than this share."""
+
+LAYOUT = "layout"
+UNSET = object()
+
+
+TUNED = "tuned"
+FRESH, LATER = "fresh seeds", "later parts"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user says: all of it beside the run itself. None: chosen here."""
+
+    slo: tuple[Condition, ...]
+    objective: str | None = None
+    schedulers: Sequence[str] | None = None
+    gpus: Sequence[int] | None = None
+    trials: int = 64
+    replications: int = 2
+    checks: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("trials", 1), ("replications", 1), ("checks", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UsageError(f"--{name} {value}: should be at least {least}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What is asked, checked: the run, what is good, what may be changed, on which requests.
+
+    `spaces` are the parameters to search, by scheduler; `layouts` all that were looked at, feasible
+    or not. `baselines` by name, the run's own settings first. `train` are the parts to search on.
+    """
+
+    wish: Wish
+    document: Document
+    beside: Path
+    objective: str
+    spaces: Mapping[str, Mapping[str, Parameter]]
+    layouts: tuple[Layout, ...]
+    baselines: Mapping[str, Candidate]
+    train: tuple[Part, ...]
+    requests: int
+
+    @property
+    def default(self) -> str:
+        """The name of the run's own settings among the baselines."""
+        return next(iter(self.baselines))
+
+    @property
+    def feasible(self) -> list[Layout]:
+        return [layout for layout in self.layouts if not layout.reason]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that decide, the objective first."""
+        return list(dict.fromkeys([self.objective, *(each.metric for each in self.wish.slo)]))
+
+    def study(self, parts: Sequence[Part]) -> Study:
+        """Return the study of the run on some parts: its summary and what its SLO needs."""
+        run = patched(self.document, {"workload.requests": self.requests})
+        more = levels_of(self.wish.slo, configured(run), self.objective)
+        return Study(run, self.beside, lambda config: parts, service_levels, more)
+
+
+def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
+    """Return the checked question; UsageError naming what is wrong with the run or the wish."""
+    make_importable([document.data, list(wish.schedulers or ())], Path.cwd(), beside)
+    config = configured(document)
+    requests = _requests(config, beside)
+    workload = load_workload(with_(config, {"workload.requests": requests}), beside)
+    outcome = dry_run(config, workload, beside)
+    limits = request_limits(wish.slo, config.goodput)
+    of_requests = any(name != "itl" for name, _ in limits)
+    objective = wish.objective or ("request_goodput" if of_requests else "mean_e2el_ms")
+    values = service_levels(outcome, **dict(levels_of(wish.slo, config, objective)))
+    check_metrics([each.metric for each in wish.slo], values, "--slo")
+    check_metrics([objective], values, "--objective")
+    gpus = ",".join(map(str, wish.gpus or ()))
+    if wish.gpus and (fixed := why_fixed(config)):
+        raise UsageError(f"--gpus {gpus}: {fixed}, so that the layout is what the run says")
+    pairs = None if wish.gpus is None else pairs_of(wish.gpus)
+    found = layouts(document, workload, beside, pairs)
+    base = next((layout for layout in found if not layout.reason), None)
+    if base is None:
+        raise UsageError(f"--gpus {gpus}: no layout fits: {found[0].label}: {found[0].reason}")
+    spaces = {name: space_of(name) for name in _schedulers(config, wish)}
+    return Tuning(
+        wish,
+        document,
+        beside,
+        objective,
+        spaces,
+        layouts=tuple(found),
+        baselines=_baselines(config, base, spaces),
+        train=tuple(seeds(wish.replications if seed_matters(config) else 1)(config)),
+        requests=requests,
+    )
+
+
+def _requests(config: RunConfig, beside: Path) -> int:
+    """Return how many requests a part has: what the run says, or else half of the trace."""
+    if config.workload.requests is not None:
+        return config.workload.requests
+    total = len(config.workload.rows(beside, None))
+    if total < 2:
+        raise UsageError(f"workload.trace: {total} request cannot be divided into two parts")
+    return total // 2
+
+
+def _schedulers(config: RunConfig, wish: Wish) -> list[str]:
+    own = config.scheduler.name
+    names = list(wish.schedulers) if wish.schedulers is not None else [own, *ONLINE]
+    if not names:
+        raise UsageError("--schedulers: names no scheduler; give at least one")
+    if wish.schedulers is not None and len(set(names)) < len(names):
+        raise UsageError(f"--schedulers {','.join(names)}: one of them is there twice")
+    return list(dict.fromkeys(names))
+
+
+def space_of(name: str) -> dict[str, Parameter]:
+    """Return the values worth trying of a scheduler's parameters; none where it declares none.
+
+    UsageError for an unknown scheduler, and for a user's `search_space` that cannot be read.
+    """
+    if name in POOLED:
+        return {}
+    declared: Mapping[str, Any] = getattr(policy(name), "search_space", {})
+    adapter: TypeAdapter[dict[str, Parameter]] = TypeAdapter(dict[str, Parameter])
+    plain = {key: list(each) if isinstance(each, tuple) else each for key, each in declared.items()}
+    try:
+        return adapter.validate_python(plain)
+    except ValidationError as error:
+        document = Document(f"scheduler {name}: search_space", plain, {})
+        raise UsageError(mistakes(document, error)) from None
+
+
+def _baselines(
+    config: RunConfig, base: Layout, schedulers: Mapping[str, Any]
+) -> dict[str, Candidate]:
+    """Return the run's own settings, gLLM's, and every scheduler as it is by default, each once."""
+    own = config.scheduler
+    name = f"{AS_IS}, on {base.label}" if base.keys else AS_IS  # other GPUs than the run says
+    found = {name: Candidate(own.name, own.params, base)}
+    named = {GLLM: "token_throttling"} | {
+        f"{name}'s defaults": name for name in schedulers if name != "token_throttling"
+    }
+    for label, name in named.items():
+        candidate = Candidate(name, {}, base)
+        if candidate not in found.values():
+            found[label] = candidate
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate and the records of its runs; `name` is what the tables call it."""
+
+    name: str
+    candidate: Candidate
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """All that was tried, the baselines first; `winner` is the best of them."""
+
+    tuning: Tuning
+    tried: tuple[Tried, ...]
+    winner: Tried
+
+    @property
+    def default(self) -> Tried:
+        return self.tried[0]
+
+    @property
+    def rank(self) -> Rank:
+        """The rank that the search went by."""
+        return Rank(self.tuning, self.default.trial.mean("failed"))
+
+    @property
+    def rivals(self) -> list[Tried]:
+        """The baselines that the winner is held against: the run as it is, gLLM's defaults."""
+        return [each for each in self.tried if each.name in (self.tuning.default, GLLM)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What makes one trial better than another: first the SLO, then the objective.
+
+    A trial may not refuse more requests than the run as it is does (`failed`): the others would be
+    served the better for it.
+    """
+
+    tuning: Tuning
+    failed: float
+
+    def is_as_good(self, trial: Trial, other: Trial, slack: float) -> bool:
+        """Say whether a trial is no worse than another, or by no more than a share of it."""
+        (unknown, off, cost), (_, other_off, other_cost) = self.of(trial), self.of(other)
+        allowed = other_cost + slack * abs(other_cost)
+        return not unknown and off <= other_off and cost <= allowed
+
+    def excess(self, trial: Trial) -> dict[str, float]:
+        """Return by how much each limit is missed, as a share of it; 0 or less where it is kept."""
+        slo = self.tuning.wish.slo
+        shares = zip((each.metric for each in slo), shares_beyond(slo, trial.mean), strict=True)
+        return dict(shares) | {"failed": trial.mean("failed") - self.failed}
+
+    def of(self, trial: Trial) -> tuple[bool, float, float]:
+        """Return what is the smaller, the better the trial is."""
+        value = trial.mean(self.tuning.objective)
+        excess = self.excess(trial)
+        unknown = bool(trial.errors) or any(map(math.isnan, [value, *excess.values()]))
+        cost = -value if larger_is_better(self.tuning.objective) else value
+        return unknown, missed(excess.values()), cost
+
+    def score(self, trial: Trial) -> Score:
+        """Return what Optuna is told of a trial."""
+        return [trial.mean(self.tuning.objective)], self.excess(trial)
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """One setting that was found, what it is without it, and the objective with and without it.
+
+    Both are means over the parts of the search, with all other settings as they were found.
+    """
+
+    setting: str
+    value: str
+    default: str
+    objective: float
+    objective_without: float
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The winner (as TUNED) and baselines on the same parts, by name; `parts` the search knew not.
+
+    The part at `parts[i]` is `trials[name].records[i]`.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    trials: Mapping[str, Trial]
+
+    def gain(self, metric: str, rival: str) -> Interval:
+        """Return by how much the winner's metric is above a baseline's, pair by pair."""
+        return self.trials[TUNED].above(self.trials[rival], metric)
+
+    def mean(self, metric: str, name: str) -> Interval:
+        """Return a contender's metric over the parts."""
+        return self.trials[name].interval(metric)
+
+    def survives(self, metric: str, rival: str) -> bool:
+        """Say whether the winner is better than a baseline beyond the interval."""
+        gain = self.gain(metric, rival)
+        return gain.is_above_zero if larger_is_better(metric) else gain.is_below_zero
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a tuning came to: the search, what each setting is worth, the checks on unseen data.
+
+    `bubbles` are GPU seconds by cause of the run as it is and of the winner.
+    """
+
+    search: Search
+    worth: tuple[Worth, ...]
+    checks: tuple[Check, ...]
+    bubbles: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def winner(self) -> Document:
+        """The run with the best settings that were found."""
+        return patched(self.search.tuning.document, self.search.winner.candidate.patch)
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """A row for each of the settings that were tried, as trials.csv has them."""
+        cells = pd.DataFrame(trial_columns(self.search))
+        return cells.mask(cells == "").infer_objects()
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each check, part and contender, as checks.csv has them."""
+        return pd.DataFrame(check_columns(self.search.tuning, self.checks))
+
+
+def trial_columns(search: Search) -> dict[str, list[Any]]:
+    """Return a row for each of the settings that were tried: what they are, the means, the error.
+
+    A cell is "" where a scheduler has no such parameter.
+    """
+    trials = [each.trial for each in search.tried]
+    return {
+        "name": [each.name for each in search.tried],
+        **columns_of([each.candidate.labels for each in search.tried]),
+        **{m: [trial.mean(m) for trial in trials] for m in (*search.tuning.metrics, "failed")},
+        "error": [" ".join(trial.errors[:1]) for trial in trials],
+    }
+
+
+def check_columns(tuning: Tuning, checks: Sequence[Check]) -> dict[str, list[Any]]:
+    """Return a row for each check, part and contender: the metrics that decide."""
+    rows = [
+        (check.name, *part, name, *(trial.values(metric)[index] for metric in tuning.metrics))
+        for check in checks
+        for index, part in enumerate(check.parts)
+        for name, trial in check.trials.items()
+    ]
+    names = ("check", "seed", "skip", "settings", *tuning.metrics)
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
+
+
+def evaluate(
+    tuning: Tuning, candidates: Sequence[Candidate], parts: Sequence[Part], simulator: Simulator
+) -> list[Trial]:
+    """Simulate candidates, each on the same parts."""
+    return simulator.trials(tuning.study(parts), [candidate.case for candidate in candidates])
+
+
+def run_search(tuning: Tuning, simulator: Simulator) -> Search:
+    """Try the baselines, then what Optuna proposes; return all with the best.
+
+    UsageError without the extra `tune`.
+    """
+    candidates = list(tuning.baselines.values())
+
+    def propose(asked: Any) -> Case:
+        candidates.append(_propose(asked, tuning))
+        return candidates[-1].case
+
+    def score(trial: Trial) -> Score:
+        return rank.score(trial)
+
+    wish = tuning.wish
+    method = Optuna(kind="optuna", trials=wish.trials, seed=wish.seed)
+    goal = "maximize" if larger_is_better(tuning.objective) else "minimize"
+    search = optuna(method, [goal], propose, score)
+    baselines = evaluate(tuning, candidates, tuning.train, simulator)
+    for error in baselines[0].errors:
+        raise UsageError(f"the run as it is fails: {error}")
+    rank = Rank(tuning, baselines[0].mean("failed"))
+    trials = [*baselines, *run(tuning.study(tuning.train), simulator, search)]
+    names = [*tuning.baselines, *(f"trial {number}" for number in range(wish.trials))]
+    tried = [Tried(*row) for row in zip(names, candidates, trials, strict=True)]
+    asked_for = [tried[0], *(each for each in tried if each.candidate.scheduler in tuning.spaces)]
+    return Search(tuning, tuple(tried), min(asked_for, key=lambda each: rank.of(each.trial)))
+
+
+def _propose(asked: Any, tuning: Tuning) -> Candidate:
+    """Ask first for a scheduler and a number of stages, then for what belongs to those."""
+    scheduler = proposed(asked, "scheduler", list(tuning.spaces))
+    params = {
+        name: proposed(asked, f"{scheduler}.{name}", parameter)
+        for name, parameter in tuning.spaces[scheduler].items()
+    }
+    own = next(iter(tuning.baselines.values()))
+    if scheduler == own.scheduler:
+        params = {**own.params, **params}
+    layouts = tuning.feasible
+    parallel = proposed(asked, "stages", list(dict.fromkeys(each.parallel for each in layouts)))
+    of_those = [each for each in layouts if each.parallel == parallel]
+    names = [each.division for each in of_those]
+    division = proposed(asked, f"layers of {parallel}", names)
+    return Candidate(scheduler, params, of_those[names.index(division)])
+
+
+def simplified(search: Search, simulator: Simulator) -> tuple[Search, tuple[Worth, ...]]:
+    """Return the search with its winner simplified, and what each of its settings is worth.
+
+    Each setting is taken back alone; then all those whose loss is within SLACK together, unless
+    that loses more.
+    """
+    winner, tuning = search.winner, search.tuning
+    without = _without_each(search, winner.candidate)
+    if not without or winner is search.default:
+        return search, ()
+    rank = search.rank
+    trials = evaluate(tuning, list(without.values()), tuning.train, simulator)
+    idle = {
+        name
+        for name, trial in zip(without, trials, strict=True)
+        if rank.is_as_good(trial, winner.trial, SLACK)
+    }
+    plain = _plain(search, winner.candidate, idle)
+    [together] = evaluate(tuning, [plain], tuning.train, simulator)
+    if idle and rank.is_as_good(together, winner.trial, SLACK):
+        search = replace(search, winner=Tried(f"{winner.name}, simplified", plain, together))
+    else:
+        idle = set()
+    values = _settings(winner.candidate)
+    worth = tuple(
+        Worth(
+            name,
+            values[name],
+            _settings(without[name]).get(name, "none"),
+            winner.trial.mean(tuning.objective),
+            trial.mean(tuning.objective),
+            name not in idle,
+        )
+        for name, trial in zip(without, trials, strict=True)
+    )
+    return search, worth
+
+
+def _settings(candidate: Candidate) -> dict[str, str]:
+    """Return the layout and all parameters, those that are not set too."""
+    params = {**defaults(candidate.scheduler), **candidate.params}
+    named = {name: str(value) for name, value in params.items()}
+    return {LAYOUT: candidate.layout.label, **named}
+
+
+def _without_each(search: Search, winner: Candidate) -> dict[str, Candidate]:
+    """Return the winner with each of its settings that differs from the default taken back."""
+    found = {name: _plain(search, winner, {name}) for name in (LAYOUT, *winner.params)}
+    values = _settings(winner)
+    return {
+        name: candidate
+        for name, candidate in found.items()
+        if _settings(candidate).get(name) != values[name]
+    }
+
+
+def _plain(search: Search, winner: Candidate, taken_back: set[str]) -> Candidate:
+    """Return the winner without some settings: as the run has them, or as the scheduler does.
+
+    What is set to the scheduler's own default is left out.
+    """
+    base = search.default.candidate
+    own = base.params if base.scheduler == winner.scheduler else {}
+    params = {**winner.params, **{name: own[name] for name in taken_back if name in own}}
+    by_default = defaults(winner.scheduler)
+    kept = {
+        name: value
+        for name, value in params.items()
+        if (name in own or name not in taken_back) and by_default.get(name, UNSET) != value
+    }
+    layout = base.layout if LAYOUT in taken_back else winner.layout
+    return Candidate(winner.scheduler, kept, layout)
+
+
+def unseen_parts(tuning: Tuning, checks: int) -> dict[str, tuple[Part, ...]]:
+    """Return the parts to check on, by name: fresh seeds, and later requests of the trace.
+
+    A later part has as many requests as one of the search and begins after it; each is another one
+    as far as the trace reaches, then they come again with other seeds. Where a seed draws nothing
+    (a file, with its own times) there are no fresh seeds, and each later part is there once. Where
+    the trace is too short there are no later parts.
+    """
+    config = configured(tuning.document)
+    seeds = range(tuning.train[-1].seed + 1, tuning.train[-1].seed + 1 + checks)
+    skip, drawn = config.workload.skip, seed_matters(config)
+    rows = wanted = tuning.requests * (1 + checks)
+    if not config.workload.is_drawn:
+        rows = len(config.workload.rows(tuning.beside, wanted))
+    later = [skip + tuning.requests * (1 + i) for i in range(rows // tuning.requests - 1)]
+    found = {FRESH: tuple(Part(seed, skip) for seed in seeds)} if drawn else {}
+    if later:
+        count = checks if drawn else len(later)
+        places = itertools.cycle(later)
+        found[LATER] = tuple(map(Part, seeds[:count], places))
+    return found
+
+
+def run_checks(search: Search, checks: int, simulator: Simulator) -> list[Check]:
+    """Simulate the winner, the run as it is and gLLM's defaults on data the search did not see."""
+    baselines = {each.name: each.candidate for each in search.rivals}
+    contenders = {TUNED: search.winner.candidate, **baselines}
+    found = []
+    for name, parts in unseen_parts(search.tuning, checks).items():
+        trials = evaluate(search.tuning, list(contenders.values()), parts, simulator)
+        found.append(Check(name, parts, dict(zip(contenders, trials, strict=True))))
+    return found
+
+
+def run_bubbles(
+    search: Search, checks: Sequence[Check], simulator: Simulator
+) -> dict[str, Mapping[str, Any]]:
+    """Return GPU seconds by cause of the run as it is and of the winner, on one unseen part."""
+    tuning = search.tuning
+    part = checks[-1].parts[0] if checks else tuning.train[0]
+    contenders = {tuning.default: search.default.candidate, TUNED: search.winner.candidate}
+    ranks = [with_(tuning.document, each.patch).tensor_parallel for each in contenders.values()]
+    points = [
+        replace(point, measure=idle_by_cause, more=(("ranks", count),))
+        for each, count in zip(contenders.values(), ranks, strict=True)
+        for point in tuning.study([part]).points_of(each.patch)
+    ]
+    records = simulator.records(points)
+    return {name: record.values for name, record in zip(contenders, records, strict=True)}
 
 
 def tune(document: Document, beside: Path, wish: Wish, how: How) -> Tuned:
@@ -62,22 +594,14 @@ def _write(folder: Path, tuned: Tuned, final: Path) -> None:
     tuned.yaml runs from any place: its files are named relative to `final`, the folder that
     `folder` becomes.
     """
-    search = tuned.search
+    search, tuning = tuned.search, tuned.search.tuning
     write_json(folder / "tune.json", facts(tuned))
     write_table(folder / "trials.csv", trial_columns(search))
-    write_table(folder / "checks.csv", check_columns(search.tuning, tuned.checks))
-    (folder / "tuned.yaml").write_text(_winner(search, final), encoding="utf-8")
+    write_table(folder / "checks.csv", check_columns(tuning, tuned.checks))
+    head = f"# The best settings that evenflow tune found for {tuning.document.name}.\n"
+    text = head + run_yaml(tuned.winner, tuning.beside, final)
+    (folder / "tuned.yaml").write_text(text, encoding="utf-8")
     plots.save(_draw(tuned), folder / "tune")
-
-
-def _winner(search: Search, final: Path) -> str:
-    head = f"# The best settings that evenflow tune found for {search.tuning.document.name}.\n"
-    return head + run_yaml(winner_of(search), search.tuning.beside, final)
-
-
-def winner_of(search: Search) -> Document:
-    """Return the run with the best settings that were found."""
-    return patched(search.tuning.document, search.winner.candidate.patch)
 
 
 def facts(tuned: Tuned) -> dict[str, Any]:
@@ -86,7 +610,7 @@ def facts(tuned: Tuned) -> dict[str, Any]:
     baselines = search.tried[: len(tuning.baselines)]
     return {
         "objective": tuning.objective,
-        "slo": [str(condition) for condition in tuning.slo],
+        "slo": [str(condition) for condition in tuning.wish.slo],
         "winner": search.winner.candidate.labels,
         "default": search.default.candidate.labels,
         "settings": [asdict(each) for each in tuned.worth],
@@ -165,22 +689,23 @@ def check_rows(tuned: Tuned) -> list[list[str]]:
 
 def bubble_rows(tuned: Tuned) -> list[list[str]]:
     """Return a row for each cause of idle time: GPU seconds and their share, in both runs."""
-    before, after = _times(tuned)
-    totals = sum(before.values()), sum(after.values())
-    rows = []
+    return [
+        [
+            cause_label(cause),
+            *(f"{time_s:.1f} ({share:.1%})" for time_s, share in (before, after)),
+            f"{after[0] - before[0]:+.1f}",
+        ]
+        for cause, before, after in _times(tuned)
+        if before[0] or after[0]
+    ]
+
+
+def _times(tuned: Tuned) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
+    """Yield each cause with its GPU seconds and their share in the run as it is, and the winner."""
+    runs = [tuned.bubbles[name] for name in (tuned.search.tuning.default, TUNED)]
     for cause in ("computing", *CAUSES):
-        if before[cause] or after[cause]:
-            cells = [
-                f"{values[cause]:.1f} ({values[cause] / total:.1%})"
-                for values, total in zip((before, after), totals, strict=True)
-            ]
-            rows.append([cause_label(cause), *cells, f"{after[cause] - before[cause]:+.1f}"])
-    return rows
-
-
-def _times(tuned: Tuned) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the GPU seconds by cause of the run as it is, and of the winner."""
-    return tuned.bubbles[tuned.search.tuning.default], tuned.bubbles[TUNED]
+        before, after = ((run[cause], run[cause] / sum(run.values())) for run in runs)
+        yield cause, before, after
 
 
 def sentences(tuned: Tuned) -> list[str]:
@@ -198,7 +723,7 @@ def sentences(tuned: Tuned) -> list[str]:
     if told := winner.trial.overload:
         said.append(f"overloaded even so: {told}")
     said += [_verdict(search, check, rival.name) for check in checks for rival in search.rivals]
-    said += [line for check in checks for line in _missed(tuning.slo, check)]
+    said += [line for check in checks for line in _missed(tuning.wish.slo, check)]
     if not checks:
         said.append("nothing unseen to check on: the trace ends here and its times are its own")
     said.append(_why(tuned))
@@ -229,12 +754,7 @@ def _missed(slo: Sequence[Condition], check: Check) -> list[str]:
 
 def _why(tuned: Tuned) -> str:
     """Name the causes of idle time whose share of the stage time changed most."""
-    before, after = _times(tuned)
-    totals = sum(before.values()), sum(after.values())
-    changes = {
-        cause: after[cause] / totals[1] - before[cause] / totals[0]
-        for cause in ("computing", *CAUSES)
-    }
+    changes = {cause: after[1] - before[1] for cause, before, after in _times(tuned)}
     largest = sorted(changes, key=lambda cause: -abs(changes[cause]))[:3]
     words = [f"{cause_label(cause)} {100 * changes[cause]:+.1f} points" for cause in largest]
     return f"share of the GPU time, against the run as it is: {', '.join(words)}"

@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.runs import Job
 from experiments.study.points import simulate_point, workload_of
-from experiments.study.sweep_file import known_patches, load_sweep
+from experiments.study.sweep_file import load_sweep
 from sim import simulate_replicas
 
 SWEEP = """\
@@ -47,7 +47,7 @@ def main() -> None:
         file = Path(name) / "sweep.yaml"
         file.write_text(SWEEP, encoding="utf-8")
         asked = load_sweep(file)
-        points = asked.study.points(known_patches(asked))
+        points = asked.study.points(asked.known)
         alone_s = whole_s = 0.0
         for point in points:
             workload = workload_of(point)

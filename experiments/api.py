@@ -37,13 +37,13 @@ from experiments.study.capacity import capacity as study_capacity
 from experiments.study.compare import Comparison, line_up, run_all
 from experiments.study.diff import Difference
 from experiments.study.diff import diff as study_diff
-from experiments.study.findings import Findings
 from experiments.study.layouts import parse_gpus
 from experiments.study.plan import Planned
 from experiments.study.plan import plan as study_plan
 from experiments.study.plan_search import Ask
 from experiments.study.points import Store, executor_of
 from experiments.study.slo import Condition, parse_slo
+from experiments.study.sweep import Findings
 from experiments.study.sweep import sweep as study_sweep
 from experiments.study.sweep_file import load_sweep, sweep_of
 from experiments.study.trials import How

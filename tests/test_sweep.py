@@ -16,18 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
-from experiments.study.findings import Findings, main_effects, ranked, run_sweep, sensitivity
 from experiments.study.points import Record, Store
 from experiments.study.searches import Range
 from experiments.study.slo import pareto_front
-from experiments.study.sweep import best_table, headline, sweep_part, write_findings
+from experiments.study.sweep import (
+    Findings,
+    best_table,
+    headline,
+    main_effects,
+    ranked,
+    run_sweep,
+    sensitivity,
+    sweep_part,
+    write_findings,
+)
 from experiments.study.sweep_file import (
     Sweep,
     check,
-    chosen_patches,
-    default_patch,
-    expected_points,
-    known_patches,
     load_sweep,
 )
 from experiments.study.trials import How, Part, Simulator, Trial
@@ -41,7 +46,7 @@ def simulated(asked: Sweep, folder: Path, store: str = "store") -> Findings:
 
 
 def test_a_grid_is_every_combination_and_the_last_parameter_varies_fastest(tmp_path: Path) -> None:
-    found = known_patches(sweep(tmp_path))
+    found = sweep(tmp_path).known
     assert [tuple(each.values()) for each in found] == [
         (64, 1), (64, 2), (64, "unlimited"), (128, 1), (128, 2), (128, "unlimited"),
     ]  # fmt: skip
@@ -63,20 +68,20 @@ def test_the_grid_of_a_range(given_range: dict[str, Any], expected: list[float])
 def test_the_default_is_what_the_run_or_its_policy_says(tmp_path: Path) -> None:
     swept = {"scheduler.token_budget": [64], "scheduler.watermark": [0.5], "max_in_flight": [1]}
     asked = sweep(tmp_path, parameters=swept)
-    assert default_patch(asked) == {
+    assert asked.default == {
         "scheduler.token_budget": 128, "scheduler.watermark": 0.01, "max_in_flight": 2,
     }  # fmt: skip
-    assert known_patches(asked)[0] == default_patch(asked)
+    assert asked.known[0] == asked.default
     named = sweep(tmp_path, parameters={"scheduler": ["vllm", RUN["scheduler"]]})
-    assert default_patch(named) == {"scheduler": RUN["scheduler"]}
-    assert len(known_patches(named)) == 2
+    assert named.default == {"scheduler": RUN["scheduler"]}
+    assert len(named.known) == 2
     lacking = {key: value for key, value in RUN.items() if key != "stages"}
-    assert default_patch(sweep(tmp_path, run=lacking, parameters={"stages": [1]})) is None
+    assert sweep(tmp_path, run=lacking, parameters={"stages": [1]}).default is None
 
 
 def test_one_at_a_time_leaves_the_others_as_they_are(tmp_path: Path) -> None:
     asked = sweep(tmp_path, method="one_at_a_time")
-    found = [tuple(each.values()) for each in known_patches(asked)]
+    found = [tuple(each.values()) for each in asked.known]
     assert found == [(128, 2), (64, 2), (128, 1), (128, "unlimited")]
 
 
@@ -86,7 +91,7 @@ def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_
     def drawn(seed: int, **more: Any) -> list[Any]:
         method = {"kind": "random", "points": 20, "seed": seed}
         asked = sweep(tmp_path, method=method, parameters={**space, **more})
-        return [each["scheduler.token_budget"] for each in chosen_patches(asked, None)]
+        return [each["scheduler.token_budget"] for each in asked.chosen]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert len(set(drawn(1))) == len(drawn(1)) > 10
@@ -97,9 +102,9 @@ def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_
 
 def test_all_points_of_a_replication_see_the_same_requests(tmp_path: Path) -> None:
     asked = sweep(tmp_path)
-    points = asked.study.points(known_patches(asked))
+    points = asked.study.points(asked.known)
     assert [point.config.workload.seed for point in points] == [0] * 6 + [1] * 6
-    assert len({point.key for point in points}) == expected_points(asked) == 12
+    assert len({point.key for point in points}) == asked.num_simulations == 12
 
 
 def test_replications_may_be_windows_of_the_trace(tmp_path: Path) -> None:
@@ -310,5 +315,5 @@ def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:
 def test_the_example_is_right_and_holds_the_default() -> None:
     asked = load_sweep(Path(__file__).parent.parent / "examples/sweep/azure.yaml")
     check(asked)
-    assert expected_points(asked) == 48 * 3
-    assert default_patch(asked) in known_patches(asked)
+    assert asked.num_simulations == 48 * 3
+    assert asked.default in asked.known

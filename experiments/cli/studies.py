@@ -23,8 +23,8 @@ from experiments.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from experiments.study.findings import Findings
     from experiments.study.plan import Planned
+    from experiments.study.sweep import Findings
     from experiments.study.tune import Tuned
 
 
@@ -101,8 +101,7 @@ def _part(text: str) -> tuple[int, int]:
 def _tell_findings(findings: Findings) -> None:
     """Print the best points; on stderr, how many failed."""
     from experiments.report.tables import print_table
-    from experiments.study.findings import ranked
-    from experiments.study.sweep import best_table, failures, told
+    from experiments.study.sweep import best_table, failures, ranked, told
 
     point = findings.trials[(ranked(findings) or [0])[0]]
     typer.echo(findings.sweep.study.config(point.labels).setup())

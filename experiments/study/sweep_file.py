@@ -159,6 +159,42 @@ class Sweep:
         more = (("price", self.config.price),)
         return Study(self.run, self.beside, parts, with_cost, more, places, tied)
 
+    @cached_property
+    def default(self) -> Patch | None:
+        """What the parameters are in the run as it is; None where it does not say."""
+        try:
+            config = self.study.config({})
+        except UsageError:  # it may lack a key that is swept; a mistake shows in every point
+            return None
+        try:
+            parameters = self.config.parameters.items()
+            return {name: _default(self, config, name, each) for name, each in parameters}
+        except KeyError:
+            return None
+
+    @cached_property
+    def chosen(self) -> list[Patch]:
+        """The points that the method lists, each once; none of a search."""
+        return self.config.method.patches(self.config.parameters, self.default)
+
+    @cached_property
+    def known(self) -> list[Patch]:
+        """The points that are known beforehand; the run as it is comes first if not among them.
+
+        Those of a search follow from its results: of them only that first one is known.
+        """
+        chosen, default = self.chosen, self.default
+        if default is not None and identity(default) not in map(identity, chosen):
+            chosen = [default, *chosen]
+        return distinct(chosen)
+
+    @property
+    def num_simulations(self) -> int:
+        """How many simulations it has; of a search, the most there may be."""
+        method = self.config.method
+        trials = method.trials if isinstance(method, Optuna) else 0
+        return (len(self.known) + trials) * self.config.replications
+
     def place(self, *path: str | int) -> str:
         """Return where something was written."""
         return self.document.place(path)
@@ -215,21 +251,6 @@ def _run_document(
     return Document(document.name, run_keys, places), folder
 
 
-def default_patch(sweep: Sweep) -> Patch | None:
-    """Return what the parameters are in the run as it is; None where it does not say."""
-    try:
-        config = sweep.study.config({})
-    except UsageError:  # it may lack a key that is swept; a mistake shows in every point
-        return None
-    try:
-        return {
-            name: _default(sweep, config, name, parameter)
-            for name, parameter in sweep.config.parameters.items()
-        }
-    except KeyError:
-        return None
-
-
 def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -> Any:
     """Return the run's own value of a key; KeyError where there is none."""
     for value in [] if isinstance(parameter, Range) else parameter:
@@ -246,37 +267,13 @@ def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -
     return {**defaults(config.scheduler.name), **flat(config.scheduler.params)}[inner]
 
 
-def chosen_patches(sweep: Sweep, default: Patch | None) -> list[Patch]:
-    """Return the points that the method lists, each once; none of a search."""
-    return sweep.config.method.patches(sweep.config.parameters, default)
-
-
-def known_patches(sweep: Sweep) -> list[Patch]:
-    """Return the points that are known beforehand; the run as it is comes first if not among them.
-
-    Those of a search follow from its results: of them only that first one is known.
-    """
-    default = default_patch(sweep)
-    chosen = chosen_patches(sweep, default)
-    if default is not None and identity(default) not in map(identity, chosen):
-        chosen = [default, *chosen]
-    return distinct(chosen)
-
-
-def expected_points(sweep: Sweep) -> int:
-    """Return how many simulations a sweep has; of a search, the most there may be."""
-    method = sweep.config.method
-    trials = method.trials if isinstance(method, Optuna) else 0
-    return (len(known_patches(sweep)) + trials) * sweep.config.replications
-
-
 def check(sweep: Sweep) -> None:
     """Raise UsageError naming the place of what is wrong in a sweep, where that can be known.
 
     A value that no run accepts is a mistake. A deployment that does not fit and a policy that
     breaks its promise are results: such points are recorded as failed.
     """
-    known = known_patches(sweep)
+    known = sweep.known
     sweep.study.points(known)
     space = sweep.config.parameters
     if isinstance(sweep.config.method, Optuna):

@@ -37,7 +37,7 @@ from experiments.validation import journal
 from profiler.machine import device_name, driver_version
 from runtime import RandomTexts, Served, Workers, serve
 from runtime.serve import Journals, names_of
-from traces.sharegpt import encoder
+from traces.formats import encoder
 
 if TYPE_CHECKING:
     import socket

@@ -12,7 +12,7 @@ import pytest
 from evenflow.errors import UsageError
 from tests.command_line import mistake, refused
 from traces import load_trace
-from traces.sharegpt import read_entry
+from traces.formats import read_entry
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
 ROW = AZURE + "2023-11-16 18:15:47,"
@@ -116,7 +116,7 @@ def test_a_truncated_gzip(tmp_path: Path) -> None:
 
 
 def test_a_gzip_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traces.source.FREE_BYTES", 1 << 20)
+    monkeypatch.setattr("traces.formats.FREE_BYTES", 1 << 20)
     path = tmp_path / "t.csv.gz"
     for more in (b"\n", b"7"):
         path.write_bytes(gzip.compress(VIDUR.encode() + b"0,10,5" + more * (3 << 20), 1))

@@ -20,8 +20,7 @@ from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
 from tests.test_points import RUN
 from traces import FORMATS, Offline, Replay, Trace, load_trace, make_requests
-from traces.formats import Table, timestamp
-from traces.sharegpt import CHUNK_CHARACTERS, read_entry
+from traces.formats import CHUNK_CHARACTERS, Table, read_entry, timestamp
 
 AZURE_2023 = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -189,8 +188,8 @@ def test_provenance_is_the_hash_of_the_file(tmp_path: Path) -> None:
 def test_a_huge_file_is_hashed_by_its_size_and_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traces.source.WHOLE_FILE_HASH_BYTES", 10)
-    monkeypatch.setattr("traces.source.PREFIX_HASH_BYTES", 60)
+    monkeypatch.setattr("traces.formats.WHOLE_FILE_HASH_BYTES", 10)
+    monkeypatch.setattr("traces.formats.PREFIX_HASH_BYTES", 60)
     ends = "1,1\n2,2\n", "1,1\n2,3\n", "1,1\n2,3\n4,4\n"
     hashes = [loaded(tmp_path, LENGTHS + 12 * "9,9\n" + rows).sha256 for rows in ends]
     assert hashes[0] == hashes[1] != hashes[2]

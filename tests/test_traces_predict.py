@@ -18,18 +18,20 @@ from experiments.run_file.yaml_file import Document
 from experiments.study.advice import changes
 from tests.command_line import done, refusal
 from traces import sample_trace
-from traces.classifier import (
+from traces.formats import Source
+from traces.load import read_trace
+from traces.predict import (
     NUM_CLASSES,
     WORD_BINS,
     LengthClasses,
     accumulated_error,
     load_classifier,
+    make_predictor,
     save_classifier,
+    train,
+    with_predictions,
 )
-from traces.load import read_trace
-from traces.predict import make_predictor, train, with_predictions
 from traces.samples import random_stream
-from traces.source import Source
 from traces.trace import Ints, Trace
 
 OUTPUTS = np.arange(1, 1001)

@@ -1,24 +1,272 @@
-"""The trace formats: which columns hold what, in which unit, and how to tell one from another.
+"""Trace files: their text and fingerprint, the formats, and the rows that a reader makes of one.
 
-A reader turns an open file into rows, one at a time, so that the head of a huge trace is cheap. It
+A reader turns an open file into rows, one at a time, so that the head of a huge trace is cheap; of
+each format is known which columns hold what, in which unit, and how to tell it from the others. It
 knows nothing of filters, limits or arrival processes. A new format of the usual kind is one line in
-FORMATS.
+FORMATS. Whatever goes wrong between the disk and the text becomes a UsageError that names the
+place.
+
+ShareGPT is a JSON array of conversations, as text to be tokenized or as lengths, in two shapes of
+entry: `conversations: [{from, value}, ...]`, of which the first turn is the prompt and the second
+the reply whatever their roles (as vLLM's benchmark takes them), and `input_token_length` with
+`output_token_length` (as TD-Pipe's predictor writes them). The array is never in memory as a whole.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
+import hashlib
+import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol
+from typing import BinaryIO, Literal, NamedTuple, Protocol, TextIO, cast
 
 from evenflow.errors import UsageError, instead_of, once
-from traces.sharegpt import ShareGpt
-from traces.source import Row, Source, block_ids, number, priority_of, shown, token_count
+from evenflow.files import load_tokenizer, require_file
+
+WHOLE_FILE_HASH_BYTES = 256 * 2**20
+PREFIX_HASH_BYTES = 64 * 2**20
+GZIP_MAGIC = b"\x1f\x8b"
+MOST_TOKENS = 10**9
+
+MOST_UNPACKED = 100
+FREE_BYTES = 64 * 2**20
+"""A gzip may unpack to so many times its size, and to so much whatever its size; a trace's is 3 to
+20 times."""
+
+CountTokens = Callable[[str], int]
+
+
+class Source(NamedTuple):
+    """An open trace file, and the tokenizer its reader may need (None: no tokenizer was given)."""
+
+    path: Path
+    stream: TextIO
+    count_tokens: CountTokens | None = None
+
+    def error(self, message: str, *, line: int = 0, entry: int = 0) -> UsageError:
+        """Return the error for what is wrong at a line or an entry (both from 1; 0: no place)."""
+        place = f", line {line}" if line else f", entry {entry}" if entry else ""
+        return UsageError(f"trace {self.path}{place}: {message}")
+
+
+@contextmanager
+def open_trace(path: Path) -> Iterator[TextIO]:
+    """Open a trace as UTF-8 text, unpacking gzip whatever the file is called.
+
+    Raises UsageError if the file cannot be opened, and if it turns out unreadable inside the
+    `with`.
+    """
+    require_file(path)
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP_MAGIC
+            raw.seek(0)
+            binary = cast(BinaryIO, _Unpacked(raw)) if packed else raw
+            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+                yield text
+    except UnicodeDecodeError as error:
+        raise UsageError(f"trace {path}: not UTF-8 text ({error.reason})") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"trace {path}: damaged or truncated gzip ({error})") from error
+    except IsADirectoryError as error:
+        raise UsageError(f"trace {path}: a directory; give one trace file") from error
+    except OSError as error:
+        raise UsageError(f"trace {path}: cannot be read ({error.strerror or error})") from error
+
+
+class _Unpacked(gzip.GzipFile):
+    """A gzip that raises BadGzipFile when it turns out to unpack to far more than any trace."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        super().__init__(fileobj=packed)
+        self._packed = packed
+
+    def read1(self, size: int = -1) -> bytes:
+        data = super().read1(size)
+        if self.tell() > max(FREE_BYTES, MOST_UNPACKED * self._packed.tell()):
+            raise gzip.BadGzipFile(f"it unpacks to more than {MOST_UNPACKED} times its size")
+        return data
+
+
+def fingerprint(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes as they lie on disk, in hexadecimal.
+
+    A file over 256 MiB is hashed by its size (in decimal) and its first 64 MiB, so that a few rows
+    of a huge trace are read at once; the result then starts with "size+64MiB:".
+    """
+    size = path.stat().st_size
+    with path.open("rb") as raw:
+        if size <= WHOLE_FILE_HASH_BYTES:
+            return hashlib.file_digest(raw, "sha256").hexdigest()
+        digest = hashlib.sha256(str(size).encode())
+        digest.update(raw.read(PREFIX_HASH_BYTES))
+    return "size+64MiB:" + digest.hexdigest()
+
+
+class Row(NamedTuple):
+    """A request as the file has it. `time` is in the format's ticks (None: no arrival times).
+
+    `dropped` says why the format itself does not count the row as a request; "" keeps it. `text` is
+    the prompt, where the file holds it; `blocks` name the content of its blocks of tokens, () where
+    the file does not. `max_new` is the output that the client allows, where the file says so;
+    `priority` what its client says of its urgency.
+    """
+
+    time: int | float | None
+    prompt_tokens: int
+    output_tokens: int
+    dropped: str = ""
+    text: str | None = None
+    blocks: tuple[int, ...] = ()
+    max_new: int | None = None
+    priority: int = 0
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it: short, whatever was in the file."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def token_count(column: str, value: object) -> int:
+    """Return a number of tokens from text or JSON. Raises ValueError unless whole and 0 to 10^9."""
+    count = number(value)
+    if not (0 <= count <= MOST_TOKENS and count.is_integer()):
+        expected = "a whole number of tokens, 0 to 10^9"
+        raise ValueError(f"{column} is {shown(value)}; expected {expected}")
+    return int(count)
+
+
+def number(value: object) -> float:
+    """Return a number from text or JSON, NaN for whatever is none."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def priority_of(column: str, value: object) -> int:
+    """Return a priority, 0 where nothing is said. Raises ValueError unless a whole number."""
+    if value in (None, ""):
+        return 0
+    priority = number(value)
+    if not (abs(priority) <= MOST_TOKENS and priority.is_integer()):
+        raise ValueError(
+            f"{column} is {shown(value)}; expected a whole number, -10^9 to 10^9, lower first"
+        )
+    return int(priority)
+
+
+def block_ids(column: str, value: object) -> tuple[int, ...]:
+    """Return the names of a prompt's blocks. Raises ValueError unless a list of whole numbers."""
+    if not isinstance(value, list) or any(type(block) is not int for block in value):
+        raise ValueError(f"{column} is {shown(value)}; expected a list of whole numbers")
+    return tuple(value)
+
+
+# -- ShareGPT ------------------------------------------------------------------------------------
+
+CHUNK_CHARACTERS = 2**20
+PROMPT, OUTPUT = "input_token_length", "output_token_length"
+
+
+class ShareGpt:
+    """Reads both shapes of entry; text needs `source.count_tokens`."""
+
+    layout: Literal["json"] = "json"
+    columns: tuple[str, ...] = ("conversations",)
+    ticks_per_s: int = 1
+    block_tokens: int = 0
+
+    def rows(self, source: Source) -> Iterator[Row]:
+        """Yield a row an entry. Raises UsageError naming the entry (from 1) that is wrong."""
+        for number, entry in enumerate(array_items(source), start=1):
+            try:
+                yield read_entry(entry, source.count_tokens)
+            except ValueError as error:
+                raise source.error(str(error), entry=number) from None
+
+
+def read_entry(entry: object, count_tokens: CountTokens | None) -> Row:
+    """Return the row of one entry; an entry that holds no prompt and reply is marked dropped."""
+    if isinstance(entry, Mapping) and PROMPT in entry and OUTPUT in entry:
+        return Row(None, token_count(PROMPT, entry[PROMPT]), token_count(OUTPUT, entry[OUTPUT]))
+    turns = entry.get("conversations") if isinstance(entry, Mapping) else None
+    if not isinstance(turns, list):
+        raise ValueError(f"{shown(entry)}; expected conversations, or {PROMPT} and {OUTPUT}")
+    if len(turns) < 2:
+        return Row(None, 0, 0, "fewer than two turns")
+    if count_tokens is None:
+        raise ValueError(
+            "text without lengths; give tokenizer: the path of a tokenizer.json, "
+            f"or a file with {PROMPT} and {OUTPUT}"
+        )
+    prompt, reply = (turn.get("value") if isinstance(turn, Mapping) else None for turn in turns[:2])
+    if not isinstance(prompt, str) or not isinstance(reply, str):
+        raise ValueError(f"turns {shown(turns[:2])}; expected objects with a text value")
+    return Row(None, count_tokens(prompt), count_tokens(reply), text=prompt)
+
+
+def array_items(source: Source) -> Iterator[object]:
+    """Yield the items of the JSON array in a file, reading no further than the item asked for."""
+    decoder, stream = json.JSONDecoder(object_pairs_hook=once), source.stream
+    text = stream.read(CHUNK_CHARACTERS).lstrip()
+    if not text.startswith("["):
+        raise source.error(f"starts with {shown(text[:20])}; expected a JSON array")
+    number, place = 0, 1
+    while True:
+        text, place = text_to_come(source, text, place)
+        if text[place : place + 1] == "]":
+            return
+        try:
+            item, place = decoder.raw_decode(text, place)
+        except (json.JSONDecodeError, RecursionError) as error:
+            # Doubling what is read keeps one very long entry from costing quadratic time.
+            more = stream.read(max(CHUNK_CHARACTERS, len(text)))
+            if not more:
+                message = f"not valid JSON, or truncated ({error})"
+                raise source.error(message, entry=number + 1) from None
+            text, place = text[place:] + more, 0
+            continue
+        except ValueError as error:
+            raise source.error(str(error), entry=number + 1) from None
+        number += 1
+        yield item
+
+
+def text_to_come(source: Source, text: str, place: int) -> tuple[str, int]:
+    """Skip blanks and commas from `place`, reading on; raise UsageError if nothing comes."""
+    while True:
+        while place < len(text) and text[place] in " \t\r\n,":
+            place += 1
+        if place < len(text):
+            return text, place
+        text, place = source.stream.read(CHUNK_CHARACTERS), 0
+        if not text:
+            raise source.error('truncated JSON; expected "]" at the end')
+
+
+def encoder(path: str | Path) -> Callable[[str], list[int]]:
+    """Return what makes token ids of text, by a local tokenizer.json (or the folder with one).
+
+    Special tokens are those that the tokenizer adds. Needs the extra `tokenizers`.
+    """
+    tokenizer = load_tokenizer(path)
+    return lambda text: list(tokenizer.encode(text).ids)
+
+
+# -- tables of requests, and all formats by name -------------------------------------------------
 
 MAX_NEW, PRIORITY = "max_new", "priority"
 HEAD_CHARACTERS = 65536

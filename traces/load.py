@@ -14,10 +14,8 @@ import numpy as np
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.types import Prefix
-from traces.formats import FORMATS, find_format
+from traces.formats import FORMATS, Row, Source, encoder, find_format, fingerprint, open_trace
 from traces.samples import SAMPLE_NAMES, sample_trace
-from traces.sharegpt import encoder
-from traces.source import Row, Source, fingerprint, open_trace
 from traces.trace import FILTERS, SKIPPED, Floats, Ints, LengthFilter, Trace
 
 

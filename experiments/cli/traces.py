@@ -59,8 +59,7 @@ def predict_command(
 ) -> None:
     """Train a predictor of output lengths on a trace; print how good it is, as JSON."""
     from traces import load_trace
-    from traces.classifier import save_classifier
-    from traces.predict import train
+    from traces.predict import save_classifier, train
 
     trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
     classifier, report = train(trace, seed)

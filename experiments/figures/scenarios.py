@@ -31,8 +31,7 @@ from experiments.run_file.build import build
 from experiments.run_file.yaml_file import find
 from sim import simulate
 from traces import load_trace
-from traces.classifier import LengthClasses, score
-from traces.predict import Mean, Noisy, Predictor, train
+from traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
 from traces.samples import random_stream
 from traces.trace import Trace
 

@@ -18,11 +18,11 @@ from evenflow.costs.profile.cost import ENDS, Parts, operator_counts
 from evenflow.costs.profile.file import Profile, read_profile, write_profile
 from evenflow.specs.model import ModelSpec
 from profiler.shapes import Shape
-from profiler.stopwatch import Stopwatch
 from profiler.timed_runs import (
     PER_ROW,
     STAGE,
     Progress,
+    Stopwatch,
     Subject,
     TimedRun,
     by_marks,

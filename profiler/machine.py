@@ -1,17 +1,26 @@
-"""The machine that is measured: its names and versions, and threads held in place.
+"""The machine that is measured: its names and versions, threads held in place, and other stages.
 
-torch is imported inside the functions that ask it.
+Stages on one CPU share its memory and its last cache: what a stage finds there after it waited for
+its next micro-batch is what the others have left. So others compute on this machine while one is
+measured, as those of a pipeline do. Knows no operators and keeps no times. torch is imported inside
+the functions that ask it.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
+
 from evenflow.errors import UsageError, require_package
+from profiler.shapes import Shape
+from profiler.timed_runs import CpuStopwatch, Subject, time_run
 
 DEVICES = ("cpu", "cuda")
 
@@ -115,3 +124,54 @@ def pinned(device: str, threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
         if cores:
             os.sched_setaffinity(0, cores)
+
+
+# -- other stages that compute beside ------------------------------------------------------------
+
+START_S = 120.0
+"""The longest that a neighbour may take to import torch and make its weights."""
+
+
+@contextmanager
+def neighbours(
+    make: Callable[[], Subject], shapes: Sequence[Shape], places: Sequence[Sequence[int]]
+) -> Iterator[None]:
+    """Let a stage compute the shapes on each of `places` (cores) meanwhile, in random order.
+
+    `make` is sent to its process. UsageError when one does not start, or ended early, as what was
+    measured then holds less than it says.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    started = []
+    try:
+        for cores in places:
+            ours, theirs = spawn.Pipe(duplex=False)
+            process = spawn.Process(
+                target=_compute, args=(make, shapes, cores, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            started.append((process, ours))
+        for process, ours in started:
+            if not ours.poll(START_S) or process.exitcode is not None:
+                raise UsageError("profile: the stage that is to compute beside does not start")
+        yield
+        codes = [process.exitcode for process, _ in started if process.exitcode is not None]
+        if codes:
+            raise UsageError(f"profile: a stage that computed beside ended with {codes[0]}")
+    finally:
+        for process, _ in started:
+            process.kill()
+            process.join()
+
+
+def _compute(
+    make: Callable[[], Subject], shapes: Sequence[Shape], cores: Sequence[int], ready: Connection
+) -> None:
+    """Be a neighbour until the parent process ends it, or is no more."""
+    parent, rng = os.getppid(), np.random.default_rng(os.getpid())
+    placed(cores)
+    subject, stopwatch = make(), CpuStopwatch(len(cores))
+    ready.send(True)
+    while os.getppid() == parent:
+        time_run(subject, shapes[int(rng.integers(len(shapes)))], stopwatch, rng, marked=False)

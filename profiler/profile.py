@@ -31,14 +31,14 @@ from evenflow.errors import Count, Positive, UsageError, require_declared
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.model import ModelSpec
 from profiler import check, machine
-from profiler.communication import all_reduce_points, copy_points
-from profiler.host import Service, detokenise_points, host_points
-from profiler.neighbours import neighbours
+from profiler.outside import Service, all_reduce_points, copy_points, detokenise_points, host_points
 from profiler.shapes import Limits, Shape, ladder, random_shapes
-from profiler.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from profiler.timed_runs import (
+    CpuStopwatch,
+    CudaStopwatch,
     Journal,
     Progress,
+    Stopwatch,
     Subject,
     TimedRun,
     marks_share,
@@ -230,7 +230,7 @@ def _in_service(
     places = machine.places_beside(settings.neighbours, settings.threads)
     with (
         machine.pinned(settings.device, settings.threads),
-        neighbours(partial(stage_of, spec, limits, settings), shapes, places),
+        machine.neighbours(partial(stage_of, spec, limits, settings), shapes, places),
     ):
         yield
 

@@ -18,7 +18,7 @@ from experiments.real import notes_of, workers_of
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import RunConfig, load_config
 from experiments.runs import Job, run_job
-from profiler.host import Service, host_points
+from profiler.outside import Service, host_points
 from sim import simulate
 from tests.command_line import mistake
 from tests.profiles import point, points, profile

@@ -17,10 +17,10 @@ from evenflow.errors import UsageError
 from evenflow.specs.model import model
 from profiler import check, timed_runs
 from profiler.shapes import Limits, Shape, grid, random_shapes
-from profiler.stopwatch import CpuStopwatch, summed
 from profiler.timed_runs import (
     GOOD_ROUNDS,
     MIN_ROUNDS,
+    CpuStopwatch,
     Journal,
     Mark,
     TimedRun,
@@ -30,6 +30,7 @@ from profiler.timed_runs import (
     operator_points,
     runs_by_shape,
     stage_s,
+    summed,
 )
 
 LIMITS = Limits(max_tokens=64, max_rows=8, max_context=128, max_total_context=512)

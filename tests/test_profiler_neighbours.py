@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
-from profiler.machine import most_beside, places_beside, require_threads
-from profiler.neighbours import neighbours
+from profiler.machine import most_beside, neighbours, places_beside, require_threads
 from profiler.shapes import Shape
 from profiler.timed_runs import Mark
 

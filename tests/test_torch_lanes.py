@@ -20,7 +20,7 @@ from evenflow.specs.model import model  # noqa: E402
 from experiments.real import job_of, notes_of, workers_of  # noqa: E402
 from experiments.runs import Job  # noqa: E402
 from experiments.validation.validate import validate  # noqa: E402
-from profiler import communication  # noqa: E402
+from profiler import outside  # noqa: E402
 from runtime import Workers  # noqa: E402
 from runtime.torch import carriers, settings  # noqa: E402
 from runtime.torch.carriers import Sent  # noqa: E402
@@ -222,8 +222,8 @@ def workers_on_a_gpu(folder: Path, *keys: str) -> Workers:
 
 
 def test_a_copy_within_a_gpu_is_no_transfer(one_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communication, "_copies_s", lambda size, repeats: [1e-6] * repeats)
-    made = communication.copy_points([1024, 4096], 3)
+    monkeypatch.setattr(outside, "_copies_s", lambda size, repeats: [1e-6] * repeats)
+    made = outside.copy_points([1024, 4096], 3)
     assert [(each.operator, each.size_bytes) for each in made] == [
         ("device_copy", 1024),
         ("device_copy", 4096),

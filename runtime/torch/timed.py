@@ -18,8 +18,8 @@ from evenflow.results.around import Around, around_stages
 from evenflow.results.run import RunResult
 from evenflow.specs.model import ModelSpec
 from evenflow.world import World
-from profiler.host import Service
 from profiler.machine import require_device
+from profiler.outside import Service
 from profiler.profile import DTYPES, Settings, profile, tokenizer_beside
 from profiler.shapes import Limits, Shape
 from profiler.timed_runs import Progress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,17 @@ from experiments.cli.options import (
 if TYPE_CHECKING:
     from experiments.study.plan import Planned
     from experiments.study.sweep import Findings
+    from experiments.study.trials import How
     from experiments.study.tune import Tuned
+
+
+def _how(command: str, file: Path, out: Path | None, **more: Any) -> tuple[Path, How]:
+    """Return the folder of a study, `out` or one named after its file, and who simulates it."""
+    from experiments.cli.terminal import progress
+    from experiments.study.trials import How
+
+    folder = out or Path("out") / f"{file.stem}-{command}"
+    return folder, How(folder, **{"reads": [file], "watch": progress, **more})
 
 
 def sweep_command(
@@ -53,24 +63,13 @@ def sweep_command(
     force: Force = False,
 ) -> None:
     """Simulate a grid or a search over any keys of a run, several times each, and compare."""
-    from experiments.cli.terminal import progress
     from experiments.study.sweep import dry_run, sweep, sweep_part
     from experiments.study.sweep_file import load_sweep
-    from experiments.study.trials import How
 
     part = None if shard is None else _part(shard)
     asked = load_sweep(file, set_ or ())
-    folder = out or Path("out") / f"{file.stem}-sweep"
-    how = How(
-        out=folder,
-        force=force,
-        reads=[file],
-        executor=executor,
-        workers=workers,
-        resume=resume,
-        retry_failed=retry_failed,
-        watch=progress,
-    )
+    more = {"workers": workers, "resume": resume, "retry_failed": retry_failed}
+    folder, how = _how("sweep", file, out, executor=executor, force=force, **more)
     if dry:
         typer.echo("\n".join(dry_run(asked, how)))
         return
@@ -138,23 +137,20 @@ def capacity_command(
     force: Force = False,
 ) -> None:
     """Find the largest request rate that keeps limits on latency."""
-    from experiments.cli.terminal import progress
     from experiments.report.tables import print_table
     from experiments.run_file.inputs import inputs_of
     from experiments.run_file.run import load_config
     from experiments.study.capacity import Question, capacity, knee_rows, sentences
     from experiments.study.layouts import on_gpus, parse_gpus
     from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
-    from experiments.study.trials import How
 
     config = load_config(run, set_ or ())
     config = config if gpus is None else on_gpus(config, parse_gpus(gpus))
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     per_hour = None if per_dollar is None else dollars_per_hour(config, load_prices(per_dollar))
     question = Question(config, conditions, run.parent, tolerance, replications, per_hour)
-    folder = out or Path("out") / f"{run.stem}-capacity"
     reads = inputs_of(config, run)
-    how = How(out=folder, force=force, reads=reads, executor=executor, watch=progress)
+    folder, how = _how("capacity", run, out, executor=executor, force=force, reads=reads)
     answer = capacity(question, how)
     typer.echo(config.setup())
     if answer.rate is not None:
@@ -189,11 +185,9 @@ def tune_command(
     force: Force = False,
 ) -> None:
     """Find the best scheduler, parameters and layout, and check them on unseen data."""
-    from experiments.cli.terminal import progress
     from experiments.run_file.yaml_file import overridden, read
     from experiments.study.layouts import parse_gpus
     from experiments.study.slo import parse_slo
-    from experiments.study.trials import How
     from experiments.study.tune import Wish, tune
 
     document = overridden(read(run), set_ or ())
@@ -201,8 +195,7 @@ def tune_command(
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     counts = None if gpus is None else parse_gpus(gpus)
     wish = Wish(conditions, objective, names, counts, trials, replications, checks, seed)
-    folder = out or Path("out") / f"{run.stem}-tune"
-    how = How(out=folder, force=force, reads=[run], executor=executor, watch=progress)
+    folder, how = _how("tune", run, out, executor=executor, force=force)
     tuned = tune(document, run.parent, wish, how)
     _tell_tuned(tuned)
     typer.echo(folder / "tuned.yaml")
@@ -294,8 +287,7 @@ def plan_command(
         replications=replications,
         exhaustive=exhaustive,
     )
-    folder = out or Path("out") / f"{run.stem}-plan"
-    how = How(folder, force, [run], executor, workers, watch=progress)
+    folder, how = _how("plan", run, out, executor=executor, force=force, workers=workers)
     planned = plan(document, run.parent, ask, how)
     _print_plan(planned)
     if intervals:

@@ -42,9 +42,10 @@ from experiments.study.slo import (
     LATENCY,
     Condition,
     check_metrics,
+    levels_of,
     missed,
-    request_limits,
     service_levels,
+    shares_beyond,
 )
 from experiments.study.trials import Case, Search, Study, Trial, dry_run, seed_matters, seeds
 from experiments.systems import keys_of_system, systems
@@ -191,9 +192,7 @@ class Question:
     def study(self) -> Study:
         """The run, and its summary with what the SLO of each part needs."""
         config = self.config
-        metrics = dict.fromkeys(each.metric for part in self.parts for each in part.slo)
-        limits = request_limits(self.slo, config.goodput)
-        more = (("metrics", tuple(metrics)), ("limits", limits))
+        more = levels_of(self.slo, config, *(c.metric for part in self.parts for c in part.slo))
         count = self.ask.replications if seed_matters(config) else 1
         return Study(self.document, self.beside, seeds(count), service_levels, more)
 
@@ -227,14 +226,14 @@ class Question:
         """
         if trial.errors or trial.mean("failed") > self.refused:
             return math.inf
-        shares = [each.excess_share(trial.mean(each.metric)) for each in slo or self.slo]
+        shares = shares_beyond(slo or self.slo, trial.mean)
         if slo is None and not KEEPS_UP.holds({KEEPS_UP.metric: trial.mean(KEEPS_UP.metric)}):
             shares.append(1.0)
         return missed(shares)
 
     def margin(self, trial: Trial) -> float:
         """Return the least share of a limit that is left; below 0 where it is missed."""
-        return -max(each.excess_share(trial.mean(each.metric)) for each in self.slo)
+        return -max(shares_beyond(self.slo, trial.mean))
 
 
 def parse_budgets(text: str) -> tuple[int, ...]:
@@ -257,9 +256,8 @@ def prepare(document: Document, beside: Path, ask: Ask) -> Question:
     if not fitting:
         raise UsageError(f"--gpus: no layout fits: {found[0].label}: {found[0].reason}")
     outcome = dry_run(with_(document, fitting[0].keys), workload, beside)
-    metrics = [each.metric for each in ask.slo]
-    limits = request_limits(ask.slo, config.goodput)
-    check_metrics(metrics, service_levels(outcome, metrics=metrics, limits=limits), "--slo")
+    values = service_levels(outcome, **dict(levels_of(ask.slo, config)))
+    check_metrics([each.metric for each in ask.slo], values, "--slo")
     settings = list(_settings(config, fitting, ask))
     if not settings:
         least = min(_gpus_of(config, each) for each in fitting)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,7 +27,7 @@ from experiments.study.points import Store
 from experiments.study.searches import own_rate, rate_patch
 from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
 from experiments.study.trials import Simulator
-from tests.command_line import evenflow, refusal, write_trace
+from tests.command_line import evenflow, refusal, rows_of, write_trace
 from tests.test_points import RUN
 
 QUEUE = {
@@ -128,15 +127,6 @@ def test_a_short_run_is_told(tmp_path: Path) -> None:
     assert any("run length matters" in line for line in sentences(found))
 
 
-def test_the_same_question_is_answered_from_the_store(tmp_path: Path) -> None:
-    config = queue(tmp_path, requests=300)
-    first = capacity(tmp_path, config, "mean_queue_ms=100")
-    (tmp_path / "ones.csv").touch()
-    count = len(list((tmp_path / "points").glob("*/*.json")))
-    assert capacity(tmp_path, config, "mean_queue_ms=100") == first
-    assert len(list((tmp_path / "points").glob("*/*.json"))) == count
-
-
 def test_the_price_of_a_capacity(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text("L20: 0.5\nH100: 4\n")
     prices = load_prices(tmp_path / "prices.yaml")
@@ -164,28 +154,23 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
     status, output, errors = evenflow(*arguments)
     assert (status, errors) == (0, "")
     assert "capacity: " in output
+    files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {
-        "capacity.json",
-        "capacity.png",
-        "capacity.svg",
-        "manifest.json",
-        "rates.csv",
-        "store",
-    }
+    assert names == {*files, "manifest.json", "store"}
     told = json.loads((tmp_path / "out" / "capacity.json").read_text())
     assert told["status"] == "found"
     assert told["per_dollar"]["dollars_per_hour"] == 0.5
-    with open(tmp_path / "out" / "rates.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "out" / "rates.csv")
     [capacity_rate] = told["rates"]
     missed = {float(row["rate"]): row["misses"] for row in rows}
     assert missed[capacity_rate] == ""
     assert missed[told["fails_at"][0]] == "mean_queue_ms"
     assert {row["failed"] for row in rows} == {"0"}
-    files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv")
     before = [(tmp_path / "out" / name).read_bytes() for name in files]
+    stored = sorted((tmp_path / "out/store").rglob("*"))
+    (tmp_path / "ones.csv").touch()
     assert evenflow(*arguments)[0] == 0
+    assert sorted((tmp_path / "out/store").rglob("*")) == stored
     assert [(tmp_path / "out" / name).read_bytes() for name in files] == before
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.study.searches import Found, Probe, found, next_rates, rounded
+from experiments.study.searches import Found, Probe, found, next_rates
 
 SERVICE_S = 2.0
 TOLERANCES = st.sampled_from([0.002, 0.02, 0.1, 0.5])
@@ -108,8 +108,3 @@ def test_the_probes_of_a_small_search() -> None:
 
 def rates(probes: list[Probe]) -> list[float]:
     return [probe.rate for probe in probes]
-
-
-def test_rates_have_four_digits() -> None:
-    assert rounded(1234.5678) == 1235.0
-    assert rounded(0.00123456) == 0.001235

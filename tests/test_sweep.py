@@ -27,7 +27,6 @@ from experiments.study.sweep import (
     ranked,
     run_sweep,
     sensitivity,
-    sweep_part,
     write_findings,
 )
 from experiments.study.sweep_file import (
@@ -35,7 +34,7 @@ from experiments.study.sweep_file import (
     check,
     load_sweep,
 )
-from experiments.study.trials import How, Part, Simulator, Trial
+from experiments.study.trials import Part, Simulator, Trial
 from tests.command_line import write_trace
 from tests.sweeps import GRID, RUN, sweep
 
@@ -237,18 +236,6 @@ def test_a_search_goes_on_from_a_part_of_its_results(tmp_path: Path) -> None:
     for trial in whole.trials[:5]:
         kept.put(trial.records[0])
     pd.testing.assert_frame_equal(simulated(asked, tmp_path, "part").points, whole.points)
-
-
-def test_shards_put_together_leave_nothing_to_do(tmp_path: Path) -> None:
-    asked = sweep(tmp_path)
-    sizes = []
-    for index in range(5):
-        sweep_part(asked, index, 5, How(tmp_path / "out", workers=1))
-        sizes.append(len(list((tmp_path / "out/store").glob("*/*.json"))))
-    assert sizes == [3, 6, 8, 10, 12]
-    closed = ThreadPoolExecutor(1)
-    closed.shutdown()  # so that a run would be an error
-    assert len(run_sweep(asked, Simulator(Store(tmp_path / "out/store"), closed)).trials) == 6
 
 
 COSTS = st.lists(st.tuples(*[st.integers(0, 5).map(float)] * 3), min_size=1, max_size=25)

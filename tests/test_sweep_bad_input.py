@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.study.points import HEADER, Record, Store
+from experiments.study.points import HEADER
 from experiments.study.sweep_file import check, load_sweep
 from tests import command_line
 from tests.sweeps import RUN, write
@@ -134,17 +133,6 @@ def test_a_dask_scheduler_that_does_not_answer(
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         told = refusal("--executor", f"dask:{address}")
     assert told.startswith(f"--executor dask:{address}: no Dask scheduler answers there")
-
-
-def test_results_of_another_version_stay_and_ours_go_beside_them(folder: Path) -> None:
-    write(folder)
-    Store(folder / "out/store").put(Record("00", {}))
-    path = folder / "out/store" / HEADER
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"code_sha256": "other"}))
-    assert command_line.evenflow("sweep", "SWEEP.yaml", "--out", "out")[0] == 0
-    assert (folder / "out/store/00/00.json").exists()
-    (ours,) = folder.glob("out/store-*")
-    assert len(list(ours.glob("??/*.json"))) == 12
 
 
 def test_a_folder_that_cannot_be_written(folder: Path) -> None:

@@ -88,9 +88,14 @@ class Planted(Sarathi):
 PLANTED = f"{__name__}:Planted"
 
 
-def tuning(run: dict[str, Any], slo: tuple[str, ...], **wish: Any) -> Tuning:
-    conditions = tuple(parse_slo(slo))
-    return prepare(Document("a.yaml", run, {}), Path(), Wish(conditions, **wish))
+def tuning(run: dict[str, Any], **wish: Any) -> Tuning:
+    slo = tuple(parse_slo(["p99_tpot_ms=1e6"]))
+    return prepare(Document("a.yaml", run, {}), Path(), Wish(slo, **wish))
+
+
+def planted(trials: int) -> Tuning:
+    run = {**POISSON, "scheduler": PLANTED}
+    return tuning(run, objective="mean_e2el_ms", trials=trials, schedulers=[PLANTED])
 
 
 def simulated(folder: Path, workers: int, work: Callable[[Simulator], Any]) -> Any:
@@ -112,10 +117,7 @@ def test_the_ends_of_every_search_space_are_accepted(name: str) -> None:
 
 
 def test_the_search_finds_what_is_planted_and_refuses_to_cheat(tmp_path: Path) -> None:
-    run = {**POISSON, "scheduler": PLANTED}
-    asked = tuning(
-        run, ("p99_tpot_ms=1e6",), objective="mean_e2el_ms", trials=24, schedulers=[PLANTED]
-    )
+    asked = planted(24)
     found: Search = simulated(tmp_path / "a", 1, lambda s: run_search(asked, s))
     best = found.winner.candidate.params
     assert best["max_num_seqs"] >= 10
@@ -130,10 +132,7 @@ def test_the_search_finds_what_is_planted_and_refuses_to_cheat(tmp_path: Path) -
 
 
 def test_what_was_found_is_checked_on_unseen_data_and_explained(tmp_path: Path) -> None:
-    run = {**POISSON, "scheduler": PLANTED}
-    asked = tuning(
-        run, ("p99_tpot_ms=1e6",), objective="mean_e2el_ms", trials=8, schedulers=[PLANTED]
-    )
+    asked = planted(8)
 
     def work(simulator: Simulator) -> tuple[Search, list[Check], Any]:
         found = run_search(asked, simulator)
@@ -176,10 +175,7 @@ def test_a_gain_survives_beyond_its_interval_only() -> None:
 
 
 def test_a_gain_that_does_not_survive_is_told_plainly(tmp_path: Path) -> None:
-    run = {**POISSON, "scheduler": PLANTED}
-    asked = tuning(
-        run, ("p99_tpot_ms=1e6",), objective="mean_e2el_ms", trials=4, schedulers=[PLANTED]
-    )
+    asked = planted(4)
     found: Search = simulated(tmp_path, 1, lambda s: run_search(asked, s))
     assert found.winner is not found.default
 
@@ -203,7 +199,7 @@ def test_unseen_parts_begin_after_the_search(tmp_path: Path) -> None:
 
     def parts(**workload: Any) -> dict[str, tuple[Part, ...]]:
         run = {**RUN, "workload": {"trace": str(trace), "seed": 7, **workload}}
-        return unseen_parts(tuning(run, ("p99_tpot_ms=1e6",), trials=1), 4)
+        return unseen_parts(tuning(run, trials=1), 4)
 
     poisson = {"kind": "poisson", "rate": 1.0}
     seeds = [9, 10, 11, 12]  # 7 and 8 were searched on
@@ -215,33 +211,30 @@ def test_unseen_parts_begin_after_the_search(tmp_path: Path) -> None:
     assert parts(arrivals="replay") == {LATER: (Part(8, 50),)}
     sample = {"trace": "azure-conv-sample", "requests": 10, "seed": 0, "arrivals": "offline"}
     run = {**RUN, "workload": sample}
-    later = unseen_parts(tuning(run, ("p99_tpot_ms=1e6",), trials=1), 2)[LATER]
+    later = unseen_parts(tuning(run, trials=1), 2)[LATER]
     assert later == (Part(2, 10), Part(3, 20))
 
 
 def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
     document = Document("a.yaml", {**MODEL, "model": "Qwen2.5-32B"}, {})
-    config = configured(document)
-    workload = load_workload(config, Path())
-    found = {each.label: each for each in layouts(document, workload, Path(), pairs_of([8]))}
-    assert {each.parallel for each in found.values()} == {"PP8", "PP4 x TP2", "PP2 x TP4", "TP8"}
-    for each in found.values():
-        assert each.reason or sum(each.layers) == 64
+    workload = load_workload(configured(document), Path())
+    found = layouts(document, workload, Path(), pairs_of([8]))
+    assert {each.parallel for each in found} == {"PP8", "PP4 x TP2", "PP2 x TP4", "TP8"}
+    assert all(each.reason or sum(each.layers) == 64 for each in found)
     one = layouts(document, workload, Path(), pairs_of([1]))
     assert [each.label for each in one] == ["PP1, even"]
     assert "does not fit" in one[0].reason
     own = layouts(document, workload, Path())
     assert own[0].label == "PP4, as given"
-    assert len({each.layers for each in own}) == len(own) > 3
-    moved = {each.layers for each in own}
-    assert (17, 17, 16, 14) in moved
-    assert (15, 16, 16, 17) in moved
+    divisions = {each.layers for each in own}
+    assert len(divisions) == len(own) > 3
+    assert {(17, 17, 16, 14), (15, 16, 16, 17)} <= divisions
 
 
 def test_on_other_gpus_the_run_as_it_is_gets_the_first_layout_that_fits() -> None:
-    asked = tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=(2,))
+    asked = tuning(MODEL, gpus=(2,))
     assert asked.default == "as given, on PP2, even"
-    assert tuning(MODEL, ("p99_tpot_ms=1e6",), gpus=(4,)).default == "as given"
+    assert tuning(MODEL, gpus=(4,)).default == "as given"
 
 
 def test_numbers_of_gpus_are_said_in_one_way() -> None:
@@ -259,14 +252,20 @@ def test_shifts_keep_the_layers() -> None:
 
 
 def test_a_deployment_without_a_model_keeps_its_layout() -> None:
-    asked = tuning(POISSON, ("p99_tpot_ms=1e6",))
-    assert [each.label for each in asked.layouts] == ["as given, as given"]
-    with pytest.raises(UsageError, match="--gpus 4: the run's costs do not follow"):
-        tuning(POISSON, ("p99_tpot_ms=1e6",), gpus=(4,))
-    with pytest.raises(UsageError, match=r"--gpus 4: the run's kv\.pages is a number"):
-        tuning({**MODEL, "kv": {"pages": 500}}, ("p99_tpot_ms=1e6",), gpus=(4,))
-    with pytest.raises(UsageError, match="--gpus 1: no layout fits: PP1"):
-        tuning({**MODEL, "model": "Qwen2.5-32B"}, ("p99_tpot_ms=1e6",), gpus=(1,))
+    assert [each.label for each in tuning(POISSON).layouts] == ["as given, as given"]
+
+
+@pytest.mark.parametrize(
+    ("run", "gpus", "told"),
+    [
+        (POISSON, 4, "--gpus 4: the run's costs do not follow"),
+        ({**MODEL, "kv": {"pages": 500}}, 4, r"--gpus 4: the run's kv\.pages is a number"),
+        ({**MODEL, "model": "Qwen2.5-32B"}, 1, "--gpus 1: no layout fits: PP1"),
+    ],
+)
+def test_gpus_that_no_layout_may_have(run: dict[str, Any], gpus: int, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        tuning(run, gpus=(gpus,))
 
 
 def test_a_search_space_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,10 +275,7 @@ def test_a_search_space_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyP
 
 
 def test_settings_worth_nothing_go_back_to_the_default(tmp_path: Path) -> None:
-    run = {**POISSON, "scheduler": PLANTED}
-    asked = tuning(
-        run, ("p99_tpot_ms=1e6",), objective="mean_e2el_ms", trials=1, schedulers=[PLANTED]
-    )
+    asked = planted(1)
 
     def work(simulator: Simulator) -> tuple[Search, tuple[Worth, ...]]:
         found = run_search(asked, simulator)

@@ -1,13 +1,18 @@
-"""A small sweep, written to files, for the tests of sweeps."""
+"""A small sweep, written to files, and who simulates, for the tests of studies."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from experiments.study.points import Store
 from experiments.study.sweep_file import Sweep, load_sweep
+from experiments.study.trials import Simulator
 
 RUN: dict[str, Any] = {
     "stages": 2,
@@ -38,3 +43,10 @@ def write(folder: Path, name: str = "SWEEP.yaml", **changes: Any) -> Path:
 def sweep(folder: Path, *overrides: str, **changes: Any) -> Sweep:
     """Return GRID, with some keys changed, as it is read from a file."""
     return load_sweep(write(folder, **changes), overrides)
+
+
+@contextmanager
+def simulator(folder: Path, workers: int = 1, **more: Any) -> Iterator[Simulator]:
+    """Give who simulates in this process, and keeps records in a folder."""
+    with ThreadPoolExecutor(workers) as executor:
+        yield Simulator(Store(folder), executor, **more)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from experiments.study.capacity import (
     sentences,
 )
 from experiments.study.layouts import on_gpus
-from experiments.study.points import Store
 from experiments.study.searches import own_rate, rate_patch
 from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
-from experiments.study.trials import Simulator
 from tests.command_line import evenflow, refusal, rows_of, write_trace
+from tests.sweeps import simulator
 from tests.test_points import RUN
 
 QUEUE = {
@@ -47,8 +45,7 @@ def queue(folder: Path, *overrides: str, requests: int) -> RunConfig:
 
 def capacity(folder: Path, config: RunConfig, *slo: str, **more: Any) -> Capacity:
     question = Question(config, tuple(parse_slo(slo)), folder, **more)
-    with ThreadPoolExecutor(1) as executor:
-        who = Simulator(Store(folder / "points"), executor)
+    with simulator(folder / "points") as who:
         return capacity_of(question, who, curve=(0.5, 2.0))
 
 

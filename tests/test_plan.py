@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from experiments.study.advice import advise, best
 from experiments.study.launch import launch_lines
 from experiments.study.plan import Planned, answered, facts_of, sentences
 from experiments.study.plan_search import Ask, Question, parse_budgets, prepare
-from experiments.study.points import Store
 from experiments.study.slo import Condition, parse_slo
-from experiments.study.trials import How, Simulator
+from experiments.study.trials import How
+from tests.sweeps import simulator
 
 RUN: dict[str, Any] = {
     "model": "Llama-3.1-8B",
@@ -45,8 +44,8 @@ def asked(run: dict[str, Any], slo: tuple[Condition, ...] = SLO, **wish: Any) ->
 
 
 def planned(folder: Path, question: Question, workers: int = 1) -> Planned:
-    with ThreadPoolExecutor(workers) as executor:
-        return answered(question, Simulator(Store(folder), executor))
+    with simulator(folder, workers) as who:
+        return answered(question, who)
 
 
 @pytest.fixture

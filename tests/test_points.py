@@ -18,6 +18,7 @@ from experiments.run_file.yaml_file import Document
 from experiments.study.points import HEADER, Point, Record, Store, executor_of, simulate_point
 from experiments.study.trials import Simulator
 from tests.command_line import write_trace
+from tests.sweeps import simulator
 
 RUN: dict[str, Any] = {
     "stages": 2,
@@ -50,8 +51,8 @@ def test_the_key_follows_what_a_result_depends_on(tmp_path: Path) -> None:
 def test_a_point_is_run_once_and_found_again(tmp_path: Path) -> None:
     points = [point(), point("scheduler=vllm"), point()]
     told: list[int] = []
-    with ThreadPoolExecutor(1) as executor:
-        first = Simulator(Store(tmp_path), executor, told.append).records(points)
+    with simulator(tmp_path, on_done=told.append) as who:
+        first = who.records(points)
     assert first[0] == first[2] == simulate_point(points[0])
     assert (told[0], told[-1]) == (0, 3)
     closed = ThreadPoolExecutor(1)
@@ -61,8 +62,8 @@ def test_a_point_is_run_once_and_found_again(tmp_path: Path) -> None:
 
 def test_a_failed_point_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     points = [point("workload.trace=missing.csv"), point()]
-    with ThreadPoolExecutor(1) as executor:
-        failed, done = Simulator(Store(tmp_path), executor).records(points)
+    with simulator(tmp_path) as who:
+        failed, done = who.records(points)
     assert "missing.csv" in failed.error
     assert done.error is None
     assert done.values["completed"] == 5
@@ -111,13 +112,10 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> None:
     points = [point("workload.trace=missing.csv"), point()]
     told: list[Record] = []
-    with ThreadPoolExecutor(1) as executor:
-        for _ in range(2):
-            Simulator(Store(tmp_path), executor, on_failure=told.append).records(points)
-        assert [record.key for record in told] == [points[0].key]
-        again = Simulator(Store(tmp_path), executor, on_failure=told.append, retry=True)
-        again.records(points)
-    assert [record.key for record in told] == [points[0].key] * 2
+    for retry, count in ((False, 1), (False, 1), (True, 2)):
+        with simulator(tmp_path, on_failure=told.append, retry=retry) as who:
+            who.records(points)
+        assert [record.key for record in told] == [points[0].key] * count
 
 
 def killed(outcome: Outcome) -> dict[str, Any]:
@@ -138,10 +136,10 @@ def pair(outcome: Outcome) -> dict[str, Any]:
 
 
 def test_a_record_is_the_same_before_and_after_it_is_stored(tmp_path: Path) -> None:
-    store, asked = Store(tmp_path), Point(point().config, Path(), pair)
-    with ThreadPoolExecutor(1) as executor:
-        (fresh,) = Simulator(store, executor).records([asked])
-    assert store.get(asked.key) == fresh
+    asked = Point(point().config, Path(), pair)
+    with simulator(tmp_path) as who:
+        (fresh,) = who.records([asked])
+    assert Store(tmp_path).get(asked.key) == fresh
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import csv
 import json
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,14 @@ from experiments.study.sweep_file import (
     check,
     load_sweep,
 )
-from experiments.study.trials import Part, Simulator, Trial
+from experiments.study.trials import Part, Trial
 from tests.command_line import write_trace
-from tests.sweeps import GRID, RUN, sweep
+from tests.sweeps import GRID, RUN, simulator, sweep
 
 
 def simulated(asked: Sweep, folder: Path, store: str = "store") -> Findings:
-    with ThreadPoolExecutor(1) as executor:
-        return run_sweep(asked, Simulator(Store(folder / store), executor))
+    with simulator(folder / store) as who:
+        return run_sweep(asked, who)
 
 
 def test_a_grid_is_every_combination_and_the_last_parameter_varies_fastest(tmp_path: Path) -> None:

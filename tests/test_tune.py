@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
 from experiments.study.layouts import AS_GIVEN, layouts, pairs_of, parse_gpus, shifted
-from experiments.study.points import Record, Store
+from experiments.study.points import Record
 from experiments.study.searches import Range
 from experiments.study.slo import parse_slo
-from experiments.study.trials import Part, Simulator, Trial
+from experiments.study.trials import Part, Trial
 from experiments.study.tune import (
     FRESH,
     GLLM,
@@ -36,7 +34,6 @@ from experiments.study.tune import (
     Tuned,
     Tuning,
     Wish,
-    Worth,
     evaluate,
     prepare,
     run_bubbles,
@@ -48,6 +45,7 @@ from experiments.study.tune import (
     unseen_parts,
 )
 from tests.command_line import evenflow, write_inputs, write_trace
+from tests.sweeps import simulator
 from tests.test_points import RUN
 
 POISSON = {
@@ -98,9 +96,10 @@ def planted(trials: int) -> Tuning:
     return tuning(run, objective="mean_e2el_ms", trials=trials, schedulers=[PLANTED])
 
 
-def simulated(folder: Path, workers: int, work: Callable[[Simulator], Any]) -> Any:
-    with ThreadPoolExecutor(workers) as executor:
-        return work(Simulator(Store(folder), executor))
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Search:
+    with simulator(tmp_path_factory.mktemp("store")) as who:
+        return run_search(planted(24), who)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -116,9 +115,9 @@ def test_the_ends_of_every_search_space_are_accepted(name: str) -> None:
             create(name, {key: given}, max_model_len=4096, **facts)
 
 
-def test_the_search_finds_what_is_planted_and_refuses_to_cheat(tmp_path: Path) -> None:
-    asked = planted(24)
-    found: Search = simulated(tmp_path / "a", 1, lambda s: run_search(asked, s))
+def test_the_search_finds_what_is_planted_and_refuses_to_cheat(
+    found: Search, tmp_path: Path
+) -> None:
     best = found.winner.candidate.params
     assert best["max_num_seqs"] >= 10
     assert not best["refusing"]
@@ -127,23 +126,20 @@ def test_the_search_finds_what_is_planted_and_refuses_to_cheat(tmp_path: Path) -
     cheats = [each for each in found.tried if each.candidate.params.get("refusing")]
     assert cheats
     assert all(each.trial.mean("failed") > 0 for each in cheats)
-    # The same with another executor and a store that has nothing yet.
-    assert simulated(tmp_path / "b", 2, lambda s: run_search(asked, s)) == found
+    with simulator(tmp_path, 2) as other:  # another executor, and a store that has nothing yet
+        assert run_search(found.tuning, other) == found
 
 
-def test_what_was_found_is_checked_on_unseen_data_and_explained(tmp_path: Path) -> None:
-    asked = planted(8)
-
-    def work(simulator: Simulator) -> tuple[Search, list[Check], Any]:
-        found = run_search(asked, simulator)
-        checks = run_checks(found, 3, simulator)
-        return found, checks, run_bubbles(found, checks, simulator)
-
-    found, checks, bubbles = simulated(tmp_path, 1, work)
+def test_what_was_found_is_checked_on_unseen_data_and_explained(
+    found: Search, tmp_path: Path
+) -> None:
+    with simulator(tmp_path) as who:
+        checks = run_checks(found, 3, who)
+        bubbles = run_bubbles(found, checks, who)
     assert [check.name for check in checks] == [FRESH, LATER]
     for check in checks:
         assert set(check.trials) == {TUNED, "as given", GLLM}
-        assert not {part for part in check.parts if part in asked.train}
+        assert not {part for part in check.parts if part in found.tuning.train}
         assert check.survives("mean_e2el_ms", "as given")
     assert set(bubbles) == {TUNED, "as given"}
     assert bubbles[TUNED]["computing"] > 0
@@ -174,11 +170,7 @@ def test_a_gain_survives_beyond_its_interval_only() -> None:
     assert not worse.survives("mean_ttft_ms", "as given")
 
 
-def test_a_gain_that_does_not_survive_is_told_plainly(tmp_path: Path) -> None:
-    asked = planted(4)
-    found: Search = simulated(tmp_path, 1, lambda s: run_search(asked, s))
-    assert found.winner is not found.default
-
+def test_a_gain_that_does_not_survive_is_told_plainly(found: Search) -> None:
     def trial(values: list[float]) -> Trial:
         records = [Record("", {"mean_e2el_ms": value, "p99_tpot_ms": 2e6}) for value in values]
         return Trial({}, tuple(records))
@@ -277,15 +269,12 @@ def test_a_search_space_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyP
 def test_settings_worth_nothing_go_back_to_the_default(tmp_path: Path) -> None:
     asked = planted(1)
 
-    def work(simulator: Simulator) -> tuple[Search, tuple[Worth, ...]]:
-        found = run_search(asked, simulator)
-        candidate = Candidate(
-            PLANTED, {"max_num_seqs": 64, "refusing": False, "idle": 0.5}, AS_GIVEN
-        )
-        [trial] = evaluate(asked, [candidate], asked.train, simulator)
-        return simplified(replace(found, winner=Tried("trial 0", candidate, trial)), simulator)
-
-    found, worth = simulated(tmp_path, 1, work)
+    candidate = Candidate(PLANTED, {"max_num_seqs": 64, "refusing": False, "idle": 0.5}, AS_GIVEN)
+    with simulator(tmp_path) as who:
+        found = run_search(asked, who)
+        [trial] = evaluate(asked, [candidate], asked.train, who)
+        winner = Tried("trial 0", candidate, trial)
+        found, worth = simplified(replace(found, winner=winner), who)
     assert found.winner.candidate.params == {"max_num_seqs": 64}
     assert [each.setting for each in worth] == ["max_num_seqs", "idle"]  # the rest is the default
     seats, idle = worth

@@ -343,7 +343,7 @@ def _mean_error(curves: Sequence[dict[int, float]], tile: int) -> float:
     for times in curves:
         sizes = sorted(times)
         for size in sizes[1:-1]:
-            others = [each for each in sizes if each != size]
-            told_s = Curve(others, [times[each] for each in others], tile)(size)
+            others = {each: times[each] for each in sizes if each != size}
+            told_s = Curve.of(others, tile)(size)
             off.append(abs(told_s / times[size] - 1))
     return float(np.mean(off)) if off else 0.0

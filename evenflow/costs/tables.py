@@ -43,6 +43,12 @@ class Curve:
         self._growth_s = rise_s / wide if wide else 0.0
 
     @classmethod
+    def of(cls, times: Mapping[int, float], tile: int = 1) -> Curve:
+        """Return the curve through size -> seconds."""
+        sizes = sorted(times)
+        return cls(sizes, [times[size] for size in sizes], tile)
+
+    @classmethod
     def sum(cls, curves: Sequence[Curve]) -> Curve:
         """Return the curve of the sums of curves with the same sizes and tile."""
         rows = zip(*(curve._seconds for curve in curves), strict=True)

@@ -280,21 +280,20 @@ class _Parts:
         peak = self.quantized if measured else self.peak
         target = self.target if plain else self.narrow
         times = product_times(gemm, n, k, peak)
-        sizes = sorted(times)
         derived = target.matrix_bits != peak.matrix_bits
         least_s = self.launch_s if derived else 0.0
         flop_s = self.least_s_per_flop if measured else 0.0
-        corrected = [
-            max(
-                times[m] * target.product_s(m, n, k) / peak.product_s(m, n, k),
+        corrected = {
+            m: max(
+                taken_s * target.product_s(m, n, k) / peak.product_s(m, n, k),
                 2 * m * n * k * flop_s,
                 least_s,
             )
-            for m in sizes
-        ]
+            for m, taken_s in times.items()
+        }
         # Tables with points on both sides of a tile's edge show the steps themselves.
-        both_sides = any(m % TILE_TOKENS == 0 and m + 1 in times for m in sizes)
-        curve = Curve(sizes, corrected, 1 if both_sides else TILE_TOKENS)
+        both_sides = any(m % TILE_TOKENS == 0 and m + 1 in times for m in times)
+        curve = Curve.of(corrected, 1 if both_sides else TILE_TOKENS)
         beyond = n > max(gemm) or k > max(gemm[max(gemm)])
         return unmeasured(curve) if beyond or derived else curve.estimate
 
@@ -351,7 +350,7 @@ class _Parts:
         narrow = self.quantized if experts.format else self.peak
         on = narrow._replace(matrix_bits=bits_of(experts.format))
         times, measured = expert_times(experts, shape_of(self.model), split, on, self.narrow)
-        curve = Curve(sorted(times), [times[size] for size in sorted(times)])
+        curve = Curve.of(times)
         seconds = curve.estimate if measured else unmeasured(curve)
         if deployment.data_parallel == 1:
             return seconds
@@ -428,8 +427,7 @@ class _Parts:
                 f"tensor_parallel: no measured all-reduce of {ranks} ranks (measured: {known} over "
                 f"the links of {self.tables.device}); give costs.all_reduce, a link"
             )
-        times = self.tables.all_reduce[ranks]
-        return Curve(sorted(times), [times[size] for size in sorted(times)]).estimate
+        return Curve.of(self.tables.all_reduce[ranks]).estimate
 
 
 def _free(size: int) -> float:

@@ -20,7 +20,7 @@ from evenflow.costs.silicon.tables import (
     Experts,
     ExpertShape,
     calm,
-    columns_of,
+    rows_of,
     table_files,
 )
 from evenflow.errors import UsageError
@@ -90,11 +90,9 @@ def _rows(
     """Yield format, sizes, slices, ranks, tokens and milliseconds."""
     names = ("moe_dtype", *COLUMNS, "moe_tp_size", "moe_ep_size", "num_tokens", "latency")
     where = [("distribution", "=", load), ("moe_dtype", "in", list(formats))]
-    columns = columns_of(path, (*names, "kernel_source"), where=where)
-    rows = zip(*(columns[name] for name in names), strict=True)
-    for row, source in zip(rows, columns["kernel_source"], strict=True):
+    for *row, source in rows_of(path, *names, "kernel_source", where=where):
         if kernel is None or kernel in source:
-            yield row
+            yield tuple(row)
 
 
 COLUMNS = ("hidden_size", "inter_size", "num_experts", "topk")

@@ -16,7 +16,7 @@ from evenflow.costs.silicon.tables import (
     NotMeasuredError,
     Products,
     calm_steps,
-    columns_of,
+    rows_of,
     table_file,
 )
 from evenflow.costs.tables import Curve
@@ -66,21 +66,11 @@ def read_latent(
     gemm, peak = products[dtype]
 
     def product(k: int, n: int) -> ByTokens:
-        times = product_times(gemm, n, k, peak)
-        return Curve(sorted(times), [times[m] for m in sorted(times)])
-
-    def rest(heads: int) -> ByTokens:
-        shapes = (
-            (HIDDEN, QUERIES + LATENT + ROTATED),
-            (QUERIES, heads * (KEY + ROTATED)),
-            (heads * VALUE, HIDDEN),
-        )
-        parts = [product(*shape) for shape in shapes]
-        return lambda tokens: -sum(part(tokens) for part in parts)
+        return Curve.of(product_times(gemm, n, k, peak))
 
     heads_known = sorted(set(prompts) & set(steps))
     if modules:
-        in_prompts = in_steps = {heads: rest(heads) for heads in heads_known}
+        in_prompts = in_steps = {heads: _less_products(heads, product) for heads in heads_known}
     else:
         in_prompts = {heads: product(LATENT, heads * (KEY + VALUE)) for heads in heads_known}
         in_steps = _batched(table_file(base, BATCHED, framework, version), [*products][-1])
@@ -104,6 +94,17 @@ def read_latent(
         if heads in in_steps
     }
     return {"context": context, "generation": generation, "rotates": modules}
+
+
+def _less_products(heads: int, product: Callable[[int, int], ByTokens]) -> ByTokens:
+    """Return what a module takes for its products, below 0, as they are counted apart."""
+    shapes = (
+        (HIDDEN, QUERIES + LATENT + ROTATED),
+        (QUERIES, heads * (KEY + ROTATED)),
+        (heads * VALUE, HIDDEN),
+    )
+    parts = [product(*shape) for shape in shapes]
+    return lambda tokens: -sum(part(tokens) for part in parts)
 
 
 def uncut(times: Mapping[int, float]) -> dict[int, float]:
@@ -136,12 +137,8 @@ def _points(
     """
     kv_dtype, wanted = dtypes
     names = ("mla_dtype", "kv_cache_dtype", "num_heads", "batch_size", size, "latency")
-    columns = columns_of(path, names, ("gemm_type",))
-    formats = columns.get("gemm_type", [DTYPE] * len(columns["latency"]))
     found: dict[str, dict[int, Points]] = {}
-    for dtype, kv, heads, rows, tokens, latency_ms, gemm in zip(
-        *(columns[name] for name in names), formats, strict=True
-    ):
+    for dtype, kv, heads, rows, tokens, latency_ms, gemm in rows_of(path, *names, gemm_type=DTYPE):
         if (dtype, kv) == (DTYPE, kv_dtype):
             found.setdefault(gemm, {}).setdefault(heads, {})[rows, tokens] = latency_ms / 1000
     gemm = next((each for each in wanted if each in found), None)
@@ -156,13 +153,13 @@ def _batched(path: Path, quantization: str) -> dict[int, ByTokens]:
     Engines have their matrix in FP8 where the checkpoint has it so, with scales of any kind.
     """
     wanted = "fp8" if quantization.startswith("fp8") else DTYPE
-    columns = columns_of(path, ("bmm_dtype", "op_name", "num_heads", "num_tokens", "latency"))
+    names = ("bmm_dtype", "op_name", "num_heads", "num_tokens", "latency")
     times: dict[int, dict[int, dict[str, float]]] = {}
-    for dtype, name, heads, tokens, latency_ms in zip(*columns.values(), strict=True):
+    for dtype, name, heads, tokens, latency_ms in rows_of(path, *names):
         if dtype == wanted:
             by_tokens = times.setdefault(heads, {})
             by_tokens.setdefault(tokens, {}).setdefault(name, latency_ms / 1000)
     return {
-        heads: Curve(sorted(by), [sum(by[tokens].values()) for tokens in sorted(by)])
-        for heads, by in times.items()
+        heads: Curve.of({tokens: sum(both.values()) for tokens, both in by_tokens.items()})
+        for heads, by_tokens in times.items()
     }

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from evenflow.costs.roofline import pairs
-from evenflow.costs.silicon.tables import Heads, Products, SiliconTables
+from evenflow.costs.silicon.tables import Heads, Products, SiliconTables, each_product
 from evenflow.costs.tables import Surface
 
 Key = TypeVar("Key", int, tuple[int, int])
@@ -60,13 +60,7 @@ def from_memory(
     per_byte_s = 1 / memory_bytes_per_s(tables.gemm)
 
     def read(gemm: Products, bits: float) -> Products:
-        return {
-            n: {
-                k: {m: max(seconds, bits / 8 * n * k * per_byte_s) for m, seconds in by_m.items()}
-                for k, by_m in by_k.items()
-            }
-            for n, by_k in gemm.items()
-        }
+        return each_product(gemm, lambda n, k, m, s: max(s, bits / 8 * n * k * per_byte_s))
 
     most = window or math.inf
     generation = {

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,9 +170,20 @@ def load_tables(
     )
 
 
-def without_host(
-    blocks: Mapping[int, Mapping[int, Mapping[int, float]]], plain: Products
-) -> Products:
+def each_product(
+    gemm: Products, seconds: Callable[[int, int, int, float], float]
+) -> dict[int, dict[int, dict[int, float]]]:
+    """Return products that take other `seconds`, which follow from n, k, m and those they take."""
+    return {
+        n: {
+            k: {m: seconds(n, k, m, taken_s) for m, taken_s in by_m.items()}
+            for k, by_m in by_k.items()
+        }
+        for n, by_k in gemm.items()
+    }
+
+
+def without_host(blocks: Products, plain: Products) -> Products:
     """Return FP8 products with a scale a block, without those that waited for the host.
 
     vLLM's were measured as they are launched one by one: below some size all take as long as the
@@ -181,16 +193,11 @@ def without_host(
     """
     ends = (_least(blocks), _least(plain))
     waits_s = {m: 2 * s for m, s in ends[0].items() if s > 2 * ends[1].get(m, s)}
-    return {
-        n: {
-            k: {
-                m: min(s, plain.get(n, {}).get(k, {}).get(m, s)) if s < waits_s.get(m, 0) else s
-                for m, s in by_m.items()
-            }
-            for k, by_m in by_k.items()
-        }
-        for n, by_k in blocks.items()
-    }
+
+    def computed_s(n: int, k: int, m: int, s: float) -> float:
+        return min(s, plain.get(n, {}).get(k, {}).get(m, s)) if s < waits_s.get(m, 0) else s
+
+    return each_product(blocks, computed_s)
 
 
 def without_scales(
@@ -202,13 +209,7 @@ def without_scales(
     product of few rows 1 us with vLLM, 7 with TensorRT-LLM. What is left is a quarter or more: the
     two were measured apart.
     """
-    return {
-        n: {
-            k: {m: max(s - scales.get(k, {}).get(m, 0.0), s / 4) for m, s in by_m.items()}
-            for k, by_m in by_k.items()
-        }
-        for n, by_k in plain.items()
-    }
+    return each_product(plain, lambda n, k, m, s: max(s - scales.get(k, {}).get(m, 0.0), s / 4))
 
 
 def _scales(gemm: Path) -> dict[int, dict[int, float]]:
@@ -216,10 +217,8 @@ def _scales(gemm: Path) -> dict[int, dict[int, float]]:
     path = gemm.parents[3] / "quantize" / gemm.parent.relative_to(gemm.parents[2]) / SCALES
     if not path.is_file():
         return {}
-    names = ("m", "k", "quant_dtype", "latency")
-    columns = columns_of(path, names)
     scales: dict[int, dict[int, float]] = {}
-    for m, k, dtype, latency_ms in zip(*(columns[name] for name in names), strict=True):
+    for m, k, dtype, latency_ms in rows_of(path, "m", "k", "quant_dtype", "latency"):
         if dtype == PER_TENSOR:
             scales.setdefault(k, {})[m] = latency_ms / 1000
     return {k: calm(by_m) for k, by_m in scales.items()}
@@ -267,10 +266,14 @@ def _ordered(version: str) -> list[int]:
     return [*numbers, *([] if re.search(r"rc|dev", version) else [10**9])]
 
 
-def columns_of(
-    path: Path, names: tuple[str, ...], optional: tuple[str, ...] = (), where: Any = None
-) -> Any:
-    """Return a table's columns as lists; `where` are pyarrow's filters."""
+def rows_of(
+    path: Path, *names: str, where: Any = None, **otherwise: object
+) -> Iterator[tuple[Any, ...]]:
+    """Return an iterator over a table's rows: the values of the columns `names`, in their order.
+
+    After them those of columns that not all tables have, with the value that counts where there is
+    none. `where` are pyarrow's filters.
+    """
     from pyarrow import parquet
 
     there = set(parquet.read_schema(path).names)
@@ -279,11 +282,11 @@ def columns_of(
         raise UsageError(
             f"{path}: lacks the columns {', '.join(missing)}; another package version?"
         )
-    wanted = [*names, *(name for name in optional if name in there)]
-    columns: dict[str, list[Any]] = parquet.read_table(
-        path, columns=wanted, filters=where
-    ).to_pydict()
-    return columns
+    wanted = [*names, *(name for name in otherwise if name in there)]
+    columns = parquet.read_table(path, columns=wanted, filters=where).to_pydict()
+    absent = {name: repeat(value) for name, value in otherwise.items() if name not in there}
+    columns |= absent
+    return zip(*(columns[name] for name in (*names, *otherwise)), strict=not absent)
 
 
 def calm(times: Mapping[int, float]) -> dict[int, float]:
@@ -316,14 +319,12 @@ def calm_steps(points: Mapping[tuple[int, int], float]) -> dict[tuple[int, int],
 
 
 def _device(path: Path) -> str:
-    return str(columns_of(path, ("device",))["device"][0])
+    return str(next(rows_of(path, "device"))[0])
 
 
 def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[int, float]]]]:
-    names = ("gemm_dtype", "m", "n", "k", "latency")
-    columns = columns_of(path, names)
     tables: dict[str, dict[int, dict[int, dict[int, float]]]] = {}
-    for dtype, m, n, k, latency_ms in zip(*(columns[name] for name in names), strict=True):
+    for dtype, m, n, k, latency_ms in rows_of(path, "gemm_dtype", "m", "n", "k", "latency"):
         if dtype in wanted:
             table = tables.setdefault(dtype, {})
             table.setdefault(n, {}).setdefault(k, {})[m] = latency_ms / 1000
@@ -363,9 +364,7 @@ def _attention_rows(
     """
     keys = ("attn_dtype", "kv_cache_dtype", "head_dim")
     sizes = ("num_heads", "num_key_value_heads", "batch_size", "isl", "step", "latency")
-    columns = columns_of(path, (*keys, *sizes), ("window_size",))
-    windows = columns.get("window_size", [0] * len(columns["latency"]))
-    rows = list(zip(*(columns[name] for name in (*keys, *sizes)), windows, strict=True))
+    rows = list(rows_of(path, *keys, *sizes, window_size=0))
     for dtype in dtypes:
         wanted = (dtype, kv_dtype, head_dim)
         found = [
@@ -405,12 +404,10 @@ def _generation(
 
 def _all_reduce(path: Path) -> dict[int, dict[int, float]]:
     """Read device times: of kernels in a CUDA graph where both kinds were measured."""
-    columns = columns_of(path, ("num_gpus", "message_size", "latency"), ("kernel_source",))
-    sources = columns.get("kernel_source", [""] * len(columns["latency"]))
-    graphs = any("graph" in str(source) for source in sources)
+    rows = list(rows_of(path, "num_gpus", "message_size", "latency", kernel_source=""))
+    graphs = any("graph" in str(source) for *_, source in rows)
     table: dict[int, dict[int, float]] = {}
-    rows = zip(columns["num_gpus"], columns["message_size"], columns["latency"], strict=True)
-    for (ranks, elements, latency_ms), source in zip(rows, sources, strict=True):
+    for ranks, elements, latency_ms, source in rows:
         if not graphs or "graph" in str(source):
             table.setdefault(ranks, {})[2 * elements] = latency_ms / 1000
     return {ranks: calm(times) for ranks, times in table.items()}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from evenflow.costs import RooflineCost, decode_work, prefill_work
 from evenflow.costs.roofline import Rates, active_experts, all_to_all_bytes, experts_s
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
-from evenflow.costs.silicon.experts import expert_times, least_s
-from evenflow.costs.silicon.points import Peak
+from evenflow.costs.silicon.points import Peak, expert_times, least_s
 from evenflow.costs.silicon.tables import Experts, ExpertShape
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu

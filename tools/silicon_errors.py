@@ -110,8 +110,7 @@ def _errors(pairs: Iterator[tuple[float, float]]) -> Errors:
 
 def peak_of(name: str) -> Peak:
     """Return the peaks of a GPU in the table."""
-    spec = gpu(name)
-    return Peak(spec.fp16_tflops * 1e12, spec.memory_bandwidth_gb_s * 1e9)
+    return Peak.of(gpu(name))
 
 
 def main() -> None:

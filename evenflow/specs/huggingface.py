@@ -15,6 +15,7 @@ from typing import Any
 
 from evenflow.errors import UsageError, instead_of, is_count, once
 from evenflow.files import require_file
+from evenflow.specs.precision import DTYPE_BYTES
 
 FAMILIES = {
     "llama": "llama",
@@ -55,8 +56,6 @@ WHOLE_ATTENTION = re.compile(r"self_attn[.*]*$")
 
 BESIDE = "hf_quant_config.json"
 """Where NVIDIA's older checkpoints say how they are quantised, and nowhere else."""
-
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from evenflow.errors import (
     require_counts,
     require_declared,
 )
-from evenflow.specs.huggingface import DTYPE_BYTES, read_config
-from evenflow.specs.precision import FORMATS, KV_BYTES, Format
+from evenflow.specs.huggingface import read_config
+from evenflow.specs.precision import DTYPE_BYTES, FORMATS, KV_BYTES, Format
 from evenflow.specs.tables import read_table
 
 VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGNORECASE)

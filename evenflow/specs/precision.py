@@ -44,5 +44,8 @@ that none is looked for when it runs; `fp8_block` with one for 128 x 128 (DeepSe
 `int8_wo` a 16-bit one a column, `int4_wo` a 16-bit one and a 4-bit zero for groups of 128 (AWQ,
 GPTQ), `nvfp4` an 8-bit one for 16, `mxfp4` one for 32."""
 
-KV_BYTES = {"fp8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a value in a model's own dtype."""
+
+KV_BYTES = {"fp8": 1} | DTYPE_BYTES
 """Bytes of a key's or value's element; scales are one a layer."""

@@ -15,8 +15,8 @@ from typing import Any
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.gpu import GIB
-from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
+from evenflow.specs.precision import DTYPE_BYTES
 from runtime.torch import StageSettings
 from runtime.worker import Place, Worker
 

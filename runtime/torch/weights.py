@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.specs.huggingface import DTYPE_BYTES, WINDOWED
+from evenflow.specs.huggingface import WINDOWED
 from evenflow.specs.model import ModelSpec, listed, model
+from evenflow.specs.precision import DTYPE_BYTES
 from runtime.torch.model import ALONE, Part, Ranks, Rope, Source, Stage
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}

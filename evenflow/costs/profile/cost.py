@@ -40,8 +40,8 @@ from evenflow.costs.tables import (
 )
 from evenflow.errors import UsageError
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec, parameters
+from evenflow.specs.precision import DTYPE_BYTES
 
 ENDS = ("embedding", "head", "sample")
 HOST = ("cpu_message", "cpu_schedule", "cpu_prepare", "cpu_sample", "cpu_detokenise")

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.files import require_file, write_whole
-from evenflow.specs.huggingface import DTYPE_BYTES
 from evenflow.specs.model import ModelSpec
+from evenflow.specs.precision import DTYPE_BYTES
 
 VERSION = 1
 DEVICE_KINDS = ("cpu", "cuda", "other")

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from evenflow.costs.collectives import Fabric
 from evenflow.costs.roofline import Part, Rates, elementwise_s
-from evenflow.costs.silicon.experts import Load, Wanted, bits_of, expert_times, read_experts
 from evenflow.costs.silicon.latent import read_latent, require_measured
 from evenflow.costs.silicon.points import (
     Peak,
+    bits_of,
     chunk_times,
+    expert_times,
     from_memory,
     measured_kv_heads,
     memory_bytes_per_s,
@@ -31,11 +32,14 @@ from evenflow.costs.silicon.points import (
 from evenflow.costs.silicon.tables import (
     DTYPE,
     ExpertShape,
+    Load,
     NotMeasuredError,
     SiliconTables,
+    Wanted,
     data_folder,
     load_tables,
     package_version,
+    read_experts,
 )
 from evenflow.costs.tables import (
     Attending,
@@ -197,7 +201,7 @@ def _tables(
     if kind.kv_lora_rank:
         require_measured(kind)
         on = gpu(measured.on)
-        peak = Peak(on.fp16_tflops * 1e12, on.memory_bandwidth_gb_s * 1e9)
+        peak = Peak.of(on)
         products = {DTYPE: (tables.gemm, peak)}
         if tables.quantized and kind.format is not None:
             flops_per_s = on.peak(kind.format.arithmetic)
@@ -256,9 +260,7 @@ class _Parts:
         self.source = source
         self.tables = source.of(kind)
         on, target = gpu(source.measured.on), deployment.gpu
-        share = source.measured.compute_share
-        self.peak = Peak(on.fp16_tflops * 1e12, on.memory_bandwidth_gb_s * 1e9)
-        self.target = Peak(target.fp16_tflops * 1e12 * share, target.memory_bandwidth_gb_s * 1e9)
+        self.peak, self.target = Peak.of(on), Peak.of(target, source.measured.compute_share)
         bits = 16 if self.model.format is None else self.model.format.bits
         faster = target.peak(deployment.arithmetic) / target.peak("16-bit")
         self.quantized = Peak(self.peak.flops_per_s * faster, self.peak.bytes_per_s, bits)

@@ -1,4 +1,4 @@
-"""Estimate what the measured tables of a GPU do not hold: any product shape, any heads.
+"""Estimate what the measured tables of a GPU do not hold: other products, heads and experts.
 
 Knows the tables and how operators scale; no model and no stage. A point taken out of a table it can
 estimate from the rest, which is how its errors are known (docs/costs-errors.md).
@@ -13,9 +13,19 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-from evenflow.costs.roofline import pairs
-from evenflow.costs.silicon.tables import Heads, Products, SiliconTables, each_product
+from evenflow.costs.roofline import active_experts, pairs
+from evenflow.costs.silicon.tables import (
+    Experts,
+    ExpertShape,
+    Heads,
+    Products,
+    SiliconTables,
+    each_product,
+)
 from evenflow.costs.tables import Surface
+from evenflow.specs.gpu import GpuSpec
+from evenflow.specs.model import Split
+from evenflow.specs.precision import FORMATS
 
 Key = TypeVar("Key", int, tuple[int, int])
 
@@ -29,6 +39,11 @@ class Peak(NamedTuple):
     flops_per_s: float
     bytes_per_s: float
     matrix_bits: float = 16
+
+    @classmethod
+    def of(cls, gpu: GpuSpec, share: float = 1.0) -> Peak:
+        """Return the peaks of a GPU in 16 bits, of which it sustains a share of the arithmetic."""
+        return cls(gpu.fp16_tflops * 1e12 * share, gpu.memory_bandwidth_gb_s * 1e9)
 
     def product_s(self, m: int, n: int, k: int) -> float:
         """Return the least seconds of a product [m, k] x [k, n] with 16-bit inputs and outputs."""
@@ -288,6 +303,62 @@ def chunk_times(
         return max(launch_s + (whole_s - launch_s) * share, tile.prefill(keys, 0)[0])
 
     return seconds
+
+
+# -- layers of experts ----------------------------------------------------------------------------
+# A shape, format or split that was not measured is the nearest one that was: what it takes at least
+# beyond its roofline (launches, sorting tokens) as it is, the rest times the ratio of the two
+# rooflines. Of another shape those sizes count that have as many rows an expert, as kernels compute
+# each expert's rows in blocks.
+
+
+def least_s(shape: ExpertShape, tokens: int, split: Split, bits: float, peak: Peak) -> float:
+    """Return the least seconds of a layer of experts: its arithmetic, or the weights it wakes."""
+    one = 3 * shape.hidden_size * shape.columns / split.slices
+    pairs = tokens * shape.experts_per_token / split.ranks
+    active = active_experts(tokens, shape.num_experts, shape.experts_per_token) / split.ranks
+    moved = active * one * bits / 8 + 4 * pairs * shape.hidden_size
+    return max(2 * pairs * one / peak.flops_per_s, moved / peak.bytes_per_s)
+
+
+def expert_times(
+    experts: Experts, shape: ExpertShape, split: Split, on: Peak, target: Peak
+) -> tuple[dict[int, float], bool]:
+    """Return tokens -> seconds of a layer of experts, and whether it was measured as it is.
+
+    `on` is the GPU that was measured, with the bits of the measured weights, `target` the GPU and
+    bits in question.
+    """
+    nearest = min(experts.times, key=lambda each: _far(each, split))
+    times: Mapping[int, float] = experts.times[nearest]
+    if nearest == split and shape == experts.shape and on == target:
+        return dict(times), True
+    more = experts.shape.rows(1) / shape.rows(1)
+    launches_s = min(
+        max(seconds - least_s(experts.shape, size, Split(*cut), on.matrix_bits, on), 0.0)
+        for cut, by_size in experts.times.items()
+        for size, seconds in by_size.items()
+    )
+    scaled: dict[int, float] = {}
+    for size, seconds in sorted(times.items()):
+        tokens = max(round(size * more), 1)
+        least = least_s(shape, tokens, split, target.matrix_bits, target)
+        ratio = least / least_s(experts.shape, size, Split(*nearest), on.matrix_bits, on)
+        scaled.setdefault(tokens, launches_s + (seconds - launches_s) * ratio)
+    return scaled, False
+
+
+def _far(one: tuple[int, int], other: tuple[int, int]) -> float:
+    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+
+
+def bits_of(name: str) -> float:
+    """Return the bits of a value of the weights in a format of the tables."""
+    known = {"": 16, "w4a16_mxfp4": 4, "w4a8_mxfp4_mxfp8": 4}
+    return known[name] if name in known else FORMATS[name].bits
+
+
+# -- between measured points ----------------------------------------------------------------------
 
 
 def _around(values: Iterable[int], wanted: int) -> list[int]:

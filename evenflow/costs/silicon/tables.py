@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from evenflow.errors import UsageError, instead_of
 
@@ -411,3 +411,75 @@ def _all_reduce(path: Path) -> dict[int, dict[int, float]]:
         if not graphs or "graph" in str(source):
             table.setdefault(ranks, {})[2 * elements] = latency_ms / 1000
     return {ranks: calm(times) for ranks, times in table.items()}
+
+
+# -- mixtures of experts --------------------------------------------------------------------------
+
+MOE = "moe/{framework}/{version}/moe_perf.parquet"
+
+Load = Literal["balanced", "power_law_1.01", "power_law_1.2"]
+"""How tokens are spread over experts: evenly, or with the stated exponent of a power law."""
+
+NAMES = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"), "fp8": ("fp8", "fp8_block")}
+"""Format -> what the tables call it, best first; others go by their own name."""
+
+
+class Wanted(NamedTuple):
+    """Which measurements of experts are meant: a format, a load, and part of a kernel's name.
+
+    Where a kernel is named, the newest tables that have it count, and of the weight-only formats of
+    four bits any.
+    """
+
+    quantization: str
+    load: Load
+    kernel: str | None = None
+
+
+WEIGHT_ONLY = ("w4a16_mxfp4", "int4_wo")
+"""Formats of four bits that a kernel such as Marlin widens to 16 as it reads them."""
+
+
+def read_experts(
+    base: Path, framework: str, version: str | None, shape: ExpertShape, wanted: Wanted
+) -> Experts:
+    """Read the experts nearest to a shape, of the format, load and kernel that are wanted.
+
+    Where none has the format, those of 16 bits. UsageError where no kernel is named so.
+    """
+    quantization, load, kernel = wanted
+    names = NAMES.get(quantization, (quantization,) * bool(quantization))
+    alike = WEIGHT_ONLY if kernel and set(names) & set(WEIGHT_ONLY) else ()
+    formats = (*names, *(name for name in alike if name not in names), DTYPE)
+    measured: dict[tuple[str, ExpertShape], dict[tuple[int, int], dict[int, float]]] = {}
+    for path in table_files(base, MOE, framework, version, or_newest=True):
+        rows = _expert_rows(path, formats, load, kernel)
+        for name, *sizes, slices, ranks, tokens, latency_ms in rows:
+            times = measured.setdefault((name, ExpertShape(*sizes)), {})
+            times.setdefault((slices, ranks), {}).setdefault(tokens, latency_ms / 1000)
+        exact = any((name, shape) in measured for name in formats[:-1] or formats)
+        if exact or (kernel and measured):
+            break  # newer tables hold fewer shapes; of a kernel the newest tables count
+    if not measured:
+        which = "" if kernel is None else f' of a kernel "{kernel}"'
+        raise UsageError(f"costs: silicon has no experts{which} of {framework} for {base.name}")
+
+    def unlike(key: tuple[str, ExpertShape]) -> tuple[bool, float, int]:
+        far = sum(abs(math.log(one / other)) for one, other in zip(key[1], shape, strict=True))
+        return key[0] == DTYPE != formats[0], far, formats.index(key[0])
+
+    dtype, nearest = min(measured, key=unlike)
+    times = {split: calm(by_tokens) for split, by_tokens in measured[dtype, nearest].items()}
+    return Experts(nearest, "" if dtype == DTYPE else dtype, times)
+
+
+def _expert_rows(
+    path: Path, formats: Sequence[str], load: Load, kernel: str | None
+) -> Iterator[tuple[Any, ...]]:
+    """Yield format, sizes, slices, ranks, tokens and milliseconds."""
+    sizes = ("hidden_size", "inter_size", "num_experts", "topk")
+    names = ("moe_dtype", *sizes, "moe_tp_size", "moe_ep_size", "num_tokens", "latency")
+    where = [("distribution", "=", load), ("moe_dtype", "in", list(formats))]
+    for *row, source in rows_of(path, *names, "kernel_source", where=where):
+        if kernel is None or kernel in source:
+            yield tuple(row)

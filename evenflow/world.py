@@ -10,8 +10,7 @@ from evenflow.batcher import Batcher
 from evenflow.costs import StageCost
 from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
-from evenflow.kv import KvCache, PagePool, PrefixCache
-from evenflow.radix import RadixCache
+from evenflow.kv import KvCache, PagePool, PrefixCache, RadixCache
 from evenflow.request import LATEST_S, Request
 from evenflow.routing import Router
 from evenflow.runtimes import RuntimeOverheads

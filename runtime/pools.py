@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from evenflow import decodes
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
-from evenflow.pools import PooledWorld, Pools
+from evenflow.pools import PooledWorld, Pools, Transfer
 from evenflow.replay import RecordingBatcher
-from evenflow.transfers import Transfer
 from evenflow.world import World
 from runtime.driver import Driver, take_turns
 from runtime.front import TraceReplay

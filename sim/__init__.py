@@ -40,7 +40,7 @@ __all__ = [
 LATER = {
     "PooledWorld": "evenflow.pools",
     "Timing": "sim.timed",
-    "TransferLink": "evenflow.transfers",
+    "TransferLink": "evenflow.pools",
     "simulate_timed": "sim.timed",
 }
 

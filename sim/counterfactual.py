@@ -12,10 +12,9 @@ from typing import Any
 
 from evenflow.costs import BatchShape, StageCost
 from evenflow.costs.modifiers import Modified
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.transfers import TransferLink
 from evenflow.world import World
 
 PLENTY_OF_PAGES = 1 << 40

@@ -12,11 +12,10 @@ from operator import add
 from typing import Any, NamedTuple
 
 from evenflow.batch import MicroBatch
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.transfers import TransferLink
 from evenflow.world import Link, World
 from sim.clock import Clock
 from sim.disaggregated import Disaggregated

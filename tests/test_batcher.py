@@ -9,8 +9,7 @@ import pytest
 
 from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, StallError
-from evenflow.kv import PagePool, PrefixCache
-from evenflow.radix import RadixCache
+from evenflow.kv import PagePool, PrefixCache, RadixCache
 from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.scheduling import View
 from evenflow.types import Handover, Plan, Prefill, Prefix, Request

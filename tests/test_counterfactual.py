@@ -8,10 +8,9 @@ import pytest
 
 from evenflow.costs import AffineCost
 from evenflow.costs.base import BatchShape
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
-from evenflow.transfers import TransferLink
 from evenflow.types import Request
 from sim import Link, World, runtimes, simulate
 from sim.counterfactual import counterfactuals

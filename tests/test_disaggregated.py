@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from evenflow.batcher import Batcher
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
-from evenflow.transfers import TransferLink
 from evenflow.types import Handover, Request
 from sim import simulate
 from tests.worlds import send

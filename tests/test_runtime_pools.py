@@ -16,10 +16,9 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
 from evenflow.batcher import Batcher
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.replay import Entry, replay
 from evenflow.results.run import RunResult
-from evenflow.transfers import TransferLink
 from evenflow.types import Request
 from experiments.real import job_of
 from experiments.validation.validate import validate

@@ -15,10 +15,10 @@ from evenflow.batcher import Batcher
 from evenflow.kv import PagePool
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
-from evenflow.schedulers.token_throttling import TokenThrottling
-from evenflow.schedulers.token_throttling_rules import (
+from evenflow.schedulers.token_throttling import (
     AdaptiveReserve,
     Throttle,
+    TokenThrottling,
     decode_budget,
 )
 from evenflow.types import Request

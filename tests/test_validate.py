@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
 from evenflow.errors import PolicyError
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.replay import Asked
 from evenflow.results.run import RunResult
-from evenflow.transfers import TransferLink
 from evenflow.types import MicroBatch, Request
 from experiments.report.plots import save
 from experiments.validation.layers import (

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, SwapCost, estimates
 from evenflow.decodes import Speculation
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
-from evenflow.transfers import TransferLink
 from evenflow.types import Handover, MicroBatch, Prefix, Request
 from sim import Link, World, runtimes
 

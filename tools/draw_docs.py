@@ -19,13 +19,12 @@ from numpy.typing import ArrayLike
 from evenflow.batch import MicroBatch
 from evenflow.costs import AffineCost
 from evenflow.decodes import Sequence as ServedSequence
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.request import Request
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
-from evenflow.transfers import TransferLink
 from experiments.api import compare
 from experiments.report.plots import svg
 from experiments.report.style import BUSY, CAUSE_COLOURS

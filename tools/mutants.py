@@ -46,9 +46,7 @@ FIRST = {
     "metrics": "metrics slo",
     "td_pipe": "td_pipe",
     "sglang": "sglang",
-    "token_throttling": "token_throttling",
-    "token_throttling_rules": "token_throttling",
-    "token_throttling_code": "gllm_code token_throttling",
+    "token_throttling": "token_throttling gllm_code",
     "vllm": "vllm",
     "vllm_v1": "vllm_v1",
 }

@@ -16,11 +16,11 @@ from evenflow.schedulers.limits import refuse
 from evenflow.scheduling import Scheduler
 
 POLICIES = {
-    "static": "evenflow.schedulers.static:Static",
-    "orca": "evenflow.schedulers.orca:Orca",
+    "static": "evenflow.schedulers.reserving:Static",
+    "orca": "evenflow.schedulers.reserving:Orca",
     "vllm": "evenflow.schedulers.vllm:VLLM",
     "vllm_v1": "evenflow.schedulers.vllm_v1:VLLMV1",
-    "vllm_balanced": "evenflow.schedulers.vllm_balanced:VLLMBalanced",
+    "vllm_balanced": "evenflow.schedulers.vllm_v1:VLLMBalanced",
     "sglang": "evenflow.schedulers.sglang:SGLang",
     "sarathi": "evenflow.schedulers.sarathi:Sarathi",
     "token_throttling": "evenflow.schedulers.token_throttling:TokenThrottling",

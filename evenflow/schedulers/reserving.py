@@ -1,4 +1,4 @@
-"""Memory reserved at admission, for the longest request that there may be."""
+"""Memory reserved at admission, for the longest request there may be: static batching, and Orca."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import ClassVar
 from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count
 from evenflow.kv import PagePool
-from evenflow.schedulers.admission import UNLIMITED
+from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Policy
-from evenflow.scheduling import SearchSpace
+from evenflow.scheduling import Plan, SearchSpace, View
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -41,3 +41,49 @@ class Reserving(Policy):
         if pages > pool.total_pages:
             return f"reserving max_model_len {length} takes {pages} KV pages of {pool.total_pages}"
         return None
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class Static(Reserving):
+    """Decode a batch until its last request ends, then admit the next one.
+
+    Source: FasterTransformer, as described by Orca (OSDI'22, section 2) and Sarathi-Serve (OSDI'24,
+    section 2.4, "decode-prioritising"). Memory is reserved for `max_model_len` tokens a request.
+
+    With several stages, up to `depth` independent static batches exist and never merge; they share
+    `max_num_seqs` evenly. A request's pages go back when it ends, not when its batch ends.
+    `padded`: classic static batching, where every member costs as much as the longest: prompts are
+    as long as the longest of the batch, and ended members decode on until it ends.
+    """
+
+    padded: bool = False
+
+    def schedule(self, view: View) -> Plan:
+        sizes = view.ready_group_sizes
+        if sizes:
+            return Plan(decodes=sizes[0], order="first_returned")
+        share = max(self.max_num_seqs // view.depth, 1)
+        seats = min(share, self.max_num_seqs - view.running)
+        if view.in_flight >= view.depth:
+            return Plan()
+        room = Room(UNLIMITED, min(self.most_rows, share), seats, view.free_pages)
+        room.admit(view, chunked=False, reserved_tokens=self.reserved_tokens)
+        return Plan(room.prefills, kv_limited=room.kv_limited)
+
+
+class Orca(Reserving):
+    """All ready decodes, and whole waiting prompts in the same micro-batch.
+
+    Source: Orca (OSDI'22), algorithm 1. Pages for `max_model_len` tokens are reserved at admission,
+    so nothing is ever preempted; the head of the queue blocks what is behind it. No token cap.
+    Nothing is reserved for KV that comes from another pool: its decodes take pages first.
+    """
+
+    def schedule(self, view: View) -> Plan:
+        decodes = min(view.ready_decodes, self.most_rows)
+        seats = self.max_num_seqs - view.running
+        needed = view.decode_pages(decodes, "arrival") if decodes else 0
+        room = Room(UNLIMITED, self.most_rows - decodes, seats, view.free_pages - needed)
+        room.admit(view, chunked=False, reserved_tokens=self.reserved_tokens)
+        return Plan(room.prefills, decodes, kv_limited=room.kv_limited)

@@ -1,8 +1,15 @@
-"""gLLM: Token Throttling, which evens out prefill and decode tokens over the micro-batches."""
+"""gLLM: Token Throttling, which evens out prefill and decode tokens over the micro-batches.
+
+The rules come first: the budgets of the equations, what fits, and the pages that are kept, then the
+published package, gllm-rt 0.0.6.post1, decision for decision (`variant: code`), in our own words.
+The policy says which variant uses which.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import merge
 from itertools import islice
 from typing import Annotated, ClassVar, Literal
 
@@ -14,15 +21,217 @@ from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED
 from evenflow.schedulers.limits import Fraction, Policy
 from evenflow.schedulers.sarathi import Sarathi
-from evenflow.schedulers.token_throttling_code import PackageRules
-from evenflow.schedulers.token_throttling_rules import (
-    AdaptiveReserve,
-    Throttle,
-    decode_budget,
-    spread,
-    unblock,
-)
-from evenflow.scheduling import Plan, Prefill, SearchSpace, Victim, View, decodes_only
+from evenflow.scheduling import Plan, Prefill, Prompt, SearchSpace, Victim, View, decodes_only
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """What gLLM's equations 1 to 3 are given beside what waits and what is free.
+
+    WT (`use_wt`) spreads what waits over `iterations` micro-batches, UT (`use_ut`) shrinks the
+    budget as the KV cache fills. Tokens.
+    """
+
+    iterations: int
+    max_prefill: int
+    min_prefill: int
+    use_wt: bool
+    use_ut: bool
+
+    def read(self, waiting_tokens: int, idle_rate: float, kv_thresh: float) -> int:
+        """Return the prefill tokens of the next micro-batch.
+
+        `waiting_tokens` await prefill; `idle_rate` is the free share of the KV pages; prefill is
+        suspended below `kv_thresh`. As in the public code, results are whole tokens and
+        `min_prefill` is a floor of WT only, so UT can push the budget below it where equation 3
+        would not.
+        """
+        if idle_rate < kv_thresh:
+            return 0
+        tokens = self.max_prefill
+        if self.use_ut:
+            tokens = round(tokens * (idle_rate - kv_thresh) / (1 - kv_thresh))
+        if self.use_wt:
+            tokens = min(tokens, self.spread(waiting_tokens))
+        return tokens
+
+    def spread(self, waiting_tokens: int) -> int:
+        """Return WT's share of what waits, in whole tokens."""
+        return max(waiting_tokens // self.iterations, self.min_prefill)
+
+    def printed(self, waiting_tokens: int, idle_rate: float, kv_thresh: float) -> int:
+        """Return what `read` does, but with the equations as they are printed.
+
+        `min_prefill` is a floor of the whole; only where both throttles act is prefill suspended
+        below `kv_thresh`.
+        """
+        most, least = self.max_prefill, self.min_prefill
+        spread = waiting_tokens / self.iterations
+        if not self.use_ut:  # equation 1
+            return min(max(int(spread), least), most) if self.use_wt else most
+        if not self.use_wt:  # equation 2
+            return max(int(most * idle_rate), least)
+        if idle_rate < kv_thresh:
+            return 0
+        ramp = most * (idle_rate - kv_thresh) / (1 - kv_thresh)
+        return max(int(min(spread, ramp)), least)
+
+
+def decode_budget(running_decodes: int, depth: int, turn: int) -> int:
+    """Return the decodes of the next micro-batch (gLLM, equation 4): an even share of all running.
+
+    `running_decodes` counts those in flight too. The remainder of the division is spread by `turn`,
+    which counts decisions. Fewer than `depth` go one by one, if any is ready.
+    """
+    return (running_decodes + turn % depth) // depth or 1
+
+
+def spread(
+    view: View, prompts: Iterable[Prompt], budget: int, *, cuts: bool = False
+) -> tuple[list[Prefill], int]:
+    """Plan `budget` prefill tokens in the order of `prompts`, as pages last; return those left too.
+
+    `cuts`: a chunk that reaches the end of a request's own prompt ends its prefill.
+    """
+    prefills: list[Prefill] = []
+    pages, page_tokens = view.free_pages, view.page_tokens
+    for prompt in prompts:
+        computed, held = prompt.computed, prompt.pages
+        tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - computed)
+        if tokens <= 0:
+            break
+        stop = computed + tokens
+        ends = cuts and stop >= prompt.tokens - prompt.generated
+        prefills.append(Prefill(prompt.request_id, tokens, 0, ends))
+        budget -= tokens
+        pages -= max(-(-stop // page_tokens) - held, 0)
+    return prefills, pages
+
+
+def unblock(view: View, prefills: list[Prefill]) -> Plan:
+    """Keep serving when the gate is shut and nothing runs: it protects nobody then.
+
+    If there is no room for `prefills` as half-computed prompts hold it, the latest gives way.
+    """
+    partials = view.partials
+    if prefills or len(partials) < 2:
+        return Plan(prefills)
+    return Plan(preempt=[partials[-1].request_id])
+
+
+class AdaptiveReserve:
+    """Pages to keep for running decodes: a share of what they are expected to write still."""
+
+    def __init__(self) -> None:
+        self.ratio = self._next_ratio = 0.7
+        self._preemptions = 0
+
+    def ask(self, preemptions: int) -> None:
+        """Move the ratio on: the policy is asked once more, after so many preemptions."""
+        preempted = preemptions - self._preemptions
+        self._preemptions = preemptions
+        self.ratio = min(self._next_ratio + 0.05 * preempted, 1.0)
+        self._next_ratio = max(self.ratio - 0.002, 0.1)
+
+    def pages(self, expected_output_tokens: float, page_tokens: int) -> int:
+        """Return the pages to keep now."""
+        return int(self.ratio * expected_output_tokens / page_tokens)
+
+
+MAX_DECODES = 2048  # the package's default
+
+
+class PackageRules:
+    """Where the package differs from the equations and from our reading of them:
+
+    - WT applies only while more than one prompt waits; the floor is WT's alone, and pages above the
+      reserve cap what comes out. On one stage only `max_prefill` and the pages limit prefill.
+    - The decode share counts every row in flight, chunks of prompts too.
+    - Before decodes are taken, as many pages are free as there will be decodes, needed or not:
+      ready decodes are preempted until they are, the last row of what last returned first. It is
+      also the order in which rows decode.
+    - Preempted requests go before all other prompts, the last preempted first. A chunk that reaches
+      the end of such a request's own prompt ends its prefill, even if output is left to recompute.
+
+    Where the package would wait for ever (prompts hold all pages above the reserve, and nothing
+    decodes) or run out of pages in a prefill, serving goes on: the reserve is given up, and then
+    the latest of the partly computed prompts.
+    """
+
+    def __init__(self, throttle: Throttle, kv_thresh: float) -> None:
+        self.throttle = throttle
+        self.kv_thresh = kv_thresh
+        self._turn = 0
+        self._preempted: dict[int, int] = {}  # request ids; larger numbers, later preemptions
+        self._preemptions = 0
+
+    def schedule(self, view: View) -> Plan:
+        share = self._share(view)
+        budget = self._prefill_budget(view)
+        prompts = self._prompts(view) if budget else ()
+        prefills, free_pages = spread(view, prompts, budget, cuts=True)
+        self._let_go(prefills)
+        decodes = min(share, view.ready_decodes)
+        victims = self._make_room(view, decodes, free_pages)
+        decodes = min(decodes, view.ready_decodes - len(victims))
+        if not prefills and not view.ready_decodes and not view.in_flight:
+            return self._unblock(view)
+        return Plan(prefills, decodes, order="last_row", preempt=victims, kv_limited=not prefills)
+
+    def _share(self, view: View) -> int:
+        """Return an even share of the ready decodes and of all rows in flight."""
+        rows, depth = view.ready_decodes + view.rows_in_flight, view.depth
+        share = decode_budget(rows, depth, self._turn)
+        self._turn += rows >= depth
+        return min(share, MAX_DECODES)
+
+    def _prefill_budget(self, view: View) -> int:
+        """Return the tokens of equation 3, and no more than the pages above the reserve hold."""
+        reserve = int(self.kv_thresh * view.total_pages)
+        budget = view.page_tokens * max(view.free_pages - reserve, 0)
+        if view.depth == 1:
+            return min(self.throttle.max_prefill, budget)
+        idle_rate = view.free_pages / view.total_pages
+        ramp = max((idle_rate - self.kv_thresh) / (1 - self.kv_thresh), 0)
+        budget = min(round(ramp * self.throttle.max_prefill), budget)
+        if view.num_waiting + len(view.partials) > 1:
+            budget = min(budget, self.throttle.spread(view.waiting_tokens))
+        return budget
+
+    def _prompts(self, view: View) -> Iterator[Prompt]:
+        """Return all prompts: preempted ones first, the last preempted of them at the front."""
+        return merge(sorted(view.partials, key=self._place), view.waiting, key=self._place)
+
+    def _place(self, prompt: Prompt) -> int:
+        return -self._preempted.get(prompt.request_id, 0)
+
+    def _let_go(self, prefills: Iterable[Prefill]) -> None:
+        """Forget that those were preempted whose prefill ends."""
+        for prefill in prefills:
+            if prefill.ends:
+                self._preempted.pop(prefill.request_id, None)
+
+    def _make_room(self, view: View, decodes: int, free_pages: int) -> list[int]:
+        """Return whom to preempt until a page is free for each of so many decodes."""
+        victims: list[int] = []
+        if free_pages >= decodes:
+            return victims
+        for request_id, pages in view.ready(view.ready_decodes, "last_row"):
+            victims.append(request_id)
+            self._preemptions += 1
+            self._preempted[request_id] = self._preemptions
+            free_pages += pages
+            if free_pages >= decodes:
+                break
+        return victims
+
+    def _unblock(self, view: View) -> Plan:
+        plan = unblock(view, spread(view, view.prompts, self.throttle.max_prefill, cuts=True)[0])
+        self._let_go(plan.prefills)
+        for request_id in plan.preempt:  # or it would take its pages back
+            self._preempted.pop(request_id, None)
+        return plan
+
 
 VICTIMS: dict[str, Victim] = {"latest": "last_returned", "most_pages": "most_pages"}
 Variant = Literal["reading", "paper", "code"]
@@ -59,7 +268,7 @@ class TokenThrottling(Policy):
 
     `variant`: `reading` is the above; `paper` is equations 1 to 4 as printed, where `min_prefill`
     is a floor of the whole and pages do not cap the budget; `code` is the package gllm-rt
-    0.0.6.post1, decision for decision (`evenflow.schedulers.token_throttling_code`).
+    0.0.6.post1, decision for decision (`PackageRules`).
     """
 
     search_space: ClassVar[SearchSpace] = {

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count
 from evenflow.schedulers.limits import Fraction, Policy
 from evenflow.schedulers.vllm import VLLM
-from evenflow.schedulers.vllm_priority import most_urgent
 from evenflow.scheduling import Plan, Prefill, SearchSpace, View
+
+
+def most_urgent(view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
+    """Go on with what runs, and preempt the least urgent of it; return how many tokens are left.
+
+    If who is preempted is who lacks a page, the rest waits.
+    """
+    pages = partial(view.decode_pages, order="arrival")
+    decodes = min(view.ready_decodes, most)
+    while pages(decodes) > view.free_pages:
+        fitting = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
+        lacking, _ = view.ready(fitting + 1, "arrival")[fitting]
+        victim = view.victim("lowest_priority")
+        yield Plan(preempt=[victim])
+        if victim == lacking:
+            yield Plan(decodes=fitting)
+            return 0
+        decodes = min(view.ready_decodes, most)
+    tokens -= decodes
+    prefills = []
+    for prompt in view.partials[: bool(tokens)]:
+        chunk = min(prompt.remaining, tokens)
+        need = view.pages_for(prompt.computed + chunk) - prompt.pages
+        while need + pages(decodes) > view.free_pages:
+            victim = view.victim("lowest_priority")
+            yield Plan(preempt=[victim])
+            decodes = min(view.ready_decodes, decodes)
+            if victim == prompt.request_id:
+                break
+        else:
+            prefills.append(Prefill(prompt.request_id, chunk))
+            tokens -= chunk
+    yield Plan(prefills, decodes)
+    return tokens
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -84,3 +119,27 @@ class VLLMV1(Policy):
             chunk = min(prompt.remaining, tokens)
             yield Plan([Prefill(prompt.request_id, chunk)])
             tokens -= chunk
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class VLLMBalanced(VLLMV1):
+    """`vllm_v1` that takes a share of the decodes, or of the tokens, and leaves the rest.
+
+    Source: vLLM pull requests 57433, 19873 and vllm-rbln 900, none of them in vLLM 0.32.0; read
+    from their descriptions, never compared with their code. `share` of a micro-batch on n stages:
+    `seats`, at most max_num_seqs / n decodes (57433); `decodes`, at most a n-th of those that run
+    (900), prompts free in both; `tokens`, a n-th of all decodes and prompt tokens that there are,
+    up to the budget (19873, whose two phases are one where the next question counts anew).
+    """
+
+    share: Literal["seats", "decodes", "tokens"] = "seats"
+
+    def limits(self, view: View) -> tuple[int, int]:
+        decodes, tokens = super().limits(view)
+        if self.share == "seats":
+            return -(-self.max_num_seqs // self.depth), tokens
+        if self.share == "decodes":
+            return -(-view.running_decodes // self.depth), tokens
+        there = view.running_decodes + view.waiting_tokens
+        return decodes, min(tokens, -(-there // self.depth))

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from evenflow import schedulers
 from evenflow.errors import UsageError, is_count
 from evenflow.keys import Count, Keys, NameOr, Positive, expect, short_form
+from evenflow.pools import TransferLink
 from evenflow.specs.model import ModelSpec
-from evenflow.transfers import TransferLink
 from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.links import LinkKeys, link_spec
 from experiments.run_file.run import RunConfig, SchedulerConfig, with_

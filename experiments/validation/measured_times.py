@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from evenflow.costs import StageCost
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.results.around import around_stages
 from evenflow.results.run import Floats, Ints, RunResult, Transfers
-from evenflow.transfers import TransferLink
 from evenflow.types import MicroBatch
 from runtime import Served
 from sim import World

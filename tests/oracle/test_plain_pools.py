@@ -11,9 +11,8 @@ from random import Random
 
 import pytest
 
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.results.run import RunResult
-from evenflow.transfers import TransferLink
 from evenflow.types import Request
 from sim import simulate
 from tests.oracle.cases import (

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 
 from evenflow.batcher import Batcher
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
-from evenflow.transfers import TransferLink
 from evenflow.types import Request
 from evenflow.world import World
 from sim import simulate

@@ -79,7 +79,7 @@ class Batcher:
         self.kv = kv if isinstance(kv, KvCache) else KvCache(kv)
         self.pool = self.kv.pool
         ahead = getattr(scheduler, "decodes_ahead", None)
-        slotted = getattr(scheduler, "slotted", False)
+        slotted = bool(getattr(scheduler, "slotted", False))
         self.queues = Queues(
             self.kv,
             pipelined_chunks=pipelined_chunks,
@@ -92,17 +92,6 @@ class Batcher:
             by_priority=getattr(scheduler, "by_priority", False),
             keeps_pages=keeps_pages,
         )
-        known_early = self.kv.keeps and not (self.kv.late or self.kv.append_only)
-        if ahead and (asks_again or known_early or speculation is not None or keeps_pages):
-            raise UsageError(
-                f"policy {self.policy_name} lets decodes run ahead, which goes with dispatch: "
-                "engine_loop, without swap, speculative and pools, and with its own prefix_cache"
-            )
-        if slotted and asks_again:
-            raise UsageError(
-                f"policy {self.policy_name} gives slots their turn, which goes with dispatch: "
-                "engine_loop"
-            )
         self.view = View(self.queues, depth)
         self.depth = depth
         self.max_in_flight = max_in_flight if max_in_flight is not None else 1 << 60
@@ -116,17 +105,34 @@ class Batcher:
         self._refuse = getattr(scheduler, "refuse", None)
         self._asks_again = asks_again
         self._verified_tokens = 1 if speculation is None else speculation.verified_tokens
-        if self._verified_tokens > self.pool.page_tokens:
-            raise UsageError(
-                f"speculative: a step of k + 1 = {self._verified_tokens} tokens needs pages of at "
-                f"least as many, not {self.pool.page_tokens}"
-            )
         self._charges = self.kv.keeps or self._padded
         self._late, self._publishes = self.kv.late, self.kv.append_only
         self._batches = 0
         self._answer = ""  # the policy's, to the last question: why it sends nothing
         self._wakes = 0  # answers in a row to wait and be woken, with nothing in flight
         self._waited_after = 0  # so many micro-batches
+        self._require_fitting(slotted=slotted)
+
+    def _require_fitting(self, *, slotted: bool) -> None:
+        """Raise UsageError where the policy, the pages and the dispatch do not go together."""
+        queues, kv = self.queues, self.kv
+        known_early = kv.keeps and not (kv.late or kv.append_only)
+        out_of_place = self._asks_again or known_early or self.keeps_pages
+        if queues.ahead and (out_of_place or queues.speculation is not None):
+            raise UsageError(
+                f"policy {self.policy_name} lets decodes run ahead, which goes with dispatch: "
+                "engine_loop, without swap, speculative and pools, and with its own prefix_cache"
+            )
+        if slotted and self._asks_again:
+            raise UsageError(
+                f"policy {self.policy_name} gives slots their turn, which goes with dispatch: "
+                "engine_loop"
+            )
+        if self._verified_tokens > self.pool.page_tokens:
+            raise UsageError(
+                f"speculative: a step of k + 1 = {self._verified_tokens} tokens needs pages of at "
+                f"least as many, not {self.pool.page_tokens}"
+            )
 
     # -- the three verbs ------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.huggingface import read_dtype
-from evenflow.specs.model import listed, model
+from evenflow.specs.model import ModelSpec, listed, model
 from evenflow.world import World
 from experiments.outcome import Outcome
 from experiments.records import LINK, Records, write_served
@@ -493,13 +493,7 @@ def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -
 def _torch(
     config: RunConfig, workers: TorchWorkers, built: Built, beside: Path, first: int
 ) -> Workers:
-    from runtime.torch.settings import (
-        cut,
-        require_divisible,
-        require_memory,
-        torch_settings,
-        transport_of,
-    )
+    from runtime.torch.settings import torch_settings, transport_of
 
     world = built.world
     assert isinstance(world, World)
@@ -517,16 +511,8 @@ def _torch(
     transport = transport_of(wanted, workers.device, world.depth, ranks)
     _check_weights(workers, path)
     spec = model(path)
-    require_divisible(spec, ranks)
     dtype = workers.dtype or ("bfloat16" if listed(path) else read_dtype(path))
-    layers = built.deployment.get("layers_per_stage") or split_layers(
-        spec.num_layers, config.stages
-    )
-    spans = [span for span in cut(layers) for _ in range(ranks)]
-    free_bytes = _free_bytes(config, workers.device)
-    require_memory(
-        spec, spans, world.total_pages * world.page_tokens, dtype, free_bytes, ranks=ranks
-    )
+    spans = _spans(config, workers, built, spec, dtype)
     settings = torch_settings(
         listed(path) or str(Path(path).resolve()),
         spans,
@@ -550,6 +536,24 @@ def _torch(
         hosts=hosts,
         coupled=_coupled(workers),
     )
+
+
+def _spans(
+    config: RunConfig, workers: TorchWorkers, built: Built, spec: ModelSpec, dtype: str
+) -> list[tuple[int, int]]:
+    """Return the layers [start, stop) of each rank; UsageError where they cannot be there."""
+    from runtime.torch.settings import cut, require_divisible, require_memory
+
+    world, ranks = built.world, config.tensor_parallel
+    assert isinstance(world, World)
+    require_divisible(spec, ranks)
+    layers = built.deployment.get("layers_per_stage") or split_layers(
+        spec.num_layers, config.stages
+    )
+    spans = [span for span in cut(layers) for _ in range(ranks)]
+    tokens = world.total_pages * world.page_tokens
+    require_memory(spec, spans, tokens, dtype, _free_bytes(config, workers.device), ranks=ranks)
+    return spans
 
 
 def _check_all_is_known(world: World) -> None:

@@ -3,8 +3,11 @@
 Those imports are inside the commands, so that `--help` and errors come at once.
 """
 
+from __future__ import annotations
+
 import re
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +17,6 @@ from typer.core import TyperGroup
 
 import evenflow
 from evenflow.errors import UsageError
-from experiments.cli.calibrate import calibrate_command
-from experiments.cli.diff import diff_command
 from experiments.cli.figures import figures_command
 from experiments.cli.lists import (
     gpus_command,
@@ -26,6 +27,7 @@ from experiments.cli.lists import (
     schema_command,
     systems_command,
 )
+from experiments.cli.measured import calibrate_command, reproduce_command, validate_command
 from experiments.cli.options import Force, Intervals, Out, RunFile, Set
 from experiments.cli.profile import check_command, import_command, measure_command
 from experiments.cli.real import (
@@ -35,13 +37,18 @@ from experiments.cli.real import (
     serve_command,
     worker_command,
 )
-from experiments.cli.reproduce import reproduce_command
-from experiments.cli.studies import capacity_command, plan_command, sweep_command, tune_command
+from experiments.cli.studies import (
+    capacity_command,
+    diff_command,
+    plan_command,
+    sweep_command,
+    tune_command,
+)
 from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
-from experiments.cli.validate import validate_command
 
 if TYPE_CHECKING:
     from experiments.report.page import Addition
+    from experiments.run_file.run import RunConfig
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
@@ -197,7 +204,7 @@ def simulate(
         progress,
     )
     from experiments.report.folder import staged
-    from experiments.report.tables import write_summaries, write_table
+    from experiments.report.tables import write_summaries
     from experiments.run_file.build import load_workload
     from experiments.run_file.inputs import inputs_of
     from experiments.run_file.run import load_config
@@ -210,18 +217,7 @@ def simulate(
         job = Job(config, load_workload(config, run.parent), run.parent)
         with progress([job.label], len(job.workload.requests)) as show:
             outcome = run_job(job, show.done, whole=counterfactuals or save.value == "all")
-        additions: list[Addition] = []
-        if advise or intervals:
-            from experiments.study import advice, uncertainty
-            from experiments.study.trials import How
-
-            asked = config.document(str(run)), run.parent, How(watch=progress)
-            if intervals:
-                prediction = uncertainty.predict(*asked)
-                write_table(scratch / "intervals.csv", prediction.table)
-                additions.append(uncertainty.told(prediction))
-            if advise:
-                additions.append(advice.told(advice.advise(*asked)))
+        additions = list(_additions(config, run, scratch, intervals=intervals, advise=advise))
         more = [each.html for each in additions]
         write_run(scratch, outcome, save.value, run.name, shown, more=more, form=format_.value)
         without = without_causes(job, outcome) if counterfactuals else {}
@@ -235,6 +231,28 @@ def simulate(
     for addition in additions:
         print_addition(addition)
     print_folder(folder)
+
+
+def _additions(
+    config: RunConfig, run: Path, folder: Path, *, intervals: bool, advise: bool
+) -> Iterator[Addition]:
+    """Yield what else is asked of a run, from more simulations; intervals get a file of theirs."""
+    if not (intervals or advise):
+        return
+    from experiments.cli.terminal import progress
+    from experiments.report.tables import write_table
+    from experiments.study.advice import advise as advised
+    from experiments.study.advice import told as told_advice
+    from experiments.study.trials import How
+    from experiments.study.uncertainty import predict, told
+
+    asked = config.document(str(run)), run.parent, How(watch=progress)
+    if intervals:
+        prediction = predict(*asked)
+        write_table(folder / "intervals.csv", prediction.table)
+        yield told(prediction)
+    if advise:
+        yield told_advice(advised(*asked))
 
 
 @app.command("compare")

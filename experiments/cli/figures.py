@@ -14,8 +14,12 @@ from evenflow.errors import UsageError
 from experiments.cli.options import Executor, Force
 
 if TYPE_CHECKING:
+    from concurrent import futures
+
     from experiments.figures.claims import Answer
+    from experiments.figures.schema import Plan
     from experiments.figures.study import Drawing
+    from experiments.study.points import Store
 
 Names = Annotated[
     list[str] | None,
@@ -44,10 +48,8 @@ def figures_command(
     list_: Annotated[bool, typer.Option("--list", help="Only list the figures.")] = False,
 ) -> None:
     """Make the papers' figures, and the table that compares their claims with ours."""
-    from experiments.cli.terminal import progress
-    from experiments.figures.make import add_intervals, chosen, make, write_claims
+    from experiments.figures.make import chosen, write_claims
     from experiments.report.folder import check_folder
-    from experiments.study.fair import marked
     from experiments.study.points import Store, executor_of
 
     plans = chosen(names or (), tuple(set_ or ()), quick=quick)
@@ -60,25 +62,13 @@ def figures_command(
     store = Store(out / "points")
     with executor_of(executor) as pool:
         for plan in plans:
-            started = time.perf_counter()
             try:
-                with progress([plan.name]) as show:
-                    drawing = make(plan, out, store, pool, show.done)
+                drawing = _made(plan, out, store, pool, intervals=intervals)
             except UsageError as error:
                 failures[plan.name] = str(error)
                 if len(plans) > 1:
                     typer.echo(f"{plan.name}: not made")
                 continue
-            seconds = time.perf_counter() - started
-            typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
-            for line in marked(drawing.doubts):
-                typer.echo(f"{plan.name}: {line}", err=True)
-            if intervals:
-                try:
-                    with progress([plan.name]) as show:
-                        add_intervals(plan, out, store, pool, show.done)
-                except UsageError as error:
-                    typer.echo(f"{plan.name}: no intervals: {error}")
             if names:
                 typer.echo(table_of(drawing))
     if any(plan.of_a_paper and plan.name not in failures for plan in plans):
@@ -88,6 +78,30 @@ def figures_command(
         typer.echo(out / "claims.md")
     if failures:
         raise UsageError(_reasons(failures, len(plans)))
+
+
+def _made(
+    plan: Plan, out: Path, store: Store, pool: futures.Executor, *, intervals: bool
+) -> Drawing:
+    """Make a figure, say where it is and what is unfair of it; with the intervals of its claims."""
+    from experiments.cli.terminal import progress
+    from experiments.figures.make import add_intervals, make
+    from experiments.study.fair import marked
+
+    started = time.perf_counter()
+    with progress([plan.name]) as show:
+        drawing = make(plan, out, store, pool, show.done)
+    seconds = time.perf_counter() - started
+    typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
+    for line in marked(drawing.doubts):
+        typer.echo(f"{plan.name}: {line}", err=True)
+    if intervals:
+        try:
+            with progress([plan.name]) as show:
+                add_intervals(plan, out, store, pool, show.done)
+        except UsageError as error:
+            typer.echo(f"{plan.name}: no intervals: {error}")
+    return drawing
 
 
 def _reasons(failures: Mapping[str, str], asked: int) -> str:

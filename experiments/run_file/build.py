@@ -178,12 +178,7 @@ def _build_world(
     alike = made.on_ranks(costs, groups)
     make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
     scheduler = make()
-    token_bytes = costs.transfer_bytes(prefill_work(1))
-    (near, nodes, _), ranks = config.wires, config.stage_gpus
-    link, hop_links = hops_of(near, nodes, config.num_stages, ranks, token_bytes)
-    if config.link is None and made.hop is not None:
-        latency_s, per_byte_s = made.hop
-        link, hop_links = Link(token_bytes * per_byte_s, latency_s), None
+    link, hop_links = _hops(config, made)
     costs = made.on_ranks(config.kv.swapped(costs, hardware), groups)
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
@@ -220,6 +215,16 @@ def _build_world(
     if config.scheduler.params.get("token_budget") == "auto":
         facts["token_budget"] = getattr(scheduler, "budget", None)
     return Built(world, _formula(config), facts, made)
+
+
+def _hops(config: RunConfig, made: MadeCosts) -> tuple[Link | None, tuple[Link, ...] | None]:
+    """Return the link between two stages, or each where they differ; a profile may know its own."""
+    token_bytes = made.cost.transfer_bytes(prefill_work(1))
+    if config.link is None and made.hop is not None:
+        latency_s, per_byte_s = made.hop
+        return Link(token_bytes * per_byte_s, latency_s), None
+    near, nodes, _ = config.wires
+    return hops_of(near, nodes, config.num_stages, config.stage_gpus, token_bytes)
 
 
 def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:

@@ -1,4 +1,7 @@
-"""The command `evenflow validate`: it parses, prints, and writes what was found."""
+"""The commands that hold predictions against measured runs: validate, reproduce, calibrate.
+
+They parse, print, and write what was found.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evenflow.errors import MOST_RUNS, UsageError
-from experiments.cli.options import Engine, Force, Out, RunFile, Set
+from experiments.cli.options import Engine, Force, Intervals, Out, RunFile, Set, Workers
+
+if TYPE_CHECKING:
+    from experiments.reproduce.calibrate import Calibrated
 
 
 def validate_command(
@@ -113,3 +119,103 @@ def _watched(name: str, total: int) -> Iterator[Callable[[int], None]]:
     with progress([name], total) as show:
         yield show.done
     typer.echo(f"{name}: {time.perf_counter() - started_s:.1f} s", err=True)
+
+
+def reproduce_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME ...]", help="E.g. vllm083, closed-vllm, MY.yaml; or all."),
+    ] = None,
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Holds the runs; default: EVENFLOW_SHARED."),
+    ] = None,
+    set_: Set = None,
+    intervals: Intervals = False,
+    workers: Workers = None,
+    out: Out = None,
+    force: Force = False,
+    list_: Annotated[bool, typer.Option("--list", help="Only list them, with sources.")] = False,
+) -> None:
+    """Simulate runs that others measured on real GPUs, and print how far off that is."""
+    from experiments.cli.terminal import progress
+    from experiments.reproduce.catalogue import chosen, data_folder
+
+    entries = chosen(names or ())
+    if list_:
+        for entry in entries:
+            typer.echo(f"{entry.name}: {entry.keys.title}; {entry.keys.source.words()}")
+        return
+    folder = data_folder(data)
+
+    from experiments.report.folder import check_folder, staged
+    from experiments.reproduce.reproduce import reproduce
+    from experiments.reproduce.write import print_reproduced, write
+    from experiments.study.fair import marked
+    from experiments.study.trials import How
+
+    if out is not None:
+        check_folder(out, force=force)
+    how = How(workers=workers, watch=progress)
+    found = reproduce(entries, folder, how, set_ or (), intervals=intervals)
+    if out is not None:
+        with staged(out, force=force) as scratch:
+            write(scratch, found)
+    print_reproduced(found)
+    for entry in entries:
+        if not entry.files(folder):
+            typer.echo(f"{entry.name}: no data in {folder}; {entry.where_from()}", err=True)
+        for path in entry.others(folder):
+            typer.echo(f"{entry.name}: {path} is not what the catalogue was made with", err=True)
+    for name, doubt in found.doubts:
+        typer.echo(f"{name}: {marked([doubt])[0]}", err=True)
+    for label, reason in found.failures.items():
+        typer.echo(f"not simulated: {label}: {reason}", err=True)
+    if out is not None:
+        typer.echo(out / "reality.md")
+
+
+def calibrate_command(
+    run: RunFile,
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RESULT...", help="Results of a benchmark of this run.")
+    ],
+    set_: Set = None,
+    *,
+    workers: Workers = None,
+) -> None:
+    """Find the CPU time of an engine from a benchmark's results: a `runtime` to paste."""
+    from experiments.cli.terminal import progress
+    from experiments.reproduce.calibrate import calibrate
+    from experiments.reproduce.measured import read_results
+    from experiments.run_file.yaml_file import overridden, read
+    from experiments.study.trials import How
+
+    document = overridden(read(run), set_ or ())
+    runs = [each for path in results for each in read_results(path)]
+    _tell(calibrate(document, run.parent, runs, How(workers=workers, watch=progress)))
+
+
+def _tell(found: Calibrated) -> None:
+    from experiments.report.tables import number, percent, print_numbers
+    from experiments.study.fair import marked
+
+    rows = []
+    for constant in found.constants:
+        ends = constant.ends
+        told = [f"{number(1e6 * value)}" for value in (constant.value, *(ends or ()))]
+        rows.append([constant.name, *(told if ends else ["the results", "cannot", "tell"])])
+    print_numbers(("microseconds", "", "at least", "at most"), rows)
+    offs = [
+        [
+            name.upper().replace("_", " ").removesuffix(" MS"),
+            *(percent(v, 1, sign=False) for v in off),
+        ]
+        for name, off in found.off.items()
+    ]
+    print_numbers(("median off", "no CPU time", "with these"), offs)
+    for label, doubt in found.doubts:
+        typer.echo(f"{label}: {marked([doubt])[0]}", err=True)
+    keys = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in found.runtime.items()}
+    typer.echo(f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}")

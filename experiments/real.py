@@ -662,6 +662,7 @@ def live_server(
     max_queue: int | None = None,
 ) -> LiveServer:
     """Return the server of a configuration's model on a bound socket."""
+    from runtime.http.answers import Serving
     from runtime.http.live import LiveServer
     from runtime.http.text import codec_of
 
@@ -670,4 +671,4 @@ def live_server(
     vocab_size = None if path is None else model(str(path)).vocab_size
     workers = config.workers.kind
     codec = codec_of(folder, tokenizer, vocab_size, made_up=workers == "emulated")
-    return LiveServer(config.model or "evenflow", codec, bound, max_queue, workers)
+    return LiveServer(Serving(config.model or "evenflow", codec, workers, max_queue), bound)

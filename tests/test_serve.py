@@ -15,7 +15,7 @@ from runtime.emulated import emulated_token
 from tests.command_line import evenflow
 from tests.serving import Server, expected_tokens, httpx, openai, serving
 
-http_app = pytest.importorskip("runtime.http.app")
+http_app = pytest.importorskip("runtime.http.server")
 HEAD = {"content-type": "application/json"}
 
 

@@ -20,7 +20,7 @@ from tests.command_line import complaint, evenflow, gone, group
 from tests.serving import RUN, httpx, openai, serving
 
 uvicorn = pytest.importorskip("uvicorn")
-http_app = pytest.importorskip("runtime.http.app")
+http_app = pytest.importorskip("runtime.http.server")
 
 HEAD_LIMIT_S = 10.0
 MAIN_LOOP = f"""

@@ -15,9 +15,9 @@ import pytest
 
 from evenflow.types import Prefix, Request
 from runtime.front import LiveFront
-from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError
-from runtime.http.clients import Clients
-from runtime.http.text import Numbers
+from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
+from runtime.http.live import Clients
+from runtime.http.text import Codec
 from runtime.wire import Draw
 
 
@@ -51,7 +51,8 @@ class Driver:
 
     def __init__(self, **options: Any) -> None:
         self.heard: list[tuple[Any, ...]] = []
-        self.answers = Answers(lambda *word: self.heard.append(word), Numbers(), **options)
+        serving = Serving("model", Codec(), "emulated", **options)
+        self.answers = Answers(serving, lambda *word: self.heard.append(word))
 
 
 def test_a_priority_reaches_a_policy_that_looks_at_it() -> None:
@@ -62,7 +63,7 @@ def test_a_priority_reaches_a_policy_that_looks_at_it() -> None:
 
     with pytest.raises(ServiceError, match="priority: only 0 is right"):
         asyncio.run(main(by_priority=False))
-    word, _, _, told, _ = asyncio.run(main(by_priority=True)).heard[0]
+    word, _, _, told = asyncio.run(main(by_priority=True)).heard[0]
     assert (word, told["priority"]) == ("submit", -2)
 
 
@@ -90,8 +91,9 @@ def test_tokens_become_the_pieces_of_each_answer() -> None:
 
     driver = asyncio.run(main())
     answers = driver.answers
-    assert answers.finished == {"stop": 1, "length": 1, "abort": 0}
-    assert (answers.prompt_tokens, answers.output_tokens) == (4, 5)
+    counted = answers.counted
+    assert counted.finished == {"stop": 1, "length": 1, "abort": 0}
+    assert (counted.prompt_tokens, counted.output_tokens) == (4, 5)
     assert [word[:2] for word in driver.heard] == [("submit", 0), ("submit", 1), ("stop", 1)]
 
 
@@ -117,7 +119,7 @@ def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
         assert error.value.status == 400
         answers.withdraw(reply)
         answers.token(0, 1)
-        assert answers.output_tokens == 0, "its client has left"
+        assert answers.counted.output_tokens == 0, "its client has left"
         return driver
 
     assert asyncio.run(main()).heard[2:] == [("withdraw", 0)]
@@ -131,12 +133,12 @@ def test_a_queue_that_is_full_and_a_server_that_stops_refuse() -> None:
             answers.submit([asked()])
         answers.token(0, 1)
         second = answers.submit([asked()])
-        answers.close(ServiceError("stopping", 503))
+        answers.close("stopping")
         with pytest.raises(ServiceError, match="stopping"):
             answers.submit([asked()])
         answers.added(0, None)
         answers.added(1, None)
-        answers.fail(ServiceError("a worker died", 503))
+        answers.fail("a worker died")
         await first.admitted()
         with pytest.raises(ServiceError, match="a worker died"):
             await pieces_of(first)
@@ -161,7 +163,7 @@ class Peer:
         self.channel.send_bytes(json.dumps(word).encode())
 
     def submit(self, request_id: int, generation: Generation) -> Request:
-        self.say("submit", request_id, 0.0, generation.asked, generation.how)
+        self.say("submit", request_id, 0.0, vars(generation))
         assert select.select([self.clients.front], [], [], 10)[0]
         request = self.clients.front.due(1.0)
         assert request is not None
@@ -175,8 +177,8 @@ class Peer:
 
     def settle(self) -> None:
         """Wait until all that was said is heard."""
-        self.say("gauges", 0)
-        assert self.hears(1) == [["gauges", 0, {"pages": 3}]]
+        self.say("gauges")
+        assert self.hears(1) == [["gauges", {"pages": 3}]]
 
 
 def test_what_workers_compute_with() -> None:

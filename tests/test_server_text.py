@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
-from runtime.http.text import Codec, Numbers, StopStrings, Tokenized, codec_of
+from runtime.http.text import Codec, StopStrings, codec_of
 
 PARTS = st.lists(st.text("ab", max_size=3), max_size=12)
 STRINGS = st.lists(st.text("ab", min_size=1, max_size=3), max_size=3)
@@ -38,8 +38,8 @@ def text_of(codec: Codec, tokens: Sequence[int]) -> list[str]:
 
 
 def test_without_a_tokenizer_a_token_is_its_number() -> None:
-    assert text_of(Numbers(), [3, 14, 0]) == ["3 ", "14 ", "0 ", ""]
-    assert Numbers().encode("three") is None
+    assert text_of(Codec(), [3, 14, 0]) == ["3 ", "14 ", "0 ", ""]
+    assert Codec().encode("three") is None
 
 
 TEMPLATE = """\
@@ -57,7 +57,7 @@ def test_a_chat_is_what_the_template_of_the_model_makes_of_it(
     path = tmp_path / "tokenizer.json"
     path.write_bytes(tokenizer.read_bytes())
     with pytest.raises(UsageError, match="a chat needs the model's chat template"):
-        Tokenized(path).chat(CHAT)
+        Codec(path).chat(CHAT)
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}]
     for template, bos in ((TEMPLATE, "<end>"), (named, {"content": "<end>", "lstrip": False})):
         values = {"chat_template": template, "bos_token": bos}
@@ -69,14 +69,14 @@ def test_a_chat_is_what_the_template_of_the_model_makes_of_it(
     with pytest.raises(UsageError, match="the chat template refuses them: no tools"):
         codec.chat([{"role": "tool", "content": ""}])
     path.with_name("chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert Tokenized(path).chat(CHAT) == codec.encode("be brief")
+    assert Codec(path).chat(CHAT) == codec.encode("be brief")
     path.with_name("tokenizer_config.json").write_text("[")
     with pytest.raises(UsageError, match=r"tokenizer_config.json: cannot read it"):
-        Tokenized(path).chat(CHAT)
+        Codec(path).chat(CHAT)
 
 
 def test_a_character_comes_with_its_last_token(tokenizer: Path) -> None:
-    codec = Tokenized(tokenizer)
+    codec = Codec(tokenizer)
     ids = codec.encode("é🙂!")
     assert text_of(codec, ids) == ["", "é", "", "", "", "🙂", "!", ""]
     assert text_of(codec, ids[:3]) == ["", "é", "", "\ufffd"], "what never gets complete is shown"
@@ -85,14 +85,14 @@ def test_a_character_comes_with_its_last_token(tokenizer: Path) -> None:
 
 @given(text=st.text(max_size=30))
 def test_the_pieces_are_the_text(tokenizer: Path, text: str) -> None:
-    codec = Tokenized(tokenizer)
+    codec = Codec(tokenizer)
     ids = codec.encode(text)
     assert "".join(text_of(codec, ids)) == text
 
 
 @given(ids=st.lists(st.integers(0, 255), max_size=30))
 def test_random_bytes_are_no_error(tokenizer: Path, ids: list[int]) -> None:
-    text_of(Tokenized(tokenizer), ids)
+    text_of(Codec(tokenizer), ids)
 
 
 @given(PARTS, STRINGS)
@@ -132,14 +132,14 @@ def test_a_folder_s_own_files_say_how_it_reads_and_where_it_ends(
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     codec = codec_of(tmp_path, None, None)
-    assert (codec.end_ids, codec.encode("a")) == ({5, 6}, Tokenized(tokenizer).encode("a"))
-    assert isinstance(codec_of(None, None, None), Numbers)
+    assert (codec.end_ids, codec.encode("a")) == ({5, 6}, Codec(tokenizer).encode("a"))
+    assert codec_of(None, None, None).encode("a") is None
     assert codec_of(None, tokenizer, None).encode("a") is not None
 
 
 def test_made_up_tokens_are_numbers_whatever_reads_the_prompts(tokenizer: Path) -> None:
     codec = codec_of(None, tokenizer, None, made_up=True)
-    assert codec.encode("né") == Tokenized(tokenizer).encode("né")
+    assert codec.encode("né") == Codec(tokenizer).encode("né")
     assert text_of(codec, [195, 31_999]) == ["195 ", "31999 ", ""]
 
 

@@ -79,7 +79,7 @@ def serve_command(
     with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
         live = live_server(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
         words = job.config.workers.words
-        live.on_open = lambda: typer.echo(f"serving {live.model} on {live.url}/v1: {words}")
+        live.on_open = lambda: typer.echo(f"serving {live.serving.model} on {live.url}/v1: {words}")
         try:
             served, outcome, lost = serve_into(scratch, job, run.name, live=live)
         finally:

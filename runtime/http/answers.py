@@ -10,10 +10,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evenflow.results.run import GIVEN_UP
-from runtime.http.exposition import Observed
+from runtime.http.exposition import Counted
 from runtime.http.text import Codec, StopStrings
 
 
@@ -33,10 +33,29 @@ class ServiceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Serving:
+    """What is served: a model by its name, and what reads and writes for its clients.
+
+    `workers` says what computes: torch, or emulated. At most `max_queue` requests wait for their
+    first token (None: no limit). `by_priority`: the policy looks at priorities, so that clients may
+    give one. Arrivals are in seconds since `origin_s` of the monotonic clock.
+    """
+
+    model: str
+    codec: Codec
+    workers: str
+    max_queue: int | None = None
+    max_model_len: int = 0
+    by_priority: bool = False
+    origin_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Generation:
     """What a client asks of one prompt; `max_tokens` is the limit, `stop` strings end it before.
 
-    With `ignore_eos`, end-of-sequence tokens do not.
+    With `ignore_eos`, end-of-sequence tokens do not. Tokens are drawn greedily at a temperature of
+    0.
     """
 
     prompt_ids: Sequence[int]
@@ -48,19 +67,6 @@ class Generation:
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     priority: int = 0
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """What the driver has to know of it, by the names of here."""
-        return {name: getattr(self, name) for name in TOLD}
-
-    @property
-    def how(self) -> tuple[float, int, float, int]:
-        """How tokens are drawn; greedily at a temperature of 0."""
-        return self.temperature, self.top_k, self.top_p, self.seed
-
-
-TOLD = ("prompt_ids", "max_tokens", "ignore_eos", "priority")
 
 
 class Piece(NamedTuple):
@@ -132,15 +138,15 @@ class _Answer:
         """Whether it has no token yet."""
         return not self._tokens
 
-    def observe(self, observed: Observed, piece: Piece) -> None:
+    def count(self, counted: Counted, reason: str | None) -> None:
         """Note when a token came and, with the last one, what the request came to."""
         now_s = time.monotonic() - self._arrival_s
         first = self._tokens == 1
-        observed.token(now_s, None if first else now_s - self._last_s)
+        counted.token(now_s, None if first else now_s - self._last_s)
         self._first_s, self._last_s = now_s if first else self._first_s, now_s
-        if piece.finish_reason is not None:
+        if reason is not None:
             prompt_tokens = len(self.generation.prompt_ids)
-            observed.end(self._first_s, now_s, prompt_tokens, self._tokens)
+            counted.end(reason, self._first_s, now_s, prompt_tokens, self._tokens)
 
     def push(self, token: int) -> Piece:
         """Return what a token adds."""
@@ -165,60 +171,45 @@ class Answers:
     """All requests of clients that are being answered.
 
     `tell` has the driver hear a word: "submit", "withdraw", or "stop" where a stop string ends an
-    answer. At most `max_queue` requests wait for their first token (None: no limit). `by_priority`:
-    the policy looks at priorities, so that clients may give one. Arrivals are in seconds since
-    `origin_s` of the monotonic clock.
+    answer. `failure`: why nobody is served any more, None while clients are.
     """
 
-    def __init__(
-        self,
-        tell: Callable[..., None],
-        codec: Codec,
-        max_queue: int | None = None,
-        *,
-        by_priority: bool = False,
-        origin_s: float = 0.0,
-    ) -> None:
-        self.codec = codec
-        self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
-        self.prompt_tokens = self.output_tokens = 0
-        self.observed = Observed()
+    def __init__(self, serving: Serving, tell: Callable[..., None]) -> None:
+        self.serving = serving
+        self.counted = Counted()
+        self.failure: str | None = None
         self._tell = tell
-        self._max_queue = max_queue
-        self._by_priority = by_priority
-        self._origin_s = origin_s
         self._answers: dict[int, _Answer] = {}
         self._next_id = 0
-        self._closed: ServiceError | None = None
 
     # -- for clients ----------------------------------------------------------------------------
 
     def submit(self, generations: Sequence[Generation]) -> Reply:
         """Queue a request for each; ServiceError when nobody is served, or too many wait."""
-        if self._closed is not None:
-            raise self._closed
-        if self._max_queue is not None:
+        if self.failure is not None:
+            raise ServiceError(self.failure, 503)
+        if (most := self.serving.max_queue) is not None:
             waiting = self.num_waiting
-            if waiting + len(generations) > self._max_queue:
+            if waiting + len(generations) > most:
                 words = f"{waiting} requests wait for their first token"
-                raise ServiceError(f"the queue is full: {words}, and {self._max_queue} may", 503)
-        if any(each.priority for each in generations) and not self._by_priority:
+                raise ServiceError(f"the queue is full: {words}, and {most} may", 503)
+        if any(each.priority for each in generations) and not self.serving.by_priority:
             right = "only 0 is right, as the policy that serves has no scheduling_policy: priority"
             raise ServiceError(f"priority: {right}", 400, param="priority")
         reply = Reply(self._next_id, len(generations))
         self._next_id += len(generations)
         for index, generation in enumerate(generations):
             request_id = reply.request_ids[index]
-            self._answers[request_id] = _Answer(reply, index, generation, self.codec)
-            arrival_s = time.monotonic() - self._origin_s
-            self._tell("submit", request_id, arrival_s, generation.asked, generation.how)
+            self._answers[request_id] = _Answer(reply, index, generation, self.serving.codec)
+            arrival_s = time.monotonic() - self.serving.origin_s
+            self._tell("submit", request_id, arrival_s, vars(generation))
         return reply
 
     def withdraw(self, reply: Reply) -> None:
         """Abort what is still open of a call whose client has left."""
         for request_id in reply.open:  # one that was refused is known no more
             if self._answers.pop(request_id, None) is not None:
-                self.finished["abort"] += 1
+                self.counted.finished["abort"] += 1
                 self._tell("withdraw", request_id)
         reply.open.clear()
 
@@ -229,15 +220,15 @@ class Answers:
 
     # -- what the driver says -------------------------------------------------------------------
 
-    def close(self, error: ServiceError) -> None:
+    def close(self, why: str) -> None:
         """Refuse what is submitted from now on."""
-        self._closed = self._closed or error
+        self.failure = self.failure or why
 
-    def fail(self, error: ServiceError) -> None:
+    def fail(self, why: str) -> None:
         """Refuse what is submitted from now on, and give up what is open."""
-        self._closed = error
+        self.failure = why
         for answer in self._answers.values():
-            answer.reply.fail(error)
+            answer.reply.fail(ServiceError(why, 503))
         self._answers.clear()
 
     def added(self, request_id: int, refusal: str | None) -> None:
@@ -246,7 +237,7 @@ class Answers:
         if answer is None:
             return
         if refusal is None:
-            self.prompt_tokens += len(answer.generation.prompt_ids)
+            self.counted.prompt_tokens += len(answer.generation.prompt_ids)
             answer.reply.admit()
             return
         del self._answers[request_id]
@@ -257,7 +248,7 @@ class Answers:
         """Hear that the policy ended a request before its time."""
         answer = self._answers.pop(request_id, None)
         if answer is not None:
-            self.finished["abort"] += 1
+            self.counted.finished["abort"] += 1
             answer.reply.fail(ServiceError(GIVEN_UP, 503))
 
     def token(self, request_id: int, token: int) -> None:
@@ -266,11 +257,9 @@ class Answers:
         if answer is None:
             return
         piece = answer.push(token)
-        self.output_tokens += 1
-        answer.observe(self.observed, piece)
+        answer.count(self.counted, piece.finish_reason)
         if piece.finish_reason is not None:
             del self._answers[request_id]
-            self.finished[piece.finish_reason] += 1
             if piece.finish_reason == "stop":
                 self._tell("stop", request_id)
         answer.reply.add(piece)

@@ -71,46 +71,59 @@ class Histogram:
         yield f"{name}_count{{{labels}}} {total}"
 
 
-class Observed:
-    """The histograms of a server; one thread observes, any may read."""
+class Counted:
+    """All that a server counts; one thread counts, any may read.
+
+    Tokens of the prompts that were admitted, tokens generated, and how many requests `finished`, by
+    their reason.
+    """
 
     def __init__(self) -> None:
-        self.of = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
+        self.prompt_tokens = self.output_tokens = 0
+        self.finished = {"stop": 0, "length": 0, "abort": 0}
+        self._of = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
 
     def token(self, since_arrival_s: float, since_last_s: float | None) -> None:
-        """Observe a token, so long after the arrival and after the one before (None: no other)."""
+        """Count a token, so long after the arrival and after the one before (None: no other)."""
+        self.output_tokens += 1
         if since_last_s is None:
-            self.of["vllm:time_to_first_token_seconds"].observe(since_arrival_s)
+            self._of["vllm:time_to_first_token_seconds"].observe(since_arrival_s)
         else:
-            self.of["vllm:inter_token_latency_seconds"].observe(since_last_s)
+            self._of["vllm:inter_token_latency_seconds"].observe(since_last_s)
 
-    def end(self, first_s: float, whole_s: float, prompt_tokens: int, tokens: int) -> None:
-        """Observe a request at its end: seconds to its first and its last token, and its tokens."""
+    def end(
+        self, reason: str, first_s: float, whole_s: float, prompt_tokens: int, tokens: int
+    ) -> None:
+        """Count a request at its end: seconds to its first and its last token, and its tokens."""
+        self.finished[reason] += 1
         if tokens > 1:
             each_s = (whole_s - first_s) / (tokens - 1)
-            self.of["vllm:request_time_per_output_token_seconds"].observe(each_s)
-        self.of["vllm:e2e_request_latency_seconds"].observe(whole_s)
-        self.of["vllm:request_decode_time_seconds"].observe(whole_s - first_s)
-        self.of["vllm:request_prompt_tokens"].observe(prompt_tokens)
-        self.of["vllm:request_generation_tokens"].observe(tokens)
+            self._of["vllm:request_time_per_output_token_seconds"].observe(each_s)
+        self._of["vllm:e2e_request_latency_seconds"].observe(whole_s)
+        self._of["vllm:request_decode_time_seconds"].observe(whole_s - first_s)
+        self._of["vllm:request_prompt_tokens"].observe(prompt_tokens)
+        self._of["vllm:request_generation_tokens"].observe(tokens)
 
-
-def exposition(
-    model: str, values: Mapping[str, float], finished: Mapping[str, int], observed: Observed
-) -> str:
-    """Return all that is counted as Prometheus reads it; `finished` requests by their reason."""
-    labels = f'model_name={json.dumps(model)},engine="0"'
-    lines: list[str] = []
-    for name, value in values.items():
-        lines += [*_head(name, HELP[name]), f"{name}{{{labels}}} {value}"]
-    name = "vllm:request_success_total"
-    lines += _head(name, HELP[name])
-    lines += [
-        f'{name}{{{labels},finished_reason="{reason}"}} {n}' for reason, n in finished.items()
-    ]
-    for name, histogram in observed.of.items():
-        lines += [*_head(name, HISTOGRAMS[name][0], "histogram"), *histogram.lines(name, labels)]
-    return "\n".join(lines) + "\n"
+    def exposition(self, model: str, gauges: Mapping[str, float]) -> str:
+        """Return all that is counted, and the driver's `gauges`, as Prometheus reads it."""
+        labels = f'model_name={json.dumps(model)},engine="0"'
+        lines: list[str] = []
+        for name, value in {
+            **gauges,
+            "vllm:prompt_tokens_total": self.prompt_tokens,
+            "vllm:generation_tokens_total": self.output_tokens,
+        }.items():
+            lines += [*_head(name, HELP[name]), f"{name}{{{labels}}} {value}"]
+        name = "vllm:request_success_total"
+        lines += _head(name, HELP[name])
+        for reason, count in self.finished.items():
+            lines.append(f'{name}{{{labels},finished_reason="{reason}"}} {count}')
+        for name, histogram in self._of.items():
+            lines += [
+                *_head(name, HISTOGRAMS[name][0], "histogram"),
+                *histogram.lines(name, labels),
+            ]
+        return "\n".join(lines) + "\n"
 
 
 def _head(name: str, words: str, kind: str = "") -> list[str]:

@@ -1,6 +1,8 @@
-"""A server of the real runtime: HTTP in a process of its own, the driver in this one.
+"""A server of the real runtime: HTTP in a process of its own, driver and clients in this one.
 
-Knows the order in which they start and end; no configuration.
+Words go between both processes as JSON arrays, a name first, those to the HTTP server many at a
+time. Knows the order in which they start and end, requests and their tokens; no text, no HTTP and
+no configuration.
 """
 
 from __future__ import annotations
@@ -10,20 +12,28 @@ import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError
+from evenflow.types import Prefix, Request
 from runtime.driver import Driver
-from runtime.http.clients import Clients, Serving
-from runtime.http.text import Codec
+from runtime.front import LiveFront
+from runtime.http.answers import Generation, Serving
 from runtime.pipeline import Pipeline, ended_error
+from runtime.tokens import Text
+from runtime.wire import Draw
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
+
+Word = tuple[Any, ...]
 
 START_LIMIT_S = 60.0
 FAILED_S = 1.0
@@ -57,30 +67,160 @@ def listening(host: str, port: int) -> socket.socket:
     return bound
 
 
-class LiveServer:
-    """Serves a model, by its name, on a bound socket; `codec` reads and writes for its clients.
+class _Asked:
+    """What the driver has to know of a request while it is served."""
 
-    `workers` says what computes: torch, or emulated. At most `max_queue` requests wait for their
-    first token (None: no limit). `open`, `drain` (at Ctrl-C), `ended` and `close` are called in
-    this order.
+    __slots__ = ("end_ids", "left", "stopped", "text")
+
+    def __init__(self, text: Text, most: int, end_ids: frozenset[int]) -> None:
+        self.text = text
+        self.left = most
+        self.end_ids = end_ids
+        self.stopped = False
+
+
+class Clients:
+    """Takes requests from a front end at the other end of `channel`, and gives it their tokens.
+
+    `end_ids` end an answer. `knows_prefixes`: a request says what its prompt begins with, for a
+    prefix cache. `gauges` are for /metrics. `lost` is called, by another thread, when the front end
+    is gone, with why if it could say so.
     """
 
     def __init__(
         self,
-        model: str,
-        codec: Codec,
-        bound: socket.socket,
-        max_queue: int | None = None,
-        workers: str = "emulated",
+        channel: Connection,
+        end_ids: frozenset[int],
+        gauges: Callable[[], Mapping[str, float]],
+        lost: Callable[[str | None], None],
+        *,
+        knows_prefixes: bool,
     ) -> None:
-        self.model = model
-        self.workers = workers
+        self.front = LiveFront()
+        self._channel = channel
+        self._end_ids = end_ids
+        self._gauges = gauges
+        self._lost = lost
+        self._knows_prefixes = knows_prefixes
+        self._asked: dict[int, _Asked] = {}
+        self._news: SimpleQueue[Word | None] = SimpleQueue()
+
+    def start(self) -> None:
+        """Hear and tell from now on, each in a thread."""
+        for work in (self._hear, self._send):
+            Thread(target=work, name=f"clients{work.__name__}", daemon=True).start()
+
+    def tell(self, *word: Any) -> None:
+        """Have the front end hear a word, after all before it; any thread may call it."""
+        self._news.put(word)
+
+    def stop_telling(self) -> None:
+        """Say nothing more."""
+        self._news.put(None)
+
+    # -- the driver's thread --------------------------------------------------------------------
+
+    def added(self, request_id: int, refusal: str | None) -> None:
+        """Hear that a request is served, or why it never can be."""
+        if refusal is not None:
+            self._asked.pop(request_id, None)
+        self.tell("added", request_id, refusal)
+
+    def given_up(self, request_id: int) -> None:
+        """Hear that the policy ended a request before its time."""
+        if self._asked.pop(request_id, None) is not None:
+            self.tell("given_up", request_id)
+
+    def token(self, request_id: int, token: int) -> bool:
+        """Hand out a token; say whether the request ends here, though more might be allowed.
+
+        A stop string is found by the front end: the request ends with the next token after that.
+        """
+        asked = self._asked.get(request_id)
+        if asked is None:
+            return False
+        asked.left -= 1
+        ends = asked.stopped or token in asked.end_ids
+        if ends or not asked.left:
+            self._asked.pop(request_id, None)
+        if not asked.stopped:
+            self.tell("token", request_id, token)
+        return ends
+
+    def text_of(self, request: Request) -> Text:
+        """Return what workers compute with: the prompt, and how its tokens are drawn."""
+        asked = self._asked.get(request.request_id)
+        if asked is None:  # its client has left, and the driver is about to hear of it
+            return Text([0] * request.prompt_tokens)
+        return asked.text
+
+    # -- threads of their own -------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send what is told, all that there is at a time, until nothing more is said."""
+        words: list[Word | None] = []
+        while not words or words[-1] is not None:
+            words.append(self._news.get())
+            if words[-1] is None or self._news.empty():
+                told = [word for word in words if word is not None]
+                try:
+                    self._channel.send_bytes(json.dumps(told, separators=(",", ":")).encode())
+                except OSError:  # it is gone, and whoever hears says so
+                    return
+                del words[: len(told)]
+
+    def _hear(self) -> None:
+        """Apply what the front end says until it is gone."""
+        heard: dict[str, Callable[..., None]] = {
+            "submit": self._submit,
+            "withdraw": self._withdraw,
+            "stop": self._stop,
+            "gauges": lambda: self.tell("gauges", self._gauges()),
+        }
+        try:
+            while True:
+                name, *values = json.loads(self._channel.recv_bytes())
+                if name == "broken":
+                    return self._lost(*values)
+                heard[name](*values)
+        except (EOFError, OSError):
+            self._lost(None)
+
+    def _submit(self, request_id: int, arrival_s: float, told: Mapping[str, Any]) -> None:
+        asked = Generation(**told)
+        ids, most = asked.prompt_ids, asked.max_tokens
+        how = asked.temperature, asked.top_k, asked.top_p, asked.seed
+        draw = Draw(request_id, *how) if asked.temperature else None
+        end_ids = frozenset[int]() if asked.ignore_eos else self._end_ids
+        self._asked[request_id] = _Asked(Text(ids, draw), most, end_ids)
+        prefix = Prefix(tuple(ids), 1, len(ids)) if self._knows_prefixes else None
+        priority = asked.priority
+        self.front.submit(
+            Request(request_id, arrival_s, len(ids), most, prefix=prefix, priority=priority)
+        )
+
+    def _withdraw(self, request_id: int) -> None:
+        self._asked.pop(request_id, None)
+        self.front.withdraw(request_id)
+
+    def _stop(self, request_id: int) -> None:
+        asked = self._asked.get(request_id)
+        if asked is not None:
+            asked.stopped = True
+
+
+class LiveServer:
+    """Serves what is to be served, as far as that is known yet, on a bound socket.
+
+    `open`, `drain` (at Ctrl-C), `ended` and `close` are called in this order.
+    """
+
+    def __init__(self, serving: Serving, bound: socket.socket) -> None:
+        self.serving = serving
         self.on_open: Callable[[], None] = lambda: None
         host, port = bound.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._codec = codec
         self._bound = bound
-        self._max_queue = max_queue
         self._failure: str | None = None
         self._broken: str | None = None
         self._failed_s = 0.0
@@ -104,7 +244,7 @@ class LiveServer:
         channel, theirs = spawn.Pipe()
         clients = self._clients = Clients(
             channel,
-            self._codec.end_ids,
+            self.serving.codec.end_ids,
             gauges=partial(_gauges, engines),
             lost=lambda why: self._lost(driver, why),
             knows_prefixes=engines[0].kv.keeps,
@@ -124,16 +264,13 @@ class LiveServer:
             on_token=heard,
         )
         pipeline.watch(clients.front.fileno())
-        serving = Serving(
-            self.model,
-            self._codec,
-            self._max_queue,
-            self.workers,
-            engines[0].max_model_len,
-            engines[0].queues.by_priority,
-            driver.origin_s,
+        self.serving = replace(
+            self.serving,
+            max_model_len=engines[0].max_model_len,
+            by_priority=engines[0].queues.by_priority,
+            origin_s=driver.origin_s,
         )
-        told = (serving, self._bound, theirs)
+        told = (self.serving, self._bound, theirs)
         self._process = spawn.Process(
             target=_serve_clients, args=told, name="the HTTP server", daemon=True
         )
@@ -221,7 +358,7 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
 def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
     """Be the HTTP server's process: it alone needs FastAPI."""
     try:
-        from runtime.http.front_end import serve_clients
+        from runtime.http.server import serve_clients
 
         serve_clients(serving, bound, channel)
     except Exception as error:

@@ -6,8 +6,7 @@ supported is refused, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -50,92 +49,34 @@ WITHOUT_EFFECT_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
 """The same of chats only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How the answers to a kind of call look: names of objects, and what a choice holds.
+class Strict(BaseModel):
+    """What takes nothing that it does not know, and no word for a number."""
 
-    `whole` and `part` make what a choice has of a text: of a whole answer, and of a chunk.
-    `opening`: what a choice of a stream begins with, None: nothing.
-    """
-
-    prefix: str
-    name: str
-    chunk_name: str
-    whole: Callable[[str], dict[str, Any]]
-    part: Callable[[str], dict[str, Any]]
-    opening: dict[str, Any] | None = None
-
-    def answer(self, head: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Return the body of an answer under `head`: id, created, model."""
-        return self._body(head, self.name, self.whole, pieces)
-
-    def chunk(self, head: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Return a chunk of a stream."""
-        return self._body(head, self.chunk_name, self.part, pieces)
-
-    def first(self, head: Mapping[str, Any], choice: int) -> dict[str, Any] | None:
-        """Return the chunk with which a choice of a stream begins; None where it has none."""
-        if self.opening is None:
-            return None
-        opening = self.opening
-        return self._body(head, self.chunk_name, lambda _: opening, [Piece(choice, "", None)])
-
-    def _body(
-        self,
-        head: Mapping[str, Any],
-        name: str,
-        holds: Callable[[str], dict[str, Any]],
-        pieces: Sequence[Piece],
-    ) -> dict[str, Any]:
-        choices = [
-            {
-                "index": piece.choice,
-                **holds(piece.text),
-                "logprobs": None,
-                "finish_reason": piece.finish_reason,
-            }
-            for piece in pieces
-        ]
-        return {**head, "object": name, "choices": choices}
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def _text(text: str) -> dict[str, Any]:
-    return {"text": text}
-
-
-COMPLETION = Form("cmpl", "text_completion", "text_completion", _text, _text)
-CHAT = Form(
-    prefix="chatcmpl",
-    name="chat.completion",
-    chunk_name="chat.completion.chunk",
-    whole=lambda text: {"message": {"role": "assistant", "content": text}},
-    part=lambda text: {"delta": {"content": text}},
-    opening={"delta": {"role": "assistant", "content": ""}},
-)
-
-
-class StreamOptions(BaseModel):
+class StreamOptions(Strict):
     """What a stream has beside text; `include_usage` adds a last chunk with the token counts.
 
     With `continuous_usage_stats`, which is vLLM's, each chunk has those so far.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class Asked(BaseModel):
+class Asked(Strict):
     """What the bodies of both kinds of call have.
 
-    `ignore_eos`, `top_k` and `priority` are as vLLM has them.
+    `ignore_eos`, `top_k` and `priority` are as vLLM has them. An answer's id begins with `prefix`;
+    `names` are those of a whole answer and of a chunk of a stream. `opening`: what a choice of a
+    stream begins with, None: nothing.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     without_effect: ClassVar[Mapping[str, tuple[Any, ...]]] = WITHOUT_EFFECT
-    form: ClassVar[Form]
+    prefix: ClassVar[str]
+    names: ClassVar[tuple[str, str]]
+    opening: ClassVar[dict[str, Any] | None] = None
 
     model: str | None = None
     max_tokens: MaxTokens | None = None
@@ -200,6 +141,24 @@ class Asked(BaseModel):
             for ids in prompts
         ]
 
+    def answer(
+        self, head: Mapping[str, Any], pieces: Sequence[Piece], *, whole: bool
+    ) -> dict[str, Any]:
+        """Return an answer, `whole` or a chunk of a stream, under `head`: id, created, model."""
+        choices = [_choice(piece, self.holds(piece.text, whole=whole)) for piece in pieces]
+        return {**head, "object": self.names[not whole], "choices": choices}
+
+    def first(self, head: Mapping[str, Any], choice: int) -> dict[str, Any] | None:
+        """Return the chunk with which a choice of a stream begins; None where it has none."""
+        if self.opening is None:
+            return None
+        choices = [_choice(Piece(choice, "", None), self.opening)]
+        return {**head, "object": self.names[1], "choices": choices}
+
+    def holds(self, text: str, *, whole: bool) -> dict[str, Any]:
+        """Return what a choice has of a text."""
+        return {"text": text}
+
     def most_tokens(self, room: int) -> int:
         """Return how many tokens an answer may have, of those that there is `room` for."""
         raise NotImplementedError
@@ -209,10 +168,16 @@ class Asked(BaseModel):
         raise NotImplementedError
 
 
+def _choice(piece: Piece, holds: Mapping[str, Any]) -> dict[str, Any]:
+    reason = {"logprobs": None, "finish_reason": piece.finish_reason}
+    return {"index": piece.choice, **holds, **reason}
+
+
 class CompletionRequest(Asked):
     """The body of /v1/completions."""
 
-    form = COMPLETION
+    prefix = "cmpl"
+    names = ("text_completion", "text_completion")
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
 
@@ -240,19 +205,15 @@ class CompletionRequest(Asked):
         return prompt_ids
 
 
-class TextPart(BaseModel):
+class TextPart(Strict):
     """A part of a message that is text; pictures and sounds are not supported."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Strict):
     """One message of a chat; the template says which roles there are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Annotated[str, Field(min_length=1)]
     content: str | list[TextPart]
@@ -271,10 +232,17 @@ class ChatRequest(Asked):
     """The body of /v1/chat/completions; without a limit an answer may fill what the model has."""
 
     without_effect = {**WITHOUT_EFFECT, **WITHOUT_EFFECT_IN_CHATS}
-    form = CHAT
+    prefix = "chatcmpl"
+    names = ("chat.completion", "chat.completion.chunk")
+    opening = {"delta": {"role": "assistant", "content": ""}}
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: MaxTokens | None = None
+
+    def holds(self, text: str, *, whole: bool) -> dict[str, Any]:
+        if whole:
+            return {"message": {"role": "assistant", "content": text}}
+        return {"delta": {"content": text}}
 
     def most_tokens(self, room: int) -> int:
         asked = self.max_completion_tokens or self.max_tokens

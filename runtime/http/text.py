@@ -7,15 +7,13 @@ and what may be the beginning of a stop string is held back.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from evenflow.errors import UsageError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -29,99 +27,37 @@ UNFINISHED = "\ufffd"
 """What a decoder writes for bytes that are no character yet."""
 
 
-class TextStream(Protocol):
-    """The text of one output, as its tokens come."""
+class Codec:
+    """Both ways between text and tokens; UsageError if the file at `path` is no tokenizer.json.
 
-    def push(self, token: int) -> str:
-        """Return the text that is certain with this token."""
-
-    def rest(self) -> str:
-        """Return what is left when no more tokens come."""
-
-
-class Codec(Protocol):
-    """Both ways between text and tokens. `end_ids` end an output and are no text.
-
-    The model knows token ids below `vocab_size` (None: any).
+    Without one, and for tokens that are `made_up` whatever reads the prompts, a token is written as
+    its number and a space, so that a client can read back what it got. `end_ids` end an output and
+    are no text. The model knows token ids below `vocab_size` (None: any).
     """
 
-    end_ids: frozenset[int]
-    vocab_size: int | None
+    def __init__(
+        self,
+        path: Path | None = None,
+        end_ids: frozenset[int] = frozenset(),
+        vocab_size: int | None = None,
+        *,
+        made_up: bool = False,
+    ) -> None:
+        self.end_ids = end_ids
+        self.vocab_size = vocab_size
+        self._made_up = made_up
+        self._path = path
+        self._tokenizer: Any = None if path is None else _tokenizer(path)
 
     def encode(self, text: str) -> list[int] | None:
         """Return the tokens of a prompt; None: there is no tokenizer."""
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the tokens of a chat, up to where the answer begins; UsageError if it cannot."""
-
-    def stream(self) -> TextStream: ...
-
-
-class Numbers:
-    """Writes a token as its number and a space, so that a client can read back what it got.
-
-    Prompts of text are for the `reader`, if there is one.
-    """
-
-    def __init__(
-        self,
-        end_ids: frozenset[int] = frozenset(),
-        vocab_size: int | None = None,
-        reader: Tokenized | None = None,
-    ) -> None:
-        self.end_ids = end_ids
-        self.vocab_size = vocab_size
-        self._reader = reader
-
-    def encode(self, text: str) -> list[int] | None:
-        return None if self._reader is None else self._reader.encode(text)
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        if self._reader is None:
-            raise UsageError(NO_CHAT)
-        return self._reader.chat(messages)
-
-    def stream(self) -> TextStream:
-        return _NumberStream()
-
-
-class _NumberStream:
-    def push(self, token: int) -> str:
-        return f"{token} "
-
-    def rest(self) -> str:
-        return ""
-
-
-class Tokenized:
-    """Encodes and decodes with a tokenizer.json; UsageError if the file is none."""
-
-    def __init__(
-        self,
-        path: Path,
-        end_ids: frozenset[int] = frozenset(),
-        vocab_size: int | None = None,
-    ) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            hint = "pip install 'evenflow[server]'"
-            raise UsageError(f"{path}: text needs tokenizers: {hint}") from None
-        if not path.is_file():
-            raise UsageError(f"{path}: no such file; a tokenizer.json is right")
-        try:
-            self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # its Rust side raises nothing narrower
-            raise UsageError(f"{path}: not a tokenizer.json: {error}") from None
-        self.end_ids = end_ids
-        self.vocab_size = vocab_size
-        self._path = path
-
-    def encode(self, text: str) -> list[int] | None:
+        if self._tokenizer is None:
+            return None
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the tokens of a chat, up to where the answer begins; UsageError if it cannot."""
         templated = self._templated  # a mistake in the files is none of the messages
         try:
             text = templated.apply_chat_template(
@@ -135,30 +71,44 @@ class Tokenized:
     @cached_property
     def _templated(self) -> Any:
         """The tokenizer of transformers, with the chat template that lies beside our file."""
+        if self._path is None:
+            raise UsageError(NO_CHAT)
         try:
             from transformers import PreTrainedTokenizerFast
         except ImportError:
             hint = "pip install 'evenflow[chat]' where the server runs"
             raise UsageError(f"a chat template needs transformers: {hint}") from None
-        path, template = self._path.with_name("tokenizer_config.json"), None
-        try:
-            values: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            template = values.get("chat_template")
-            if (own := self._path.with_name("chat_template.jinja")).is_file():
+        path = self._path.with_name("tokenizer_config.json")
+        template, *special = _entries(path, "chat_template", *SPECIAL)
+        if (own := self._path.with_name("chat_template.jinja")).is_file():
+            with _readable(path):
                 template = own.read_text(encoding="utf-8")
-        except (AttributeError, OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path}: cannot read it: {error}") from None
         if isinstance(template, list):  # several, by name
             template = {each["name"]: each["template"] for each in template}.get("default")
         if not isinstance(template, str):
             raise UsageError(NO_CHAT)
-        special = {name: _word(values[name]) for name in SPECIAL if values.get(name)}
+        words = {name: _word(token) for name, token in zip(SPECIAL, special, strict=True) if token}
         return PreTrainedTokenizerFast(
-            tokenizer_object=self._tokenizer, chat_template=template, **special
+            tokenizer_object=self._tokenizer, chat_template=template, **words
         )
 
     def stream(self) -> TextStream:
-        return _TokenizedStream(self._tokenizer)
+        """Return what makes text of the tokens of one output."""
+        return TextStream(None if self._made_up else self._tokenizer)
+
+
+def _tokenizer(path: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        hint = "pip install 'evenflow[server]'"
+        raise UsageError(f"{path}: text needs tokenizers: {hint}") from None
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; a tokenizer.json is right")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # its Rust side raises nothing narrower
+        raise UsageError(f"{path}: not a tokenizer.json: {error}") from None
 
 
 def _word(token: Any) -> str:
@@ -166,19 +116,23 @@ def _word(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
 
 
-class _TokenizedStream:
-    """Decodes the tokens since the last certain text again, with those before it as context.
+class TextStream:
+    """The text of one output, as its tokens come; with no `tokenizer`, their numbers.
 
-    A decoder may treat the first token of a text differently, so the context stays in front.
+    Decodes the tokens since the last certain text again, with those before it as context: a decoder
+    may treat the first token of a text differently, so the context stays in front.
     NOTE: the library's own DecodeStream raises on bytes that are no text, as random weights write.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._context = 0  # tokens in front whose text is out
 
     def push(self, token: int) -> str:
+        """Return the text that is certain with this token."""
+        if self._tokenizer is None:
+            return f"{token} "
         self._ids.append(token)
         text = self._new_text()
         if not text or text.endswith(UNFINISHED):
@@ -188,7 +142,8 @@ class _TokenizedStream:
         return text
 
     def rest(self) -> str:
-        return self._new_text()
+        """Return what is left when no more tokens come."""
+        return "" if self._tokenizer is None else self._new_text()
 
     def _new_text(self) -> str:
         out = self._tokenizer.decode(self._ids[: self._context])
@@ -233,23 +188,28 @@ def codec_of(
     end_ids = frozenset[int]() if folder is None else _end_ids(folder)
     if tokenizer is None and folder is not None and (folder / TOKENIZER_FILE).is_file():
         tokenizer = folder / TOKENIZER_FILE
-    if tokenizer is None:
-        return Numbers(end_ids, vocab_size)
-    reader = Tokenized(tokenizer, end_ids, vocab_size)
-    return Numbers(end_ids, vocab_size, reader) if made_up else reader
+    return Codec(tokenizer, end_ids, vocab_size, made_up=made_up)
 
 
 def _end_ids(folder: Path) -> frozenset[int]:
     """Return the end-of-sequence tokens that a Hugging Face folder names."""
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            values: Any = json.loads(path.read_text(encoding="utf-8"))
-            end = values.get("eos_token_id")
-        except (AttributeError, OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path}: cannot read it: {error}") from None
+        (end,) = _entries(folder / name, "eos_token_id")
         if end is not None:
             return frozenset(end if isinstance(end, list) else [end])
     return frozenset()
+
+
+def _entries(path: Path, *keys: str) -> list[Any]:
+    """Return what a JSON file has under keys; None for what it lacks, or where there is none."""
+    with _readable(path):
+        values: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return [values.get(key) for key in keys]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot read it: {error}") from None

@@ -17,34 +17,8 @@ from typer.core import TyperGroup
 
 import evenflow
 from evenflow.errors import UsageError
-from experiments.cli.figures import figures_command
-from experiments.cli.lists import (
-    gpus_command,
-    init_command,
-    links_command,
-    metrics_command,
-    models_command,
-    schema_command,
-    systems_command,
-)
-from experiments.cli.measured import calibrate_command, reproduce_command, validate_command
+from experiments.cli import figures, lists, measured, profile, real, studies
 from experiments.cli.options import Force, Intervals, Out, RunFile, Set
-from experiments.cli.profile import check_command, import_command, measure_command
-from experiments.cli.real import (
-    recover_command,
-    replay_command,
-    run_command,
-    serve_command,
-    worker_command,
-)
-from experiments.cli.studies import (
-    capacity_command,
-    diff_command,
-    plan_command,
-    sweep_command,
-    tune_command,
-)
-from experiments.cli.traces import convert_command, fit_command, info_command, predict_command
 
 if TYPE_CHECKING:
     from experiments.report.page import Addition
@@ -103,10 +77,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
-app.add_typer(traces_app, name="traces")
-profile_app = typer.Typer(help="Measure what this machine's operators cost.")
-app.add_typer(profile_app, name="profile")
 
 
 class Save(StrEnum):
@@ -296,49 +266,30 @@ def compare(
     print_folder(folder)
 
 
-@app.command("schedulers")
-def list_schedulers() -> None:
-    """List the policies with their parameters; `evenflow systems` those of the papers."""
-    from experiments.report.tables import print_table
-    from experiments.run_file.pools import catalogue
-
-    rows = [
-        (
-            entry.name,
-            "\n".join(f"{name}: {default}" for name, default in entry.parameters),
-            f"{entry.summary}\n{entry.source}",
-        )
-        for entry in catalogue()
-    ]
-    print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
-    typer.echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
-
-
-traces_app.command("info")(info_command)
-traces_app.command("fit")(fit_command)
-traces_app.command("convert")(convert_command)
-traces_app.command("predict")(predict_command)
-app.command("models")(models_command)
-app.command("gpus")(gpus_command)
-app.command("links")(links_command)
-app.command("systems")(systems_command)
-app.command("metrics")(metrics_command)
-app.command("init")(init_command)
-app.command("diff")(diff_command)
-app.command("schema")(schema_command)
-app.command("capacity")(capacity_command)
-app.command("plan")(plan_command)
-app.command("tune")(tune_command)
-app.command("run")(run_command)
-app.command("serve")(serve_command)
-app.command("worker")(worker_command)
-app.command("recover")(recover_command)
-app.command("replay")(replay_command)
-app.command("validate")(validate_command)
-app.command("figures")(figures_command)
-app.command("calibrate")(calibrate_command)
-app.command("reproduce")(reproduce_command)
-app.command("sweep")(sweep_command)
-profile_app.command("import")(import_command)
-profile_app.callback(invoke_without_command=True)(measure_command)
-profile_app.command("check")(check_command)
+for name, command in {
+    "schedulers": lists.schedulers_command,
+    "models": lists.models_command,
+    "gpus": lists.gpus_command,
+    "links": lists.links_command,
+    "systems": lists.systems_command,
+    "metrics": lists.metrics_command,
+    "init": lists.init_command,
+    "diff": studies.diff_command,
+    "schema": lists.schema_command,
+    "capacity": studies.capacity_command,
+    "plan": studies.plan_command,
+    "tune": studies.tune_command,
+    "run": real.run_command,
+    "serve": real.serve_command,
+    "worker": real.worker_command,
+    "recover": real.recover_command,
+    "replay": real.replay_command,
+    "validate": measured.validate_command,
+    "figures": figures.figures_command,
+    "calibrate": measured.calibrate_command,
+    "reproduce": measured.reproduce_command,
+    "sweep": studies.sweep_command,
+}.items():
+    app.command(name)(command)
+app.add_typer(lists.traces_app, name="traces")
+app.add_typer(profile.profile_app, name="profile")

@@ -1,4 +1,4 @@
-"""The commands that list what there is, each a table of a few columns, `schema` and `init`."""
+"""The commands that run nothing: what there is, a run file's keys, and what a trace is like."""
 
 from __future__ import annotations
 
@@ -12,6 +12,30 @@ import typer
 from evenflow.errors import UsageError
 
 TEMPLATE = Path(__file__).parent.parent / "run_file" / "template.yaml"
+
+traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
+TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A trace, or a sample's name.")]
+Format = Annotated[str | None, typer.Option("--format", help="The format; default: detected.")]
+Tokenizer = Annotated[
+    Path | None, typer.Option("--tokenizer", help="A tokenizer.json, for traces of text.")
+]
+
+
+def schedulers_command() -> None:
+    """List the policies with their parameters; `evenflow systems` those of the papers."""
+    from experiments.report.tables import print_table
+    from experiments.run_file.pools import catalogue
+
+    rows = [
+        (
+            entry.name,
+            "\n".join(f"{name}: {default}" for name, default in entry.parameters),
+            f"{entry.summary}\n{entry.source}",
+        )
+        for entry in catalogue()
+    ]
+    print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
+    typer.echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
 
 
 def models_command() -> None:
@@ -122,3 +146,64 @@ def schema_command(
     schemas = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
     chosen = schemas[f"{file.upper()}.yaml"]
     typer.echo(reference(schemas).rstrip() if markdown else json.dumps(chosen, indent=1))
+
+
+@traces_app.command("info")
+def info_command(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
+    """Print what a trace is like, as JSON."""
+    from traces import load_trace
+    from traces.describe import info
+
+    _print_json(info(load_trace(file, format=format_, tokenizer=tokenizer)))
+
+
+@traces_app.command("fit")
+def fit_command(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
+    """Print quantiles and the best distributions of lengths and gaps, as JSON."""
+    from traces import load_trace
+    from traces.describe import fit
+
+    _print_json(fit(load_trace(file, format=format_, tokenizer=tokenizer)))
+
+
+@traces_app.command("convert")
+def convert_command(
+    file: TraceFile,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The csv to write.")],
+    to: Annotated[str, typer.Option("--to", help="The format to write.")] = "vidur",
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Write a trace in another format."""
+    from traces import load_trace
+    from traces.describe import convert
+
+    trace = load_trace(file, format=format_, tokenizer=tokenizer)
+    typer.echo(convert(trace, out, to))
+    for reason, count in trace.dropped.items():
+        typer.echo(f"dropped: {count} rows: {reason}", err=True)
+
+
+@traces_app.command("predict")
+def predict_command(
+    file: TraceFile,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="MODEL", help="Store the predictor here (JSON).")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Shuffles the rows.")] = 0,
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Train a predictor of output lengths on a trace; print how good it is, as JSON."""
+    from traces import load_trace
+    from traces.predict import save_classifier, train
+
+    trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
+    classifier, report = train(trace, seed)
+    if out is not None:
+        save_classifier(classifier, out)
+    _print_json(report)
+
+
+def _print_json(data: object) -> None:
+    typer.echo(json.dumps(data, indent=2))

@@ -25,12 +25,14 @@ Beside = Annotated[
         help="Other stages that compute on this CPU meanwhile; default: 1 where there are cores.",
     ),
 ]
+profile_app = typer.Typer(help="Measure what this machine's operators cost.")
 LEGEND = """\
 error: of predictions, against the mean run of each micro-batch. spread: of the machine, single
 runs against that median; halves: the median of its first runs against that of its last.
 """
 
 
+@profile_app.callback(invoke_without_command=True)
 def measure_command(
     context: typer.Context,
     *,
@@ -67,6 +69,36 @@ def measure_command(
     typer.echo(out)
 
 
+@profile_app.command("import")
+def import_command(
+    files: Files,
+    *,
+    model: Annotated[str, typer.Option("--model", help="A model's name, or its config.json.")],
+    device: Annotated[str, typer.Option("--device", help="The device measured, e.g. A40.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The profile to write.")],
+    dtype: Annotated[str, typer.Option("--dtype", help="bfloat16, float16, float32.")] = "bfloat16",
+    tile_tokens: Annotated[
+        int, typer.Option("--tile-tokens", help="Tokens that linear operators pad to.")
+    ] = 128,
+) -> None:
+    """Make a profile of Vidur's CSVs (mlp, attention, all_reduce, send_recv) or total lengths."""
+    from evenflow.costs.profile.cost import missing_operators
+    from evenflow.costs.profile.file import write_profile
+    from evenflow.specs.model import model as model_named
+    from profiler import import_files
+
+    spec = model_named(model)
+    imported = import_files(files, spec, device, dtype, tile_tokens)
+    write_profile(out, imported.profile)
+    typer.echo(out)
+    if imported.zeros:
+        typer.echo(f"left out: {imported.zeros} times of 0 ms", err=True)
+    missing = missing_operators(imported.profile, spec)
+    if missing:
+        typer.echo(f"not in it: {', '.join(missing)}; costs need fill: roofline", err=True)
+
+
+@profile_app.command("check")
 def check_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile of this machine.")],
     *,
@@ -99,34 +131,6 @@ def check_command(
         )
     record_errors(file, rows)
     typer.echo(LEGEND + errors_table(rows))
-
-
-def import_command(
-    files: Files,
-    *,
-    model: Annotated[str, typer.Option("--model", help="A model's name, or its config.json.")],
-    device: Annotated[str, typer.Option("--device", help="The device measured, e.g. A40.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The profile to write.")],
-    dtype: Annotated[str, typer.Option("--dtype", help="bfloat16, float16, float32.")] = "bfloat16",
-    tile_tokens: Annotated[
-        int, typer.Option("--tile-tokens", help="Tokens that linear operators pad to.")
-    ] = 128,
-) -> None:
-    """Make a profile of Vidur's CSVs (mlp, attention, all_reduce, send_recv) or total lengths."""
-    from evenflow.costs.profile.cost import missing_operators
-    from evenflow.costs.profile.file import write_profile
-    from evenflow.specs.model import model as model_named
-    from profiler import import_files
-
-    spec = model_named(model)
-    imported = import_files(files, spec, device, dtype, tile_tokens)
-    write_profile(out, imported.profile)
-    typer.echo(out)
-    if imported.zeros:
-        typer.echo(f"left out: {imported.zeros} times of 0 ms", err=True)
-    missing = missing_operators(imported.profile, spec)
-    if missing:
-        typer.echo(f"not in it: {', '.join(missing)}; costs need fill: roofline", err=True)
 
 
 def measured(model: str, out: Path, settings: Settings) -> Profile:

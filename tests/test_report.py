@@ -24,9 +24,8 @@ from experiments.report.data import (
     steady,
     used_share,
 )
-from experiments.report.draw_comparison import draw_comparison
-from experiments.report.page import plotly_library
-from experiments.report.parallel import parallel
+from experiments.report.page import parallel, plotly_library
+from experiments.report.plots import draw_comparison
 from experiments.report.run_page import render, write_report
 from experiments.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
 from experiments.report.words import CAUSE_WORDS, table, verdict

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -266,7 +266,7 @@ def compare(
     print_folder(folder)
 
 
-for name, command in {
+COMMANDS: dict[str, Callable[..., None]] = {
     "schedulers": lists.schedulers_command,
     "models": lists.models_command,
     "gpus": lists.gpus_command,
@@ -289,7 +289,8 @@ for name, command in {
     "calibrate": measured.calibrate_command,
     "reproduce": measured.reproduce_command,
     "sweep": studies.sweep_command,
-}.items():
+}
+for name, command in COMMANDS.items():
     app.command(name)(command)
 app.add_typer(lists.traces_app, name="traces")
 app.add_typer(profile.profile_app, name="profile")

@@ -30,18 +30,16 @@ from experiments.report.data import (
     steady,
     used_share,
 )
-from experiments.report.page import beside, figure, page, plotly_library, section
-from experiments.report.style import (
-    DECODE,
-    PARTS,
-    PREFILL,
+from experiments.report.page import (
     Drawing,
-    blend,
-    colour,
+    beside,
     compact,
-    dash,
-    faint,
+    figure,
+    page,
+    plotly_library,
+    section,
 )
+from experiments.report.style import DECODE, PARTS, PREFILL, blend, colour, dash, faint
 from experiments.report.words import (
     ALIKE,
     CAUSE_WORDS,

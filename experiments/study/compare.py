@@ -55,7 +55,7 @@ class Comparison:
 
     def draw(self) -> Figure:
         """Return a figure, a row a run: tokens of micro-batches in a row, shares of stage time."""
-        from experiments.report.draw_comparison import draw_comparison
+        from experiments.report.plots import draw_comparison
 
         return draw_comparison(self.runs)
 

@@ -26,8 +26,15 @@ from pandas.api.types import is_object_dtype
 from evenflow.errors import DoesNotFitError, UsageError
 from experiments.provenance import code_version, wall_clock
 from experiments.report import plots
-from experiments.report.page import figure, page, picture, plotly_library, section
-from experiments.report.parallel import in_words, parallel
+from experiments.report.page import (
+    figure,
+    in_words,
+    page,
+    parallel,
+    picture,
+    plotly_library,
+    section,
+)
 from experiments.report.tables import html_table, is_number, number, write_json, write_table
 from experiments.report.words import arrivals_words, metric_words
 from experiments.run_file.build import build

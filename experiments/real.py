@@ -30,13 +30,13 @@ from experiments.report.folder import killed_runs
 from experiments.run_file.build import Built, Workload, build, load_workload
 from experiments.run_file.pools import runs_of_pools, system
 from experiments.run_file.run import RunConfig, RuntimeConfig, load_config, with_
-from experiments.run_file.workers import EmulatedWorkers, TorchWorkers, VllmWorkers
+from experiments.run_file.workers import EmulatedWorkers, SamplingConfig, TorchWorkers, VllmWorkers
 from experiments.run_file.yaml_file import find, read
 from experiments.runs import Job
 from experiments.validation import journal
 from profiler.machine import device_name, driver_version
 from runtime import RandomTexts, Served, Workers, serve
-from runtime.serve import Journals, names_of
+from runtime.serve import LAST, Journals, names_of
 from traces.formats import encoder
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from runtime.http.live import LiveServer
     from runtime.torch.settings import TorchSettings
 
-LAST = "decode"
-"""The pool from which no KV goes on."""
-
 CLIENTS = "clients"
 """What stands for the trace in the provenance of a served run."""
+
+ONLY_SIMULATED = "can only be simulated; for a real run"
+"""Why a key is refused, in the words of the error."""
 
 
 def serve_job(
@@ -69,60 +69,31 @@ def serve_job(
     configuration that cannot be served.
     """
     check_servable(job.config)
-    built = job.built()
-    if isinstance(built.world, PooledWorld) or built.world.replicas > 1:
-        return _serve_several(
-            job, built, on_done, (records, title), record=journals, on_token=on_token
-        )
-    world, workers = servable(built), _reading(job, workers_of(job.config, built, job.beside))
-    if live is not None:
-        _check_all_is_known(world)
-    source = job.source(built, workers=dict(workers.facts)) | {"setup": job.config.real_setup()}
-    if records is not None:
-        records.begin({"": workers.seen(world)}, **_head(job, source, title))
-    served = serve(
-        world, workers, on_done, record=journals, on_token=on_token, live=live, blocks=records
-    )
-    return replace(served, result=replace(served.result, provenance=source))
-
-
-def _serve_several(
-    job: Job,
-    built: Built,
-    on_done: Callable[[int], None] | None,
-    kept: tuple[Records | None, str],
-    **given: Any,
-) -> Served:
-    """Serve pools, or replicas: several pipelines; `kept` in records, under a title."""
-    from runtime.pools import serve_pools
-    from runtime.replicas import serve_replicas
-
-    (records, title), world, link = kept, built.world, dict[str, Any]()
-    serve_all: Callable[..., Served]
+    built, head = job.built(), dict[str, Any]()
+    workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
+    world, facts = built.world, [dict(each.facts) for each in workers.values()]
     if isinstance(world, PooledWorld):
-        pools = {
-            name: _reading(job, each)
-            for name, each in workers_of_pools(job.config, built, job.beside).items()
-        }
-        facts = {"pools": {name: dict(each.facts) for name, each in pools.items()}}
-        serve_all, link = partial(serve_pools, world, pools), {LINK: world.link.bytes_per_token}
-        parts = {name: getattr(world, name) for name in pools}
+        parts = {name: getattr(world, name) for name in workers}
+        stated = {"pools": dict(zip(workers, facts, strict=True))}
+        head[LINK] = world.link.bytes_per_token
     else:
-        made = workers_of_replicas(job.config, built, job.beside)
-        workers = [_reading(job, each) for each in made]
-        facts = dict(workers[0].facts)
-        serve_all = partial(serve_replicas, servable(built), workers)
-        parts = dict.fromkeys(names_of(world), world)
-    source = job.source(built, workers=facts) | {"setup": job.config.real_setup()}
+        parts = {name: each.seen(world) for name, each in workers.items()}
+        stated = facts[0]
+        if live is not None:
+            _check_all_is_known(world)
+    source = job.source(built, workers=stated) | {"setup": job.config.real_setup()}
     if records is not None:
-        records.begin(parts, **_head(job, source, title), **link)
-        given["blocks"] = records.part
-    served = serve_all(on_done, **given)
-    sourced = [
-        replace(part, result=replace(part.result, provenance=source)) for part in served.pipelines
-    ]
-    result = replace(served.result, provenance=source)
-    return replace(served, result=result, pipelines=sourced)
+        records.begin(parts, **_head(job, source, title), **head)
+    blocks = (lambda _: None) if records is None else records.part
+    served = serve(
+        world, workers, on_done, record=journals, on_token=on_token, live=live, blocks=blocks
+    )
+    pipelines = [_sourced(part, source) for part in served.pipelines]
+    return replace(_sourced(served, source), pipelines=pipelines)
+
+
+def _sourced(served: Served, source: dict[str, Any]) -> Served:
+    return replace(served, result=replace(served.result, provenance=source))
 
 
 def _reading(job: Job, workers: Workers) -> Workers:
@@ -146,46 +117,44 @@ def _head(job: Job, source: Mapping[str, Any], title: str) -> dict[str, Any]:
     return {"provenance": source, "label": _label(job), "title": title, "num_requests": count}
 
 
-def workers_of_replicas(config: RunConfig, built: Built, beside: Path) -> list[Workers]:
-    """Return the workers of each replica; UsageError for what cannot be."""
-    _check_several(config, "replicas")
-    made: list[Workers] = []
-    for _ in range(servable(built).replicas):
-        first = sum(len(each.settings) for each in made)
-        made.append(workers_of(config, built, beside, first))
-    return made
-
-
-def workers_of_pools(config: RunConfig, built: Built, beside: Path) -> dict[str, Workers]:
-    """Return the workers of each pool; UsageError for what cannot be."""
-    runs, made, first = runs_of_pools(config, system(config.scheduler)), dict[str, Workers](), 0
-    _check_several(
-        config,
-        "pools",
-        ("metadata", getattr(config.workers, "metadata", "ahead") != "ahead", "ahead"),
-        ("kind", config.workers.kind != "emulated" and "mixed" in runs, "emulated, or no mixed"),
-        ("kind", len({run.tensor_parallel for run in runs.values()}) > 1, "one tensor_parallel"),
-    )
-    for name, run in runs.items():
-        part = built.pools[name]
+def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
+    """Return the workers of each pipeline by its name, "" for the only one; UsageError for what
+    cannot be.
+    """
+    config, workers = job.config, job.config.workers
+    several = [
+        ("workers.faults", bool(getattr(workers, "faults", None)), "null"),
+        ("workers.hosts", bool(getattr(workers, "hosts", None)), "null"),
+        ("workers.device", getattr(workers, "device", "cpu") != "cpu", "cpu"),
+    ]
+    if built.pools:
+        own = runs_of_pools(config, system(config.scheduler))
+        computes, ranks = workers.kind != "emulated", {run.tensor_parallel for run in own.values()}
+        ahead = getattr(workers, "metadata", "ahead") == "ahead"
+        several += [
+            ("workers.metadata", not ahead, "ahead"),
+            ("workers.kind", computes and "mixed" in own, "emulated, or no mixed"),
+            ("workers.kind", len(ranks) > 1, "one tensor_parallel"),
+        ]
+        _refuse("with pools", *several)
+        runs = {name: (run, built.pools[name]) for name, run in own.items()}
+    else:
+        if config.replicas is not None and config.replicas.count > 1:
+            _refuse("with replicas", *several)
+        runs = dict.fromkeys(names_of(servable(built)), (config, built))
+    made = dict[str, Workers]()
+    for name, (run, part) in runs.items():
         servable(part)
-        made[name] = workers_of(run, part, beside, first)
-        first += len(made[name].settings)
+        first = sum(len(each.settings) for each in made.values())
+        made[name] = workers_of(run, part, job.beside, first)
     return made
 
 
-def _check_several(config: RunConfig, what: str, *more: tuple[str, bool, str]) -> None:
-    """Raise UsageError for workers that several pipelines cannot have."""
-    workers = config.workers
-    refusals = (
-        ("faults", bool(getattr(workers, "faults", None)), "null"),
-        ("hosts", bool(getattr(workers, "hosts", None)), "null"),
-        ("device", getattr(workers, "device", "cpu") != "cpu", "cpu"),
-        *more,
-    )
-    for key, refused, right in refusals:
+def _refuse(why: str, *rows: tuple[str, bool, str]) -> None:
+    """Raise UsageError for the first key that is refused, and say what would be right."""
+    for key, refused, right in rows:
         if refused:
-            raise UsageError(f"workers.{key}: with {what}, {right} is right")
+            raise UsageError(f"{key}: {why}, {right} is right")
 
 
 def outcome_of(job: Job, served: Served) -> Outcome:
@@ -232,11 +201,13 @@ def job_of(
         say(f"note: runtime{named} is not charged: a real run spends the CPU time of this machine")
         config = with_(config, {"runtime": "ideal"})
     check_servable(config)
-    if clients and config.scheduler.name in POOLED:
-        raise UsageError(f"scheduler {config.scheduler.name}: for clients, one policy is right")
-    if clients and config.replicas is not None:
-        raise UsageError("replicas: for clients, null is right")
     if clients:
+        name = config.scheduler.name
+        _refuse(
+            "for clients",
+            (f"scheduler {name}", name in POOLED, "one policy"),
+            ("replicas", config.replicas is not None, "null"),
+        )
         return Job(config, Workload([], {"name": CLIENTS, "dropped": {}}), path.parent)
     return Job(config, real_workload(config, path.parent), path.parent)
 
@@ -346,32 +317,20 @@ def _replay_file(path: Path) -> tuple[str | None, str | None]:
 def check_servable(config: RunConfig) -> None:
     """Raise UsageError for what only a simulation can do yet."""
     require_package("zmq", "a real run", "runtime", "pyzmq")
-    refusals = (
-        (
-            config.scheduler.name in POOLED and config.workers.kind == "vllm",
-            f"scheduler {config.scheduler.name}",
-            "one policy, or workers of another kind",
-        ),
-        (
-            config.replicas is not None and config.workers.kind == "vllm",
-            "replicas",
-            "one pipeline",
-        ),
-        (config.data_parallel > 1, "data_parallel", "1"),
-        (config.expert_parallel, "expert_parallel", "false"),
-        (config.speculative is not None, "speculative", "null"),
-        (
-            config.kv.prefix_cache and config.workers.kind == "vllm",
-            "kv.prefix_cache",
-            "false",
-        ),
-        (config.kv.swap, "kv.swap", "false"),
-        (bool(config.workload.after), "workload.after", "nothing before"),
-        (config.workers.kind == "vllm" and config.tensor_parallel > 1, "tensor_parallel", "1"),
+    name, vllm = config.scheduler.name, config.workers.kind == "vllm"
+    one_policy = "one policy, or workers of another kind"
+    _refuse(
+        ONLY_SIMULATED,
+        (f"scheduler {name}", name in POOLED and vllm, one_policy),
+        ("replicas", config.replicas is not None and vllm, "one pipeline"),
+        ("data_parallel", config.data_parallel > 1, "1"),
+        ("expert_parallel", config.expert_parallel, "false"),
+        ("speculative", config.speculative is not None, "null"),
+        ("kv.prefix_cache", config.kv.prefix_cache and vllm, "false"),
+        ("kv.swap", config.kv.swap, "false"),
+        ("workload.after", bool(config.workload.after), "nothing before"),
+        ("tensor_parallel", vllm and config.tensor_parallel > 1, "1"),
     )
-    for refused, key, right in refusals:
-        if refused:
-            raise UsageError(f"{key}: can only be simulated; for a real run, {right} is right")
 
 
 def _prepares(runtime: RuntimeConfig | str) -> bool:
@@ -391,8 +350,7 @@ def servable(built: Built) -> World:
     world = built.world
     if not isinstance(world, World):
         raise UsageError("scheduler: of pools only evenflow run serves; one policy is right")
-    if world.shares_link:
-        raise UsageError("link.shared: can only be simulated; for a real run, false is right")
+    _refuse(ONLY_SIMULATED, ("link.shared", world.shares_link, "false"))
     return world
 
 
@@ -479,13 +437,7 @@ def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -
         workers.max_num_seqs,
         4 * spec.kv_bytes_per_token() // spec.kv_value_bytes,
     )
-    how = workers.sampling
-    texts = RandomTexts(
-        spec.vocab_size,
-        config.workload.seed,
-        (how.temperature, how.top_k, how.top_p),
-        how.seed,
-    )
+    texts = _texts(config, workers.sampling, spec)
     facts = {"vllm": vllm.__version__, "torch": version("torch"), "dtype": dtype}
     return EngineWorkers((), text_of=texts, facts=facts, engine=engine)
 
@@ -524,18 +476,21 @@ def _torch(
         transport=transport,
         limit_s=workers.start_limit_s,
     )
-    how = workers.sampling
-    sampling = how.temperature, how.top_k, how.top_p
     return Workers(
         settings,
         transport == "one_process",
-        RandomTexts(spec.vocab_size, config.workload.seed, sampling, how.seed),
+        _texts(config, workers.sampling, spec),
         workers.patience_s,
         workers.start_limit_s,
         _facts(settings, ranks) | {"notes": _notes(settings, built)},
         hosts=hosts,
         coupled=_coupled(workers),
     )
+
+
+def _texts(config: RunConfig, how: SamplingConfig, spec: ModelSpec) -> RandomTexts:
+    sampling = how.temperature, how.top_k, how.top_p
+    return RandomTexts(spec.vocab_size, config.workload.seed, sampling, how.seed)
 
 
 def _spans(
@@ -626,17 +581,13 @@ def check_comparable(job: Job) -> None:
             "dispatch: eager, where virtual engines send at one instant and no record has their "
             "order; stage0 is right"
         )
-    if (built := job.built()).pools:
-        workers_of_pools(job.config, built, job.beside)
-        return
-    if servable(built).replicas > 1:
-        workers_of_replicas(job.config, built, job.beside)
-    workers = workers_of(job.config, built, job.beside)
-    if job.config.workers.kind == "torch" and not workers.together:
-        for note in _sharing(cast("Sequence[TorchSettings]", workers.settings)):
-            raise UsageError(
-                f"workers.transport: {note}; one_process, fewer stages or a GPU for each is right"
-            )
+    for workers in workers_by_pipeline(job, job.built()).values():
+        if job.config.workers.kind == "torch" and not workers.together:
+            for note in _sharing(cast("Sequence[TorchSettings]", workers.settings)):
+                raise UsageError(
+                    f"workers.transport: {note}; one_process, fewer stages or a GPU for each is "
+                    "right"
+                )
 
 
 def notes_of(provenance: Mapping[str, Any]) -> Sequence[str]:

@@ -73,8 +73,8 @@ class Records:
         self._blocks = BlockFile(self._folder / RECORDS, parts.get("", {"parts": parts}) | head)
 
     def part(self, name: str) -> Blocks:
-        """Return what takes what happens in one of several parts."""
-        return _Part(self, name)
+        """Return what takes what happens in a part; that of the only one has no name."""
+        return _Part(self, name) if name else self
 
     def append(self, block: Block) -> None:
         """Put a block on disk, and what the journal has so far, and tokens of who has ended."""

@@ -22,6 +22,7 @@ from evenflow.loop import loop_of
 from evenflow.request import Request
 from evenflow.results.recorder import Block, Blocks, Recorder
 from evenflow.results.run import Floats, RunResult
+from evenflow.routing import router_of
 from evenflow.world import World
 from runtime.front import Front, TraceReplay
 from runtime.page_tables import StepWriter
@@ -172,7 +173,7 @@ class Driver:
 
     def run(self) -> None:
         """Serve until every request is done, or, after `stop`, until the pipeline is empty."""
-        take_turns(self, [self])
+        take_turns(self)
 
     def hear(self, messages: list[Message], now_s: float) -> None:
         """Apply what has come at an instant."""
@@ -228,6 +229,11 @@ class Driver:
         for engine in self._engines:
             for request_id in list(engine.queues.live):
                 self._abort(request_id, reason)
+
+    @property
+    def drivers(self) -> list[Driver]:
+        """Itself: it needs no others."""
+        return [self]
 
     @property
     def num_done(self) -> int:
@@ -360,8 +366,10 @@ class Driver:
 
 
 class System(Protocol):
-    """What drivers serve together; a single one is its own."""
+    """What `drivers` serve together; a single one is its own."""
 
+    @property
+    def drivers(self) -> abc.Sequence[Driver]: ...
     @property
     def stops(self) -> bool: ...
     @property
@@ -370,17 +378,21 @@ class System(Protocol):
     def now_s(self) -> float: ...
     @property
     def next_s(self) -> float: ...
+    @property
+    def num_done(self) -> int: ...
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
     def let_in(self, now_s: float) -> None: ...
     def flush(self) -> None: ...
 
 
-def take_turns(system: System, drivers: abc.Sequence[Driver]) -> None:
+def take_turns(system: System) -> None:
     """Serve by one thread until nothing is left to do, or, once the system stops, on its way.
 
     An instant is over when all drivers have heard what has come to them, and the system has let in
     who is due; and when what they decide has changed nothing for another.
     """
-    first, *others = drivers
+    drivers = first, *others = system.drivers
     for other in others:
         first.pipeline.watch(other.pipeline.results)
     flushed_s = 0.0
@@ -402,3 +414,66 @@ def take_turns(system: System, drivers: abc.Sequence[Driver]) -> None:
                 system.flush()
     finally:
         system.flush()
+
+
+class Replicas:
+    """Pipelines of one kind, each with its driver: the requests of a world go where its router
+    says.
+
+    `drives` make the drivers, given the front that they share and what hears of requests done.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        drives: abc.Iterable[Callable[..., Driver]],
+        on_done: Callable[[int], None] | None = None,
+    ) -> None:
+        self._front = TraceReplay(world.requests, world.concurrency)
+        self._on_done = on_done
+        self.stops = False
+        self.drivers = [drive(front=self._front, on_done=self._tell) for drive in drives]
+        self._choose = router_of(world.router, self.drivers)
+        for driver in self.drivers:
+            driver.origin_s = self.drivers[0].origin_s
+
+    def run(self) -> None:
+        """Serve until every request is done, or, after `stop`, until the pipelines are empty."""
+        take_turns(self)
+
+    def stop(self) -> None:
+        """Send nothing more; what is in the pipelines still comes back."""
+        self.stops = True
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is more to do."""
+        return any(driver.busy if self.stops else driver.goes_on for driver in self.drivers)
+
+    @property
+    def now_s(self) -> float:
+        return self.drivers[0].now_s
+
+    @property
+    def next_s(self) -> float:
+        """Nothing is due beside what each driver knows."""
+        return float("inf")
+
+    @property
+    def num_done(self) -> int:
+        """Requests that need nothing more: finished or rejected."""
+        return sum(driver.num_done for driver in self.drivers)
+
+    def let_in(self, now_s: float) -> None:
+        """Give who is due to the drivers that the router chooses."""
+        while (request := self._front.due(now_s)) is not None:
+            self._choose(request).admit(request, now_s)
+
+    def flush(self) -> None:
+        """Put what is recorded where it is kept."""
+        for driver in self.drivers:
+            driver.flush()
+
+    def _tell(self, _: int) -> None:
+        if self._on_done is not None:
+            self._on_done(self.num_done)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import zmq
 
@@ -55,6 +55,16 @@ it computes, so this is no limit on a micro-batch; a loaded machine may keep it 
 
 LOOK_S = 0.5
 """Counted of the driver's own absence at most: what stops it may have stopped all."""
+
+
+class Holder(NamedTuple):
+    """A worker that holds the KV of layers [start, stop), and where it hears."""
+
+    worker: int
+    rank: int
+    start: int
+    stop: int
+    address: str
 
 
 class Pipeline:
@@ -166,9 +176,15 @@ class Pipeline:
         """Send a message to one worker."""
         self._steps[worker].send(encode(message))
 
-    def address(self, worker: int) -> str:
-        """Return where a worker hears."""
-        return step_address(self._folder, worker)
+    @property
+    def holders(self) -> list[Holder]:
+        """Where the keys and values are of layers that workers compute."""
+        return [
+            Holder(worker, worker % self._ranks, stage.start, stage.stop, address)
+            for worker, stage in enumerate(self._settings)
+            if hasattr(stage, "start") and hasattr(stage, "stop")
+            for address in [step_address(self._folder, worker)]
+        ]
 
     @property
     def results(self) -> zmq.Socket[bytes]:

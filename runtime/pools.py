@@ -7,26 +7,17 @@ one pool and written in those of the other, and it has crossed when the last of 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from evenflow import decodes
-from evenflow.batcher import Batcher
-from evenflow.errors import UsageError, WorkerError
 from evenflow.pools import PooledWorld, Pools, Transfer
-from evenflow.replay import RecordingBatcher
-from evenflow.world import World
+from evenflow.results.recorder import Blocks
 from runtime.driver import Driver, take_turns
 from runtime.front import TraceReplay
-from runtime.pipeline import Pipeline
-from runtime.serve import REQUESTS, BlocksOf, Journals, Served, Workers, driven, served_by
-from runtime.tokens import TokenBook
+from runtime.tokens import TextOf, TokenBook
 from runtime.wire import Arrived, Message, Move
 
 _Call = tuple[float, int, Callable[[float], None]]
@@ -64,12 +55,11 @@ def _due_s(calls: list[_Call]) -> float:
 
 
 class Pool(Driver):
-    """The driver of one pool, which the system turns: what it has computed may go on elsewhere."""
+    """The driver of one pool of a `system`: what it has computed may go on elsewhere."""
 
-    def __init__(self, system: PooledDriver, part: Part, batcher: Batcher, **options: Any) -> None:
-        super().__init__(part.world, [batcher], part.pipeline, **options)
-        self.engine = batcher
-        self.holders = part.holders
+    def __init__(self, *args: Any, system: PooledDriver, **options: Any) -> None:
+        super().__init__(*args, **options)
+        (self.engine,) = self._engines
         self._system = system
 
     def record(self, seq: decodes.Sequence) -> None:
@@ -114,63 +104,42 @@ class Pool(Driver):
             super()._apply(message, now_s)
 
 
-class Holder(NamedTuple):
-    """A worker that holds the KV of layers [start, stop), and where it hears."""
-
-    worker: int
-    rank: int
-    start: int
-    stop: int
-    address: str
-
-
-class Part(NamedTuple):
-    """A pool that is started: `holders` of its KV, none where it is made up."""
-
-    world: World
-    pipeline: Pipeline
-    holders: Sequence[Holder]
-
-
 class PooledDriver(Pools):
-    """Serves a pooled world in real time by the parts of its name; `options` are the drivers'."""
+    """Serves a pooled world in real time.
+
+    `drives` make the driver of the pool of each name, given this and the requests' tokens, which
+    `text_of` says where workers compute; `blocks` takes what the clients have.
+    """
 
     def __init__(
         self,
         world: PooledWorld,
-        batchers: Mapping[str, Batcher],
-        parts: Mapping[str, Part],
+        drives: Mapping[str, Callable[..., Any]],
         *,
-        book: TokenBook | None = None,
+        text_of: TextOf | None = None,
         on_done: Callable[[int], None] | None = None,
-        blocks: BlocksOf = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-        **options: Any,
+        blocks: Blocks | None = None,
     ) -> None:
         self._front = TraceReplay(world.requests, world.concurrency)
         self._timers = Timers()
-        self._book = book
-        self._clock = clock
-        self.origin_s = clock()
+        self._book = None if text_of is None else TokenBook(text_of)
         self.stops = False
         self._awaited = 0  # messages until what travels is there
-        self.drivers: dict[str, Pool] = {}
+        self.drivers: list[Pool] = []
 
         def pool_of(name: str) -> Pool:
-            given = options | {"book": book, "clock": clock, "blocks": blocks(name)}
-            pool = Pool(self, parts[name], batchers[name], **given)
-            pool.origin_s = self.origin_s
-            self.drivers[name] = pool
+            pool: Pool = drives[name](system=self, text_of=None, book=self._book)
+            self.drivers.append(pool)
+            pool.origin_s = self.drivers[0].origin_s
             return pool
 
-        moves = all(part.holders for part in parts.values())
-        move = self._move if moves else None
-        super().__init__(world, self._timers, pool_of, on_done, move, blocks=blocks(REQUESTS))
+        move = None if text_of is None else self._move
+        super().__init__(world, self._timers, pool_of, on_done, move, blocks=blocks)
         self.when_done(self._front.left)
 
     def run(self) -> None:
         """Serve until every request is done, or, after `stop`, until the pipelines are empty."""
-        take_turns(self, list(self.drivers.values()))
+        take_turns(self)
 
     def stop(self) -> None:
         """Send nothing more; what is in the pipelines still comes back."""
@@ -180,12 +149,12 @@ class PooledDriver(Pools):
     def goes_on(self) -> bool:
         """Whether there is more to do."""
         if self.stops:
-            return any(pool.busy for pool in self.drivers.values())
+            return any(pool.busy for pool in self.drivers)
         return bool(self._front or self.outstanding)
 
     @property
     def now_s(self) -> float:
-        return self._clock() - self.origin_s
+        return self.drivers[0].now_s
 
     @property
     def next_s(self) -> float:
@@ -198,7 +167,7 @@ class PooledDriver(Pools):
         entered = False
         while (request := self._front.due(now_s)) is not None:
             entered = True
-            next(iter(self.drivers.values())).note_admitted(now_s)
+            self.drivers[0].note_admitted(now_s)
             if not self.admit(request):
                 self._front.left(1)
         if entered:
@@ -212,7 +181,7 @@ class PooledDriver(Pools):
 
     def flush(self, now_s: float | None = None) -> None:
         """Put what is recorded where it is kept."""
-        for pool in self.drivers.values():
+        for pool in self.drivers:
             pool.flush()
         super().flush(self.now_s if now_s is None else now_s)
 
@@ -224,12 +193,11 @@ class PooledDriver(Pools):
     def _move(self, transfer: Transfer) -> None:
         """Have the workers of one pool send the pages of a request to those of another."""
         request_id = transfer.handover.request.request_id
-        pools = list(self.drivers.values())
-        source, target = pools[transfer.source], pools[transfer.destination]
+        source, target = self.drivers[transfer.source], self.drivers[transfer.destination]
         pages = target.engine.queues.moving[request_id].pages
         given = source.engine.queues.moving[request_id].pages[: len(pages)]
-        for sender in source.holders:
-            for taker in target.holders:
+        for sender in source.pipeline.holders:
+            for taker in target.pipeline.holders:
                 start, stop = max(sender.start, taker.start), min(sender.stop, taker.stop)
                 if start < stop and sender.rank == taker.rank:
                     layers = start - sender.start, stop - sender.start, start - taker.start
@@ -242,63 +210,3 @@ class PooledDriver(Pools):
         self._awaited -= 1
         if not self._awaited:
             self.transfers.arrive(now_s)
-
-
-def holders_of(workers: Workers, depth: int, pipeline: Pipeline) -> list[Holder]:
-    """Return which worker has the KV of which layers; none where nothing computes."""
-    ranks = len(workers.settings) // depth
-    return [
-        Holder(number, number % ranks, stage.start, stage.stop, pipeline.address(number))
-        for number, stage in enumerate(workers.settings)
-        if hasattr(stage, "start") and hasattr(stage, "stop")
-    ]
-
-
-def serve_pools(
-    world: PooledWorld,
-    workers: Mapping[str, Workers],
-    on_done: Callable[[int], None] | None = None,
-    *,
-    record: Journals | None = None,
-    on_token: Callable[[int, int], None] | None = None,
-    blocks: BlocksOf = lambda _: None,
-) -> Served:
-    """Serve a system of pools as `runtime.serve` does one; `record` gives each pool's journal.
-
-    `blocks` gives what takes what happens in a pool, and those of the clients for REQUESTS.
-    """
-    worlds = {name: getattr(world, name) for name in workers}
-    batchers = {name: _batcher(name, part, record) for name, part in worlds.items()}
-    some = next(iter(workers.values()))
-    book = None if some.text_of is None else TokenBook(some.text_of)
-    options: dict[str, Any] = {"on_token": on_token, "patience_s": some.patience_s}
-    try:
-        with ExitStack() as stack:
-            parts = {name: _started(stack, name, workers[name], worlds[name]) for name in workers}
-            driver = PooledDriver(
-                world, batchers, parts, book=book, on_done=on_done, blocks=blocks, **options
-            )
-            started_s = time.perf_counter()
-            ends = driven(driver.run, driver.stop)
-            wall_s = time.perf_counter() - started_s
-    except WorkerError as error:  # before anything was served
-        raise UsageError(f"the workers do not start: {error}") from None
-    result = driver.result()
-    pipelines = [
-        served_by([pool], result.pools[name], wall_s, ends, 0)
-        for name, pool in driver.drivers.items()
-    ]
-    unfinished = len(world.requests) - driver.num_done
-    return served_by(
-        [*driver.drivers.values()], result, wall_s, ends, unfinished, pipelines=pipelines
-    )
-
-
-def _batcher(name: str, world: World, record: Journals | None) -> Batcher:
-    kind: Any = Batcher if record is None else partial(RecordingBatcher, record=record(name))
-    return world.batcher(partial(kind, keeps_pages=name != "decode"))
-
-
-def _started(stack: ExitStack, name: str, workers: Workers, world: World) -> Part:
-    pipeline = stack.enter_context(replace(workers, name=f"{name} pool").start(world))
-    return Part(world, pipeline, holders_of(workers, world.depth, pipeline))

@@ -11,8 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,15 @@ import numpy as np
 from evenflow.answers import answers_in
 from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
+from evenflow.pools import PooledWorld, Pools
 from evenflow.replay import Entry, RecordingBatcher
+from evenflow.results.combine import merged
 from evenflow.results.recorder import Blocks
 from evenflow.results.run import Floats, RunResult
 from evenflow.world import World
 
 if TYPE_CHECKING:
-    from runtime.driver import Driver, Heard
+    from runtime.driver import Driver, Heard, System
     from runtime.hosts import Guest, Hosts
     from runtime.http.live import LiveServer
     from runtime.tokens import TextOf
@@ -39,6 +41,9 @@ Journals = Callable[[str | None], Callable[[Entry], None]]
 
 REQUESTS = "requests"
 """What the part of a system of pools is called that is none: what the clients have."""
+
+LAST = "decode"
+"""The pool from which no KV goes on."""
 
 BlocksOf = Callable[[str], Blocks | None]
 """Gives what takes what happens in the part of a name; None: the driver's own memory does."""
@@ -51,9 +56,8 @@ class Workers:
 
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
     when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
-    take. `facts` go into the provenance. `name` is that of their pipeline, of several. `coupled`
-    stages hear of a micro-batch with its activations.
-    `hosts` says where those of other hosts come.
+    take. `facts` go into the provenance. `coupled` stages hear of a micro-batch with its
+    activations. `hosts` says where those of other hosts come.
     """
 
     settings: Sequence[Settings]
@@ -62,7 +66,6 @@ class Workers:
     patience_s: float = 30.0
     start_limit_s: float = 60.0
     facts: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
     hosts: Hosts | None = None
     coupled: bool = False
 
@@ -70,8 +73,8 @@ class Workers:
         """Return the world as far as the times of its stages are known."""
         return world
 
-    def start(self, world: World) -> AbstractContextManager[Any]:
-        """Return the pipeline of workers for a world, to be entered."""
+    def start(self, world: World, name: str = "") -> AbstractContextManager[Any]:
+        """Return the pipeline of workers for a world, to be entered; of several, it has a name."""
         from runtime.pipeline import Pipeline
 
         return Pipeline(
@@ -79,7 +82,7 @@ class Workers:
             world.page_tokens,
             world.total_pages,
             ranks=len(self.settings) // world.depth,
-            name=self.name,
+            name=name,
             hosts=self.hosts,
             together=self.together,
             coupled=self.coupled,
@@ -142,82 +145,127 @@ def facts_of(
 
 
 def serve(
-    world: World,
-    workers: Workers,
+    world: World | PooledWorld,
+    workers: Workers | Mapping[str, Workers],
     on_done: Callable[[int], None] | None = None,
     *,
     record: Journals | None = None,
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
-    blocks: Blocks | None = None,
+    blocks: BlocksOf = lambda _: None,
 ) -> Served:
     """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
 
-    `on_done` is called with the number of requests done, `record` gives what takes the journal of
-    an engine (of the only one for None), `on_token` takes the tokens, `blocks` each second what has
-    happened. A worker that dies ends the run, and so does the
-    first Ctrl-C (of a server the second: the first sends new clients away): what is finished is
-    returned. UsageError where the workers do not start.
+    Of several pipelines, replicas or pools, `workers` are those of each by its name. `on_done` is
+    called with the number of requests done, `record` gives what takes the journal of an engine (of
+    the only one for None), `on_token` takes the tokens, `blocks` gives what takes each second what
+    has happened in a pipeline (in the only one for "", and of pools what the clients have for
+    REQUESTS). A worker that dies ends the run, and so does the first Ctrl-C (of a server the
+    second: the first sends new clients away): what is finished is returned. UsageError where the
+    workers do not start.
     """
-    engines = engines_of(world, record)
+    from runtime.pools import Pool
+
+    own = workers if isinstance(workers, Mapping) else {"": workers}
+    pooled = isinstance(world, PooledWorld)
+    drives: dict[str, Callable[..., Driver]] = {}
+    guests: list[Guest] = []
+    system: System
     try:
-        with workers.start(world) as pipeline:
-            drive = partial(
-                workers.driver(),
-                workers.seen(world),
-                engines,
-                patience_s=workers.patience_s,
-                blocks=blocks,
-            )
+        with ExitStack() as stack:
+            for name, each in own.items():
+                part = world if isinstance(world, World) else getattr(world, name)
+                engines = engines_of(part, record, name, keeps_pages=pooled and name != LAST)
+                started = each.start(part, f"{name} pool" if pooled else name)
+                pipeline = stack.enter_context(started)
+                guests += getattr(pipeline, "guests", ())
+                drives[name] = partial(
+                    Pool if pooled else each.driver(),
+                    each.seen(part),
+                    engines,
+                    pipeline,
+                    text_of=each.text_of,
+                    patience_s=each.patience_s,
+                    on_token=on_token,
+                    blocks=blocks(name),
+                )
             started_s = time.perf_counter()
             if live is None:
-                driver = drive(
-                    pipeline, text_of=workers.text_of, on_done=on_done, on_token=on_token
-                )
-                failure, interrupted = driven(driver.run, driver.stop)
-            else:
-                speaks = workers.text_of is not None
-                driver = live.open(drive, engines, pipeline, on_token, speaks=speaks)
+                system = _system(world, each, drives, on_done, blocks)
+                failure, interrupted = driven(system.run, system.stop)
+            else:  # there is one pipeline
+                speaks = each.text_of is not None
+                driver = live.open(drives[name], engines, pipeline, on_token, speaks=speaks)
                 failure, interrupted = driven(driver.run, live.drain, driver.quit)
-                failure = live.ended(driver, failure)
-            wall_s = time.perf_counter() - started_s
-            guests = getattr(pipeline, "guests", ())
+                system, failure = driver, live.ended(driver, failure)
+            ends = time.perf_counter() - started_s, failure, interrupted
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
-    unfinished = len(world.requests) - driver.num_done if live is None else 0
-    ends = failure, interrupted
-    return served_by([driver], driver.result(), wall_s, ends, unfinished, guests=guests)
+    if isinstance(system, Pools):
+        whole = system.result()
+        results = [*whole.pools.values()]
+    else:
+        results = [driver.result() for driver in system.drivers]
+        whole = merged(results)
+    unfinished = len(world.requests) - system.num_done if live is None else 0
+    served = _served(system.drivers, whole, ends, unfinished)
+    if len(own) == 1:
+        return replace(served, guests=guests)
+    each_alone = zip(system.drivers, results, strict=True)
+    return replace(served, pipelines=[_served([one], part, ends, 0) for one, part in each_alone])
 
 
-def served_by(
+def _system(
+    world: World | PooledWorld,
+    workers: Workers,
+    drives: Mapping[str, Callable[..., Driver]],
+    on_done: Callable[[int], None] | None,
+    blocks: BlocksOf,
+) -> System:
+    """Return what drives the only pipeline, or several."""
+    from runtime.driver import Replicas
+    from runtime.pools import PooledDriver
+
+    if isinstance(world, PooledWorld):
+        return PooledDriver(
+            world, drives, text_of=workers.text_of, on_done=on_done, blocks=blocks(REQUESTS)
+        )
+    if len(drives) > 1:
+        return Replicas(world, drives.values(), on_done)
+    (drive,) = drives.values()
+    return drive(on_done=on_done)
+
+
+def _served(
     drivers: Sequence[Driver],
     result: RunResult,
-    wall_s: float,
-    ends: tuple[str | None, bool],
+    ends: tuple[float, str | None, bool],
     unfinished: int,
-    **more: Any,
 ) -> Served:
-    """Return what drivers came to, whose `result` is of all of them; `ends` is that of `driven`."""
+    """Return what drivers came to, whose `result` is of all of them."""
     from runtime.driver import Heard
 
     driver_s = np.concatenate([driver.driver_s for driver in drivers])
     free_pages = sum(driver.free_pages for driver in drivers)
     heard = Heard(*map(np.concatenate, zip(*(driver.heard for driver in drivers), strict=True)))
-    return Served(result, wall_s, *ends, unfinished, driver_s, free_pages, heard, **more)
+    return Served(result, *ends, unfinished, driver_s, free_pages, heard)
 
 
-def engines_of(world: World, record: Journals | None, pipeline: str = "") -> list[Batcher]:
+def engines_of(
+    world: World, record: Journals | None, pipeline: str = "", *, keeps_pages: bool = False
+) -> list[Batcher]:
     """Return the engines of a pipeline, with the journals that `record` gives them, if it does."""
     kinds = (
         Batcher if record is None else partial(RecordingBatcher, record=record(name))
         for name in engine_names(world, pipeline)
     )
-    return [world.batcher(kind) for kind in kinds]
+    return [world.batcher(partial(kind, keeps_pages=keeps_pages)) for kind in kinds]
 
 
 def names_of(world: World) -> list[str]:
-    """Return what the replicas of a world, and their folders, are called."""
-    return [f"replica-{index}" for index in range(world.replicas)]
+    """Return what the replicas of a world, and their folders, are called; "": the only one."""
+    count = world.replicas
+    return [f"replica-{index}" for index in range(count)] if count > 1 else [""]
 
 
 def engine_names(world: World, pipeline: str = "") -> list[str | None]:

@@ -15,7 +15,7 @@ from evenflow.results.around import Around, around_stages
 from evenflow.results.run import RunResult
 from evenflow.types import Request
 from runtime.driver import Driver
-from runtime.pools import Part, PooledDriver
+from runtime.pools import Pool, PooledDriver
 from runtime.wire import Free, Message, Returned, Step
 from sim import World
 from tests.worlds import small_world
@@ -159,23 +159,23 @@ def serve_noisily(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[Any
 def serve_pools_noisily(world: PooledWorld, seed: int = 0) -> tuple[Any, dict[str, Any]]:
     """Return a run of real drivers of pools as `runtime.pools` does, and each pool's journal."""
     beside: list[VirtualPipeline] = []
-    parts, batchers = {}, {}
+    drives, engines = {}, {}
     for name in ("prefill", "mixed", "decode"):
         pool = getattr(world, name)
         if pool is not None:
-            pipeline: Any = NoisyPipeline(pool, seed + len(parts), 0.0, beside)
-            parts[name] = Part(pool, pipeline, [])
+            pipeline = NoisyPipeline(pool, seed + len(drives), 0.0, beside)
             kind: Any = partial(RecordingBatcher, keeps_pages=name != "decode")
-            batchers[name] = pool.batcher(kind)
-    driver = PooledDriver(world, batchers, parts, clock=beside[0].clock)
+            engines[name] = pool.batcher(kind)
+            drives[name] = partial(Pool, pool, [engines[name]], pipeline, clock=beside[0].clock)
+    driver = PooledDriver(world, drives)
     driver.run()
     result = driver.result()
     each = [
-        SimpleNamespace(result=result.pools[name], heard=pool.heard)
-        for name, pool in driver.drivers.items()
+        SimpleNamespace(result=part, heard=pool.heard)
+        for part, pool in zip(result.pools.values(), driver.drivers, strict=True)
     ]
     return SimpleNamespace(result=result, pipelines=each), {
-        name: batcher.journal for name, batcher in batchers.items()
+        name: engine.journal for name, engine in engines.items()
     }
 
 

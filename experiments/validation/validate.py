@@ -22,7 +22,7 @@ from evenflow.pools import PooledWorld
 from evenflow.replay import Entry, replay
 from evenflow.results.combine import merged
 from evenflow.results.run import RunResult
-from experiments.real import LAST, check_comparable, real_workload, recorded, servable, serve_job
+from experiments.real import check_comparable, real_workload, recorded, servable, serve_job
 from experiments.run_file.run import with_
 from experiments.runs import Job
 from experiments.validation.layers import (
@@ -47,7 +47,7 @@ from experiments.validation.measured_times import (
     measured_times,
 )
 from runtime import Served
-from runtime.serve import engine_names, names_of
+from runtime.serve import LAST, engine_names, names_of
 from sim import World, simulate, simulate_replicas
 from sim.timed import simulate_timed
 

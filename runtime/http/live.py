@@ -256,7 +256,6 @@ class LiveServer:
             return clients.token(request_id, token)
 
         driver = drive(
-            pipeline,
             text_of=clients.text_of if speaks else None,
             front=clients.front,
             on_added=clients.added,

@@ -25,7 +25,7 @@ class EngineWorkers(Workers):
         """
         return replace(world, depth=1, link=None, hop_links=None)
 
-    def start(self, world: World) -> AbstractContextManager[Any]:
+    def start(self, world: World, name: str = "") -> AbstractContextManager[Any]:
         """Return vLLM's engine for the stages of a world, to be entered."""
         from runtime.vllm.engine import Engine
 

@@ -210,17 +210,17 @@ def test_validate_has_decisions_and_end_to_end(folder: Path) -> None:
 def test_another_vllm_or_none_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, expected: str
 ) -> None:
-    from runtime.vllm import settings
+    from runtime import vllm as adapter
 
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
-    monkeypatch.setattr(settings.os, "environ", {})
+    monkeypatch.setattr(adapter.os, "environ", {})
     if source is None:
-        monkeypatch.setattr(settings, "find_spec", lambda name: None)
+        monkeypatch.setattr(adapter, "find_spec", lambda name: None)
     else:
         (tmp_path / "vllm.py").write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(settings.UsageError) as caught:
-        settings.require_vllm()
+    with pytest.raises(adapter.UsageError) as caught:
+        adapter.require_vllm()
     assert str(caught.value).startswith(expected)
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
 

@@ -20,7 +20,7 @@ from typing import Any
 from evenflow.request import Request
 from experiments.real import job_of, servable, workers_of
 from runtime.front import TraceReplay
-from runtime.vllm import EngineWorkers
+from runtime.vllm import EngineWorkers, arguments
 
 
 def served(run: Path, overrides: list[str]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def served(run: Path, overrides: list[str]) -> dict[str, Any]:
     tokens: dict[int, list[tuple[float, int]]] = defaultdict(list)
     front = TraceReplay(world.requests, world.concurrency)
     batcher, entered = world.batcher(), dict[int, float]()
-    with Engine(workers.engine, world, own_scheduler=True) as engine:
+    with Engine(arguments(workers.engine, world), own_scheduler=True) as engine:
         started_s = time.monotonic()
         while front or engine.is_busy:
             now_s = time.monotonic() - started_s

@@ -1,11 +1,14 @@
-"""vLLM's engine core in this process, its workers in others: requests go in, and it steps.
+"""vLLM's engine core in this process, its workers in others, and the driver of a run it serves.
 
-Only for the version that `runtime.vllm.settings` asks for.
+vLLM's engine asks, and the driver hands it what comes: it lets requests in and out, as
+`runtime.driver` does for our own pipeline, and records what happens. Only for the version that
+`runtime.vllm` asks for.
 """
 
 from __future__ import annotations
 
 import select
+from collections import abc
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -13,36 +16,32 @@ from typing import Any, Self
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-from vllm.platforms import current_platform
+from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request as EngineRequest
 
+from evenflow.batch import MicroBatch
 from evenflow.batcher import Batcher
+from evenflow.decodes import Sequence
 from evenflow.errors import UsageError, WorkerError
-from evenflow.types import Request
+from evenflow.loop import Loop
+from evenflow.request import Request
 from evenflow.world import World
-from runtime.tokens import Text
+from runtime.driver import FLUSH_S, LOOK_S, Driver
+from runtime.tokens import Text, TextOf
 from runtime.vllm.scheduler import Owner, PolicyScheduler
-from runtime.vllm.settings import EngineSettings
-
-CPU_PAGE = 32
-"""Tokens of which a block of vLLM's attention on a CPU is a multiple."""
 
 
 class Engine:
-    """vLLM's engine with as many stages and pages as a world, in a `with` block.
+    """vLLM's engine with `arguments`, in a `with` block.
 
-    `own_scheduler`: vLLM decides itself, as it does without us. Raises UsageError for what vLLM
-    does not take, WorkerError when it does not start, or a step fails.
+    `own_scheduler`: vLLM decides itself, as it does without us. Raises WorkerError when it does not
+    start, or a step fails.
     """
 
-    def __init__(
-        self, settings: EngineSettings, world: World, *, own_scheduler: bool = False
-    ) -> None:
-        self._arguments = _arguments(settings, world)
-        if current_platform.is_cpu():
-            self._arguments |= _cpu_arguments(settings, world)
+    def __init__(self, arguments: dict[str, Any], *, own_scheduler: bool = False) -> None:
+        self._arguments = arguments
         self._own_scheduler = own_scheduler
         self._listens: list[int] = []
 
@@ -121,41 +120,112 @@ class Engine:
         return "a worker died" if died else _first_line(error)
 
 
-def _arguments(settings: EngineSettings, world: World) -> dict[str, Any]:
-    """Return vLLM's options: one of its blocks is the null block, which holds nothing."""
-    return {
-        "model": settings.folder,
-        "skip_tokenizer_init": True,
-        "enforce_eager": True,
-        "dtype": settings.dtype,
-        "load_format": "dummy" if settings.dummy else "auto",
-        "max_model_len": world.max_model_len,
-        "block_size": world.page_tokens,
-        "num_gpu_blocks_override": world.total_pages + 1,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_num_seqs": settings.max_num_seqs,
-        "scheduler_reserve_full_isl": False,
-        "enable_prefix_caching": False,
-        "async_scheduling": False,
-        "pipeline_parallel_size": world.depth,
-        "worker_extension_cls": "runtime.vllm.buffers.Buffers",
-    }
-
-
-def _cpu_arguments(settings: EngineSettings, world: World) -> dict[str, Any]:
-    """Return the options for a machine whose memory is not the workers' alone."""
-    if world.page_tokens % CPU_PAGE:
-        raise UsageError(
-            f"kv.page_tokens: {world.page_tokens}: vLLM on a CPU takes multiples of {CPU_PAGE}"
-        )
-    tokens = (world.total_pages + 1) * world.page_tokens
-    return {
-        "gpu_memory_utilization": 0.05,
-        "kv_cache_memory_bytes": tokens * settings.kv_bytes_per_token,
-        "distributed_executor_backend": "mp" if world.depth > 1 else "uni",
-    }
-
-
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+
+
+class EngineLoop(Loop):
+    """A loop in which vLLM's engine does the asking; `engine` gets what is admitted."""
+
+    engine: Engine
+    text_of: TextOf
+
+    def admit(self, request: Request) -> str | None:
+        """Give an arrival to our Batcher and to vLLM."""
+        reason = super().admit(request)
+        if reason is None:
+            self.engine.add(request, self.text_of(request))
+        return reason
+
+    def settle(self, now_s: float) -> None:
+        """Nothing to do: vLLM asks when it can."""
+
+    def ask(self, now_s: float) -> MicroBatch | None:
+        """Return what the policy sends now."""
+        batch = self._next(now_s)
+        if batch is None:
+            self._record_wait(now_s)
+        return batch
+
+
+class EngineDriver(Driver):
+    """Serves the requests of a world with vLLM; its parameters are those of `Driver`.
+
+    `world` is as results show it, with all of vLLM's stages as one.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        engines: abc.Sequence[Batcher],
+        engine: Engine,
+        *,
+        text_of: TextOf,
+        **options: Any,
+    ) -> None:
+        super().__init__(world, engines, engine, **options)  # type: ignore[arg-type]
+        (self._batcher,) = engines
+        self._engine = engine
+        self._returned_s = 0.0
+        loop = self._loop = EngineLoop(world, engines, self._steps, self, self._recorder)
+        loop.engine, loop.text_of = engine, text_of
+        self._ask = loop.ask
+        engine.attach(self._batcher, self)
+
+    def run(self) -> None:
+        """Serve until every request is done, or until `stop`."""
+        flushed_s = 0.0
+        try:
+            while self.goes_on:
+                idle_s = min(LOOK_S, max(0.0, self.next_s - self.now_s))
+                self._engine.wait(idle_s if self._is_idle else 0.0)
+                now_s = self.now_s
+                self.let_in(now_s)
+                if self._engine.is_busy:
+                    self._engine.step()
+                if now_s - flushed_s >= FLUSH_S:
+                    flushed_s = now_s
+                    self.flush()
+        finally:
+            self.flush()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do before an arrival, or before the policy is asked again."""
+        waits = self._wake_at_s is not None and not self._batcher.queues.in_flight
+        return waits or not self._engine.is_busy
+
+    def ask(self) -> MicroBatch | None:
+        """Return what the policy sends now; vLLM's scheduler calls it."""
+        self._wake_at_s = None
+        asked_s = self.now_s
+        batch = self._ask(asked_s)
+        if batch is not None:
+            self._steps.driver_s.append(self.now_s - asked_s)
+        return batch
+
+    def returned(self, batch: MicroBatch, outputs: list[Any]) -> None:
+        """Hand out the tokens of a micro-batch that is back; vLLM's scheduler calls it."""
+        now_s = self.now_s
+        pairs = [(int(out.request_id), token) for out in outputs for token in out.new_token_ids]
+        cut_short = self._hand_out([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        for request_id in cut_short:
+            self._engine.abort(request_id)
+        stopped = [int(out.request_id) for out in outputs if out.finish_reason is FinishReason.STOP]
+        start_s = max(batch.scheduled_s, self._returned_s)
+        self._recorder.batch(batch, [batch.scheduled_s, start_s, now_s])
+        self._noted["returned_s"].append(now_s)
+        self._returned_s = now_s
+        self._loop.returned(now_s, sorted({*stopped, *cut_short}))
+
+    def finished(self, sequences: list[Sequence], now_s: float) -> None:
+        """Record what has ended, and end in vLLM what the policy gave up; the loop calls it."""
+        for seq in sequences:
+            if seq.aborted:
+                self._engine.abort(seq.request.request_id)
+        super().finished(sequences, now_s)
+
+    def _abort(self, request_id: int, reason: str) -> None:
+        super()._abort(request_id, reason)
+        self._engine.abort(request_id)

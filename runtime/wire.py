@@ -59,7 +59,12 @@ class Shared(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """How a request draws its tokens: the fields of `runtime.torch.sample.Sampling`."""
+    """How a request draws its tokens.
+
+    `temperature` 0 is greedy. Else the `top_k` likeliest tokens (0: all), of them the fewest that
+    hold `top_p` of the probability. A request's tokens follow from its `seed` and their positions
+    alone, whatever else is in the micro-batch.
+    """
 
     request_id: int
     temperature: float

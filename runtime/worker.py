@@ -136,27 +136,29 @@ class Settings(Protocol):
     def make(self, place: Place) -> Worker: ...
 
 
-class _Coupled(NamedTuple):
-    """What a stage learns of a micro-batch with its activation, or stage 0 from the driver: beside
-    it the bytes of the step, as they go on to the next stage.
+class _Work(NamedTuple):
+    """A micro-batch that a stage can compute, and since when it can; `step` are the bytes of its
+    step, where they go on to the next stage.
     """
 
-    message: Step | Activation
-    step: bytes
+    batch_id: int
+    prepared: Any
+    activation: Activation | None
+    received_s: float
+    step: Sequence[bytes] = ()
 
 
 class _Intake(threading.Thread):
-    """Takes messages in; puts prepared steps and activations, with their times, into queues, and
-    steps that come with their activations as they are.
+    """Takes messages in, and puts the work that they are into a queue; steps that come with their
+    activations (on stage 0, which has none, from the driver) as they are, with the step's bytes.
 
-    None in a queue ends the worker, because the driver said so or because of `failure`.
+    None in the queue ends the worker, because the driver said so or because of `failure`.
     """
 
     def __init__(self, context: Context, place: Place, worker: Worker) -> None:
         super().__init__(name="intake", daemon=True)
-        self.prepared: queue.SimpleQueue[tuple[int, Any, float] | _Coupled | None]
-        self.prepared = queue.SimpleQueue()
-        self.activations: queue.SimpleQueue[tuple[Activation, float] | None] = queue.SimpleQueue()
+        self.work: queue.SimpleQueue[_Work | tuple[Step | Activation, bytes] | None]
+        self.work = queue.SimpleQueue()
         self.failure: Exception | None = None
         self.connected = threading.Event()
         self._ends = threading.Event()
@@ -172,7 +174,7 @@ class _Intake(threading.Thread):
         self._peers: dict[str, zmq.Socket[bytes]] = {}  # workers of other pools
         self._silent = len(self._sockets)  # those that nobody has connected to yet
         self._early: deque[Activation] = deque()  # without their steps: sockets know no order
-        self._ahead = 0  # steps whose activations are not here yet
+        self._ahead: deque[_Work] = deque()  # prepared, and without their activations
         self._beat_s = 0.0
 
     def run(self) -> None:
@@ -181,8 +183,7 @@ class _Intake(threading.Thread):
         except Exception as error:
             self.failure = error
         finally:
-            self.prepared.put(None)
-            self.activations.put(None)
+            self.work.put(None)
             self.connected.set()
             for socket in (*self._sockets, self._driver, *self._peers.values()):
                 socket.close()
@@ -207,10 +208,13 @@ class _Intake(threading.Thread):
     def _take(self, message: Message, received_s: float, data: list[bytes]) -> bool:
         """Put what a message says where it is waited for; return whether there may be another."""
         if data and isinstance(message, (Step, Activation)):
-            self.prepared.put(_Coupled(message, *data))
+            self.work.put((message, data[0]))
         elif isinstance(message, Step):
-            self.prepared.put((message.batch_id, self._worker.prepare(message), received_s))
-            self._ahead += 1
+            work = _Work(message.batch_id, self._worker.prepare(message), None, received_s)
+            if self._place.stage:
+                self._ahead.append(work)
+            else:
+                self.work.put(work)
         elif isinstance(message, Activation):
             self._early.append(message)
         elif isinstance(message, (Move, Cached)):
@@ -227,9 +231,9 @@ class _Intake(threading.Thread):
         else:
             return False
         while self._early and self._ahead:
-            self._ahead -= 1
-            self._worker.fetch(self._early[0])
-            self.activations.put((self._early.popleft(), time.monotonic()))
+            activation, work = self._early.popleft(), self._ahead.popleft()
+            self._worker.fetch(activation)
+            self.work.put(work._replace(activation=activation, received_s=time.monotonic()))
         return True
 
     def _hand_over(self, move: Move, data: bytes) -> None:
@@ -341,33 +345,23 @@ def run_worker(place: Place, settings: Settings) -> str | None:
 
 
 def _serve(worker: Worker, intake: _Intake, outlet: _Outlet, place: Place) -> None:
-    while (entry := intake.prepared.get()) is not None:
-        activation, step = None, list[bytes]()
-        if isinstance(entry, _Coupled):
-            batch_id, prepared, activation = _take_up(worker, entry)
-            received_s, step = time.monotonic(), [entry.step]
-        else:
-            batch_id, prepared, received_s = entry
-            if place.stage:
-                arrival = intake.activations.get()
-                if arrival is None:
-                    return
-                activation, arrived_s = arrival
-                received_s = max(received_s, arrived_s)
-        given = None
+    while (entry := intake.work.get()) is not None:
+        work = entry if isinstance(entry, _Work) else _take_up(worker, *entry)
+        activation, given = work.activation, None
         if activation is not None:
-            if activation.batch_id != batch_id:
-                raise WorkerError(f"activations of {activation.batch_id}, expected {batch_id}")
+            if activation.batch_id != work.batch_id:
+                raise WorkerError(f"activations of {activation.batch_id}, expected {work.batch_id}")
             given = activation._replace(times=[at - place.offset_s for at in activation.times])
-        outlet.hand_on(batch_id, worker.execute(prepared, given, received_s), activation, *step)
+        done = worker.execute(work.prepared, given, work.received_s)
+        outlet.hand_on(work.batch_id, done, activation, *work.step)
 
 
-def _take_up(worker: Worker, coupled: _Coupled) -> tuple[int, Any, Activation | None]:
+def _take_up(worker: Worker, message: Step | Activation, data: bytes) -> _Work:
     """Prepare the step of an activation, and fetch what came with it."""
-    activation = coupled.message if isinstance(coupled.message, Activation) else None
-    step = decode(coupled.step) if activation is not None else coupled.message
+    activation = message if isinstance(message, Activation) else None
+    step = decode(data) if activation is not None else message
     assert isinstance(step, Step)
     prepared = worker.prepare(step)
     if activation is not None:
         worker.fetch(activation)
-    return step.batch_id, prepared, activation
+    return _Work(step.batch_id, prepared, activation, time.monotonic(), [data])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from runtime.emulated import EmulatedSettings, EmulatedWorker, Prepared
 from runtime.wire import Activation, Step
@@ -15,23 +15,25 @@ PREPARE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class NeverMade:
-    """Settings of a worker that cannot be made."""
-
-    def make(self, place: Place) -> Any:
-        raise ValueError(f"no weights for stage {place.stage}")
-
-
-@dataclass(frozen=True, slots=True)
 class Failing:
-    """Settings of a worker that fails to `prepare` or to `execute`."""
+    """Settings of a worker, and the worker, that goes wrong `where` it says.
 
-    where: str
+    It cannot be made, or is made for an hour; it cannot prepare or execute; or its process ends at
+    its first micro-batch, as if all were well.
+    """
+
+    where: Literal["make", "make for an hour", "prepare", "execute", "leave"]
 
     def make(self, place: Place) -> Failing:
+        if self.where == "make":
+            raise ValueError(f"no weights for stage {place.stage}")
+        if self.where == "make for an hour":
+            time.sleep(3600)
         return self
 
     def prepare(self, step: Step) -> int:
+        if self.where == "leave":
+            os._exit(0)
         if self.where == "prepare":
             raise ValueError("cannot prepare")
         return step.batch_id
@@ -40,30 +42,6 @@ class Failing:
 
     def execute(self, prepared: int, activation: Activation | None, received_s: float) -> Executed:
         raise ValueError("cannot execute")
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """Settings of a worker that never comes back from making itself."""
-
-    def make(self, place: Place) -> Any:
-        time.sleep(3600)
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """Settings of a worker whose process ends, as if all were well, at its first micro-batch."""
-
-    def make(self, place: Place) -> Leaving:
-        return self
-
-    def prepare(self, step: Step) -> int:
-        os._exit(0)
-
-    def fetch(self, activation: Activation) -> None: ...
-
-    def execute(self, prepared: int, activation: Activation | None, received_s: float) -> Executed:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,13 +146,6 @@ def test_latent_attention_that_is_profiled_is_that_of_transformers(
     assert torch.allclose(attended(0, 2) + attended(1, 2), attended(0, 1), rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_is_computed_alike_in_any_company(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "llama")
-    stage = load_stages(tmp_path, 1)[0]
-    alone = generate([stage], PROMPTS[2:3], NEW_TOKENS, 5)
-    assert generate([stage], PROMPTS, NEW_TOKENS, 5)[2] == alone[0]
-
-
 def test_sharded_files_are_read(tmp_path: Path) -> None:
     model = save_checkpoint(tmp_path / "one", "llama")
     model.save_pretrained(tmp_path / "many", max_shard_size="20KB")

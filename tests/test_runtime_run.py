@@ -32,7 +32,7 @@ from runtime.pipeline import Pipeline
 from runtime.wire import Failed, driver_address, encode, open_socket
 from runtime.worker import Settings
 from sim import World
-from tests.failing_workers import PREPARE_S, Failing, Leaving, NeverMade, SlowToPrepare, Stuck
+from tests.failing_workers import PREPARE_S, Failing, SlowToPrepare
 from tests.worlds import small_world
 
 PAGES, DEPTH = 24, 4
@@ -124,7 +124,7 @@ def test_the_front_door_serves_a_world_by_its_workers() -> None:
     assert replay(journal, world.batcher()) is None
     assert served.facts()["free_pages"] == served.facts()["total_pages"] == PAGES
     with pytest.raises(UsageError, match="the workers do not start: stage 3 failed: ValueError"):
-        serve(world, Workers([*[EmulatedSettings()] * 3, NeverMade()]))
+        serve(world, Workers([*[EmulatedSettings()] * 3, Failing("make")]))
 
 
 def check_causes(result: object) -> None:
@@ -163,15 +163,9 @@ def test_a_worker_that_dies_leaves_what_is_finished() -> None:
     attribute(result)
 
 
-def test_kill_9_from_outside_is_an_error_at_once() -> None:
-    run_and_fail(pipeline(), lambda workers: os.kill(workers.process_ids[1], signal.SIGKILL))
-
-
-def test_a_worker_that_hangs_is_an_error() -> None:
-    def stop(workers: Pipeline) -> None:
-        os.kill(workers.process_ids[1], signal.SIGSTOP)
-
-    run_and_fail(pipeline(), stop, patience_s=0.5)
+@pytest.mark.parametrize(("number", "patience_s"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 0.5)])
+def test_a_worker_that_is_killed_or_hangs_is_an_error(number: int, patience_s: float) -> None:
+    run_and_fail(pipeline(), lambda some: os.kill(some.process_ids[1], number), patience_s)
 
 
 def test_a_worker_that_is_stopped_is_named_within_seconds_whatever_the_patience(
@@ -213,7 +207,7 @@ def test_nobody_is_silent_while_the_driver_itself_is_stopped(
     [
         (Failing("prepare"), "stage 1 failed: ValueError: cannot prepare"),
         (Failing("execute"), "stage 1 failed: ValueError: cannot execute"),
-        (Leaving(), r"stage 1 .* ended with status 0"),
+        (Failing("leave"), r"stage 1 .* ended with status 0"),
     ],
 )
 def test_a_worker_that_fails_or_leaves_is_an_error(worker: Settings, message: str) -> None:
@@ -222,7 +216,7 @@ def test_a_worker_that_fails_or_leaves_is_an_error(worker: Settings, message: st
 
 
 def test_what_a_worker_said_may_come_after_its_end() -> None:
-    with pipeline((1, Leaving())) as workers, zmq.Context() as context:
+    with pipeline((1, Failing("leave"))) as workers, zmq.Context() as context:
         ended = next(child for child in active_children() if child.name == "stage 1").sentinel
         late = threading.Thread(target=say_late, args=(context, ended))
         late.start()
@@ -244,8 +238,12 @@ def say_late(context: zmq.Context[zmq.Socket[bytes]], ended: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "limit_s", "message"),
     [
-        (NeverMade(), 60.0, "stage 3 failed: ValueError: no weights for stage 3"),
-        (Stuck(), 2.0, r"stages \[(\d, )*3\] did not start within 2 s \(workers.start_limit_s\)"),
+        (Failing("make"), 60.0, "stage 3 failed: ValueError: no weights for stage 3"),
+        (
+            Failing("make for an hour"),
+            2.0,
+            r"stages \[(\d, )*3\] did not start within 2 s \(workers.start_limit_s\)",
+        ),
     ],
 )
 def test_a_worker_that_does_not_start_is_an_error(

@@ -8,39 +8,42 @@ from typing import Any
 
 import pytest
 
-from evenflow.errors import UsageError
-
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample  # noqa: E402
+from runtime.torch.sample import drawn_by, sample  # noqa: E402
+from runtime.wire import Draw  # noqa: E402
 from tests.tiny_models import Operations  # noqa: E402
 
 PROBABILITIES = torch.tensor([0.1, 0.5, 0.15, 0.25])
 LOGITS = PROBABILITIES.log()
 
 
-def tokens_of(logits: Any, settings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+def drawing(temperature: float, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> Draw:
+    return Draw(0, temperature, top_k, top_p, seed)
+
+
+def tokens_of(logits: Any, settings: Sequence[Draw | None], positions: Sequence[int]) -> list[int]:
     return sample(logits, torch.from_numpy(drawn_by(settings, positions)))
 
 
-def draws(how: Sampling, count: int = 2000) -> Counter[int]:
+def draws(how: Draw | None, count: int = 2000) -> Counter[int]:
     return Counter(
         token for position in range(count) for token in tokens_of(LOGITS[None], [how], [position])
     )
 
 
 def test_temperature_zero_is_greedy() -> None:
-    assert draws(GREEDY, 5) == {1: 5}
+    assert draws(None, 5) == {1: 5}
 
 
 def test_the_frequencies_are_the_probabilities() -> None:
-    seen = draws(Sampling(temperature=1.0))
+    seen = draws(drawing(1.0))
     for token, probability in enumerate(PROBABILITIES.tolist()):
         assert seen[token] / 2000 == pytest.approx(probability, abs=0.04)
 
 
 def test_temperature_sharpens() -> None:
-    seen = draws(Sampling(temperature=0.5))
+    seen = draws(drawing(0.5))
     squares = PROBABILITIES**2 / (PROBABILITIES**2).sum()
     assert seen[1] / 2000 == pytest.approx(float(squares[1]), abs=0.04)
 
@@ -48,26 +51,26 @@ def test_temperature_sharpens() -> None:
 @pytest.mark.parametrize(
     ("how", "allowed"),
     [
-        (Sampling(1.0, top_k=1), {1}),
-        (Sampling(1.0, top_k=2), {1, 3}),
-        (Sampling(1.0, top_p=0.45), {1}),
-        (Sampling(1.0, top_p=0.7), {1, 3}),
-        (Sampling(1.0, top_p=0.8), {1, 2, 3}),
-        (Sampling(1.0, top_k=3, top_p=0.5), {1}),
-        (Sampling(1.0), {0, 1, 2, 3}),
+        (drawing(1.0, top_k=1), {1}),
+        (drawing(1.0, top_k=2), {1, 3}),
+        (drawing(1.0, top_p=0.45), {1}),
+        (drawing(1.0, top_p=0.7), {1, 3}),
+        (drawing(1.0, top_p=0.8), {1, 2, 3}),
+        (drawing(1.0, top_k=3, top_p=0.5), {1}),
+        (drawing(1.0), {0, 1, 2, 3}),
     ],
 )
-def test_only_the_likeliest_tokens_are_drawn(how: Sampling, allowed: set[int]) -> None:
+def test_only_the_likeliest_tokens_are_drawn(how: Draw | None, allowed: set[int]) -> None:
     assert set(draws(how, 300)) == allowed
 
 
 SETTINGS = [
-    Sampling(0.7, seed=1),
-    Sampling(1.0, seed=7),
-    GREEDY,
-    Sampling(1.3, top_k=5, top_p=0.9, seed=3),
-    Sampling(0.9, top_p=0.3),
-    Sampling(1.0, top_k=1000, top_p=1.0, seed=2),
+    drawing(0.7, seed=1),
+    drawing(1.0, seed=7),
+    None,
+    drawing(1.3, top_k=5, top_p=0.9, seed=3),
+    drawing(0.9, top_p=0.3),
+    drawing(1.0, top_k=1000, top_p=1.0, seed=2),
 ]
 
 
@@ -82,7 +85,7 @@ def test_a_request_draws_alike_in_any_company() -> None:
 
 def test_another_seed_draws_other_tokens() -> None:
     one, other = (
-        [tokens_of(LOGITS[None], [Sampling(1.0, seed=seed)], [at])[0] for at in range(50)]
+        [tokens_of(LOGITS[None], [drawing(1.0, seed=seed)], [at])[0] for at in range(50)]
         for seed in (7, 8)
     )
     assert one != other
@@ -94,23 +97,7 @@ def test_all_rows_are_drawn_at_once_and_none_is_waited_for() -> None:
     for rows in (2, 12):
         logits = torch.randn(rows, 50)
         with Operations() as seen:
-            tokens_of(logits, [Sampling(1.0, top_k=3, top_p=0.9)] * rows, [5] * rows)
+            tokens_of(logits, [drawing(1.0, top_k=3, top_p=0.9)] * rows, [5] * rows)
         assert "aten._local_scalar_dense.default" not in seen.names
         counts.append(len(seen.names))
     assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"temperature": -1.0},
-        {"temperature": float("nan")},
-        {"top_k": -1},
-        {"top_p": 0.0},
-        {"top_p": 1.5},
-        {"seed": -1},
-    ],
-)
-def test_values_out_of_range_are_refused(values: dict[str, float]) -> None:
-    with pytest.raises(UsageError):
-        Sampling(**values)

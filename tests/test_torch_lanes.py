@@ -26,10 +26,10 @@ from runtime.torch import carriers, settings  # noqa: E402
 from runtime.torch.carriers import Sent  # noqa: E402
 from runtime.torch.inputs import batch_inputs  # noqa: E402
 from runtime.torch.model import Rope  # noqa: E402
-from runtime.torch.sample import Sampling, drawn_by, sample  # noqa: E402
+from runtime.torch.sample import drawn_by, sample  # noqa: E402
 from runtime.torch.weights import random_stage  # noqa: E402
 from runtime.torch.worker import TorchWorker, warm_up  # noqa: E402
-from runtime.wire import Activation, Piece  # noqa: E402
+from runtime.wire import Activation, Draw, Piece  # noqa: E402
 from runtime.worker import Place  # noqa: E402
 from tests.tiny_models import Operations  # noqa: E402
 
@@ -190,7 +190,9 @@ def test_warming_up_meets_all_that_is_served() -> None:
                 for row, (start, length) in enumerate(rows)
             ]
             ends = [piece for piece in pieces if piece.last]
-            draws = drawn_by([Sampling(0.8, row, 0.5) for row in range(len(ends))], [1] * len(ends))
+            draws = drawn_by(
+                [Draw(0, 0.8, row, 0.5, 0) for row in range(len(ends))], [1] * len(ends)
+            )
             count = sum(length for _, length in rows)
             batch = stage.inputs(pieces, 4, [1] * count, draws)
             sample(stage.forward(batch.ids, batch, kv), batch.draws)

@@ -14,15 +14,9 @@ pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'"
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
 from evenflow.replay import RecordingBatcher, replay
-from evenflow.schedulers import policy
 from evenflow.types import Prefix, Request
-from experiments.real import servable
-from experiments.run_file.build import build
-from experiments.run_file.run import load_config
 from runtime.pipeline import Pipeline
 from runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
-from sim import driver
-from sim.tandem import Tandem
 from tests.command_line import evenflow, write_inputs
 from tests.tiny_models import PAGE_TOKENS, continued, save_checkpoint
 from tests.torch_pipeline import (
@@ -245,19 +239,6 @@ workers: {kind: torch, transport: one_process}
 scheduler: {name: sarathi, token_budget: 48}
 workload: {trace: trace.csv, arrivals: {kind: replay, scale: 20}}
 """
-
-
-def test_a_real_run_has_the_scheduler_of_the_simulation(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "model", "llama")
-    write_inputs(tmp_path)
-    (tmp_path / "RUN.yaml").write_text(RUN)
-    for name in ("static", "orca", "vllm", "sarathi", "token_throttling", "td_pipe"):
-        config = load_config(tmp_path / "RUN.yaml", [f"scheduler={name}"])
-        world = servable(build(config, [Request(0, 0.0, 8, 2)], tmp_path))
-        simulated = driver.Driver(world, Tandem).engines[0].scheduler
-        real = world.batcher().scheduler
-        assert type(real) is type(simulated)
-        assert type(real) is policy(name)
 
 
 def test_run_writes_the_tokens_of_transformers(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -105,10 +106,7 @@ def batch_inputs(
         {
             window: Reach(
                 tuple(ChunkInputs(*chunk[:3], next(there)) for chunk in chunks[window]),
-                tuple(
-                    _decode_inputs(next(there), next(there), next(there), page_tokens, window)
-                    for _ in groups[window]
-                ),
+                tuple(_decode_inputs(there, page_tokens, window) for _ in groups[window]),
             )
             for window in windows
         },
@@ -168,9 +166,9 @@ def _padded(members: Sequence[_Seen]) -> Numbers:
     return list(firsts), table.ravel(), list(contexts)
 
 
-def _decode_inputs(
-    tokens: Tensor, pages: Tensor, contexts: Tensor, page_tokens: int, window: int
-) -> DecodeInputs:
+def _decode_inputs(there: Iterator[Tensor], page_tokens: int, window: int) -> DecodeInputs:
+    """Return those of a group, whose numbers are next."""
+    tokens, pages, contexts = islice(there, 3)
     keys = torch.arange(len(pages) // len(tokens) * page_tokens, device=pages.device)
     visible = keys < contexts[:, None]
     if window:

@@ -17,12 +17,12 @@ from torch import Tensor, distributed
 from torch.nn import functional
 
 from evenflow.specs.model import ModelSpec
-from runtime.torch.attention import KvPages
 from runtime.torch.inputs import BatchInputs, Draws, batch_inputs
 from runtime.torch.layers import (
     Experts,
     GatedMlp,
     HeadAttention,
+    KvPages,
     LatentAttention,
     Layer,
     Linear,

@@ -1,61 +1,31 @@
-"""The next token of each row, greedy or drawn. Knows logits and settings, no requests."""
+"""The next token of each row, greedy or drawn. Knows logits and how to draw, no requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenflow.errors import UsageError
+from runtime.wire import Draw
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Describe how a request draws its tokens.
-
-    `temperature` 0 is greedy. Else the `top_k` likeliest tokens (0: all), of them the fewest that
-    hold `top_p` of the probability. A request's tokens follow from its `seed` and their positions
-    alone, whatever else is in the micro-batch. UsageError on values out of range.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise UsageError(f"temperature is {self.temperature}; it must be 0 or above")
-        if self.top_k < 0 or self.seed < 0:
-            raise UsageError(f"top_k {self.top_k} and seed {self.seed} must be 0 or above")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-
-
-GREEDY = Sampling()
-
-
-def drawn_by(settings: Sequence[Sampling], positions: Sequence[int]) -> NDArray[np.int64]:
+def drawn_by(draws: Sequence[Draw | None], positions: Sequence[int]) -> NDArray[np.int64]:
     """Return what `sample` draws by, of the rows that are not greedy, as numbers to send along.
 
-    One setting and the position of the token to come for each row. They are the bits of floats:
-    row, temperature, top_k, top_p, and what chance gives, [5 x rows that draw]. numpy draws that,
-    before the logits are there, so that CPU and CUDA draw alike.
+    How each row draws, None greedily, and the position of its token to come. They are the bits of
+    floats: row, temperature, top_k, top_p, and what chance gives, [5 x rows that draw]. numpy draws
+    that, before the logits are there, so that CPU and CUDA draw alike.
     """
     rows = [
-        (row, how.temperature, how.top_k or np.inf, how.top_p, _chance(how, position))
-        for row, (how, position) in enumerate(zip(settings, positions, strict=True))
-        if how.temperature > 0
+        (row, how.temperature, how.top_k or np.inf, how.top_p, chance.random())
+        for row, (how, position) in enumerate(zip(draws, positions, strict=True))
+        if how is not None and how.temperature > 0
+        for chance in [np.random.default_rng((how.seed, position))]
     ]
     return np.array(rows, dtype=np.float64).T.flatten().view(np.int64)
-
-
-def _chance(how: Sampling, position: int) -> float:
-    return float(np.random.default_rng((how.seed, position)).random())
 
 
 def sample(logits: Tensor, draws: Tensor | None = None) -> list[int]:

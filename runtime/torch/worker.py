@@ -12,19 +12,18 @@ from dataclasses import replace
 from itertools import accumulate, cycle
 
 import torch
-from torch import Tensor
 
 from evenflow.errors import UsageError
 from runtime.page_tables import PageTable
 from runtime.tokens import UNKNOWN
 from runtime.torch import StageSettings
-from runtime.torch.attention import KvPages
-from runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared, Told, meet
+from runtime.torch.carriers import Carrier, Handed, Lane, Sent, meet, shared, told
 from runtime.torch.inputs import BatchInputs
+from runtime.torch.layers import KvPages
 from runtime.torch.model import ALONE, Ranks, Stage
-from runtime.torch.sample import GREEDY, Sampling, drawn_by, sample
+from runtime.torch.sample import drawn_by, sample
 from runtime.torch.weights import load_stage, random_stage, read_model
-from runtime.wire import Activation, Cached, Move, Piece, Step
+from runtime.wire import Activation, Cached, Draw, Move, Piece, Step
 from runtime.worker import Executed, Place
 
 
@@ -49,7 +48,7 @@ class TorchWorker:
         self._table = PageTable(place.page_tokens, place.total_pages)
         self._kv = kv
         self._cores = cores
-        self._how: dict[int, Sampling] = {}  # of requests that are not greedy
+        self._how: dict[int, Draw] = {}  # of requests that are not greedy
         self._alone = stage.is_first and stage.is_last
         self._newest: dict[int, int] = {}  # tokens that this stage, alone, gave last
         self._preparing, self._computing = Lane(stage.device), Lane(stage.device)
@@ -59,13 +58,10 @@ class TorchWorker:
         rows = self._table.apply(step)
         for request_id in step.dropped:
             self._how.pop(request_id, None)
-        for draw in step.draws:
-            how = Sampling(draw.temperature, draw.top_k, draw.top_p, draw.seed)
-            self._how[draw.request_id] = how
+        self._how |= {draw.request_id: draw for draw in step.draws}
         sampled = [row for row in rows if row.last] if self._stage.is_last else []
         draws = drawn_by(
-            [self._how.get(row.request_id, GREEDY) for row in sampled],
-            [row.stop for row in sampled],
+            [self._how.get(row.request_id) for row in sampled], [row.stop for row in sampled]
         )
         place = self._place
         with self._preparing():
@@ -98,7 +94,10 @@ class TorchWorker:
         start_s = time.monotonic()
         # NOTE: held until the lane is done. It is memory of another lane, which writes there again
         # once nobody holds it, however far this lane is behind its launches.
-        given = prepared.ids if self._stage.is_first else self._taken()
+        given = prepared.ids
+        if not self._stage.is_first:
+            assert self._carrier is not None
+            given = self._carrier.take()
         with self._computing():
             for at, request_id in prepared.unknown:
                 given[at] = self._newest[request_id]
@@ -133,10 +132,6 @@ class TorchWorker:
         with self._preparing():
             for part, values in zip(held, both, strict=True):
                 part[cached.start : cached.start + len(values), cached.pages] = values
-
-    def _taken(self) -> Tensor:
-        assert self._carrier is not None
-        return self._carrier.take()
 
 
 def make_worker(place: Place, settings: StageSettings) -> TorchWorker:
@@ -173,7 +168,7 @@ def warm_up(stage: Stage, kv: KvPages) -> None:
     for tokens in dict.fromkeys(min(size, room) for size in WARM_UP_TOKENS[stage.device.type]):
         for rows in kinds_of_batches(tokens, kv.page_tokens):
             count = sum(row.stop - row.start for row in rows)
-            how = [Sampling(1.0, 2, 0.9) if row.request_id % 2 else GREEDY for row in rows]
+            how = [Draw(0, 1.0, 2, 0.9, 0) if row.request_id % 2 else None for row in rows]
             draws = drawn_by(how, [row.stop for row in rows]) if stage.is_last else ()
             batch = stage.inputs(rows, kv.page_tokens, [0] * count, draws)
             hidden = kv.keys.new_zeros(count, stage.spec.hidden_size)
@@ -237,8 +232,8 @@ def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | N
     if settings.transport == "one_process":
         return Handed(place, settings.mailboxes)
     if settings.transport == "ipc":
-        return Shared(place, stage.device)
+        return shared(place, stage.device)
     like = torch.empty(0, dtype=stage.dtype, device=stage.device)
     if settings.transport == "message":
-        return Told(like, stage.spec.hidden_size)
+        return told(like, stage.spec.hidden_size)
     return Sent(place, settings.transport, like, stage.spec.hidden_size)

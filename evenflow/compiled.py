@@ -22,7 +22,7 @@ else:
         return lambda cls: cls
 
 
-__all__ = ["docstring", "is_compiled", "mypyc_attr", "own_annotations"]
+__all__ = ["docstring", "is_compiled", "mypyc_attr", "own_annotations", "written"]
 
 
 def is_compiled(module: str) -> bool:
@@ -33,8 +33,8 @@ def is_compiled(module: str) -> bool:
 
 def docstring(cls: type) -> str:
     """Return a class's docstring, without the margin."""
-    written = _written(cls)
-    return inspect.cleandoc((ast.get_docstring(written) if written else cls.__doc__) or "")
+    source = written(cls)
+    return inspect.cleandoc((ast.get_docstring(source) if source else cls.__doc__) or "")
 
 
 def own_annotations(cls: type) -> dict[str, Any]:
@@ -42,16 +42,16 @@ def own_annotations(cls: type) -> dict[str, Any]:
 
     Of `Annotated[int, Field(ge=1)]` mypyc keeps `int`.
     """
-    written = _written(cls)
+    source = written(cls)
     names = vars(sys.modules[cls.__module__])
     return {
         node.target.id: eval(ast.unparse(node.annotation), names)
-        for node in (written.body if written else ())
+        for node in (source.body if source else ())
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 
 
-def _written(cls: type) -> ast.ClassDef | None:
+def written(cls: type) -> ast.ClassDef | None:
     """Return a compiled class as it stands in its source."""
     if not is_compiled(cls.__module__):
         return None

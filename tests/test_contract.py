@@ -13,9 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from experiments.run_file.reference import reference
 from experiments.run_file.run import RunConfig
-from experiments.run_file.schema import schema
+from experiments.run_file.schema import reference, schema
 from experiments.run_file.yaml_file import Loader
 from experiments.study.sweep_file import SweepConfig
 
@@ -87,7 +86,7 @@ def is_number(value: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_each_key_says_what_it_is_and_each_number_its_unit(name: str) -> None:
-    """In the text below it in its class; of a policy's parameter, in PARAMETERS of the schema."""
+    """In the text below it in its class, as each parameter of a policy."""
     untold = [f"{title}.{key}" for title, key, value in keys(name) if not value["description"]]
     assert not untold
     bare = [

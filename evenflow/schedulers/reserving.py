@@ -23,8 +23,11 @@ class Reserving(Policy):
     }
 
     max_num_seqs: Count = 128
+    """Most requests that are admitted at a time."""
     max_model_len: Count | None = None
+    """Most tokens of a request; null: the run's."""
     max_batch_rows: Count | None = None
+    """Most rows of a micro-batch: decodes, and chunks of prompts; null: no limit."""
 
     def __post_init__(self) -> None:
         if self.max_model_len is None:
@@ -58,6 +61,7 @@ class Static(Reserving):
     """
 
     padded: bool = False
+    """Whether each request costs as much as the longest of its batch."""
 
     def schedule(self, view: View) -> Plan:
         sizes = view.ready_group_sizes

@@ -23,9 +23,7 @@ class Sarathi(Policy):
     of a prompt is in flight at a time. While the decodes need more pages than are free, the
     latest-arrived ready request is preempted, a partly computed prompt too.
 
-    `mode` (table 4): `hybrid`; `chunked_only` never mixes chunks with decodes, their turns
-    alternate; `hybrid_only` mixes, but prompts stay whole. `token_budget: auto` is the largest
-    budget whose iteration meets `tbt_slo_s` seconds between tokens by the cost model (section 4.3).
+    The modes are those of table 4; `token_budget: auto` is that of section 4.3.
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -35,11 +33,17 @@ class Sarathi(Policy):
     }
 
     token_budget: Count | Literal["auto"] = 512
+    """Most tokens of a micro-batch that has chunks; auto: most that keep `tbt_slo_s`."""
     max_num_seqs: Count = 256
+    """Most requests that are admitted at a time."""
     watermark: Fraction = 0.01
+    """The share of the pages that an admission leaves free."""
     mode: Literal["hybrid", "chunked_only", "hybrid_only"] = "hybrid"
+    """Chunks beside decodes; chunks and decodes in turns; or whole prompts beside decodes."""
     max_batch_rows: Count | None = None
+    """Most rows of a micro-batch: decodes, and chunks of prompts; null: no limit."""
     tbt_slo_s: Positive | None = None
+    """Seconds between tokens that `token_budget: auto` keeps by the cost model."""
     token_budget_for: Callable[[float], int] | None = None
 
     def __post_init__(self) -> None:

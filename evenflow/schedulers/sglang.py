@@ -48,11 +48,9 @@ class SGLang(Policy):
     docs/engines.md. A prompt is admitted if the output that its client allows fits beside what the
     running decodes may still need: what they are allowed times a ratio, which starts at 0.7
     `schedule_conservativeness`, falls with each decode step and is estimated anew when pages run
-    short. Then whoever has generated least is retracted to the end of the queue. `overlap`: the
-    next batch is chosen before the last one's outputs are there (default: on one stage). In a
-    pipeline each micro-batch that may be in flight has decodes of its own. Requests are received
-    after `scheduler_recv_interval` steps of decodes, after one of prompts and where nobody runs
-    (its SchedulerRecvSkipper): until then who comes is not seen.
+    short. Then whoever has generated least is retracted to the end of the queue. In a pipeline each
+    micro-batch that may be in flight has decodes of its own. Requests are also received after a
+    step of prompts and where nobody runs (its SchedulerRecvSkipper).
     """
 
     pipelined_chunks = preempted_last = radix_cache = True
@@ -64,17 +62,31 @@ class SGLang(Policy):
     }
 
     chunked_prefill_size: Count = 8192
+    """Most prompt tokens of a micro-batch; longer prompts are cut."""
     max_prefill_tokens: Count = 16384
+    """Most prompt tokens that are admitted in a micro-batch."""
     max_running_requests: Count = 2048
+    """Most requests that are admitted at a time."""
     pp_max_micro_batch_size: Count | None = None
+    """Most requests of a slot; null: an even part of `max_running_requests`."""
     schedule_conservativeness: NonNegative = 1.0
+    """How much of the output that clients allow is kept free for the running decodes: 0.7 times
+    this ratio at first, less with each step.
+    """
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
+    """Who is first: who came first, or has the longest prefix in the cache."""
     mixed_chunk: bool = False
+    """Whether decodes go beside chunks of prompts."""
     dynamic_chunking: bool = False
+    """Whether chunks get shorter as a prompt's context grows."""
     prefill_decode_interval: Annotated[int, Field(ge=0)] = 0
+    """Micro-batches that admit nobody after one of prompts."""
     scheduler_recv_interval: Count = 1
+    """Steps of decodes after which requests that came are seen."""
     overlap: bool | None = None
+    """Whether a batch is chosen before the last one's outputs are there; null: on one stage."""
     max_model_len: Count | None = None
+    """Most tokens of a request; null: the run's."""
     depth: int = 1
     page_tokens: int = 1
     prefill_s: Callable[[int], float] | None = None

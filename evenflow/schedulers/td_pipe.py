@@ -140,23 +140,18 @@ class TDPipe(Policy):
     """Prefill until the KV cache is predicted to fill up; then decode in even batches, one a stage.
 
     Source: TD-Pipe (ICPP'25), algorithm 1 and section 3. Prefill ends when the predicted KV use at
-    one of `future_points` (decode steps from now; null: 32, 64, ... 1024) exceeds the pool. The
-    live requests are then split evenly over the stages, and whenever a batch returns, it withholds
-    rows above the average or is topped up from what others withheld. Decode ends when its batches
-    use the GPUs less well than a switch to the prefills that would fit (intensities, section 3.4).
-    A decode phase lasts one round at least. Micro-batches in flight are not capped in prefill, and
-    are one a stage in decode. Evicted is the latest-arrived ready request.
+    one of `future_points` exceeds the pool. The live requests are then split evenly over the
+    stages, and whenever a batch returns, it withholds rows above the average or is topped up from
+    what others withheld. Decode ends when its batches use the GPUs less well than a switch to the
+    prefills that would fit (intensities, section 3.4). A decode phase lasts one round at least.
+    Micro-batches in flight are not capped in prefill, and are one a stage in decode. Evicted is the
+    latest-arrived ready request. A request without a prediction counts as outliving every future
+    point. Prefill micro-batches hold whole prompts.
 
-    `predictor` says who fills in the predicted output lengths before the run (oracle, mean, {kind:
-    noisy, accuracy}, {kind: classifier, path}); a request without one counts as outliving every
-    future point. Prefill micro-batches hold whole prompts of up to `max_num_batched_tokens`.
-
-    Ablations: `kv_occupancy_ratio` ends prefill once that share of the pages is held;
-    `work_stealing: false` leaves the batches as they were split; `request_finish_ratio` ends decode
-    once that share of the requests it began with has finished. `variant: code` is the public code:
-    prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096; the even
-    split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192 count
-    as saturated; the end of decode is looked for at one batch a round.
+    Ablations: `kv_occupancy_ratio`, `work_stealing`, `request_finish_ratio`. `variant: code` is the
+    public code: prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096;
+    the even split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192
+    count as saturated; the end of decode is looked for at one batch a round.
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -164,13 +159,27 @@ class TDPipe(Policy):
     }
 
     predictor: str | Mapping[str, Any] = "oracle"
+    """Who foretells output lengths: oracle, mean, {kind: noisy, accuracy}, or {kind: classifier,
+    path}.
+    """
     future_points: FuturePoints | None = None
+    """Decode steps from now at which the predicted use of the pages has to fit; null: 32, 64, ...
+    1024.
+    """
     work_stealing: bool = True
+    """Whether decode batches are evened out as they return."""
     kv_occupancy_ratio: Share | None = None
+    """The share of the pages in use that ends prefill; null: the prediction."""
     request_finish_ratio: Share | None = None
+    """The share of its requests that have ended which ends decode; null: the intensities."""
     variant: Literal["paper", "code"] = "paper"
+    """`paper`: as printed; `code`: as the authors' package; `reading`: the paper with the package's
+    integer rules.
+    """
     max_num_batched_tokens: Count = 2048
+    """Most tokens of a micro-batch; null: `max_model_len`."""
     max_batch_rows: Count | None = None
+    """Most rows of a micro-batch: decodes, and chunks of prompts; null: no limit."""
     prefill_s: Callable[[int], float] | None = None
     decode_s: DecodeTime | None = None
 

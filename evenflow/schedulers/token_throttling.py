@@ -261,10 +261,8 @@ class TokenThrottling(Policy):
     is nothing to balance, and the budget is `max_prefill`.
 
     Ablations: `use_wt`, `use_ut`; `coupled` (w/ CK) is Sarathi-Serve's policy with a budget of
-    `max_prefill`. `victim` of a preemption: the `latest` returned decode, or the one with
-    `most_pages`. `reserve`: `threshold` keeps `kv_thresh` of the pages; `adaptive` keeps what the
-    running decodes are expected to need times a ratio, which starts at 0.7, falls by 0.002 a call
-    to 0.1, and rises by 0.05 with each preemption.
+    `max_prefill`. `reserve: adaptive` keeps what the running decodes are expected to need times a
+    ratio, which starts at 0.7, falls by 0.002 a call to 0.1 and rises by 0.05 with a preemption.
 
     `variant`: `reading` is the above; `paper` is equations 1 to 4 as printed, where `min_prefill`
     is a floor of the whole and pages do not cap the budget; `code` is the package gllm-rt
@@ -281,16 +279,29 @@ class TokenThrottling(Policy):
     }
 
     iterations: Count = 8
+    """#T: micro-batches over which the waiting prompt tokens are spread."""
     max_prefill: Count = 2048
+    """MaxP: most prompt tokens of a micro-batch."""
     min_prefill: Annotated[int, Field(ge=0)] = 32
+    """MinP: fewest prompt tokens of a micro-batch, if so many wait."""
     kv_thresh: Fraction = 0.05
+    """KVthresh: the share of free pages below which no prompt is computed."""
     use_wt: bool = True
+    """Whether waiting tokens throttle prefill (WT), over `iterations` micro-batches."""
     use_ut: bool = True
+    """Whether the use of the pages throttles prefill (UT)."""
     coupled: bool = False
+    """Whether prompts and decodes share one budget of `max_prefill` (CK)."""
     victim: Literal["latest", "most_pages"] = "latest"
+    """Who is preempted: the decode that returned last, or has most pages."""
     reserve: Literal["threshold", "adaptive"] = "threshold"
+    """Pages kept for decodes: `kv_thresh` of all, or what they are expected to need."""
     max_batch_rows: Count | None = None
+    """Most rows of a micro-batch: decodes, and chunks of prompts; null: no limit."""
     variant: Variant = "reading"
+    """`paper`: as printed; `code`: as the authors' package; `reading`: the paper with the package's
+    integer rules.
+    """
 
     def __post_init__(self) -> None:
         self.pipelined_chunks = True

@@ -30,10 +30,15 @@ class VLLM(Policy):
     }
 
     max_num_batched_tokens: Count | None = None
+    """Most tokens of a micro-batch; null: `max_model_len`."""
     max_num_seqs: Count = 256
+    """Most requests that are admitted at a time."""
     watermark: Fraction = 0.01
+    """The share of the pages that an admission leaves free."""
     max_batch_rows: Count | None = None
+    """Most rows of a micro-batch: decodes, and chunks of prompts; null: no limit."""
     max_model_len: Count | None = None
+    """Most tokens of a request; null: the run's."""
 
     def __post_init__(self) -> None:
         budget = self.max_num_batched_tokens or self.max_model_len

@@ -58,18 +58,23 @@ class VLLMV1(Policy):
     Chunks of a prompt follow one another without waiting for the last to return. Pages come with
     each chunk; a prompt is only admitted if all of it would fit now, `watermark` of the pages left
     free once anything runs. When a page is missing, the last admitted is preempted, in flight or
-    not, and this step admits nobody. `async_scheduling`, with the model runner of that version (v1:
-    one stage only): a decode goes again before its last token is there. `scheduling_policy:
-    priority`: requests wait, and are preempted, the lower `priority` first, then by arrival.
+    not, and this step admits nobody. Those of one `priority` go by arrival.
     """
 
     search_space: ClassVar[SearchSpace] = VLLM.search_space
 
     max_num_batched_tokens: Count = 2048
+    """Most tokens of a micro-batch; null: `max_model_len`."""
     max_num_seqs: Count = 256
+    """Most requests that are admitted at a time."""
     watermark: Fraction = 0.0
+    """The share of the pages that an admission leaves free."""
     async_scheduling: Literal[False, "v1", "v2"] = False
+    """Which model runner schedules a decode again before its last token is there; v1 does so on one
+    stage only.
+    """
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Who is first, and preempted last: who came first, or has the lowest `priority`."""
     depth: int = 1
 
     def __post_init__(self) -> None:
@@ -134,6 +139,9 @@ class VLLMBalanced(VLLMV1):
     """
 
     share: Literal["seats", "decodes", "tokens"] = "seats"
+    """What of a micro-batch is shared out over the stages: the requests that may be admitted, the
+    decodes, or all tokens.
+    """
 
     def limits(self, view: View) -> tuple[int, int]:
         decodes, tokens = super().limits(view)

@@ -138,9 +138,8 @@ def schema_command(
     ] = False,
 ) -> None:
     """Print the JSON schema of a RUN.yaml or SWEEP.yaml, by which editors complete its keys."""
-    from experiments.run_file.reference import reference
     from experiments.run_file.run import RunConfig
-    from experiments.run_file.schema import schema
+    from experiments.run_file.schema import reference, schema
     from experiments.study.sweep_file import SweepConfig
 
     schemas = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}

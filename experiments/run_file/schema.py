@@ -1,92 +1,45 @@
-"""The keys of RUN.yaml and SWEEP.yaml as a JSON schema and as tables, from the classes that check.
+"""The keys of RUN.yaml and SWEEP.yaml as a JSON schema and, from that, as a reference in Markdown.
 
-A key's description is the text below it in its class; of a policy's parameter, it is here.
+Both follow from the classes that check a file, and from the policies. A key's or parameter's
+description is the text below it in its class.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
+import re
 import textwrap
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from evenflow.compiled import docstring
+from evenflow.compiled import docstring, written
+from evenflow.errors import MOST
 from evenflow.keys import Keys
 from evenflow.schedulers import POLICIES, parameters, policy
-from evenflow.schedulers.limits import declared
+from evenflow.schedulers.limits import Policy, declared
 from evenflow.specs.gpu import GpuSpec, gpus, links
 from evenflow.specs.model import models
+from experiments.report.tables import markdown_table
 from experiments.run_file.pools import POOLED
 
 Json = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-PARAMETERS = {
-    "max_num_seqs": "Most requests that are admitted at a time.",
-    "max_num_batched_tokens": "Most tokens of a micro-batch; null: `max_model_len`.",
-    "max_batch_rows": "Most rows of a micro-batch: decodes, and chunks of prompts; null: no limit.",
-    "max_model_len": "Most tokens of a request; null: the run's.",
-    "watermark": "The share of the pages that an admission leaves free.",
-    "padded": "Whether each request costs as much as the longest of its batch.",
-    "async_scheduling": "Which model runner schedules a decode again before its last token is "
-    "there; v1 does so on one stage only.",
-    "scheduling_policy": "Who is first, and preempted last: who came first, or has the lowest "
-    "`priority`.",
-    "token_budget": "Most tokens of a micro-batch that has chunks; auto: most that keep "
-    "`tbt_slo_s`.",
-    "tbt_slo_s": "Seconds between tokens that `token_budget: auto` keeps by the cost model.",
-    "mode": "Chunks beside decodes; chunks and decodes in turns; or whole prompts beside decodes.",
-    "share": "What of a micro-batch is shared out over the stages: the requests that may "
-    "be admitted, the decodes, or all tokens.",
-    "chunked_prefill_size": "Most prompt tokens of a micro-batch; longer prompts are cut.",
-    "max_prefill_tokens": "Most prompt tokens that are admitted in a micro-batch.",
-    "max_running_requests": "Most requests that are admitted at a time.",
-    "pp_max_micro_batch_size": "Most requests of a slot; null: an even part of "
-    "`max_running_requests`.",
-    "schedule_conservativeness": "How much of the output that clients allow is kept free for the "
-    "running decodes: 0.7 times this ratio at first, less with each step.",
-    "schedule_policy": "Who is first: who came first, or has the longest prefix in the cache.",
-    "mixed_chunk": "Whether decodes go beside chunks of prompts.",
-    "dynamic_chunking": "Whether chunks get shorter as a prompt's context grows.",
-    "prefill_decode_interval": "Micro-batches that admit nobody after one of prompts.",
-    "scheduler_recv_interval": "Steps of decodes after which requests that came are seen.",
-    "overlap": "Whether a batch is chosen before the last one's outputs are there; null: on one "
-    "stage.",
-    "iterations": "#T: micro-batches over which the waiting prompt tokens are spread.",
-    "max_prefill": "MaxP: most prompt tokens of a micro-batch.",
-    "min_prefill": "MinP: fewest prompt tokens of a micro-batch, if so many wait.",
-    "kv_thresh": "KVthresh: the share of free pages below which no prompt is computed.",
-    "use_wt": "Whether waiting tokens throttle prefill (WT), over `iterations` micro-batches.",
-    "use_ut": "Whether the use of the pages throttles prefill (UT).",
-    "coupled": "Whether prompts and decodes share one budget of `max_prefill` (CK).",
-    "victim": "Who is preempted: the decode that returned last, or has most pages.",
-    "reserve": "Pages kept for decodes: `kv_thresh` of all, or what they are expected to need.",
-    "variant": "`paper`: as printed; `code`: as the authors' package; `reading`: the paper with "
-    "the package's integer rules.",
-    "predictor": "Who foretells output lengths: oracle, mean, {kind: noisy, accuracy}, or {kind: "
-    "classifier, path}.",
-    "future_points": "Decode steps from now at which the predicted use of the pages has to fit; "
-    "null: 32, 64, ... 1024.",
-    "work_stealing": "Whether decode batches are evened out as they return.",
-    "kv_occupancy_ratio": "The share of the pages in use that ends prefill; null: the prediction.",
-    "request_finish_ratio": "The share of its requests that have ended which ends decode; null: "
-    "the intensities.",
-}
-"""What the parameters of the policies mean, by the names they have in engines and papers."""
-
 
 @cache
 def below_keys(cls: type) -> dict[str, str]:
     """Return the text below each key in a class and in those that it extends."""
     found: dict[str, str] = {}
-    for each in reversed([each for each in cls.__mro__ if issubclass(each, Keys | GpuSpec)]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+    for each in reversed([one for one in cls.__mro__ if issubclass(one, Keys | GpuSpec | Policy)]):
+        body = written(each) or ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
         assert isinstance(body, ast.ClassDef)
         for key, text in zip(body.body, body.body[1:], strict=False):
             match key, text:
@@ -94,18 +47,8 @@ def below_keys(cls: type) -> dict[str, str]:
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(words))),
                 ):
-                    found[name] = one_line(words)
+                    found[name] = " ".join(words.split())
     return found
-
-
-def one_line(text: str) -> str:
-    """Return a text with its lines joined."""
-    return " ".join(text.split())
-
-
-def first_sentence(docstring: str | None) -> str:
-    """Return what a class is, which its docstring begins with."""
-    return one_line((docstring or "").split("\n\n")[0])
 
 
 class _Described(GenerateJsonSchema):
@@ -131,11 +74,10 @@ class _Described(GenerateJsonSchema):
 
 
 def _described(made: Json, cls: type) -> Json:
-    about = first_sentence(cls.__doc__)
+    about = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     below = below_keys(cls) | {"kind": about}
     for name, each in made.get("properties", {}).items():
-        text = below.get(name) or PARAMETERS.get(name, "")
-        made["properties"][name] = {"description": text, **each}
+        made["properties"][name] = {"description": below.get(name, ""), **each}
     return made | {"description": about}
 
 
@@ -179,8 +121,11 @@ OWN_POLICY: Json = {
 def _parameters_of(name: str) -> type[BaseModel]:
     """Return a policy's parameters, as it declares them, as a class."""
     cls = policy(name)
-    types = declared(cls)
-    keys: Any = {key: (types[key], each.default) for key, each in parameters(cls).items()}
+    types, below = declared(cls), below_keys(cls)
+    keys: Any = {
+        key: (types[key], Field(each.default, description=below.get(key, "")))
+        for key, each in parameters(cls).items()
+    }
     made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **keys)
     made.__doc__ = docstring(cls)
     return made
@@ -233,3 +178,137 @@ def _names() -> dict[str, list[str]]:
         "scheduler": [*POLICIES, *POOLED],
         **dict.fromkeys(("link", "all_reduce", "transfer_link"), of_links),
     }
+
+
+# -- the reference, which knows no key -------------------------------------------------------------
+
+HEAD = """# RUN.yaml and SWEEP.yaml: every key
+
+`make reference` writes this page, [run.schema.json](run.schema.json) and
+[sweep.schema.json](sweep.schema.json) from the classes that check a file. An editor with a YAML
+language server completes and explains keys as you type, once the schema is beside your file and
+named in its first line (tried with yaml-language-server 1.25.0):
+
+```console
+$ evenflow init RUN.yaml
+$ evenflow schema run
+```
+
+```text
+# yaml-language-server: $schema=run.schema.json
+```
+
+A key without a *default* has to be given. A default of `null` means what the key's line says of it.
+A bare word may stand for a mapping: `costs: roofline` is `costs: {kind: roofline}`, and
+`scheduler: sarathi` is `scheduler: {name: sarathi}`.
+"""
+
+
+def reference(files: Mapping[str, Json]) -> str:
+    """Return the reference of the keys of some files, whose schemas are given by name."""
+    parts = [HEAD.rstrip()]
+    titles: dict[str, str] = {}
+    for name, schema in files.items():
+        new = {key: title for key, title in _titles(schema).items() if key not in titles}
+        titles |= new
+        parts += [f"## {name}", schema["description"], _table(schema, titles)]
+        for key, title in new.items():
+            mapping = schema["$defs"][key]
+            parts += [f"### {title}", mapping["description"], _table(mapping, titles)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _titles(schema: Json) -> dict[str, str]:
+    """Return a title for each mapping below a file's keys: the key that holds it, and its kind."""
+    titles: dict[str, str] = {}
+
+    def visit(dotted: str, part: Json) -> None:
+        known = {name: schema["$defs"][name] for name in _references(part) if name not in titles}
+        known = {
+            name: each for name, each in known.items() if "properties" in each or "anyOf" in each
+        }
+        titles.update(
+            {name: dotted + _kind(each) for name, each in known.items() if "properties" in each}
+        )
+        for each in known.values():
+            if "anyOf" in each:
+                visit(dotted, each)
+            for key, value in each.get("properties", {}).items():
+                visit(f"{dotted}.{key}", value)
+
+    for key, value in schema["properties"].items():
+        visit(key, value)
+    return titles
+
+
+def _references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        yield from [part["$ref"].rpartition("/")[2]] if "$ref" in part else []
+        part = list(part.values())
+    if isinstance(part, list):
+        for each in part:
+            yield from _references(each)
+
+
+def _kind(mapping: Json) -> str:
+    consts = (mapping["properties"].get(key, {}).get("const") for key in ("kind", "name"))
+    return "".join(f": {each}" for each in consts if each)
+
+
+def _table(mapping: Json, titles: Mapping[str, str]) -> str:
+    required = mapping.get("required", ())
+    rows = []
+    for key, value in mapping["properties"].items():
+        if "const" not in value:  # the title says it
+            given = key in required or "default" not in value
+            default = "" if given else _default(value["default"])
+            rows.append((f"`{key}`", _values(value, titles), default, value["description"]))
+    heads = ("key", "values", "default", "what it is")
+    return markdown_table(heads, rows).rstrip() if rows else "No other keys."
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value.get("kind", value.get("name", {}))
+        return f"`{value}`" if value else "as below"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def _values(part: Json, titles: Mapping[str, str]) -> str:
+    """Return in words which values a key takes."""
+    if "$comment" in part:
+        return str(part["$comment"]).removesuffix(f" and at most {MOST}")
+    if "anyOf" in part:
+        found = dict.fromkeys(_values(each, titles) for each in part["anyOf"])
+        return " or ".join(each for each in found if each)
+    if "$ref" in part:
+        title = titles.get(part["$ref"].rpartition("/")[2])
+        anchor = re.sub(r"[^a-z0-9 _-]", "", (title or "scheduler: static").lower())
+        return f"[{title or 'a policy'}](#{anchor.replace(' ', '-')})"
+    if "const" in part or "enum" in part:
+        return ", ".join(f"`{each}`" for each in part.get("enum", [part.get("const")]))
+    if part.get("type") == "array":
+        return f"a list of: {_values(part['items'], titles)}"
+    if part.get("type") == "object" and isinstance(part.get("additionalProperties"), dict):
+        keys = part.get("propertyNames")
+        of = f" of {_values(keys, titles)}" if keys else ""
+        return f"a mapping{of} to: {_values(part['additionalProperties'], titles)}"
+    return f"{TYPES.get(part.get('type', ''), 'any')}{_bounds(part)}"
+
+
+TYPES = {
+    "array": "a list",
+    "boolean": "true, false",
+    "integer": "a whole number",
+    "null": "null",
+    "number": "a number",
+    "object": "a mapping",
+    "string": "a text",
+}
+
+BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def _bounds(part: Json) -> str:
+    found = [f"{sign} {part[key]:,}" for key, sign in BOUNDS.items() if part.get(key, 1e12) < 1e12]
+    return "".join(f" {each}" for each in [" and ".join(found)] if each)

@@ -28,7 +28,7 @@ from experiments.reproduce.reproduce import Reproduced
 from experiments.reproduce.reproduce import reproduce as reproduce_entries
 from experiments.reproduce.write import write as write_reproduced
 from experiments.run_file.build import load_workload
-from experiments.run_file.inputs import inputs_of
+from experiments.run_file.files import inputs_of
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, patched, read
 from experiments.runs import GivenPolicy, Job, Save, run_job, write_run

@@ -176,7 +176,7 @@ def simulate(
     from experiments.report.folder import staged
     from experiments.report.tables import write_summaries
     from experiments.run_file.build import load_workload
-    from experiments.run_file.inputs import inputs_of
+    from experiments.run_file.files import inputs_of
     from experiments.run_file.run import load_config
     from experiments.runs import Job, run_job, without_causes, write_run
 
@@ -246,7 +246,7 @@ def compare(
     """Simulate several schedulers, or published systems, on the same requests, side by side."""
     from experiments.cli.terminal import print_folder, print_outcomes, progress
     from experiments.report.folder import staged
-    from experiments.run_file.inputs import inputs_of
+    from experiments.run_file.files import inputs_of
     from experiments.run_file.run import load_config
     from experiments.study.compare import line_up, parse_schedulers, run_all
     from experiments.systems import parse_systems

@@ -54,7 +54,7 @@ def validate_command(
     """Serve one configuration several times, simulate it, and print how far they are apart."""
     from experiments.real import job_of
     from experiments.report.folder import check_folder, staged
-    from experiments.run_file.inputs import inputs_of
+    from experiments.run_file.files import inputs_of
     from experiments.study.compare import line_up, parse_schedulers
     from experiments.validation.validate import validate
     from experiments.validation.write import markdown, print_validation, write_validation

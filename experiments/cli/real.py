@@ -29,7 +29,7 @@ def run_command(
     from experiments.cli.terminal import progress
     from experiments.real import job_of, serve_into
     from experiments.report.folder import staged
-    from experiments.run_file.inputs import inputs_of
+    from experiments.run_file.files import inputs_of
 
     job = job_of(run, set_ or (), engine=engine, say=partial(typer.echo, err=True))
     folder = out or Path("out") / f"{run.stem}-run"

@@ -138,7 +138,7 @@ def capacity_command(
 ) -> None:
     """Find the largest request rate that keeps limits on latency."""
     from experiments.report.tables import print_table
-    from experiments.run_file.inputs import inputs_of
+    from experiments.run_file.files import inputs_of
     from experiments.run_file.run import load_config
     from experiments.study.capacity import Question, capacity, knee_rows, sentences
     from experiments.study.layouts import on_gpus, parse_gpus

@@ -22,7 +22,7 @@ from evenflow.schedulers import POOLED
 from evenflow.specs.gpu import gpu, gpus, links
 from evenflow.types import Request
 from experiments.run_file.build import Workload, load_workload
-from experiments.run_file.policy_folders import make_importable
+from experiments.run_file.files import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, long_form, patched

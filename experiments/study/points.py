@@ -35,7 +35,7 @@ from experiments.outcome import Outcome
 from experiments.provenance import code_version
 from experiments.report.folder import SCRATCH
 from experiments.run_file.build import Workload, load_workload, reads_text
-from experiments.run_file.inputs import files_of
+from experiments.run_file.files import files_of
 from experiments.run_file.run import RunConfig
 from experiments.runs import Job, run_job
 

@@ -18,7 +18,7 @@ from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
 from evenflow.keys import Keys, expect, needed
 from experiments.run_file import yaml_file
 from experiments.run_file.build import build
-from experiments.run_file.policy_folders import make_importable
+from experiments.run_file.files import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, KeyPath, Patch, checked, find, flat

@@ -31,7 +31,7 @@ from experiments.report.style import colour
 from experiments.report.tables import columns_of, write_json, write_table
 from experiments.report.words import cause_label
 from experiments.run_file.build import load_workload
-from experiments.run_file.policy_folders import make_importable
+from experiments.run_file.files import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, mistakes, patched

@@ -61,11 +61,7 @@ class Poisson(Keys):
     """
 
     def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
-        return at_rate(
-            np.cumsum(_stream(seed).standard_exponential(n)),
-            self.rate,
-            self.rescale,
-        )
+        return at_rate(np.cumsum(_unit_gaps(n, seed)), self.rate, self.rescale)
 
 
 class Gamma(Keys):
@@ -85,7 +81,8 @@ class Gamma(Keys):
         if math.isinf(self.burstiness):
             gaps = np.ones(n)
         else:
-            gaps = _stream(seed).standard_gamma(self.burstiness, n) / self.burstiness
+            stream = random_stream(seed, "arrivals")
+            gaps = stream.standard_gamma(self.burstiness, n) / self.burstiness
         return at_rate(np.cumsum(gaps), self.rate, self.rescale)
 
 
@@ -102,7 +99,7 @@ class OnOff(Keys):
 
     def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
         rate_while_on = self.rate * (self.on_s + self.off_s) / self.on_s
-        busy_s = np.cumsum(_stream(seed).standard_exponential(n)) / rate_while_on
+        busy_s = np.cumsum(_unit_gaps(n, seed)) / rate_while_on
         return busy_s + np.floor(busy_s / self.on_s) * self.off_s
 
 
@@ -188,19 +185,16 @@ def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:
 
     So a preempted one finds what is left of its pages, and one that comes again its prompt.
     """
-    return [
-        request if request.prefix is not None else replace(request, prefix=_own_prefix(request))
-        for request in requests
-    ]
+
+    def known(request: Request) -> Request:
+        tokens = request.prompt_tokens + request.output_tokens
+        return replace(request, prefix=Prefix((request.request_id,), tokens, tokens))
+
+    return [known(request) if request.prefix is None else request for request in requests]
 
 
-def _own_prefix(request: Request) -> Prefix:
-    tokens = request.prompt_tokens + request.output_tokens
-    return Prefix((request.request_id,), tokens, tokens)
-
-
-def _stream(seed: int) -> np.random.Generator:
-    return random_stream(seed, "arrivals")
+def _unit_gaps(n: int, seed: int) -> Floats:
+    return random_stream(seed, "arrivals").standard_exponential(n)
 
 
 def at_rate(unit_rate_times: Floats, rate: float, rescale: bool) -> Floats:

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Literal, NamedTuple, Protocol, TextIO, cast
+from typing import BinaryIO, Literal, NamedTuple, TextIO, cast
 
 from evenflow.errors import UsageError, instead_of, once
 from evenflow.files import load_tokenizer, require_file
@@ -182,12 +182,9 @@ PROMPT, OUTPUT = "input_token_length", "output_token_length"
 
 
 class ShareGpt:
-    """Reads both shapes of entry; text needs `source.count_tokens`."""
+    """Reads both shapes of entry, as `Table` does lines; text needs `source.count_tokens`."""
 
-    layout: Literal["json"] = "json"
-    columns: tuple[str, ...] = ("conversations",)
-    ticks_per_s: int = 1
-    block_tokens: int = 0
+    layout, columns, ticks_per_s, block_tokens = "json", ("conversations",), 1, 0
 
     def rows(self, source: Source) -> Iterator[Row]:
         """Yield a row an entry. Raises UsageError naming the entry (from 1) that is wrong."""
@@ -276,7 +273,6 @@ TIMESTAMP = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII
 )
 
-Layout = Literal["csv", "jsonl", "json"]
 Ticks = int | float
 
 
@@ -307,27 +303,11 @@ def timestamp(column: str, value: object) -> int:
     return (since.days * 86400 + since.seconds) * NANOSECONDS_PER_S + nanoseconds
 
 
-class Reader(Protocol):
-    """Reads one format. `columns` must all be in the file; a row's time has `ticks_per_s`.
-
-    A row's blocks have `block_tokens` tokens each; 0: the format has none.
-    """
-
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def columns(self) -> Sequence[str]: ...
-    @property
-    def ticks_per_s(self) -> int: ...
-    @property
-    def block_tokens(self) -> int: ...
-    def rows(self, source: Source) -> Iterator[Row]: ...
-
-
 class Table(NamedTuple):
     """A format with one request a line, in named columns (csv) or keys (jsonl).
 
-    `time` is the column of arrival times (None: the format has none) and `ticks_per_s` its unit.
+    All of `columns` must be in the file. `time` is the column of arrival times (None: the format
+    has none) and `ticks_per_s` its unit.
     `no_output` says why a row without output tokens is dropped. `blocks` is the column, if there is
     one, that names the content of each `block_tokens` tokens of the prompt. A file of any such
     format may have the columns `max_new`, the output that the client allows, and `priority`.
@@ -429,7 +409,7 @@ def missing_column(name: str, found: Sequence[str], required: Sequence[str]) -> 
     return f'no column "{name}" among {", ".join(found) or "none"}; needed: {", ".join(required)}'
 
 
-FORMATS: Mapping[str, Reader] = MappingProxyType(
+FORMATS: Mapping[str, Table | ShareGpt] = MappingProxyType(
     {
         "azure": Table(
             "csv", "ContextTokens", "GeneratedTokens", "TIMESTAMP", NANOSECONDS_PER_S, timestamp

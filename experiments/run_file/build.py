@@ -23,12 +23,11 @@ from evenflow.specs.model import ModelSpec, in_precision, model
 from evenflow.types import Request, Scheduler
 from evenflow.world import Link, World
 from experiments.run_file.costs import Hardware, MadeCosts
-from experiments.run_file.links import hops_of
-from experiments.run_file.policy_folders import make_importable
+from experiments.run_file.files import make_importable
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import Workload
 from experiments.run_file.yaml_file import find
-from traces import Closed, with_own_prefixes
+from traces import with_own_prefixes
 
 if TYPE_CHECKING:
     from evenflow.pools import PooledWorld
@@ -117,13 +116,7 @@ def _build_pools(
     Where policies of several pools predict lengths, the last pool's predictions hold.
     """
     from evenflow.pools import PooledWorld
-    from experiments.run_file.pools import (
-        MixedPoolConfig,
-        divide,
-        run_of_pool,
-        system,
-        transfer_link,
-    )
+    from experiments.run_file.pools import divide, run_of_pool, system, transfer_link
 
     given = system(config.scheduler)
     for key, plain in (("virtual_engines", False), ("replicas", None), ("data_parallel", 1)):
@@ -144,14 +137,13 @@ def _build_pools(
         name: replace(pool.world, requests=(), concurrency=None) for name, pool in built.items()
     }
     link = transfer_link(config, given, model_of(config, beside))
-    mixed = pools.get("mixed")
     world = PooledWorld(
         requests=requests,
         **worlds,
         link=link,
         watermark=given.watermark,
-        borrow_tokens=mixed.borrow_tokens if isinstance(mixed, MixedPoolConfig) else 0,
-        concurrency=_concurrency(config),
+        borrow_tokens=getattr(pools.get("mixed"), "borrow_tokens", 0),
+        concurrency=config.workload.concurrency,
     )
     facts = {name: pool.deployment for name, pool in built.items()}
     deployment = {"pools": facts, "kv_bytes_per_token": link.bytes_per_token}
@@ -184,6 +176,8 @@ def _build_world(
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
     known = with_own_prefixes if config.kv.prefix_cache else list
+    waits, engines = config.attention_dp_config, config.virtual_engines
+    engines = config.num_stages if engines is True else int(engines) or 1
     world = World(
         requests=known(predicted(requests, texts)),
         make_scheduler=make,
@@ -193,17 +187,15 @@ def _build_world(
         max_model_len=max_model_len,
         page_tokens=config.kv.page_tokens,
         max_in_flight=_cap(config, scheduler),
-        virtual_engines=_engines(config) if groups == 1 else groups,
+        virtual_engines=engines if groups == 1 else groups,
         lock_step=groups > 1,
-        prompt_wait=None
-        if config.attention_dp_config is None
-        else config.attention_dp_config.make(),
+        prompt_wait=None if waits is None else waits.make(),
         dispatch=config.dispatch,
         pipelined_chunks=config.pipelined_chunks,
         overheads=config.overheads(made.host),
         link=link,
         hop_links=hop_links,
-        concurrency=_concurrency(config),
+        concurrency=config.workload.concurrency,
         speculation=None if speculative is None else speculative.make(),
         replicas=1 if config.replicas is None else config.replicas.count,
         router="round_robin" if config.replicas is None else config.replicas.router,
@@ -223,8 +215,7 @@ def _hops(config: RunConfig, made: MadeCosts) -> tuple[Link | None, tuple[Link, 
     if config.link is None and made.hop is not None:
         latency_s, per_byte_s = made.hop
         return Link(token_bytes * per_byte_s, latency_s), None
-    near, nodes, _ = config.wires
-    return hops_of(near, nodes, config.num_stages, config.stage_gpus, token_bytes)
+    return config.wires.hops(config.num_stages, config.stage_gpus, token_bytes)
 
 
 def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:
@@ -256,6 +247,10 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
     if config.gpu is None:
         split_layers(spec.num_layers, config.stages)
         return None
+
+    def draft_of(name: str) -> ModelSpec:
+        return spec.mtp() if name == "mtp" else model(find(name, beside))
+
     draft = None if config.speculative is None else config.speculative.draft_model
     return Deployment(
         spec,
@@ -266,13 +261,9 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         page_tokens=config.kv.page_tokens,
         expert_parallel=config.expert_parallel,
         data_parallel=config.data_parallel,
-        draft=None if draft is None else _draft(draft, spec, beside),
+        draft=None if draft is None else draft_of(draft),
         verified_tokens=1 if config.speculative is None else config.speculative.k + 1,
     )
-
-
-def _draft(name: str, target: ModelSpec, beside: Path) -> ModelSpec:
-    return target.mtp() if name == "mtp" else model(find(name, beside))
 
 
 def _layers(config: RunConfig, spec: ModelSpec, gpu_keys: str | dict[str, Any]) -> tuple[int, ...]:
@@ -346,18 +337,6 @@ def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
     return config.num_stages + (getattr(scheduler, "decodes_ahead", None) is not None)
 
 
-def _engines(config: RunConfig) -> int:
-    if isinstance(config.virtual_engines, bool):
-        return config.num_stages if config.virtual_engines else 1
-    return config.virtual_engines
-
-
-def _concurrency(config: RunConfig) -> int | None:
-    """Return how many requests a closed loop holds; None for open arrivals."""
-    arrivals = config.workload.arrivals
-    return arrivals.concurrency if isinstance(arrivals, Closed) else None
-
-
 UNTOLD = ("fp8_tflops", "fp4_tflops", "p95_error")
 """What of a GPU the seconds of 16-bit models do not follow from."""
 
@@ -380,14 +359,11 @@ def _deployment_facts(world: World, deployment: Deployment | None) -> dict[str, 
     }
     if deployment is None:
         return facts
+    stages = range(deployment.depth)
     return facts | {
         "layers_per_stage": list(deployment.layers_per_stage),
-        "weight_bytes_per_gpu": _per_stage(deployment.depth, deployment.weight_bytes),
-        "activation_bytes_per_gpu": _per_stage(deployment.depth, deployment.activation_bytes),
-        "kv_bytes_per_token": _per_stage(deployment.depth, deployment.kv_bytes_per_token),
+        "weight_bytes_per_gpu": list(map(deployment.weight_bytes, stages)),
+        "activation_bytes_per_gpu": list(map(deployment.activation_bytes, stages)),
+        "kv_bytes_per_token": list(map(deployment.kv_bytes_per_token, stages)),
         **({"precision": precision} if (precision := deployment.precision()) else {}),
     }
-
-
-def _per_stage(depth: int, quantity: Callable[[int], int]) -> list[int]:
-    return list(map(quantity, range(depth)))

@@ -22,6 +22,7 @@ class LinkKeys(Keys):
 
     KEY: ClassVar[str]
     """The key of the run that holds such a link, for the error messages."""
+    ELSE: ClassVar[str] = ", or a name"
 
     name: str | None = None
     """A name of `evenflow links`; the other keys say what differs."""
@@ -32,24 +33,22 @@ class LinkKeys(Keys):
 
     @model_validator(mode="after")
     def _something_is_known(self) -> Self:
-        if not self.says_which_link:
-            raise needed(self.KEY, f'"{self.KEY}.bandwidth_gb_s", or a name')
+        if not self.says_which_link and getattr(self, "points", None) is None:
+            raise needed(self.KEY, f'"{self.KEY}.bandwidth_gb_s"{self.ELSE}')
         return self
 
     @property
     def says_which_link(self) -> bool:
         return self.name is not None or self.bandwidth_gb_s is not None
 
-    def make(self) -> LinkSpec:
-        """Return the link; UsageError for a name that is not known."""
-        keys = {"latency_us": 0.0} if self.name is None else {}
-        known = {"name", "bandwidth_gb_s", "latency_us"}
-        return link(keys | self.model_dump(include=known, exclude_none=True))
 
-
-def link_spec(name_or_keys: str | LinkKeys) -> LinkSpec:
-    """Return the link that a name or a mapping of the configuration means."""
-    return link(name_or_keys) if isinstance(name_or_keys, str) else name_or_keys.make()
+def link_spec(given: str | LinkKeys) -> LinkSpec:
+    """Return the link that a name or a mapping means; UsageError for an unknown name."""
+    if isinstance(given, str):
+        return link(given)
+    keys = {"latency_us": 0.0} if given.name is None else {}
+    known = {"name", "bandwidth_gb_s", "latency_us"}
+    return link(keys | given.model_dump(include=known, exclude_none=True))
 
 
 class LinkConfig(LinkKeys):
@@ -71,16 +70,11 @@ class AllReduceConfig(LinkKeys):
     """The link between the tensor-parallel GPUs of a stage, as `link`; or measured `points`."""
 
     KEY = "all_reduce"
+    ELSE = ", a name, or points"
     points: Annotated[list[Point], Field(min_length=1)] | None = None
     """Measured pairs [bytes, microseconds] of an all-reduce on this number of GPUs; the link then
     serves the experts' all-to-all only.
     """
-
-    @model_validator(mode="after")
-    def _something_is_known(self) -> Self:
-        if not self.says_which_link and self.points is None:
-            raise needed("all_reduce", '"all_reduce.bandwidth_gb_s", a name, or points')
-        return self
 
 
 NameOrLink = NameOr[str, LinkConfig]
@@ -133,6 +127,45 @@ class Wires(NamedTuple):
     nodes: NodesConfig | None = None
     all_reduce: str | AllReduceConfig | None = None
 
+    def fabric(self, ranks: int) -> Fabric | None:
+        """Return what connects the `ranks` GPUs of a stage; None if no link is known."""
+        points = self.all_reduce.points if isinstance(self.all_reduce, AllReduceConfig) else None
+        within: str | LinkKeys | None = self.all_reduce
+        if within is None or (isinstance(within, LinkKeys) and not within.says_which_link):
+            within = self.link
+        fabric: Fabric | None = None
+        if within is not None:
+            spec = link_spec(within)
+            spans = self.nodes is not None and ranks > self.nodes.gpus
+            fabric = self.nodes.fabric(spec, ranks) if self.nodes and spans else Ring(spec)
+        if points is None:
+            return fabric
+        return Measured([(size, microseconds * 1e-6) for size, microseconds in points], fabric)
+
+    def hops(
+        self, stages: int, ranks: int, token_bytes: float
+    ) -> tuple[Link | None, tuple[Link, ...] | None]:
+        """Return the link of all hops between stages of `ranks` GPUs, or else one for each hop.
+
+        `token_bytes` cross from stage to stage for each token of a micro-batch.
+        """
+        if self.link is None:
+            return None, None
+
+        def timed(spec: LinkSpec, shared: bool = False) -> Link:
+            return Link(token_bytes / (spec.bandwidth_gb_s * 1e9), spec.latency_s, shared)
+
+        shared = isinstance(self.link, LinkConfig) and self.link.shared
+        within = timed(link_spec(self.link), shared)
+        if self.nodes is None:
+            return within, None
+        if shared:
+            where = "there is no one link for all stages where there are nodes"
+            raise UsageError(f"link.shared: {where}")
+        crossed = self.nodes.crossed(stages, ranks)
+        across = timed(link_spec(self.nodes.link))
+        return None, tuple(across if leaves else within for leaves in crossed)
+
 
 _PCIE = Wires("pcie-l20", all_reduce="allreduce-l20")
 _PAIRS = NodesConfig(gpus=2, link="allreduce-a100-pcie")
@@ -159,52 +192,3 @@ in pairs, which meet over PCIe (Sarathi-Serve). No paper has the others: L40S is
 does, H100 and H200 behind a switch of NVLink 4, B200 to GB300 of NVLink 5 (nominal; latency
 assumed; two GPUs that exchange messages by NCCL take about twice as long), the rest on PCIe.
 """
-
-
-def fabric_of(
-    link: str | LinkConfig | None,
-    nodes: NodesConfig | None,
-    ranks: int,
-    all_reduce: str | AllReduceConfig | None = None,
-) -> Fabric | None:
-    """Return what connects the `ranks` GPUs of a stage; None if no link is known."""
-    points = all_reduce.points if isinstance(all_reduce, AllReduceConfig) else None
-    within: str | LinkKeys | None = all_reduce
-    if all_reduce is None or (isinstance(all_reduce, LinkKeys) and not all_reduce.says_which_link):
-        within = link
-    fabric: Fabric | None = None
-    if within is not None:
-        spec = link_spec(within)
-        spans = nodes is not None and ranks > nodes.gpus
-        fabric = nodes.fabric(spec, ranks) if nodes is not None and spans else Ring(spec)
-    if points is None:
-        return fabric
-    return Measured([(size, microseconds * 1e-6) for size, microseconds in points], fabric)
-
-
-def hops_of(
-    link: str | LinkConfig | None,
-    nodes: NodesConfig | None,
-    stages: int,
-    ranks: int,
-    token_bytes: float,
-) -> tuple[Link | None, tuple[Link, ...] | None]:
-    """Return the link of all hops between stages, or else one for each hop.
-
-    `token_bytes` cross from stage to stage for each token of a micro-batch.
-    """
-    if link is None:
-        return None, None
-
-    def timed(spec: LinkSpec, shared: bool = False) -> Link:
-        return Link(token_bytes / (spec.bandwidth_gb_s * 1e9), spec.latency_s, shared)
-
-    shared = isinstance(link, LinkConfig) and link.shared
-    within = timed(link_spec(link), shared)
-    if nodes is None:
-        return within, None
-    if shared:
-        raise UsageError("link.shared: there is no one link for all stages where there are nodes")
-    crossed = nodes.crossed(stages, ranks)
-    across = timed(link_spec(nodes.link))
-    return None, tuple(across if leaves else within for leaves in crossed)

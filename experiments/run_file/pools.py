@@ -12,12 +12,12 @@ from pydantic import BaseModel, Field
 
 from evenflow import schedulers
 from evenflow.errors import UsageError, is_count
-from evenflow.keys import Count, Keys, NameOr, Positive, expect, short_form
+from evenflow.keys import Count, Keys, NameOr, Positive, expect
 from evenflow.pools import TransferLink
 from evenflow.specs.model import ModelSpec
 from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.links import LinkKeys, link_spec
-from experiments.run_file.run import RunConfig, SchedulerConfig, with_
+from experiments.run_file.run import Policy, RunConfig, SchedulerConfig, with_
 from experiments.run_file.yaml_file import Document, checked
 
 
@@ -25,8 +25,6 @@ def _is_stages(value: object) -> bool:
     listed = value if isinstance(value, list) else [value]
     return value is None or (bool(listed) and all(map(is_count, listed)))
 
-
-Policy = Annotated[SchedulerConfig, short_form("name")]
 
 BY_DEFAULT_PREFILL = {"mode": "hybrid_only", "token_budget": 2048}
 
@@ -64,10 +62,6 @@ class PoolConfig(Keys):
     """Pages of the pool; null: as the run, a number by its share of the GPUs."""
     scheduler: Policy
     """The pool's policy."""
-
-    @property
-    def num_stages(self) -> int | None:
-        return len(self.stages) if isinstance(self.stages, list) else self.stages
 
 
 class PrefillPoolConfig(PoolConfig):
@@ -175,7 +169,7 @@ def _flat(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
         elif isinstance(field.default, PoolConfig):
             yield from _flat(type(field.default), f"{key}.")
         elif isinstance(field.default, SchedulerConfig):
-            yield prefix + key, {"name": field.default.name, **field.default.params}
+            yield prefix + key, field.default.written
         else:
             yield prefix + key, field.default
 
@@ -200,24 +194,23 @@ def divide(config: RunConfig, given: DistServeConfig) -> dict[str, Share]:
 
     UsageError unless the pools use exactly the GPUs that any other scheduler would.
     """
-    total = config.num_stages * config.tensor_parallel
-    pools = given.pools()
-    fixed = {
+    total, pools = config.pipeline_gpus, given.pools()
+    shares = {
         name: Share(pool.stages, pool.tensor_parallel or config.tensor_parallel)
         for name, pool in pools.items()
         if pool.stages is not None
     }
-    left = total - sum(share.gpus for share in fixed.values())
-    open_pools = [name for name in pools if name not in fixed]
-    shares = dict(fixed)
+    left = total - sum(share.gpus for share in shares.values())
+    open_pools = [name for name in pools if name not in shares]
     for position, name in enumerate(open_pools):
         gpus = left // (len(open_pools) - position)
         left -= gpus
         shares[name] = _share(config, name, pools[name], gpus)
     used = sum(share.gpus for share in shares.values())
     if used != total:
+        words = ", ".join(f"{name} {share.gpus}" for name, share in shares.items())
         raise UsageError(
-            f"scheduler {config.scheduler.name}: the pools take {used} GPUs ({_words(shares)}); "
+            f"scheduler {config.scheduler.name}: the pools take {used} GPUs ({words}); "
             f"the run has {total}: stages {config.num_stages} x tensor_parallel "
             f"{config.tensor_parallel}"
         )
@@ -229,7 +222,7 @@ def _share(config: RunConfig, name: str, pool: PoolConfig, gpus: int) -> Share:
     if gpus < 1:
         raise UsageError(
             f"scheduler {config.scheduler.name}: no GPU is left for the {name} pool of the "
-            f"{config.num_stages * config.tensor_parallel}; give the run more stages"
+            f"{config.pipeline_gpus}; give the run more stages"
         )
     ranks = pool.tensor_parallel or min(config.tensor_parallel, gpus)
     if gpus % ranks:
@@ -240,21 +233,17 @@ def _share(config: RunConfig, name: str, pool: PoolConfig, gpus: int) -> Share:
     return Share(gpus // ranks, ranks)
 
 
-def _words(shares: Mapping[str, Share]) -> str:
-    return ", ".join(f"{name} {share.gpus}" for name, share in shares.items())
-
-
 def run_of_pool(config: RunConfig, pool: PoolConfig, share: Share) -> RunConfig:
     """Return the configuration of a run that is one pool; UsageError if its keys cannot be.
 
     On 1/n of the GPUs a stage has n times the layers: affine costs are n times as long, and a
     number of pages is divided by n. What follows from the model follows from the layers anyway.
     """
-    part = share.gpus / (config.num_stages * config.tensor_parallel)
+    part = share.gpus / config.pipeline_gpus
     patch: dict[str, Any] = {
         "stages": share.stages,
         "tensor_parallel": share.tensor_parallel,
-        "scheduler": {"name": pool.scheduler.name, **pool.scheduler.params},
+        "scheduler": pool.scheduler.written,
     }
     if pool.gpu is not None:
         patch["gpu"] = pool.gpu

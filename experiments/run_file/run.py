@@ -40,7 +40,6 @@ from experiments.run_file.links import (
     NameOrLink,
     NodesConfig,
     Wires,
-    fabric_of,
     link_words,
 )
 from experiments.run_file.workers import EmulatedWorkers, Workers
@@ -190,6 +189,11 @@ class SchedulerConfig(BaseModel):
     name: Annotated[str, Field(min_length=1)]
     params: dict[str, Any] = {}
 
+    @property
+    def written(self) -> dict[str, Any]:
+        """The name and the parameters, as a RUN.yaml has them."""
+        return {"name": self.name, **self.params}
+
     @model_validator(mode="before")
     @classmethod
     def _gather_params(cls, data: object) -> object:
@@ -200,6 +204,8 @@ class SchedulerConfig(BaseModel):
             **({"name": data["name"]} if "name" in data else {}),
         }
 
+
+Policy = Annotated[SchedulerConfig, short_form("name")]
 
 InMilliseconds = Annotated[
     Limit,
@@ -297,7 +303,7 @@ class RunConfig(Keys):
     """Speculative decoding; null: none."""
     replicas: ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
-    scheduler: Annotated[SchedulerConfig, short_form("name")]
+    scheduler: Policy
     """The policy and its parameters: a name of `evenflow schedulers`, or module:Class."""
     workload: WorkloadConfig
     """Which requests come, and when."""
@@ -311,7 +317,7 @@ class RunConfig(Keys):
         return data
 
     @model_validator(mode="after")
-    def _model_and_gpu_where_needed(self) -> Self:
+    def _what_needs_what(self) -> Self:
         draft = None if self.speculative is None else self.speculative.draft_model
         needs = (
             (f"costs.kind: {self.costs.kind}", True, self.costs.NEEDS),
@@ -328,30 +334,27 @@ class RunConfig(Keys):
             ("kv.swap", self.kv.swap, ("model",)),
             (f"workers.kind: {self.workers.kind}", self.workers.kind != "emulated", ("model",)),
         )
-        for reason, applies, keys in needs:
-            for key in keys:
-                if applies and getattr(self, key) is None:
-                    raise needed(reason, f'"{key}"')
-        return self
-
-    @model_validator(mode="after")
-    def _cpu_time_of_a_profile(self) -> Self:
-        if self.runtime == "profile" and self.costs.kind != "profile":
-            raise needed("runtime: profile", '"costs.kind: profile"')
-        return self
-
-    @model_validator(mode="after")
-    def _caches_that_stay_warm(self) -> Self:
-        if self.workload.after and not self.kv.prefix_cache:
-            raise needed("workload.after", '"kv.prefix_cache: true"')
-        return self
-
-    @model_validator(mode="after")
-    def _one_kind_of_engines(self) -> Self:
-        if self.data_parallel > 1 and self.virtual_engines:
-            raise needed("data_parallel", '"virtual_engines: false"')
-        if self.attention_dp_config is not None and self.data_parallel == 1:
-            raise needed("attention_dp_config", '"data_parallel" of 2 or more')
+        unmet = [
+            (reason, f'"{key}"')
+            for reason, applies, keys in needs
+            for key in keys
+            if applies and getattr(self, key) is None
+        ]
+        measured, groups = self.costs.kind == "profile", self.data_parallel
+        asks_for_turns, earlier = self.attention_dp_config is not None, bool(self.workload.after)
+        others = (
+            (
+                "runtime: profile",
+                self.runtime == "profile" and not measured,
+                '"costs.kind: profile"',
+            ),
+            ("workload.after", earlier and not self.kv.prefix_cache, '"kv.prefix_cache: true"'),
+            ("data_parallel", groups > 1 and self.virtual_engines, '"virtual_engines: false"'),
+            ("attention_dp_config", asks_for_turns and groups == 1, '"data_parallel" of 2 or more'),
+        )
+        unmet += [(reason, key) for reason, lacks, key in others if lacks]
+        for reason, key in unmet:
+            raise needed(reason, key)
         return self
 
     @property
@@ -402,8 +405,7 @@ class RunConfig(Keys):
 
     def fabric(self) -> Fabric | None:
         """Return what connects the GPUs of a stage; None if no link is known."""
-        link, nodes, all_reduce = self.wires
-        return fabric_of(link, nodes, self.stage_gpus, all_reduce)
+        return self.wires.fabric(self.stage_gpus)
 
     def setup(self) -> str:
         """Say in a line what is simulated on what, and which of it nobody chose: "(default)"."""
@@ -450,9 +452,8 @@ class RunConfig(Keys):
 
     def document(self, name: str = "the run") -> yaml_file.Document:
         """Return the keys as a RUN.yaml of this name would hold them; what is left out stays so."""
-        scheduler = {"name": self.scheduler.name, **self.scheduler.params}
-        given = self.model_dump(exclude_unset=True)
-        return yaml_file.Document(name, {**given, "scheduler": scheduler}, {})
+        given = self.model_dump(exclude_unset=True) | {"scheduler": self.scheduler.written}
+        return yaml_file.Document(name, given, {})
 
     def digest(self) -> str:
         """Return the SHA-256 of the resolved configuration, as hexadecimal digits."""

@@ -76,6 +76,11 @@ class PartConfig(Keys):
         """Whether the trace is a sample, so that there is always more of it."""
         return self.trace in SAMPLE_NAMES
 
+    @property
+    def concurrency(self) -> int | None:
+        """How many requests a closed loop holds; None for open arrivals."""
+        return getattr(self.arrivals, "concurrency", None)
+
     def rows(self, beside: Path, limit: int | None, *, keep_text: bool = False) -> Trace:
         """Load at most `limit` requests of the trace; their prompts too if `keep_text`."""
         return load_trace(

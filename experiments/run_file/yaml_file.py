@@ -45,6 +45,13 @@ MOST_DIGITS = 40
 """The longest whole number."""
 
 
+class _MistakeError(yaml.MarkedYAMLError):
+    """What YAML would take and nobody can have meant."""
+
+    def __init__(self, node: yaml.Node, words: str) -> None:
+        super().__init__(problem=words, problem_mark=node.start_mark)
+
+
 class Loader(yaml.SafeLoader):
     """PyYAML's safe loader that also reads `2e-5` as a number, as YAML 1.2 and JSON do.
 
@@ -57,17 +64,16 @@ class Loader(yaml.SafeLoader):
         text = node.value
         if len(text) > MOST_DIGITS:
             words = f"a number of {len(text)} letters; at most {MOST_DIGITS} is right"
-            raise _MistakeError(problem=words, problem_mark=node.start_mark)
+            raise _MistakeError(node, words)
         whole = node.tag.endswith("int")
         value = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
         if ":" in text:
             words = f"{text} would be {value}, a time; write it as one number, or in quotes"
-            raise _MistakeError(problem=words, problem_mark=node.start_mark)
+            raise _MistakeError(node, words)
         if whole and re.fullmatch(r"[-+]?0[0-7_]+", text):
             plain = text.replace("0", "", 1)
             words = f"{text} is {value} to some readers of YAML and {plain} to others; "
-            words += "write it without the 0 in front, or in quotes"
-            raise _MistakeError(problem=words, problem_mark=node.start_mark)
+            raise _MistakeError(node, f"{words}write it without the 0 in front, or in quotes")
         return value
 
 
@@ -247,10 +253,6 @@ def _with_value(
     return {**mapping, head: _with_value(inner, tuple(rest), value, place)}
 
 
-class _MistakeError(yaml.MarkedYAMLError):
-    """What YAML would take and nobody can have meant."""
-
-
 def _lines(node: yaml.Node | None) -> dict[KeyPath, int]:
     """Return the line of each value below a node."""
     lines: dict[KeyPath, int] = {}
@@ -258,7 +260,7 @@ def _lines(node: yaml.Node | None) -> dict[KeyPath, int]:
         lines[path] = below.start_mark.line + 1
         if count > MOST_VALUES:
             words = f"more than {MOST_VALUES} values, counting what aliases repeat"
-            raise _MistakeError(problem=words, problem_mark=below.start_mark)
+            raise _MistakeError(below, words)
     return lines
 
 
@@ -269,10 +271,9 @@ def _below(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, yam
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 words = "a list or a mapping as a key; one word or number is right"
-                raise _MistakeError(problem=words, problem_mark=key.start_mark)
+                raise _MistakeError(key, words)
             if key.value in seen and key.value != "<<":
-                words = f'the key "{key.value}" is given twice'
-                raise _MistakeError(problem=words, problem_mark=key.start_mark)
+                raise _MistakeError(key, f'the key "{key.value}" is given twice')
             seen.add(key.value)
             yield (*path, key.value), key
             yield from _below(value, (*path, key.value))

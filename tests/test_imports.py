@@ -56,7 +56,7 @@ def test_no_module_imports_against_the_direction(package: str) -> None:
     [
         ("evenflow", "import simpy"),
         ("evenflow", "def late():\n    from torch import nn"),
-        ("evenflow", "import traces.load"),
+        ("evenflow", "import traces.trace"),
         ("sim", "from runtime import worker"),
         ("runtime", "import sim"),
         ("sim", "from experiments.cli import main"),

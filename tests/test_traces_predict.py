@@ -19,7 +19,6 @@ from experiments.study.advice import changes
 from tests.command_line import done, refusal
 from traces import sample_trace
 from traces.formats import Source
-from traces.load import read_trace
 from traces.predict import (
     NUM_CLASSES,
     WORD_BINS,
@@ -31,8 +30,7 @@ from traces.predict import (
     train,
     with_predictions,
 )
-from traces.samples import random_stream
-from traces.trace import Ints, Trace
+from traces.trace import Ints, Trace, random_stream, read_trace
 
 OUTPUTS = np.arange(1, 1001)
 

@@ -11,7 +11,7 @@ import pytest
 
 from traces import Trace, load_trace
 from traces.describe import fit, info
-from traces.samples import sample_table
+from traces.trace import sample_table
 
 CONV = "AzureLLMInferenceTrace_conv.csv"
 CODE = "AzureLLMInferenceTrace_code.csv"

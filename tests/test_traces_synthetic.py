@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evenflow.errors import UsageError
 from traces import SAMPLE_NAMES, load_trace, sample_trace
 from traces.describe import info
-from traces.samples import normal_percent, sample_table
+from traces.trace import normal_percent, sample_table
 
 MANY = 40_000
 # 1.95 / sqrt(n) is the 0.1 % point of the KS statistic; half a token of rounding adds to it where a

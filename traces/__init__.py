@@ -20,9 +20,7 @@ from traces.arrivals import (
     with_own_prefixes,
 )
 from traces.formats import FORMATS
-from traces.load import load_trace
-from traces.samples import SAMPLE_NAMES, sample_trace
-from traces.trace import FILTERS, Trace, with_conversations
+from traces.trace import FILTERS, SAMPLE_NAMES, Trace, load_trace, sample_trace, with_conversations
 
 __all__ = [
     "FILTERS",

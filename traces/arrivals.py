@@ -17,8 +17,7 @@ from pydantic import BeforeValidator, Discriminator, Field
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, Positive, short_form
 from evenflow.types import Prefix, Request
-from traces.samples import random_stream, sample_trace
-from traces.trace import SKIPPED, Floats, Trace
+from traces.trace import SKIPPED, Floats, Trace, random_stream, sample_trace
 
 
 class Arrivals(Protocol):

@@ -2,7 +2,7 @@
 
 Fits are of maximum likelihood, have location 0 and treat whole numbers as continuous. Real traces
 are capped and bimodal: look at the Kolmogorov-Smirnov distances before trusting a family;
-`traces.samples` uses quantiles instead. Knows only the format it writes.
+`traces.trace` uses quantiles instead. Knows only the format it writes.
 """
 
 from __future__ import annotations

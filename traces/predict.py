@@ -23,8 +23,7 @@ import numpy as np
 from evenflow.errors import UsageError, instead_of, require_package
 from evenflow.files import write_whole
 from evenflow.types import Request
-from traces.samples import random_stream
-from traces.trace import Floats, Ints, Trace
+from traces.trace import Floats, Ints, Trace, random_stream
 
 PERCENTILES = (25, 50, 75, 99)
 NUM_CLASSES = len(PERCENTILES) + 1

@@ -1,20 +1,34 @@
-"""A trace in memory: prompt and output lengths, and arrival times if it has them, as columns.
+"""Traces: lengths of prompts and outputs as columns, read from a file or drawn like a public one.
 
-Knows nothing of files, formats or how a trace becomes requests.
+A sample is drawn from a table of quantiles of real lengths and gaps. It has the source's marginal
+distributions (the inverse of an interpolated quantile function) and its rank correlation of prompt
+and output (a Gaussian copula). It does not have the source's rows, its order of lengths, nor its
+slow changes of rate: gaps are independent, but for the bursts of azure-code.
+
+Knows limits and filters; each format's columns are its reader's business (`traces.formats`), and
+how a trace becomes requests is that of `traces.arrivals`.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import math
+import zlib
+from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, instead_of
 from evenflow.types import Prefix
+from traces.formats import FORMATS, Row, Source, encoder, find_format, fingerprint, open_trace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,3 +126,291 @@ FILTERS: Mapping[str, LengthFilter] = MappingProxyType(
     }
 )
 """The filters of the benchmarks of vLLM and gLLM. Rows are not shuffled: they keep their order."""
+
+
+# -- a file ----------------------------------------------------------------------------------------
+
+
+def load_trace(
+    path_or_name: str | Path,
+    *,
+    format: str | None = None,
+    limit: int | None = None,
+    skip: int = 0,
+    tokenizer: str | Path | None = None,
+    filter: str | None = None,
+    seed: int = 0,
+    neighbours: float = 0.0,
+    keep_text: bool = False,
+) -> Trace:
+    """Load a trace file, or draw a bundled sample.
+
+    `limit` requests are kept and the rest of the file is not read; a sample is drawn with as many
+    (by default as its source has) from `seed`, with lengths as alike as `neighbours` says
+    (`draw_lengths`), 0 for a file. The first `skip` requests are left out, in the order
+    of the file and counted as dropped; time then starts at the first one kept. `format` is a name
+    in FORMATS (None: seen from the file), `filter` one in FILTERS, `tokenizer` the path of a
+    tokenizer.json for traces that hold text, `keep_text` keeps that text. Raises UsageError naming
+    the file, the line and what would be right.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"{limit} requests of a trace; expected at least 1")
+    if skip < 0:
+        raise UsageError(f"{skip} requests of a trace to skip; expected 0 or more")
+    if filter is not None and filter not in FILTERS:
+        raise UsageError(f'trace filter "{filter}" is unknown; {instead_of(filter, FILTERS)}')
+    if str(path_or_name) in SAMPLE_NAMES:
+        if format is not None or filter is not None:
+            raise UsageError(f"{path_or_name} is a sample; it takes no format and no filter")
+        return sample_trace(str(path_or_name), limit, seed, skip, neighbours)
+    if neighbours:
+        raise UsageError(f"neighbours: {path_or_name} is no sample; it has the order of its file")
+    path = Path(path_or_name)
+    if not path.exists():
+        known = instead_of(path_or_name, SAMPLE_NAMES)
+        raise UsageError(f'trace "{path_or_name}" is neither a file nor a bundled sample; {known}')
+    encode = None if tokenizer is None else encoder(tokenizer)
+    count_tokens = None if encode is None else lambda text: len(encode(text))
+    with open_trace(path) as stream:
+        source = Source(path, stream, count_tokens)
+        bounds = FILTERS[filter] if filter else None
+        return read_trace(source, format, limit, bounds, keep_text=keep_text, skip=skip)
+
+
+def read_trace(
+    source: Source,
+    format_name: str | None,
+    limit: int | None,
+    bounds: LengthFilter | None,
+    keep_text: bool = False,
+    *,
+    skip: int = 0,
+) -> Trace:
+    """Read up to `limit` requests that pass `bounds` from an open file, after `skip` such."""
+    name = find_format(source, format_name)
+    reader = FORMATS[name]
+    columns = Columns(reader.ticks_per_s, reader.block_tokens, keep_text, skip)
+    for row in reader.rows(source):
+        columns.add(row, bounds)
+        if limit is not None and len(columns.prompt_tokens) >= limit:
+            break
+    if not columns.prompt_tokens:
+        reasons = ", ".join(f"{n} {why}" for why, n in columns.dropped.items())
+        raise source.error(f"no request is left; dropped: {reasons}" if reasons else "no rows")
+    arrival_s, order, reordered = columns.in_order()
+    prompt_tokens, output_tokens = np.array(columns.prompt_tokens), np.array(columns.output_tokens)
+    return Trace(
+        name=source.path.name,
+        format=name,
+        arrival_s=arrival_s,
+        prompt_tokens=prompt_tokens[order],
+        output_tokens=output_tokens[order],
+        dropped=dict(columns.dropped),
+        sha256=fingerprint(source.path),
+        path=str(source.path),
+        rows_read=columns.rows_read,
+        reordered=reordered,
+        texts=columns.texts if len(columns.texts) == len(prompt_tokens) else None,
+        prefixes=[columns.prefixes[row] for row in order] if columns.prefixes else None,
+        max_new=[columns.max_new[row] for row in order] if any(columns.max_new) else None,
+        priority=[columns.priority[row] for row in order] if any(columns.priority) else None,
+    )
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Columns:
+    """The rows read so far, 8 bytes a value. Times are seconds since the first row kept."""
+
+    ticks_per_s: int
+    block_tokens: int = 0
+    keep_text: bool = False
+    skip: int = 0
+    first_tick: int | float | None = None
+    rows_read: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    arrival_s: array[float] = field(default_factory=lambda: array("d"))
+    prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
+    output_tokens: array[int] = field(default_factory=lambda: array("q"))
+    texts: list[str] = field(default_factory=list)
+    prefixes: list[Prefix] = field(default_factory=list)
+    max_new: list[int | None] = field(default_factory=list)
+    priority: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, row: Row, bounds: LengthFilter | None) -> None:
+        """Keep a row, or count why it is dropped."""
+        self.rows_read += 1
+        time, prompt, output, dropped, text, blocks, max_new, priority = row
+        if not dropped and not (prompt and output):
+            dropped = f"no {'output' if prompt else 'prompt'} tokens"
+        if not dropped and bounds is not None:
+            dropped = bounds.reason(prompt, output)
+        if not dropped and self.dropped[SKIPPED] < self.skip:
+            dropped = SKIPPED
+        if dropped:
+            self.dropped[dropped] += 1
+            return
+        self.prompt_tokens.append(prompt)
+        self.output_tokens.append(output)
+        self.max_new.append(max_new)
+        self.priority.append(priority)
+        if self.keep_text and text is not None:
+            self.texts.append(text)
+        if self.block_tokens:
+            tokens = min(prompt, len(blocks) * self.block_tokens)
+            self.prefixes.append(Prefix(blocks, self.block_tokens, tokens))
+        if time is not None:
+            if self.first_tick is None:
+                self.first_tick = time
+            # Whole ticks are subtracted before dividing: exact, where seconds since 1970 are not.
+            self.arrival_s.append((time - self.first_tick) / self.ticks_per_s)
+
+    def in_order(self) -> tuple[Floats | None, Ints, int]:
+        """Return times in order (None: the file has none), which row has which, and how many rows
+        came too late. Ties keep the file's order."""
+        if self.first_tick is None:
+            return None, np.arange(len(self.prompt_tokens)), 0
+        arrival_s = np.array(self.arrival_s)
+        order = np.argsort(arrival_s, kind="stable")
+        reordered = int(np.count_nonzero(np.diff(arrival_s) < 0))
+        return arrival_s[order] - arrival_s.min(), order, reordered
+
+
+# -- a sample --------------------------------------------------------------------------------------
+
+SAMPLE_NAMES = (
+    "arxiv-sample",
+    "arxiv-16k-sample",
+    "azure-code-sample",
+    "azure-conv-sample",
+    "gllm-sharegpt-sample",
+    "sharegpt-multiturn-sample",
+    "sharegpt-sample",
+    "tdpipe-sharegpt-sample",
+)
+"""The bundled samples; each is a table in `traces/data` of the same name."""
+
+
+def random_stream(seed: int, name: str) -> np.random.Generator:
+    """Return the generator of the stream `name` under `seed` (a whole number, 0 or more).
+
+    Each use of randomness draws from its own: parts of a run with streams of different names never
+    disturb each other, so a change of one (the arrival rate, say) leaves the other (the lengths) as
+    it was.
+    """
+    spawn_key = (zlib.crc32(name.encode()),)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
+
+
+class SampleTable(NamedTuple):
+    """What a sample is drawn from: facts about a real trace.
+
+    `facts` holds the lines above the table (`rows`, `spearman`, `source`, `licence`, `filter`);
+    `percent` [q] rises from 0 to 100 and each of `quantiles` [q] belongs to it.
+    """
+
+    facts: dict[str, str]
+    percent: Floats
+    quantiles: dict[str, Floats]
+    sha256: str
+
+    def draw(self, column: str, percent: Floats) -> Floats:
+        """Return the column's values at these percents, linear between quantiles."""
+        return np.interp(percent, self.percent, self.quantiles[column])
+
+
+def sample_table(name: str) -> SampleTable:
+    """Read the table of a bundled sample. Raises UsageError for an unknown name."""
+    if name not in SAMPLE_NAMES:
+        raise UsageError(f'sample "{name}" is unknown; {instead_of(name, SAMPLE_NAMES)}')
+    text = (Path(__file__).parent / "data" / f"{name}.csv").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    facts = dict(line[2:].split(": ", 1) for line in lines if line.startswith("#"))
+    header, *rows = csv.reader(line for line in lines if not line.startswith("#"))
+    columns = dict(zip(header, np.array(rows, dtype=np.float64).T, strict=True))
+    percent = columns.pop("percent")
+    return SampleTable(facts, percent, columns, hashlib.sha256(text.encode()).hexdigest())
+
+
+def sample_trace(
+    name: str, n: int | None = None, seed: int = 0, skip: int = 0, neighbours: float = 0.0
+) -> Trace:
+    """Draw `n` requests of a bundled sample (by default as many as its source has).
+
+    The same (name, n, seed) gives the same trace, and a longer draw begins with the shorter one.
+    The first `skip` of a draw of `skip` + n are left out; time starts at the first one kept.
+    `neighbours`: as for `draw_lengths`.
+    """
+    table = sample_table(name)
+    total = skip + (int(table.facts["rows"]) if n is None else n)
+    prompt_tokens, output_tokens = draw_lengths(table, total, seed, neighbours)
+    arrival_s = draw_arrivals(table, total, seed) if "gap_s" in table.quantiles else None
+    return Trace(
+        name=name,
+        format="sample",
+        arrival_s=None if arrival_s is None else arrival_s[skip:] - arrival_s[skip],
+        prompt_tokens=prompt_tokens[skip:],
+        output_tokens=output_tokens[skip:],
+        dropped={SKIPPED: skip} if skip else {},
+        sha256=table.sha256,
+        path=None,
+        rows_read=total,
+        seed=seed,
+        neighbours=neighbours,
+    )
+
+
+def draw_lengths(
+    table: SampleTable, n: int, seed: int, neighbours: float = 0.0
+) -> tuple[Ints, Ints]:
+    """Draw prompt and output lengths, [n] each, with the table's rank correlation.
+
+    A Gaussian copula of correlation 2 sin(pi r / 6) has Spearman correlation r (Kruskal 1958).
+    Where the source bounds the sum, a prompt too long for its output is cut. `neighbours`: the rank
+    correlation of a length with that of the request before, of an autoregressive process of the
+    same marginals; 0: each is drawn by itself.
+    """
+    rho = pearson(float(table.facts["spearman"]))
+    draws = random_stream(seed, "lengths").standard_normal((n, 2))
+    first, second = (_chained(draws, pearson(neighbours)) if neighbours else draws).T
+    second = rho * first + math.sqrt(1 - rho**2) * second
+    prompt = np.rint(table.draw("prompt_tokens", normal_percent(first))).astype(np.int64)
+    output = np.rint(table.draw("output_tokens", normal_percent(second))).astype(np.int64)
+    if "max_total_tokens" in table.facts:
+        prompt = np.minimum(prompt, int(table.facts["max_total_tokens"]) - output)
+    return prompt, output
+
+
+def pearson(spearman: float) -> float:
+    """Return the correlation of a Gaussian copula with this rank correlation (Kruskal 1958)."""
+    return 2 * math.sin(math.pi * spearman / 6)
+
+
+def _chained(draws: Floats, share: float) -> Floats:
+    """Return x[t] = share x[t - 1] + sqrt(1 - share^2) draws[t], [n, 2], x[0] = draws[0]."""
+    chained, rest = draws.copy(), math.sqrt(1 - share**2)
+    for place in range(1, len(draws)):
+        chained[place] = share * chained[place - 1] + rest * draws[place]
+    return chained
+
+
+def draw_arrivals(table: SampleTable, n: int, seed: int) -> Floats:
+    """Draw arrival times in seconds, [n], the first at 0, with independent gaps.
+
+    Where the table has bursts, `gap_s` holds the gaps inside one, `pause_s` those between two and
+    `burst_requests` the number of requests of one.
+    """
+    gaps_s = table.draw("gap_s", random_stream(seed, "gaps").uniform(0, 100, n))
+    if "pause_s" in table.quantiles:
+        percent = random_stream(seed, "bursts").uniform(0, 100, n)
+        starts = np.cumsum(np.rint(table.draw("burst_requests", percent)).astype(np.int64))
+        starts = starts[starts < n]
+        percent = random_stream(seed, "pauses").uniform(0, 100, n)
+        gaps_s[starts] = table.draw("pause_s", percent[: len(starts)])
+    gaps_s[0] = 0.0
+    return np.cumsum(gaps_s)
+
+
+def normal_percent(values: Floats) -> Floats:
+    """Return the standard normal distribution function, in percent, [n]."""
+    scaled = (values / math.sqrt(2)).tolist()
+    return 50 * (1 + np.fromiter(map(math.erf, scaled), dtype=np.float64, count=len(scaled)))

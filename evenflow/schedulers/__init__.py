@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from evenflow.compiled import docstring
 from evenflow.errors import UsageError
-from evenflow.schedulers.limits import refuse
+from evenflow.schedulers.limits import Policy, refuse
 from evenflow.scheduling import Scheduler
 
 POLICIES = {
@@ -97,7 +97,8 @@ def create(
     given = {key: value for key, value in facts.items() if key in accepted}
     given |= {key: value for key, value in params.items() if value is not None or key not in given}
     try:
-        refuse(cls, params)
+        if not issubclass(cls, Policy):  # which refuses by itself
+            refuse(cls, params)
         return cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error

@@ -32,8 +32,7 @@ from experiments.run_file.yaml_file import find
 from sim import simulate
 from traces import load_trace
 from traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
-from traces.samples import random_stream
-from traces.trace import Trace
+from traces.trace import Trace, random_stream
 
 
 def played(study: Study, requests: list[Request], *layers: Keys) -> RunResult:

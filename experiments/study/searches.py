@@ -23,7 +23,7 @@ from experiments.report.tables import is_number
 from experiments.run_file.yaml_file import Patch
 from experiments.study.trials import Case, Search, Trial
 from traces import AnyArrivals, Replay
-from traces.samples import random_stream
+from traces.trace import random_stream
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0)]

@@ -307,20 +307,13 @@ def test_a_priority_of_a_trace_reaches_the_policy_by_arrival(tmp_path: Path) -> 
     for request in requests:
         batcher.add(request)
     assert [(each.request_id, each.priority) for each in batcher.view.waiting] == [(1, -1), (0, 0)]
-    with pytest.raises(UsageError, match=r"line 2: priority is '0\.5'; expected"):
-        loaded(tmp_path, rows.replace("-1", "0.5"))
-
-
-def test_a_client_allows_what_it_got(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="line 2: max_new is 2; expected at least the 3 tokens"):
-        loaded(tmp_path, LENGTHS.strip() + ",max_new\n7,3,2\n")
 
 
 # -- whatever is wrong: one line with the file, the place and what would be right -----------------
 
 ONE_ROW = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
 SECOND = ONE_ROW + "2023-11-16 18:15:47,"
-TIMED = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+TIMED = "arrived_at," + LENGTHS
 MOON = '{"timestamp": 0, "input_length": 7, "output_length": 5}\n'
 TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}]
 
@@ -344,6 +337,8 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         (ONE_ROW + "2023-13-16 18:15:47,1,2\n", "line 3: TIMESTAMP is '2023-13-16 18:15:47'"),
         (ONE_ROW + "\n2023-11-16 18:1", "line 4: 1 fields; expected 3, as in the header"),
         (ONE_ROW + '2023-11-16 18:15:47,"1,2\n', "line 3: 2 fields; expected 3"),
+        (LENGTHS.strip() + ",max_new\n7,3,2\n", "2: max_new is 2; expected at least the 3 tokens"),
+        (LENGTHS.strip() + ",priority\n7,3,0.5\n", "line 2: priority is '0.5'; expected"),
         (TIMED + "-0.5,1,2\n", "line 2: arrived_at is '-0.5'; expected a time"),
         (TIMED + "nan,1,2\n", "line 2: arrived_at is 'nan'; expected a time"),
         (TIMED + "later,1,2\n", "line 2: arrived_at is 'later'; expected a time"),

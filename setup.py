@@ -11,7 +11,7 @@ evenflow/batch.py evenflow/batcher.py evenflow/costs/base.py evenflow/decodes.py
 evenflow/loop.py evenflow/queues.py evenflow/results/recorder.py evenflow/schedulers/admission.py
 evenflow/schedulers/limits.py evenflow/schedulers/reserving.py evenflow/schedulers/sarathi.py
 evenflow/schedulers/td_pipe.py evenflow/schedulers/token_throttling.py evenflow/schedulers/vllm.py
-evenflow/schedulers/vllm_v1.py evenflow/scheduling.py sim/arrivals.py sim/clock.py sim/driver.py
+evenflow/scheduling.py sim/arrivals.py sim/clock.py sim/driver.py
 sim/stages.py sim/tandem.py
 """
 

@@ -6,6 +6,7 @@
 They live upstairs, in `experiments`; no other module looks up there.
 """
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -41,11 +42,26 @@ __all__ = [
 ]
 
 
+def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package some of whose names are loaded when asked for.
+
+    `modules` says which module has each of these names.
+    """
+
+    def loaded(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return loaded
+
+
+_front_door = later(__name__, dict.fromkeys(FRONT_DOOR, "experiments.api"))
+
+
 def __getattr__(name: str) -> Any:
-    if name not in FRONT_DOOR:
-        raise AttributeError(f"module 'evenflow' has no attribute {name!r}")
     try:
-        return getattr(import_module("experiments.api"), name)
+        return _front_door(name)
     except ModuleNotFoundError as error:
         if error.name not in ("experiments", "experiments.api"):
             raise

@@ -226,7 +226,9 @@ class Batcher:
             if queues.token_of_prefill(chunk.sequence, now_s) or chunk.sequence.aborted:
                 finished.append(chunk.sequence)
             else:
-                group = group if group is not None else self._group_of(batch)
+                if group is None:
+                    group = queues.empty_group()
+                    group.rectangle = rectangle(batch.chunks) if self._padded else None
                 queues.start_decoding(chunk.sequence, group)
         return group
 
@@ -531,12 +533,6 @@ class Batcher:
         if seq.aborted or (self.queues.delivers and self.queues.is_forming(seq)):
             raise self._broken("preempts it after it was aborted or planned", seq)
         return seq
-
-    def _group_of(self, batch: MicroBatch) -> DecodeGroup:
-        group = self.queues.empty_group()
-        if self._padded:
-            group.rectangle = rectangle(batch.chunks)
-        return group
 
     # -- waiting and errors ---------------------------------------------------------------------
 

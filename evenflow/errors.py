@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Annotated, Any, get_type_hints
 
@@ -65,26 +65,28 @@ def require_package(module: str, who: str, extra: str, package: str = "") -> Non
         raise UsageError(f"{who} needs {package or module}: pip install 'evenflow[{extra}]'")
 
 
-def require_positive(owner: str, **values: float) -> None:
-    """Raise a UsageError unless each value is a finite number above 0."""
+def _require(is_right: Callable[[Any], bool], right: str, owner: str, /, **values: float) -> None:
+    """Raise a UsageError that names the owner and the key unless each value is right."""
     for key, value in values.items():
-        if not _is_number(value) or value <= 0:
-            raise UsageError(f"{owner}: {key} is {value!r}; it must be a finite number above 0")
+        if not is_right(value):
+            raise UsageError(f"{owner}: {key} is {value!r}; it must be {right}")
 
 
-def require_not_negative(owner: str, **values: float) -> None:
-    """Raise a UsageError unless each value is a finite number, 0 or above."""
-    for key, value in values.items():
-        if not _is_number(value) or value < 0:
-            raise UsageError(f"{owner}: {key} is {value!r}; it must be a finite number, 0 or above")
+def _is_number(value: object) -> bool:
+    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def require_counts(owner: str, **values: int) -> None:
-    """Raise a UsageError unless each value is a whole number above 0."""
-    for key, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{owner}: {key} is {value!r}; it must be a whole number, 1 or above")
-
+require_positive = partial(
+    _require, lambda value: _is_number(value) and value > 0, "a finite number above 0"
+)
+require_not_negative = partial(
+    _require, lambda value: _is_number(value) and value >= 0, "a finite number, 0 or above"
+)
+require_counts = partial(
+    _require, lambda value: type(value) is int and value > 0, "a whole number, 1 or above"
+)
+"""Raise a UsageError, in the name of an owner, unless each value, given by its key, is such."""
 
 Positive = Annotated[float, require_positive]
 NonNegative = Annotated[float, require_not_negative]
@@ -104,11 +106,6 @@ def require_declared(owner: str, described: object) -> None:
 def _checks(kind: Any) -> list[tuple[str, Callable[..., None]]]:
     hints = (get_type_hints(kind, include_extras=True) | own_annotations(kind)).items()
     return [(name, hint.__metadata__[0]) for name, hint in hints if hasattr(hint, "__metadata__")]
-
-
-def _is_number(value: object) -> bool:
-    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def is_count(value: object, most: int = MOST) -> bool:

@@ -3,7 +3,7 @@
 Knows no key by name. Who reads a document says what is wrong in it, and where.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
@@ -36,14 +36,11 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 Pipes = Annotated[int, Field(ge=1, le=MOST_PIPES)]
 
 
-def _shape(value: object) -> str:
-    return "mapping" if isinstance(value, dict | BaseModel) else "name"
-
-
 Name = TypeVar("Name")
 Mapped = TypeVar("Mapped")
 NameOr = Annotated[
-    Annotated[Name, Tag("name")] | Annotated[Mapped, Tag("mapping")], Discriminator(_shape)
+    Annotated[Name, Tag("name")] | Annotated[Mapped, Tag("mapping")],
+    Discriminator(lambda value: "mapping" if isinstance(value, dict | BaseModel) else "name"),
 ]
 """A key that takes a name or a mapping; a complaint is about the one that was given."""
 
@@ -60,22 +57,18 @@ class Keys(BaseModel):
         unknown = [key for key in given if key not in cls.model_fields]
         if not unknown:
             return check(data)
-        found = [_unknown(key, cls.model_fields) for key in unknown]
+        found: list[InitErrorDetails] = []
+        for key in unknown:
+            context = {"key": key, "hint": instead_of(key, cls.model_fields)}
+            kind = PydanticCustomError("unknown_key", "{hint}", context)
+            found.append({"type": kind, "input": key})
         try:
             check({key: value for key, value in given.items() if key not in unknown})
         except ValidationError as error:
-            found += map(_again, filter(_is_not_missing, error.errors(include_url=False)))
+            details = error.errors(include_url=False)
+            # A key that is missing beside unknown ones is most likely there, and misspelt.
+            found += [_again(d) for d in details if d["type"] != "missing" or len(d["loc"]) > 1]
         raise ValidationError.from_exception_data(cls.__name__, found)
-
-
-def _unknown(key: object, known: Iterable[str]) -> InitErrorDetails:
-    context = {"key": key, "hint": instead_of(key, known)}
-    return {"type": PydanticCustomError("unknown_key", "{hint}", context), "input": key}
-
-
-def _is_not_missing(detail: ErrorDetails) -> bool:
-    """Leave out missing keys beside unknown ones: most likely they are there, and misspelt."""
-    return detail["type"] != "missing" or len(detail["loc"]) > 1
 
 
 def _again(detail: ErrorDetails) -> InitErrorDetails:

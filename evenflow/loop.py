@@ -10,7 +10,7 @@ neither, so what differs between the worlds is not when a policy is asked, nor w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Protocol
 
@@ -19,7 +19,6 @@ from evenflow.batcher import Batcher
 from evenflow.compiled import mypyc_attr
 from evenflow.decodes import Sequence
 from evenflow.errors import PolicyError
-from evenflow.queues import Queues
 from evenflow.request import Request
 from evenflow.results.recorder import Block, Recorder
 from evenflow.results.run import WAIT_REASONS, RunResult
@@ -74,7 +73,7 @@ class Loop:
         self._changed, self._wake, self._finished = owner.changed, owner.wake, owner.finished
         self._turns = deque(self.engines)
         self._others = self.engines[1:]
-        self._travelling: deque[tuple[Batcher, MicroBatch]] = deque()  # first sent, first back
+        self._travelling: deque[list[tuple[Batcher, MicroBatch]]] = deque()  # in order of return
         self._last_wait = ""
         # The dispatch rule: when to ask, and whether it is news that stage 0 is free again.
         eager = world.dispatch == "eager"  # what could be sent then was sent before
@@ -102,9 +101,10 @@ class Loop:
         return min(self.engines, key=_num_live).add(request)
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
-        """Take back the micro-batch that was sent first; see `Batcher.complete`."""
-        engine, batch = self._travelling.popleft()
-        finished = engine.complete(batch, now_s, stopped)
+        """Take back what was sent first, of each engine its part; see `Batcher.complete`."""
+        finished: list[Sequence] = []
+        for engine, batch in self._travelling.popleft():
+            finished += engine.complete(batch, now_s, stopped)
         if finished:
             self._finished(finished, now_s)
         self._completed(now_s)
@@ -133,7 +133,7 @@ class Loop:
                 if self._others:
                     turns.remove(engine)
                     turns.append(engine)
-                self._travelling.append((engine, batch))
+                self._travelling.append([(engine, batch)])
                 return batch
         return None
 
@@ -174,15 +174,14 @@ class Loop:
 
     def flush(self, more: Block) -> None:
         """Have the recorder put what it has, and `more` columns, where it keeps them."""
-        queues = [engine.queues for engine in self.engines]
-        self._recorder.flush(*_gaps(queues), more)
-        for each in queues:
-            each.gap_s.clear()
-            each.gap_count.clear()
+        self._recorder.flush(*self._gaps(), more)
+        for engine in self.engines:
+            engine.queues.gap_s.clear()
+            engine.queues.gap_count.clear()
 
     def result(self) -> RunResult:
         """Return what happened so far."""
-        gap_s, gap_count = _gaps(engine.queues for engine in self.engines)
+        gap_s, gap_count = self._gaps()
         return self._recorder.result(
             gap_s=gap_s,
             gap_count=gap_count,
@@ -191,6 +190,13 @@ class Loop:
             page_tokens=self._world.page_tokens,
             engines=1 if self._world.lock_step else len(self.engines),
             prefix_cache=self._world.prefix_cache,
+        )
+
+    def _gaps(self) -> tuple[list[float], list[int]]:
+        queues = [engine.queues for engine in self.engines]
+        return (
+            list(chain(*(each.gap_s for each in queues))),
+            list(chain(*(each.gap_count for each in queues))),
         )
 
 
@@ -204,20 +210,19 @@ class LockStep(Loop):
 
     def _start(self, world: World) -> None:
         self._most = world.max_in_flight or 1 << 60
-        self._steps: deque[list[tuple[Batcher, MicroBatch]]] = deque()
         self._sent = 0
         self._wait = world.prompt_wait
         self._without = self._with = 0  # steps that prompts waited for others': not there, there
 
     def _next(self, now_s: float) -> MicroBatch | None:
         """Ask all engines."""
-        if len(self._steps) >= self._most:
+        if len(self._travelling) >= self._most:
             return None
         asked = self._ask_all(now_s, hidden=self._prompts_wait())
         parts = [(engine, part) for engine, part in asked if part is not None]
         if not parts:
             return None
-        self._steps.append(parts)
+        self._travelling.append(parts)
         batch = joined([part for _, part in parts], self._sent)
         self._sent += 1
         for engine, part in asked:
@@ -255,14 +260,6 @@ class LockStep(Loop):
             return True
         self._without = 0
         return False
-
-    def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
-        """Take back the micro-batches that were sent first."""
-        parts = self._steps.popleft()
-        finished = [seq for engine, part in parts for seq in engine.complete(part, now_s, stopped)]
-        if finished:
-            self._finished(finished, now_s)
-        self._completed(now_s)
 
 
 class EngineLoop(Loop):
@@ -352,11 +349,6 @@ def loop_of(world: World) -> type[Loop]:
     if world.lock_step:
         return LockStep
     return EngineLoop if world.dispatch == "engine_loop" else Loop
-
-
-def _gaps(queues: Iterable[Queues]) -> tuple[list[float], list[int]]:
-    pairs = [(each.gap_s, each.gap_count) for each in queues]
-    return list(chain(*(gap_s for gap_s, _ in pairs))), list(chain(*(count for _, count in pairs)))
 
 
 def _num_live(engine: Batcher) -> int:

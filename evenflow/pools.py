@@ -397,7 +397,8 @@ class Pools:
             pool.adopt(request.request_id, now_s)
             return
         pool.record(seq)
-        tokens = _whole_pages(pool.engine, handover)
+        pages = pool.engine.pool
+        tokens = pages.pages_for(handover.context_tokens) * pages.page_tokens
         self.transfers.put(Transfer(handover, self._order.index(pool), tokens, now_s))
 
     def _stays(self, pool: Pool, handover: Handover) -> bool:
@@ -433,10 +434,6 @@ class Pools:
         self.transfers.poke(now_s)
         source.changed(now_s)
         destination.changed(now_s)
-
-
-def _whole_pages(engine: Batcher, handover: Handover) -> int:
-    return engine.pool.pages_for(handover.context_tokens) * engine.pool.page_tokens
 
 
 def _refusal(name: str, pools: abc.Sequence[Pool], request: Request) -> str | None:

@@ -132,13 +132,16 @@ class Queues:
 
     def _wait(self, seq: Sequence, *, last: bool) -> None:
         """Let a sequence wait, the first or the last."""
+        self._line_up(seq, last=last)
+        self.waiting_tokens += seq.remaining
+        if not self.kv.late:
+            self.looked_up(seq)
+
+    def _line_up(self, seq: Sequence, *, last: bool) -> None:
         if self.by_priority:
             insort(self.waiting, seq, key=_by_priority)
         else:
             (self.waiting.append if last else self.waiting.appendleft)(seq)
-        self.waiting_tokens += seq.remaining
-        if not self.kv.late:
-            self.looked_up(seq)
 
     def looked_up(self, seq: Sequence) -> Sequence:
         """Return a sequence that waits after looking what is kept of it now."""
@@ -154,13 +157,8 @@ class Queues:
     def show_waiting(self) -> None:
         """Show who was hidden, and who was preempted meanwhile in his place."""
         preempted, self.waiting = self.waiting, self._hidden
-        if self.by_priority:
-            for seq in preempted:
-                insort(self.waiting, seq, key=_by_priority)
-        elif self.preempted_last:
-            self.waiting.extend(preempted)
-        else:
-            self.waiting.extendleft(reversed(preempted))
+        for seq in preempted if self.preempted_last else reversed(preempted):
+            self._line_up(seq, last=self.preempted_last)
 
     def reorder(self, request_ids: abc.Iterable[int]) -> None:
         """Let those that wait do so in another order; ValueError unless it is all of them."""

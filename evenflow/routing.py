@@ -6,8 +6,9 @@ what happens to a request there, nor what is still in a cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
+from operator import attrgetter
 from typing import Literal, Protocol, TypeVar
 
 from evenflow.request import Request
@@ -33,7 +34,7 @@ def router_of(router: Router, pipelines: Sequence[Some]) -> Callable[[Request], 
         turns = cycle(pipelines)
         return lambda _: next(turns)
     if router == "least_outstanding":
-        return lambda _: min(pipelines, key=_load)
+        return lambda _: min(pipelines, key=attrgetter("outstanding"))
     affinity = PrefixAffinity(len(pipelines))
 
     def choose(request: Request) -> Some:
@@ -41,10 +42,6 @@ def router_of(router: Router, pipelines: Sequence[Some]) -> Callable[[Request], 
         return pipelines[index]
 
     return choose
-
-
-def _load(pipeline: Target) -> int:
-    return pipeline.outstanding
 
 
 class _Node:
@@ -71,7 +68,7 @@ class PrefixAffinity:
 
     def choose(self, request: Request, load: Callable[[int], int]) -> int:
         """Return the replica for a request, and remember that it was sent there."""
-        node, blocks, matched = self._root, list(_prompt_blocks(request)), 0
+        node, blocks, matched = self._root, _prompt_blocks(request), 0
         while matched < len(blocks) and blocks[matched] in node.children:
             node = node.children[blocks[matched]]
             matched += 1
@@ -84,8 +81,8 @@ class PrefixAffinity:
         return chosen
 
 
-def _prompt_blocks(request: Request) -> Iterator[int]:
-    """Iterate over the full blocks of the prompt."""
-    if request.prefix is not None:
-        full = min(request.prompt_tokens, request.prefix.tokens) // request.prefix.block_tokens
-        yield from request.prefix.blocks[:full]
+def _prompt_blocks(request: Request) -> tuple[int, ...]:
+    """Return the full blocks of the prompt."""
+    if (prefix := request.prefix) is None:
+        return ()
+    return prefix.blocks[: min(request.prompt_tokens, prefix.tokens) // prefix.block_tokens]

@@ -16,21 +16,6 @@ from evenflow.decodes import DecodeGroup, DecodeLengths, Sequence
 from evenflow.kv import pages_in_use
 from evenflow.queues import Queues
 
-__all__ = [
-    "Decode",
-    "DecodeLengths",
-    "Order",
-    "Plan",
-    "Prefill",
-    "Prompt",
-    "Scheduler",
-    "SearchSpace",
-    "Upkeep",
-    "Victim",
-    "View",
-]
-
-
 _is_owed = attrgetter("owed")
 
 

@@ -1,6 +1,6 @@
 """The simulated world: SimPy moves the clock, a Batcher sits in the middle.
 
-What few runs need is loaded when it is asked for: pools, and times that are given (`LATER`).
+What few runs need is loaded when it is asked for: pools, and times that are given.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from evenflow import later
 from evenflow.answers import answers_in
 from evenflow.batch import MicroBatch
-from evenflow.later import loaded
 from evenflow.results.run import RunResult
 from evenflow.routing import Router
 from evenflow.runtimes import RuntimeOverheads, runtimes
 from evenflow.world import Link, World
-from sim.arrivals import Arrivals, doors
+from sim.arrivals import serve
 from sim.clock import Clock
 from sim.driver import Driver, Stages
 from sim.stages import StageProcesses
@@ -37,19 +37,17 @@ __all__ = [
     "simulate_replicas",
 ]
 
-LATER = {
-    "PooledWorld": "evenflow.pools",
-    "Timing": "sim.timed",
-    "TransferLink": "evenflow.pools",
-    "simulate_timed": "sim.timed",
-}
+__getattr__ = later(
+    __name__,
+    {
+        "PooledWorld": "evenflow.pools",
+        "Timing": "sim.timed",
+        "TransferLink": "evenflow.pools",
+        "simulate_timed": "sim.timed",
+    },
+)
 
 
-def __getattr__(name: str) -> Any:
-    return loaded(__name__, LATER, name)
-
-
-@answers_in()
 def simulate(
     world: World | PooledWorld,
     on_done: Callable[[int], None] | None = None,
@@ -64,12 +62,9 @@ def simulate(
     Raises PolicyError when the policy breaks its promise or takes longer than `ANSWER_LIMIT_S` for
     an answer, StallError when it would never send.
     """
-    pipeline = _pipeline(world, as_processes)
-    if not isinstance(world, World):
-        from sim.disaggregated import Disaggregated
-
-        return Disaggregated(world, pipeline, on_done).run()
-    (result,) = simulate_replicas(replace(world, replicas=1), on_done, as_processes=as_processes)
+    if isinstance(world, World):
+        world = replace(world, replicas=1)
+    (result,) = simulate_replicas(world, on_done, as_processes=as_processes)
     return result
 
 
@@ -89,9 +84,11 @@ def simulate_replicas(
     `timing` says what each micro-batch takes, as in `simulate_timed`. If not `whole`, micro-batches
     leave the tally that a summary needs, which takes a sixth of the memory; pools keep them.
     """
+    pipeline: Stages = StageProcesses if as_processes or world.shares_link else Tandem
     if not isinstance(world, World):
-        return [simulate(world, on_done, as_processes=as_processes)]
-    pipeline = _pipeline(world, as_processes)
+        from sim.disaggregated import Disaggregated
+
+        return [Disaggregated(world, pipeline, on_done).run()]
     if timing is not None:
         from sim.timed import TimedPipeline
 
@@ -124,11 +121,5 @@ def _serve(
     for earlier in after:
         made = Driver(world, pipeline, told, clock=clock, after=earlier, whole=whole)
         drivers.append(made)
-    entrances = doors(clock, drivers, world.overheads)
-    Arrivals(clock, world.requests, world.concurrency, entrances, world.router)
-    clock.run_out()
+    serve(clock, world, drivers, world.overheads, world.router)
     return drivers
-
-
-def _pipeline(world: World | PooledWorld, as_processes: bool) -> Stages:
-    return StageProcesses if as_processes or world.shares_link else Tandem

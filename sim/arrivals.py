@@ -9,33 +9,45 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from evenflow.request import Request
 from evenflow.routing import Router, router_of
 from evenflow.runtimes import RuntimeOverheads
+from evenflow.world import World
 from sim.clock import Clock
+
+if TYPE_CHECKING:
+    from evenflow.pools import PooledWorld
 
 
 class Entrance(Protocol):
-    """A pipeline, as seen from its front door."""
+    """A pipeline, as seen from its front door.
+
+    `admit` takes an arrival and says whether it is served (or else rejected); `changed` hears that
+    everything that arrives now is there; `when_done` has `call` called with how many requests are
+    done, whenever some are.
+    """
 
     @property
-    def outstanding(self) -> int:
-        """Requests that are there and not done."""
-        ...
+    def outstanding(self) -> int: ...
+    def admit(self, request: Request) -> bool: ...
+    def changed(self, now_s: float) -> None: ...
+    def when_done(self, call: Callable[[int], None]) -> None: ...
 
-    def admit(self, request: Request) -> bool:
-        """Take an arrival; say whether it is served (or else rejected)."""
-        ...
 
-    def changed(self, now_s: float) -> None:
-        """Hear that everything that arrives now is there."""
-        ...
-
-    def when_done(self, call: Callable[[int], None]) -> None:
-        """Have `call` called with how many requests are done, whenever some are."""
-        ...
+def serve(
+    clock: Clock,
+    world: World | PooledWorld,
+    pipelines: Sequence[Entrance],
+    overheads: RuntimeOverheads,
+    router: Router = "round_robin",
+) -> None:
+    """Let a world's requests in, by front ends if there are any, and run until nothing is left."""
+    if overheads.has_front_end:
+        pipelines = [FrontEnd(clock, pipeline, overheads) for pipeline in pipelines]
+    Arrivals(clock, world.requests, world.concurrency, pipelines, router)
+    clock.run_out()
 
 
 class Arrivals:
@@ -51,17 +63,13 @@ class Arrivals:
     ) -> None:
         self._clock = clock
         self._backlog = deque(requests)  # not yet arrived
-        self._concurrency = concurrency
         self._choose = router_of(router, pipelines)
         if concurrency is not None:
             for pipeline in pipelines:
                 pipeline.when_done(self._replacer(pipeline))
-            clock.at(clock.now, self._fill)
+            clock.at(clock.now, lambda _: self._tell(self._let_in(concurrency)))
         elif requests:
             clock.at(max(requests[0].arrival_s, clock.now), self._come)
-
-    def _fill(self, now_s: float) -> None:
-        self._tell(self._let_in(self._concurrency or 0))
 
     def _come(self, now_s: float) -> None:
         """Let in those that arrive now, and wait for the next."""
@@ -96,15 +104,6 @@ class Arrivals:
             self._tell([entrance for entrance in self._let_in(count) if entrance is not left])
 
         return replace_done
-
-
-def doors(
-    clock: Clock, pipelines: Sequence[Entrance], overheads: RuntimeOverheads
-) -> Sequence[Entrance]:
-    """Return where requests come in: the front end of each pipeline, or itself without any."""
-    if not overheads.has_front_end:
-        return pipelines
-    return [FrontEnd(clock, pipeline, overheads) for pipeline in pipelines]
 
 
 class FrontEnd:

@@ -12,7 +12,7 @@ from evenflow.decodes import Sequence
 from evenflow.pools import PooledWorld, Pools
 from evenflow.results.run import RunResult
 from evenflow.world import World
-from sim.arrivals import Arrivals, doors
+from sim.arrivals import serve
 from sim.clock import LAST, Clock
 from sim.driver import Driver, Stages
 
@@ -76,8 +76,6 @@ class Disaggregated(Pools):
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened, pool by pool and merged."""
-        door = doors(self.clock, [self], self._world.prefill.overheads)
-        Arrivals(self.clock, self._world.requests, self._world.concurrency, door)
-        self.clock.run_out()
+        serve(self.clock, self._world, [self], self._world.prefill.overheads)
         assert not self.outstanding, f"{self.outstanding} requests never ended"
         return self.result()

@@ -17,7 +17,7 @@ from evenflow.request import Request
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.world import World
-from sim.arrivals import Arrivals, doors
+from sim.arrivals import serve
 from sim.clock import LAST, Clock
 from sim.stages import StageProcesses
 from sim.tandem import Tandem
@@ -68,9 +68,7 @@ class Driver:
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened."""
-        door = doors(self._clock, [self], self._world.overheads)
-        Arrivals(self._clock, self._world.requests, self._world.concurrency, door)
-        self._clock.run_out()
+        serve(self._clock, self._world, [self], self._world.overheads)
         return self.result()
 
     def result(self) -> RunResult:

@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.batcher import Batcher
 from evenflow.errors import PolicyError, UsageError
-from evenflow.kv import PagePool
 from evenflow.schedulers import create
 from evenflow.scheduling import Plan, Prefill, View
-from evenflow.types import Request
 from experiments.engines import gllm
 from experiments.engines.journal import Replayer, read, replayed
-from tests.worlds import send
+from tests.worlds import engine_of, send
 
 JOURNALS = sorted((Path(__file__).parent / "journals").glob("gllm-*.jsonl.gz"))
 
@@ -62,17 +59,14 @@ class Short:
 
 
 def test_a_prefill_does_not_end_early_unless_the_policy_says_so() -> None:
-    batcher = Batcher(Short(9), PagePool(8, 16), depth=1, max_in_flight=1, max_model_len=64)
-    batcher.add(Request(0, 0.0, 10, 5))
+    batcher = engine_of(Short(9), 8, [(10, 5)])
     with pytest.raises(PolicyError, match="request 0: ends its prefill early"):
         batcher.next(0.0)
 
 
 def test_a_micro_batch_has_at_most_2048_decodes() -> None:
     policy = create("token_throttling", {"variant": "code", "max_prefill": 10**4})
-    batcher = Batcher(policy, PagePool(5000), depth=1, max_in_flight=1, max_model_len=64)
-    for number in range(2100):
-        batcher.add(Request(number, 0.0, 1, 3))
+    batcher = engine_of(policy, 5000, [(1, 3)] * 2100, depth=1)
     for expected in (0, 2048):
         batch = send(batcher, 0.0)
         assert batch.decode_tokens == expected

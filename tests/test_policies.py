@@ -19,87 +19,42 @@ from evenflow.costs import AffineCost, estimates
 from evenflow.errors import UsageError
 from evenflow.kv import PagePool
 from evenflow.replay import decision_of
-from evenflow.schedulers import GIVEN, POLICIES, catalogue, create, policy
+from evenflow.schedulers import GIVEN, POLICIES, catalogue, create, parameters, policy
 from evenflow.scheduling import View
 from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request
+from tests.worlds import engine_of
 
 FACTS = {"max_model_len": 4096, **estimates(AffineCost(0.005, 0.0001, 4))}
-RESERVING = {"max_num_seqs": 128, "max_model_len": None, "max_batch_rows": None}
 DEFAULTS = {
-    "static": {**RESERVING, "padded": False},
-    "orca": RESERVING,
-    "vllm": {
-        "max_num_batched_tokens": None,
-        "max_num_seqs": 256,
-        "watermark": 0.01,
-        "max_batch_rows": None,
-        "max_model_len": None,
-    },
-    "vllm_v1": {
-        "max_num_batched_tokens": 2048,
-        "max_num_seqs": 256,
-        "watermark": 0.0,
-        "async_scheduling": False,
-        "scheduling_policy": "fcfs",
-    },
-    "vllm_balanced": {
-        "share": "seats",
-        "max_num_batched_tokens": 2048,
-        "max_num_seqs": 256,
-        "watermark": 0.0,
-        "async_scheduling": False,
-        "scheduling_policy": "fcfs",
-    },
-    "sarathi": {
-        "token_budget": 512,
-        "max_num_seqs": 256,
-        "watermark": 0.01,
-        "mode": "hybrid",
-        "max_batch_rows": None,
-        "tbt_slo_s": None,
-    },
-    "sglang": {
-        "chunked_prefill_size": 8192,
-        "max_prefill_tokens": 16384,
-        "max_running_requests": 2048,
-        "pp_max_micro_batch_size": None,
-        "schedule_conservativeness": 1.0,
-        "schedule_policy": "fcfs",
-        "mixed_chunk": False,
-        "dynamic_chunking": False,
-        "prefill_decode_interval": 0,
-        "scheduler_recv_interval": 1,
-        "overlap": None,
-        "max_model_len": None,
-    },
-    "token_throttling": {
-        "iterations": 8,
-        "max_prefill": 2048,
-        "min_prefill": 32,
-        "kv_thresh": 0.05,
-        "use_wt": True,
-        "use_ut": True,
-        "coupled": False,
-        "victim": "latest",
-        "reserve": "threshold",
-        "max_batch_rows": None,
-        "variant": "reading",
-    },
-    "td_pipe": {
-        "predictor": "oracle",
-        "future_points": None,
-        "work_stealing": True,
-        "kv_occupancy_ratio": None,
-        "request_finish_ratio": None,
-        "variant": "paper",
-        "max_num_batched_tokens": 2048,
-        "max_batch_rows": None,
-    },
+    "static": "max_num_seqs=128 max_model_len=None max_batch_rows=None padded=False",
+    "orca": "max_num_seqs=128 max_model_len=None max_batch_rows=None",
+    "vllm": "max_num_batched_tokens=None max_num_seqs=256 watermark=0.01 max_batch_rows=None "
+    "max_model_len=None",
+    "vllm_v1": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 async_scheduling=False "
+    "scheduling_policy='fcfs'",
+    "vllm_balanced": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 "
+    "async_scheduling=False scheduling_policy='fcfs' share='seats'",
+    "sarathi": "token_budget=512 max_num_seqs=256 watermark=0.01 mode='hybrid' "
+    "max_batch_rows=None tbt_slo_s=None",
+    "sglang": "chunked_prefill_size=8192 max_prefill_tokens=16384 max_running_requests=2048 "
+    "pp_max_micro_batch_size=None schedule_conservativeness=1.0 schedule_policy='fcfs' "
+    "mixed_chunk=False dynamic_chunking=False prefill_decode_interval=0 "
+    "scheduler_recv_interval=1 overlap=None max_model_len=None",
+    "token_throttling": "iterations=8 max_prefill=2048 min_prefill=32 kv_thresh=0.05 use_wt=True "
+    "use_ut=True coupled=False victim='latest' reserve='threshold' max_batch_rows=None "
+    "variant='reading'",
+    "td_pipe": "predictor='oracle' future_points=None work_stealing=True kv_occupancy_ratio=None "
+    "request_finish_ratio=None variant='paper' max_num_batched_tokens=2048 max_batch_rows=None",
 }
+"""What each policy is made with unless it is told, in the order in which it is listed."""
 
 
 def test_every_result_with_defaults_depends_on_them() -> None:
-    assert {entry.name: dict(entry.parameters) for entry in catalogue()} == DEFAULTS
+    listed = {
+        entry.name: " ".join(f"{key}={default!r}" for key, default in entry.parameters)
+        for entry in catalogue()
+    }
+    assert listed == DEFAULTS
 
 
 def test_every_policy_says_in_a_line_what_it_does_and_where_it_is_from() -> None:
@@ -120,7 +75,7 @@ def test_what_tuning_tries_is_what_the_constructor_takes_and_has_the_default_in_
 ) -> None:
     space = getattr(policy(name), "search_space", {})
     for key, values in space.items():
-        default = DEFAULTS[name][key]
+        default = parameters(policy(name))[key].default
         if isinstance(values, list):
             assert default in values
             ends = values
@@ -214,7 +169,7 @@ def test_a_micro_batch_has_at_most_max_batch_rows_prompts_and_decodes(
 ) -> None:
     """Those that mix fill micro-batches up with both, the others never do."""
     policy = create(name, {"max_batch_rows": 3, **params}, **FACTS)
-    serving = Batcher(policy, PagePool(4000), depth=2, max_in_flight=4, max_model_len=4096)
+    serving = engine_of(policy, 4000, max_in_flight=4)
     requests = [Request(number, 0.0, 20, 4 + number % 3, 5) for number in range(12)]
     sent = list(micro_batches(serving, requests))
     assert max(prompts + decodes for prompts, decodes in sent) == 3

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from evenflow.batcher import Batcher
 from evenflow.kv import CachedPage, Holder, PrefixCache
 from evenflow.replay import decision_of
 from evenflow.results.metrics import summarize
@@ -17,17 +17,15 @@ from evenflow.schedulers import create
 from evenflow.types import Prefix, Request
 from sim import simulate
 from tests.command_line import RUN, done, refused, summary_of
-from tests.worlds import send, small_world
+from tests.worlds import engine_of, send, small_world
 from traces import Offline, Replay, load_trace, make_requests, with_conversations
 
 PAGE = 16
 
 
-def batcher(policy: str = "sarathi", pages: int = 64, **params: object) -> Batcher:
+def batcher(policy: str = "sarathi", pages: int = 64, **params: object) -> Any:
     scheduler = create(policy, params, max_model_len=2_000)
-    return Batcher(
-        scheduler, PrefixCache(pages, PAGE), depth=1, max_in_flight=1, max_model_len=2_000
-    )
+    return engine_of(scheduler, PrefixCache(pages, PAGE), max_in_flight=1, max_model_len=2_000)
 
 
 def asking(request_id: int, prompt: int, *blocks: int, output: int = 1) -> Request:
@@ -35,7 +33,7 @@ def asking(request_id: int, prompt: int, *blocks: int, output: int = 1) -> Reque
     return Request(request_id, 0.0, prompt, output, prefix=Prefix(blocks, 32, prompt))
 
 
-def serve(serving: Batcher, *requests: Request) -> list[tuple[tuple[int, int, int], ...]]:
+def serve(serving: Any, *requests: Request) -> list[tuple[tuple[int, int, int], ...]]:
     """Serve requests until all are done; return the chunks of each micro-batch."""
     for request in requests:
         assert serving.add(request) is None

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, estimates
-from evenflow.kv import PagePool
 from evenflow.schedulers import create
 from evenflow.schedulers.td_pipe import (
     FutureUsage,
@@ -29,7 +27,7 @@ from evenflow.types import Handover, Request
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
 from sim import simulate
-from tests.worlds import send, small_world
+from tests.worlds import engine_of, send, small_world
 
 COSTS = AffineCost(0.005, 0.0001, 4)
 NO_SWITCH = {"request_finish_ratio": 1.0}
@@ -39,20 +37,14 @@ def td_pipe(**params: object) -> Any:
     return create("td_pipe", params, max_model_len=4096, **estimates(COSTS))
 
 
-def batcher_of(policy: Any, depth: int = 4, pages: int = 10**6) -> Batcher:
-    return Batcher(policy, PagePool(pages), depth=depth, max_in_flight=None, max_model_len=4096)
-
-
-def offline(count: int, prompt: int, output: int) -> list[Request]:
-    return [Request(i, 0.0, prompt, output, output) for i in range(count)]
+def batcher_of(policy: Any, asked: Any = (), depth: int = 4, pages: int = 10**6) -> Any:
+    return engine_of(policy, pages, asked, depth=depth, max_in_flight=None)
 
 
 def test_the_example_of_figure_9() -> None:
     """512 live requests; of the first 128, 48 end with their next token, of the next 128, 8."""
-    batcher = batcher_of(td_pipe(max_num_batched_tokens=10**4, **NO_SWITCH))
-    for number in range(512):
-        short = number < 48 or 128 <= number < 136
-        batcher.add(Request(number, 0.0, 8, 2 if short else 50))
+    asked = [(8, 2 if n < 48 or 128 <= n < 136 else 50) for n in range(512)]
+    batcher = batcher_of(td_pipe(max_num_batched_tokens=10**4, **NO_SWITCH), asked)
     batcher.complete(send(batcher, 0.0), 1.0)
     batches = [send(batcher, 1.0) for _ in range(4)]
     assert [batch.decode_tokens for batch in batches] == [128, 128, 128, 128]
@@ -121,11 +113,10 @@ def test_what_came_with_its_kv_decodes_in_even_batches() -> None:
 # -- decisions ------------------------------------------------------------------------------------
 
 
-def deciding(policy: Any, outputs: list[int], *, predicted: int = 90, pages: int = 1000) -> Batcher:
+def deciding(policy: Any, outputs: list[int], *, predicted: int = 90, pages: int = 1000) -> Any:
     """Two stages; prompts of 16 tokens have decoded one round, and the first batch has returned."""
-    batcher = batcher_of(policy, depth=2, pages=pages)
-    for number, output in enumerate(outputs):
-        batcher.add(Request(number, 0.0, 16, output, predicted))
+    asked = [(16, output, predicted) for output in outputs]
+    batcher = batcher_of(policy, asked, depth=2, pages=pages)
     prefills = []
     while (batch := batcher.next(0.0)) is not None and batch.chunks:
         prefills.append(batch)
@@ -137,7 +128,7 @@ def deciding(policy: Any, outputs: list[int], *, predicted: int = 90, pages: int
     return batcher
 
 
-def after_an_arrival(batcher: Batcher) -> str:
+def after_an_arrival(batcher: Any) -> str:
     """Let a prompt of 16 tokens come; return P if the policy then prefills, else D."""
     batcher.add(Request(1000, 2.0, 16, 90, 90))
     return "P" if send(batcher, 3.0).chunks else "D"
@@ -200,9 +191,7 @@ def test_an_occupancy_is_reached_at_exactly_its_share_of_the_pages(
     pages: int, ratio: float, full: int
 ) -> None:
     policy = td_pipe(max_num_batched_tokens=16, kv_occupancy_ratio=ratio)
-    batcher = batcher_of(policy, pages=pages)
-    for request in offline(pages, 16, 3):
-        batcher.add(request)
+    batcher = batcher_of(policy, [(16, 3, 3)] * pages, pages=pages)
     assert all(send(batcher, 0.0).chunks for _ in range(full))
     assert batcher.next(0.0) is None
 
@@ -213,9 +202,7 @@ def test_prefill_ends_above_the_pool_or_in_the_code_at_nine_tenths_of_it(
 ) -> None:
     """Each holds 26 tokens in ten steps: 62 of them exceed 1600 tokens, 56 have 1440."""
     points = {"variant": variant, "future_points": [10], "max_num_batched_tokens": 16}
-    batcher = batcher_of(td_pipe(**points), pages=100)
-    for request in offline(100, 16, 20):
-        batcher.add(request)
+    batcher = batcher_of(td_pipe(**points), [(16, 20, 20)] * 100, pages=100)
     assert all(send(batcher, 0.0).chunks for _ in range(prompts))
     assert batcher.next(0.0) is None
 

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.batcher import Batcher
-from evenflow.kv import PagePool
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.schedulers.token_throttling import (
@@ -23,7 +21,7 @@ from evenflow.schedulers.token_throttling import (
 )
 from evenflow.types import Request
 from sim import World, simulate
-from tests.worlds import send, small_world
+from tests.worlds import engine_of, send, small_world
 
 THROTTLES: dict[str, Any] = {"max_prefill": 2048, "min_prefill": 32, "use_wt": True, "use_ut": True}
 
@@ -137,19 +135,14 @@ def test_an_adaptive_reserve_is_also_where_prefill_stops() -> None:
 def test_on_one_stage_prefill_takes_the_pages_above_the_reserve(variant: str) -> None:
     """Of 20 pages a quarter is kept for decodes; then 15 pages are all there is to take."""
     policy = create("token_throttling", {"variant": variant, "kv_thresh": 0.25})
-    batcher = Batcher(policy, PagePool(20), depth=1, max_in_flight=2, max_model_len=500)
-    for number, prompt in enumerate((300, 10)):
-        batcher.add(Request(number, 0.0, prompt, 2))
+    batcher = engine_of(policy, 20, [(300, 2), (10, 2)], depth=1)
     assert send(batcher, 0.0).prefill_tokens == 15 * 16
     assert batcher.next(0.0) is None
 
 
 def test_the_output_still_expected_is_as_predicted_or_else_the_mean_of_what_has_ended() -> None:
     """Two end, with 2 and 6 tokens; the others have 1, and 9, nothing and 0 are predicted."""
-    policy = create("sarathi", {})
-    batcher = Batcher(policy, PagePool(99), depth=1, max_in_flight=1, max_model_len=99)
-    batcher.add(Request(0, 0.0, 5, 2))
-    batcher.add(Request(1, 0.0, 5, 6))
+    batcher = engine_of(create("sarathi", {}), 99, [(5, 2), (5, 6)])
     seen = []
     for _ in range(6):
         batcher.complete(send(batcher, 0.0), 1.0)

@@ -3,7 +3,7 @@ and systems of them that move KV."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from evenflow.batcher import Batcher
 from evenflow.costs import AffineCost, SwapCost, estimates
 from evenflow.decodes import Speculation
+from evenflow.kv import KvCache, PagePool
 from evenflow.pools import PooledWorld, TransferLink
 from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
@@ -57,6 +58,22 @@ SGLANG: list[dict[str, object]] = [
     {"chunked_prefill_size": 96, "scheduler_recv_interval": 4},
     {"chunked_prefill_size": 64, "dynamic_chunking": True, "prefill_decode_interval": 2},
 ]
+
+
+def engine_of(
+    policy: object,
+    pages: int | KvCache | PagePool,
+    asked: Iterable[tuple[int, ...]] = (),
+    kind: Callable[..., Batcher] = Batcher,
+    **options: Any,
+) -> Any:
+    """Return an engine that is asked for prompts and outputs of so many tokens, request 0 first."""
+    pool = PagePool(pages) if isinstance(pages, int) else pages
+    sizes = {"depth": 2, "max_in_flight": 2, "max_model_len": 1000}
+    engine = kind(policy, pool, **(sizes | options))
+    for number, lengths in enumerate(asked):
+        engine.add(Request(number, 0.0, *lengths))
+    return engine
 
 
 def send(engine: Batcher, now_s: float) -> MicroBatch:

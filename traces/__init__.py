@@ -1,12 +1,10 @@
 """Request traces: load public formats, draw samples like them, give arrivals, make requests.
 
 `traces.describe` says what a trace is like, `traces.predict` foretells the lengths of its outputs;
-their names are loaded when they are asked for (`LATER`).
+their names are loaded when they are asked for.
 """
 
-from typing import Any
-
-from evenflow.later import loaded
+from evenflow import later
 from traces.arrivals import (
     AnyArrivals,
     Arrivals,
@@ -42,14 +40,13 @@ __all__ = [
     "with_own_prefixes",
 ]
 
-LATER = {
-    **dict.fromkeys(("convert", "fit", "info"), "traces.describe"),
-    **dict.fromkeys(
-        ("PREDICTORS", "Predictor", "make_predictor", "train", "with_predictions"),
-        "traces.predict",
-    ),
-}
-
-
-def __getattr__(name: str) -> Any:
-    return loaded(__name__, LATER, name)
+__getattr__ = later(
+    __name__,
+    {
+        **dict.fromkeys(("convert", "fit", "info"), "traces.describe"),
+        **dict.fromkeys(
+            ("PREDICTORS", "Predictor", "make_predictor", "train", "with_predictions"),
+            "traces.predict",
+        ),
+    },
+)

@@ -19,8 +19,8 @@ POLICIES = {
     "static": "evenflow.schedulers.reserving:Static",
     "orca": "evenflow.schedulers.reserving:Orca",
     "vllm": "evenflow.schedulers.vllm:VLLM",
-    "vllm_v1": "evenflow.schedulers.vllm_v1:VLLMV1",
-    "vllm_balanced": "evenflow.schedulers.vllm_v1:VLLMBalanced",
+    "vllm_v1": "evenflow.schedulers.vllm:VLLMV1",
+    "vllm_balanced": "evenflow.schedulers.vllm:VLLMBalanced",
     "sglang": "evenflow.schedulers.sglang:SGLang",
     "sarathi": "evenflow.schedulers.sarathi:Sarathi",
     "token_throttling": "evenflow.schedulers.token_throttling:TokenThrottling",
@@ -106,11 +106,11 @@ def create(
 
 def catalogue() -> list[Entry]:
     """Return the policies with their parameters, defaults and sources."""
-    return [entry(name, cls := policy(name), _listed(cls)) for name in POLICIES]
-
-
-def _listed(cls: type[Scheduler]) -> tuple[tuple[str, Any], ...]:
-    return tuple((key, value.default) for key, value in parameters(cls).items())
+    found: list[Entry] = []
+    for name in POLICIES:
+        listed = parameters(cls := policy(name)).items()
+        found.append(entry(name, cls, tuple((key, value.default) for key, value in listed)))
+    return found
 
 
 def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:

@@ -308,7 +308,10 @@ class TDPipe(Policy):
             return False
         context_tokens = view.decode_context_tokens / max(view.running_decodes, 1)
         step_s = self._decode_s(rows, round(rows * context_tokens))
-        spatial = spatial_intensity(rows, context_tokens, self._saturation(), self._decode_s)
+        if not self._saturated_rows:
+            in_code = self.variant == "code"
+            self._saturated_rows = CODE_PEAK_ROWS if in_code else saturating_rows(self._decode_s)
+        spatial = spatial_intensity(rows, context_tokens, self._saturated_rows, self._decode_s)
         seconds = [self._prefill_s(sum(prompt.tokens for prompt in batch)) for batch, _ in pending]
         better = [
             spatial < temporal_intensity(seconds[:stop], step_s, view.depth)
@@ -319,19 +322,12 @@ class TDPipe(Policy):
         fitting = self._fitting(pending, view)
         return fitting > 0 and better[fitting - 1]
 
-    def _saturation(self) -> int:
-        if not self._saturated_rows:
-            in_code = self.variant == "code"
-            rows = CODE_PEAK_ROWS if in_code else saturating_rows(self._decode_s)
-            self._saturated_rows = rows
-        return self._saturated_rows
-
     def _pending_prefills(self, view: View) -> Iterator[tuple[list[Prompt], int]]:
         """Iterate over the prefill micro-batches that there are pages for, with those then free."""
         batch: list[Prompt] = []
         free, tokens = view.free_pages, 0
         for prompt in view.waiting:
-            pages = -(-prompt.tokens // view.page_tokens)
+            pages = view.pages_for(prompt.tokens)
             if pages > free:
                 break
             over = tokens + prompt.tokens > self.max_num_batched_tokens
@@ -359,4 +355,4 @@ class TDPipe(Policy):
 
 
 def _next_prompt_fits(view: View) -> bool:
-    return -(-next(view.waiting).tokens // view.page_tokens) <= view.free_pages
+    return view.pages_for(next(view.waiting).tokens) <= view.free_pages

@@ -1,16 +1,21 @@
-"""vLLM (v0): prefills first, and never in one micro-batch with decodes."""
+"""vLLM: V0, prefills first and never in one micro-batch with decodes; V1, one pass over what runs,
+then over what waits, under one token budget; and what was proposed to balance that.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.keys import Count
 from evenflow.kv import PagePool
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, Policy
-from evenflow.scheduling import Plan, SearchSpace, View, decodes_only
+from evenflow.scheduling import Plan, Prefill, SearchSpace, View, decodes_only
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -69,3 +74,141 @@ class VLLM(Policy):
             kv_limited = room.kv_limited
         decodes = min(view.ready_decodes, self._most_rows)
         return decodes_only(decodes, "arrival", "latest_arrived", kv_limited)
+
+
+def most_urgent(view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
+    """Go on with what runs, and preempt the least urgent of it; return how many tokens are left.
+
+    If who is preempted is who lacks a page, the rest waits.
+    """
+    pages = partial(view.decode_pages, order="arrival")
+    decodes = min(view.ready_decodes, most)
+    while pages(decodes) > view.free_pages:
+        fitting = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
+        lacking, _ = view.ready(fitting + 1, "arrival")[fitting]
+        victim = view.victim("lowest_priority")
+        yield Plan(preempt=[victim])
+        if victim == lacking:
+            yield Plan(decodes=fitting)
+            return 0
+        decodes = min(view.ready_decodes, most)
+    tokens -= decodes
+    prefills = []
+    for prompt in view.partials[: bool(tokens)]:
+        chunk = min(prompt.remaining, tokens)
+        need = view.pages_for(prompt.computed + chunk) - prompt.pages
+        while need + pages(decodes) > view.free_pages:
+            victim = view.victim("lowest_priority")
+            yield Plan(preempt=[victim])
+            decodes = min(view.ready_decodes, decodes)
+            if victim == prompt.request_id:
+                break
+        else:
+            prefills.append(Prefill(prompt.request_id, chunk))
+            tokens -= chunk
+    yield Plan(prefills, decodes)
+    return tokens
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class VLLMV1(Policy):
+    """Every ready decode, the chunk of the prompt that is under way, then prompts that wait.
+
+    Source: vLLM 0.32.0 (its V1 scheduler), whose recorded decisions are this policy's (engines.md).
+    Chunks of a prompt follow one another without waiting for the last to return. Pages come with
+    each chunk; a prompt is only admitted if all of it would fit now, `watermark` of the pages left
+    free once anything runs. When a page is missing, the last admitted is preempted, in flight or
+    not, and this step admits nobody. Those of one `priority` go by arrival.
+    """
+
+    search_space: ClassVar[SearchSpace] = VLLM.search_space
+
+    max_num_batched_tokens: Count = 2048
+    """Most tokens of a micro-batch; null: `max_model_len`."""
+    max_num_seqs: Count = 256
+    """Most requests that are admitted at a time."""
+    watermark: Fraction = 0.0
+    """The share of the pages that an admission leaves free."""
+    async_scheduling: Literal[False, "v1", "v2"] = False
+    """Which model runner schedules a decode again before its last token is there; v1 does so on one
+    stage only.
+    """
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Who is first, and preempted last: who came first, or has the lowest `priority`."""
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            limits = f"{self.max_num_batched_tokens} is less than max_num_seqs {self.max_num_seqs}"
+            raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
+        if self.async_scheduling == "v1" and self.depth > 1:
+            raise ValueError(f"async_scheduling v1 is for one stage, not {self.depth}; v2 is right")
+        self.pipelined_chunks = self.preempts_in_flight = self.append_only_pages = True
+        self.by_priority = self.scheduling_policy == "priority"
+        self.decodes_ahead = {False: None, "v1": "question", "v2": "round"}[self.async_scheduling]
+
+    def limits(self, view: View) -> tuple[int, int]:
+        """Return how many decodes, and how many tokens, a micro-batch may have now."""
+        return self.max_num_batched_tokens, self.max_num_batched_tokens
+
+    def schedule(self, view: View) -> Iterator[Plan]:
+        preemptions = view.preemptions
+        most, tokens = self.limits(view)
+        go_on = most_urgent if self.by_priority else self._first_come
+        tokens = yield from go_on(view, min(most, tokens), tokens)
+        if view.preemptions == preemptions:
+            yield from self._admit(view, tokens)
+
+    def _first_come(self, view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
+        """Go on with what runs, and preempt the last of it; return how many tokens are left."""
+        preemptions, decodes = view.preemptions, min(view.ready_decodes, most)
+        yield Plan(decodes=decodes, victims="latest_admitted")
+        tokens -= decodes
+        goes_on = tokens > 0 and view.preemptions == preemptions
+        for prompt in view.partials[:goes_on]:  # there is only one, the last that was admitted
+            chunk = min(prompt.remaining, tokens)
+            if view.pages_for(prompt.computed + chunk) - prompt.pages > view.free_pages:
+                yield Plan(preempt=[prompt.request_id])
+                return 0
+            yield Plan([Prefill(prompt.request_id, chunk)])
+            tokens -= chunk
+        return tokens
+
+    def _admit(self, view: View, tokens: int) -> Iterator[Plan]:
+        while tokens and view.running < self.max_num_seqs and (prompt := next(view.waiting, None)):
+            blocks = view.total_pages + 1  # vLLM counts its null block, which holds nothing
+            spare = int(self.watermark * blocks) if view.running else 0
+            if view.pages_for(prompt.tokens) - prompt.pages > view.free_pages - spare:
+                yield Plan(kv_limited=True)
+                return
+            chunk = min(prompt.remaining, tokens)
+            yield Plan([Prefill(prompt.request_id, chunk)])
+            tokens -= chunk
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class VLLMBalanced(VLLMV1):
+    """`vllm_v1` that takes a share of the decodes, or of the tokens, and leaves the rest.
+
+    Source: vLLM pull requests 57433, 19873 and vllm-rbln 900, none of them in vLLM 0.32.0; read
+    from their descriptions, never compared with their code. `share` of a micro-batch on n stages:
+    `seats`, at most max_num_seqs / n decodes (57433); `decodes`, at most a n-th of those that run
+    (900), prompts free in both; `tokens`, a n-th of all decodes and prompt tokens that there are,
+    up to the budget (19873, whose two phases are one where the next question counts anew).
+    """
+
+    share: Literal["seats", "decodes", "tokens"] = "seats"
+    """What of a micro-batch is shared out over the stages: the requests that may be admitted, the
+    decodes, or all tokens.
+    """
+
+    def limits(self, view: View) -> tuple[int, int]:
+        decodes, tokens = super().limits(view)
+        if self.share == "seats":
+            return -(-self.max_num_seqs // self.depth), tokens
+        if self.share == "decodes":
+            return -(-view.running_decodes // self.depth), tokens
+        there = view.running_decodes + view.waiting_tokens
+        return decodes, min(tokens, -(-there // self.depth))

@@ -18,8 +18,8 @@ from evenflow.schedulers import create
 from evenflow.types import Request
 from sim import World, simulate
 from tests.oracle.plain import ContextCost, Plain, Setting
-from tests.oracle.plain_engines import PlainEngines
 from tests.oracle.plain_gllm import GllmSetting, PlainGllm, PlainStatic
+from tests.oracle.plain_replicas import PlainEngines
 from tests.oracle.plain_td_pipe import CODE_POINTS, POINTS, PlainTDPipe, TDPipeSetting
 from tests.oracle.plain_vllm import PlainVllm, VllmSetting
 

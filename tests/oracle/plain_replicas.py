@@ -1,11 +1,12 @@
-"""The naive simulator of replicas behind a router, and of a closed loop."""
+"""The naive simulator of replicas behind a router, of a closed loop, and of vLLM V0's engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from evenflow.types import Request
-from tests.oracle.plain import Plain, Row
+from tests.oracle.plain import Part, Plain, Row, Setting
 
 
 class PlainReplicas:
@@ -30,7 +31,7 @@ class PlainReplicas:
             Row(i, r.prompt_tokens, r.output_tokens, r.arrival_s, todo=r.prompt_tokens)
             for i, r in enumerate(requests)
         ]
-        self.ended = 0
+        self.rows = list(self.coming)
         self.now_s = 0.0
 
     def run(self) -> PlainReplicas:
@@ -115,3 +116,45 @@ def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1
     return count
+
+
+class PlainEngines(PlainReplicas):
+    """Virtual engines on one pipeline: `depth` of them, with an equal part of the pages each and
+    one micro-batch in flight.
+
+    An arrival goes to the engine with the fewest requests; the engine that was served longest ago
+    is asked first. `sent` is as in `Plain`, with the free pages of the engine that sent it.
+    """
+
+    def __init__(self, requests: Sequence[Request], setting: Setting) -> None:
+        part = replace(setting, total_pages=setting.total_pages // setting.depth)
+        engines = [Plain([], part) for _ in range(setting.depth)]
+        super().__init__(requests, engines, "least_outstanding", None)
+        self.setting = setting
+        self.turns = list(engines)
+        self.stage_free_s, self.sent = engines[0].stage_free_s, engines[0].sent
+        for engine in engines:
+            engine.stage_free_s, engine.sent = self.stage_free_s, self.sent
+
+    def ask(self) -> None:
+        while self.send_one():
+            pass
+
+    def send_one(self) -> bool:
+        """Have one engine send a micro-batch if one may; say whether one did."""
+        if self.setting.dispatch == "stage0" and self.stage_free_s[0] > self.now_s:
+            return False
+        for engine in [engine for engine in self.turns if not engine.in_flight]:
+            if parts := self.ask_one(engine):
+                engine.send(parts)
+                self.turns.remove(engine)
+                self.turns.append(engine)
+                return True
+        return False
+
+    def ask_one(self, engine: Plain) -> list[Part]:
+        while True:
+            engine.preempted = False
+            parts: list[Part] = getattr(engine, engine.setting.policy)()
+            if parts or not engine.preempted:
+                return parts

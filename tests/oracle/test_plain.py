@@ -30,9 +30,8 @@ from tests.oracle.cases import (
     world_of,
 )
 from tests.oracle.plain import Setting
-from tests.oracle.plain_engines import PlainEngines
 from tests.oracle.plain_gllm import GllmSetting
-from tests.oracle.plain_replicas import PlainReplicas
+from tests.oracle.plain_replicas import PlainEngines, PlainReplicas
 from tests.oracle.plain_swap import HostLink, PlainSwap, PlainSwapGllm
 from tests.oracle.plain_vllm import BLOCK_TOKENS, PlainVllm
 

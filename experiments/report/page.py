@@ -21,71 +21,6 @@ from experiments.report.tables import html_table, is_number, number
 
 Figure = dict[str, Any]
 
-WIDTH = 1000
-"""Of the page, in pixels; figures are as wide as their place."""
-
-SORT = """
-function sortBy(head) {
-  const body = head.closest("table").tBodies[0], at = head.cellIndex;
-  const key = row => row.cells[at].textContent.replaceAll(",", "");
-  const rows = [...body.rows], sign = head.dataset.down ? -1 : 1;
-  head.dataset.down = sign > 0 ? "1" : "";
-  rows.sort((a, b) => sign * (parseFloat(key(a)) - parseFloat(key(b)) ||
-    key(a).localeCompare(key(b), undefined, {numeric: true})));
-  body.append(...rows);
-}
-"""
-"""Sorts a table's rows by the column of a head, the other way at the next click."""
-
-STYLE = f"""
-:root {{ color-scheme: light dark; --text: #1f2933; --soft: #52606d; --back: #ffffff;
-  --box: #f3f6f9; --line: #e4e7eb; --best: #e3f1e8; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --text: #d5dae1; --soft: #9aa5b1; --back: #14181d;
-  --box: #1f252c; --line: #323a44; --best: #1d3a2b; }} }}
-body {{ font: 16px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: var(--text);
-  background: var(--back); max-width: {WIDTH}px; margin: 32px auto 64px; padding: 0 16px; }}
-h1 {{ font-size: 28px; line-height: 1.2; margin: 0 0 12px; }}
-h2 {{ font-size: 20px; margin: 40px 0 4px; }}
-.verdict {{ background: var(--box); border-left: 4px solid #0072B2; padding: 12px 18px; }}
-.verdict p {{ font-size: 18px; margin: 4px 0; }}
-.verdict ul {{ margin: 6px 0; padding-left: 22px; }}
-.caption {{ color: var(--soft); font-size: 14px; margin: 0 0 6px; }}
-.head {{ font-size: 14px; margin: 10px 0 0; overflow-wrap: anywhere; }}
-.row {{ display: grid; gap: 0 16px; }}
-.row > div {{ min-width: 0; }}
-.two {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); }}
-.three {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 270px), 1fr)); }}
-table {{ border-collapse: collapse; width: 100%; font-size: 15px; table-layout: fixed; }}
-thead th:first-child {{ width: 38%; }}
-table.narrow {{ table-layout: auto; width: auto; display: block; overflow-x: auto; }}
-table.narrow th {{ overflow-wrap: normal; }}
-table.narrow thead th:first-child {{ width: auto; }}
-th, td {{ padding: 5px 10px; text-align: right; border-bottom: 1px solid var(--line); }}
-th {{ overflow-wrap: anywhere; vertical-align: bottom; }}
-tbody th {{ text-align: left; font-weight: 500; }}
-th small {{ display: block; color: var(--soft); font-weight: 400; font-size: 12.5px; }}
-.unit {{ color: var(--soft); font-weight: 400; }}
-th[onclick] {{ cursor: pointer; text-decoration: underline dotted; }}
-td {{ font-variant-numeric: tabular-nums; }}
-td.best {{ font-weight: 700; background: var(--best); }}
-.key {{ font-size: 13.5px; margin: 8px 0 0; }}
-.key span {{ display: inline-block; margin-right: 16px; }}
-i {{ display: inline-block; width: 12px; height: 12px; margin-right: 6px; vertical-align: -1px; }}
-.key svg {{ margin-right: 6px; vertical-align: 2px; }}
-dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; font-size: 14px; }}
-dt {{ font-weight: 600; }}
-dd {{ margin: 0; }}
-pre {{ background: var(--box); padding: 12px; overflow-x: auto; font-size: 13px; }}
-.picture svg {{ max-width: 100%; height: auto; background: white; }}
-summary {{ cursor: pointer; font-weight: 600; margin-top: 12px; }}
-@media (max-width: 600px) {{
-  body {{ margin-top: 16px; padding: 0 10px; }}
-  table {{ font-size: 13px; }}
-  th, td {{ padding: 4px 5px; }}
-  dl {{ grid-template-columns: 1fr; }}
-}}
-"""
-
 
 def _theme(text: str, grid: str, line: str) -> Figure:
     axis = {
@@ -111,35 +46,23 @@ def _theme(text: str, grid: str, line: str) -> Figure:
 THEMES = (_theme("#1F2933", GRID, "#9AA5B1"), _theme("#D5DAE1", "#2B323B", "#6B7785"))
 """What Plotly's layouts are made of where the reader's system is light, and where it is dark."""
 
-DRAW = """
-const dark = matchMedia("(prefers-color-scheme: dark)"), themes = THEMES;
-const look = () => ({layout: themes[dark.matches ? 1 : 0]});
-const config = {displaylogo: false, responsive: true,
-  displayModeBar: matchMedia("(hover: hover)").matches && "hover",
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]};
-const figures = [];
-const draw = (name, f) => figures.push([name, f]);
-addEventListener("DOMContentLoaded", () => figures.forEach(([name, f]) =>
-  Plotly.newPlot(name, f.data, {...f.layout, template: look()}, config)));
-dark.addEventListener("change", () => document.querySelectorAll(".js-plotly-plot")
-  .forEach(each => Plotly.relayout(each, {template: look()})));
-""".replace("THEMES", json.dumps(THEMES, separators=(",", ":")))
-"""Draws when all has its place; colours follow the reader's system."""
-
 
 def page(
     title: str, parts: Sequence[str], provenance: Mapping[str, Any], plotly_js: str = ""
 ) -> str:
     """Return a page as HTML: the title, its parts, the provenance.
 
-    With Plotly's library inside, where a part is a `figure`; a `picture` needs none.
+    With Plotly's library inside, where a part is a `figure`; a `picture` needs none. Figures are
+    drawn when all has its place, in colours that follow the reader's system.
     """
+    themes = json.dumps(THEMES, separators=(",", ":"))
+    draw = plotly_js and f"{plotly_js}\n{_beside('draw.js').replace('THEMES', themes)}"
     facts = json.dumps(provenance, indent=2, sort_keys=True, default=str, ensure_ascii=False)
     lines = [
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1"><title>{escape(title)}'
-        f"</title>\n<style>{STYLE}</style>\n"
-        f"<script>{plotly_js and plotly_js + DRAW}{SORT}</script></head>\n"
+        f"</title>\n<style>\n{_beside('page.css')}</style>\n"
+        f"<script>{draw}\n{_beside('sort.js')}</script></head>\n"
         "<body>",
         f"<h1>{escape(title)}</h1>",
         *parts,
@@ -192,7 +115,11 @@ def picture(svg: str) -> str:
 
 def plotly_library() -> str:
     """Return Plotly's script: its own smaller build, of which the file beside says the source."""
-    return Path(__file__).with_name("plotly-basic.min.js").read_text(encoding="utf-8")
+    return _beside("plotly-basic.min.js")
+
+
+def _beside(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def compact(values: Any, digits: int = 5) -> list[float]:

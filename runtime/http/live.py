@@ -12,7 +12,7 @@ import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -67,16 +67,14 @@ def listening(host: str, port: int) -> socket.socket:
     return bound
 
 
+@dataclass(slots=True)
 class _Asked:
     """What the driver has to know of a request while it is served."""
 
-    __slots__ = ("end_ids", "left", "stopped", "text")
-
-    def __init__(self, text: Text, most: int, end_ids: frozenset[int]) -> None:
-        self.text = text
-        self.left = most
-        self.end_ids = end_ids
-        self.stopped = False
+    text: Text
+    left: int
+    end_ids: frozenset[int]
+    stopped: bool = False
 
 
 class Clients:

@@ -377,44 +377,19 @@ def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -
     with suppress(OSError):
         Path("/proc/self/comm").write_text(NAME, encoding="ascii")
     logging.getLogger("asyncio").addFilter(SaidOnce())
-    asyncio.run(FrontEnd(serving, channel).run(bound))
+    asyncio.run(FrontEnd(serving, channel).serve([bound]))
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals to the driver, and says when it is there."""
+class FrontEnd(uvicorn.Server):
+    """The server; what the driver's words mean here is a method of this name, or of the answers'.
 
-    def __init__(self, config: uvicorn.Config, channel: Connection) -> None:
-        super().__init__(config)
-        self._channel = channel
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._channel.send_bytes(b'["started"]')
-
-
-class FrontEnd:
-    """What the driver's words mean here; each is a method of this name, or of the answers'."""
+    It leaves signals to the driver, and says when it is there.
+    """
 
     def __init__(self, serving: Serving, channel: Connection) -> None:
         self._channel = channel
         self._asked: deque[asyncio.Future[Mapping[str, float]]] = deque()
         self._answers = answers = Answers(serving, self._tell)
-        self._server = _Server(
-            uvicorn.Config(
-                make_app(answers, self._gauges),
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                http=HttpConnection,
-                backlog=OTHER_FILES,
-                timeout_graceful_shutdown=int(DRAIN_LIMIT_S),
-            ),
-            channel,
-        )
         self._words: dict[str, Callable[..., None]] = {
             "added": answers.added,
             "given_up": answers.given_up,
@@ -424,11 +399,25 @@ class FrontEnd:
             "fail": answers.fail,
             "exit": self._exit,
         }
+        config = uvicorn.Config(
+            make_app(answers, self._gauges),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            http=HttpConnection,
+            backlog=OTHER_FILES,
+            timeout_graceful_shutdown=int(DRAIN_LIMIT_S),
+        )
+        super().__init__(config)
 
-    async def run(self, bound: socket.socket) -> None:
-        """Serve until `exit`."""
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hear)
-        await self._server.serve([bound])
+        await super().startup(sockets)
+        self._channel.send_bytes(b'["started"]')
 
     def _hear(self) -> None:
         """Apply what the driver says; when it is gone, so is this server, and says so."""
@@ -461,4 +450,4 @@ class FrontEnd:
             asked.set_result(gauges)
 
     def _exit(self) -> None:
-        self._server.should_exit = True
+        self.should_exit = True

@@ -64,15 +64,6 @@ def test_nothing_is_left_of_a_run_that_is_stopped_as_its_folder_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(UsageError, match="file/run: cannot write there"),
-        staged(tmp_path / "file" / "run"),
-    ):
-        pass
-
-
 def test_a_folder_never_holds_parts_of_two_runs(tmp_path: Path) -> None:
     with staged(tmp_path) as scratch:
         (scratch / "prefill").mkdir()

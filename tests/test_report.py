@@ -74,6 +74,9 @@ def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Outco
         "kv",
     ]
     assert len(figures(page)) == len(drawn)
+    types = {trace["type"] for each in figures(page) for trace in each["data"]}
+    assert types == {"bar", "scatter"}, "the smaller build of the library has these"
+    assert "plotly.js (basic - minified)" in plotly_library()[:100]
     assert not re.search(r"(src|href)=|https?:|@import|url\(", page)
 
 
@@ -93,23 +96,13 @@ def test_a_single_run_makes_a_page_too(depth: int) -> None:
     assert len(figures(page)) == 12
 
 
-def test_equal_runs_give_equal_bytes_with_the_library_inside(
+def test_a_page_has_the_library_inside_and_stays_light(
     runs: dict[str, Outcome], tmp_path: Path
 ) -> None:
-    for name in ("first", "second"):
-        write_report(tmp_path / name, runs, "Twice", {"seed": 0})
-    page = (tmp_path / "first").read_bytes()
-    assert page == (tmp_path / "second").read_bytes()
+    write_report(tmp_path / "page", runs, "Twice", {"seed": 0})
+    page = (tmp_path / "page").read_bytes()
     assert b"Plotly" in page
     assert len(page) < 1_500_000
-
-
-def test_the_smaller_build_of_the_library_has_every_trace_that_is_drawn(
-    runs: dict[str, Outcome],
-) -> None:
-    traces = [each for drawn in figures(render(runs, "", {}, "")) for each in drawn["data"]]
-    assert {each["type"] for each in traces} == {"bar", "scatter"}
-    assert "plotly.js (basic - minified)" in plotly_library()[:100]
 
 
 def test_what_is_compared_has_the_same_axes(runs: dict[str, Outcome]) -> None:
@@ -253,11 +246,6 @@ def test_every_cause_has_words_and_a_colour_of_its_own() -> None:
 # --- the numbers
 
 
-def test_shares_of_stage_time_add_up(runs: dict[str, Outcome]) -> None:
-    for run in runs.values():
-        assert sum(shares(run).values()) == pytest.approx(1.0)
-
-
 def test_cumulative_goes_from_the_least_to_the_greatest_known_value() -> None:
     values, share = cumulative(np.array([3.0, np.nan, 1.0, 2.0]))
     assert values.tolist() == [1.0, 2.0, 3.0]
@@ -298,14 +286,16 @@ def test_block_colours_run_from_decode_to_prefill() -> None:
     assert (blend(0.0), blend(1.0)) == (DECODE, PREFILL)
 
 
-def test_the_comparison_is_a_figure_with_equal_bytes(
-    runs: dict[str, Outcome], tmp_path: Path
-) -> None:
-    for name in ("first.png", "second.png"):
-        draw_comparison(runs).savefig(tmp_path / name, metadata={"Software": None})
-    image = (tmp_path / "first.png").read_bytes()
-    assert image.startswith(b"\x89PNG")
-    assert image == (tmp_path / "second.png").read_bytes()
+def test_the_comparison_draws_each_run_in_a_row_on_equal_axes(runs: dict[str, Outcome]) -> None:
+    figure = draw_comparison(runs)
+    tokens, times = figure.axes[::2], figure.axes[1::2]
+    assert [axes.texts[0].get_text() for axes in tokens] == list(runs)
+    busy = [f"{100 * shares(run)['computing']:.0f} %" for run in runs.values()]
+    assert [axes.texts[0].get_text() for axes in times] == busy
+    assert tokens[0].get_ylim() == tokens[1].get_ylim()
+    assert times[0].get_xlim() == (0, 100)
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words[:3] == ["prefill tokens", "decode tokens", "computing"]
 
 
 def test_kv_use_is_a_share_of_the_pages_of_the_engine_that_sent_it() -> None:

@@ -165,12 +165,6 @@ def test_one_stage_and_no_bubbles_need_neither_arrows_nor_idle_threads(tmp_path:
     assert slices(events).keys() == {1}
 
 
-def test_equal_runs_give_equal_bytes(result, tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        write_timeline(tmp_path / name, result, attribute(result))
-    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
-
-
 def test_a_slice_costs_few_bytes(tmp_path: Path) -> None:
     result = synthetic_run(requests=200)
     write_timeline(tmp_path / "large", result, attribute(result))

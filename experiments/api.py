@@ -34,10 +34,9 @@ from experiments.run_file.yaml_file import Document, patched, read
 from experiments.runs import GivenPolicy, Job, Save, run_job, write_run
 from experiments.study.capacity import Capacity, Question
 from experiments.study.capacity import capacity as study_capacity
-from experiments.study.compare import Comparison, line_up, run_all
-from experiments.study.diff import Difference
-from experiments.study.diff import diff as study_diff
-from experiments.study.layouts import parse_gpus
+from experiments.study.compare import Comparison, Difference, line_up, run_all
+from experiments.study.compare import diff as study_diff
+from experiments.study.deployments import parse_gpus
 from experiments.study.plan import Planned
 from experiments.study.plan import plan as study_plan
 from experiments.study.plan_search import Ask

@@ -21,7 +21,7 @@ from experiments.study.capacity import (
     facts,
     sentences,
 )
-from experiments.study.layouts import on_gpus
+from experiments.study.deployments import on_gpus
 from experiments.study.searches import own_rate, rate_patch
 from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
 from tests.command_line import evenflow, refusal, rows_of, write_trace

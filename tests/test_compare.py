@@ -1,15 +1,21 @@
-"""Comparisons: who is asked for, and that no process outlives the command."""
+"""Runs side by side: who is asked for, no process is left; what differs between two of them."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
+import evenflow as ef
 from evenflow.errors import UsageError
 from experiments.run_file.run import load_config
 from experiments.study.compare import line_up, parse_schedulers, run_all
-from tests.command_line import killed, write_inputs
+from tests.command_line import complaint, done, evenflow, killed, summary_of
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 SLOW = """\
 import time
@@ -24,7 +30,6 @@ class Slow(Sarathi):
 
 
 def test_a_comparison_that_writes_nothing(tmp_path: Path) -> None:
-    write_inputs(tmp_path)
     config = load_config(tmp_path / "RUN.yaml")
     entries = parse_schedulers("sarathi,{name: sarathi, token_budget: 32},vllm")
     jobs = line_up(entries, config, tmp_path)
@@ -44,7 +49,6 @@ def killer(*_: object) -> None:
 def test_a_process_that_dies_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_inputs(tmp_path)
     monkeypatch.setattr("experiments.study.compare._count_in", killer)
     jobs = line_up(["sarathi"], load_config(tmp_path / "RUN.yaml"), tmp_path)
     with pytest.raises(UsageError, match="a scheduler's process died"):
@@ -53,8 +57,79 @@ def test_a_process_that_dies_is_told_in_one_line(
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
 def test_no_worker_outlives_a_comparison_that_is_killed(tmp_path: Path) -> None:
-    write_inputs(tmp_path)
     (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
     schedulers = "slow:Slow,{name: slow:Slow, token_budget: 32}"
     arguments = ("compare", "RUN.yaml", "--schedulers", schedulers, "--out", "out")
     killed(tmp_path, *arguments, when=lambda processes: len(processes) >= 3)  # tracker, workers
+
+
+def saved(name: str, **keys: Any) -> str:
+    ef.simulate("RUN.yaml", set=keys, out=name, save="requests")
+    return name
+
+
+def test_the_same_requests_are_compared_one_by_one() -> None:
+    a, b = saved("a"), saved("b", **{"costs.base_s": 0.006})
+    found = ef.diff(a, b)
+    assert found.config.loc["costs.base_s"].tolist() == [0.005, 0.006]
+    assert len(found.config) == 1
+    for metric, end in {"mean_ttft_ms": "first_token_s", "mean_e2el_ms": "completion_s"}.items():
+        sides = [pd.read_csv(f"{name}/requests.csv") for name in (a, b)]
+        gaps = 1e3 * (sides[1][end] - sides[0][end])  # they arrive at the same times
+        row = found.metrics.loc[metric]
+        assert row["mean"] == pytest.approx(gaps.mean())
+        assert row["half_width"] == pytest.approx(2.093 * gaps.sem(), rel=1e-3)
+        assert row["n"] == 20
+        assert row["difference"] == pytest.approx(row["mean"])
+    assert found.warnings == ["20 requests are few: others may tell otherwise"]
+
+
+def test_other_requests_are_not_paired_and_that_is_said() -> None:
+    found = ef.diff(saved("a"), saved("b", **{"workload.arrivals.scale": 2}))
+    row = found.metrics.loc["mean_e2el_ms"]
+    assert not found.paired
+    assert row["mean"] == pytest.approx(row["difference"])
+    assert "not the same requests: the differences are unpaired" in found.warnings
+
+
+def test_a_request_that_only_one_run_completed_is_in_no_pair() -> None:
+    found = ef.diff(saved("a"), saved("b", max_model_len=60))
+    assert found.paired
+    lost = summary_of("b")["failed"]
+    assert found.metrics.loc["mean_ttft_ms", "n"] == 20 - lost < 20
+    told = f"not as many requests were completed: 20 with a, {20 - lost} with b"
+    assert told in found.warnings
+
+
+def test_runs_at_hand_and_saved_ones_are_the_same() -> None:
+    assert ef.diff(saved("a"), ef.simulate("RUN.yaml")).metrics.empty
+
+
+def test_the_command_says_what_differs_and_what_is_not_fair() -> None:
+    saved("a"), saved("b", **{"costs.base_s": 0.006})
+    Path("b/requests.csv").unlink()
+    told = json.loads(Path("b/summary.json").read_text())
+    told["provenance"] |= {"git_commit": "f00"}
+    told["provenance"]["trace"] |= {"sha256": "0", "name": "other.csv"}
+    Path("b/summary.json").write_text(json.dumps(told))
+    output = done("diff", "a", "b")
+    assert "costs.base_s" in output
+    assert "TTFT mean (ms)" in output
+    for warning in (
+        "NOT FAIR: other traces: trace.csv and other.csv",
+        "NOT FAIR: made by other versions of evenflow: 0.1.0 (commit",
+        "NOT FAIR: no table of requests in b: no differences per request (--save requests)",
+    ):
+        assert warning in output
+    assert "the configurations are equal\nall numbers are equal\n" in done("diff", "a", "a")
+
+
+@pytest.mark.parametrize("text", ["", "request_id\n1\n", "a,b\n1\n2,3,4\n", "\0"])
+def test_requests_that_cannot_be_read_are_a_mistake(text: str) -> None:
+    Path(saved("a"), "requests.csv").write_text(text)
+    assert complaint("diff", "a", "a").startswith("a/requests.csv: is no table of requests: ")
+
+
+def test_a_real_run_and_its_simulation_are_paired() -> None:
+    assert evenflow("run", "RUN.yaml", "--out", "real")[0] == 0
+    assert ef.diff(saved("a"), "real").paired

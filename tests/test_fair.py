@@ -1,19 +1,32 @@
-"""What makes a comparison unfair is said, once, and nothing where it is fair."""
+"""Intervals agree with SciPy's; what makes a comparison unfair is said, once, and nothing else."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.figures.study import unfair
 from experiments.run_file.run import RunConfig
-from experiments.study.fair import Side, alike, alone, doubts, of_trials
+from experiments.study.fair import (
+    Side,
+    alike,
+    alone,
+    doubts,
+    interval,
+    paired_difference,
+    student_quantile,
+    unpaired_difference,
+)
 from experiments.study.points import Record
 from experiments.study.trials import Trial
+from experiments.study.trials import unfair as unfair_of
 from tests.command_line import evenflow
 
 
@@ -72,12 +85,12 @@ def trial(share: float = 0.0, **keys: Any) -> Trial:
 
 
 def test_trials_of_a_study_are_judged_by_the_same_rules() -> None:
-    assert of_trials({"a": trial(), "b": trial()}) == []
-    cached = of_trials({"a": trial(kv={"prefix_cache": True}), "b": trial()})
+    assert unfair_of({"a": trial(), "b": trial()}) == []
+    cached = unfair_of({"a": trial(kv={"prefix_cache": True}), "b": trial()})
     assert cached == ["NOT FAIR: prefix caches are on with a, and not with b"]
-    (guessed,) = of_trials({"a": trial(0.4), "b": trial()})
+    (guessed,) = unfair_of({"a": trial(0.4), "b": trial()})
     assert guessed == "NOT FAIR: 40% of the time predicted with a rests on no measurement"
-    (engines,) = of_trials({"a": trial(runtime="vllm-0.8"), "b": trial(runtime="vllm-0.19")})
+    (engines,) = unfair_of({"a": trial(runtime="vllm-0.8"), "b": trial(runtime="vllm-0.19")})
     assert "the CPU time of other versions of an engine" in engines
 
 
@@ -189,3 +202,48 @@ def test_every_command_that_compares_says_it(
     assert status == 0, errors
     for each in told:
         assert each in (output + errors).replace("\n", " ")
+
+
+@given(st.integers(1, 400), st.sampled_from([0.8, 0.95, 0.975, 0.995]))
+def test_the_quantile_is_that_of_scipy(degrees: int, probability: float) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    expected = stats.t.ppf(probability, degrees)
+    assert student_quantile(probability, degrees) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8).filter(lambda v: max(v) > min(v) + 1))
+def test_the_interval_is_that_of_scipy(values: list[float]) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    found, mean = interval(values), math.fsum(values) / len(values)
+    ends = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=stats.sem(values))
+    assert found.ends == pytest.approx(ends, rel=1e-9, abs=1e-6)
+    assert found.n == len(values)
+
+
+def test_one_replication_says_nothing_of_the_spread() -> None:
+    found = interval([3.0])
+    assert (found.mean, found.n, math.isnan(found.half_width)) == (3.0, 1, True)
+    assert not found.is_above_zero
+
+
+def test_pairs_that_share_their_noise_are_told_apart() -> None:
+    noise = [100.0, 250.0, 70.0]
+    slower = [value + 2 + 0.1 * index for index, value in enumerate(noise)]
+    assert interval(slower).half_width > 200
+    difference = paired_difference(slower, noise)
+    assert difference.mean == pytest.approx(2.1)
+    assert difference.is_above_zero
+    assert paired_difference(noise, slower).is_below_zero
+
+
+def test_independent_draws_are_compared_as_welch_does() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    values, others = [3.0, 5.5, 4.1, 7.0], [1.0, 1.2, 0.9, 1.3, 1.1, 0.8]
+    found = unpaired_difference(values, others)
+    right = stats.ttest_ind(values, others, equal_var=False)
+    low, high = right.confidence_interval(0.95)
+    assert found.mean == pytest.approx(right.statistic * right._standard_error)
+    assert found.half_width >= (high - low) / 2  # of 3.02 degrees, not of 3
+    assert found.half_width == pytest.approx((high - low) / 2, rel=0.01)
+    assert math.isnan(unpaired_difference([1.0], others).half_width)
+    assert unpaired_difference([2.0, 2.0], [1.0, 1.0]).ends == (1.0, 1.0)

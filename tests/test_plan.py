@@ -15,7 +15,7 @@ from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
 from experiments.study import plan_search
 from experiments.study.advice import advise, best
-from experiments.study.launch import launch_lines
+from experiments.study.deployments import launch_lines
 from experiments.study.plan import Planned, answered, facts_of, sentences
 from experiments.study.plan_search import Ask, Question, parse_budgets, prepare
 from experiments.study.slo import Condition, parse_slo

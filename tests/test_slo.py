@@ -16,7 +16,7 @@ from experiments.run_file.yaml_file import Document
 from experiments.runs import Job, run_job
 from experiments.study.slo import (
     Condition,
-    check_metrics,
+    check_slo,
     parse_slo,
     request_limits,
     service_levels,
@@ -62,8 +62,9 @@ def test_no_limit_two_limits_and_a_negative_queue_are_refused() -> None:
 
 
 def test_an_unknown_metric_is_named_with_the_nearest(outcome: Outcome) -> None:
-    with pytest.raises(UsageError, match='did you mean "p99_itl_ms"'):
-        check_metrics(["p99_it1_ms"], outcome.summary, "--slo")
+    config = configured(Document("a.yaml", RUN, {}))
+    with pytest.raises(UsageError, match=r'--slo p99_it1_ms: .* did you mean "p99_itl_ms"'):
+        check_slo([Condition("p99_it1_ms", 1)], outcome, config)
 
 
 def test_the_scheduling_delay_is_from_arrival_to_the_first_micro_batch(outcome: Outcome) -> None:

@@ -17,7 +17,14 @@ from evenflow.schedulers.sarathi import Sarathi
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document
-from experiments.study.layouts import AS_GIVEN, layouts, pairs_of, parse_gpus, shifted
+from experiments.study.deployments import (
+    AS_GIVEN,
+    Candidate,
+    layouts,
+    pairs_of,
+    parse_gpus,
+    shifted,
+)
 from experiments.study.points import Record
 from experiments.study.searches import Range
 from experiments.study.slo import parse_slo
@@ -27,21 +34,17 @@ from experiments.study.tune import (
     GLLM,
     LATER,
     TUNED,
-    Candidate,
-    Check,
-    Search,
     Tried,
     Tuned,
     Tuning,
     Wish,
-    evaluate,
+    checked,
     prepare,
-    run_bubbles,
-    run_checks,
     run_search,
     sentences,
     simplified,
     space_of,
+    survives,
     unseen_parts,
 )
 from tests.command_line import evenflow, write_inputs, write_trace
@@ -93,11 +96,12 @@ def tuning(run: dict[str, Any], **wish: Any) -> Tuning:
 
 def planted(trials: int) -> Tuning:
     run = {**POISSON, "scheduler": PLANTED}
-    return tuning(run, objective="mean_e2el_ms", trials=trials, schedulers=[PLANTED])
+    wish = {"trials": trials, "checks": 3, "schedulers": [PLANTED]}
+    return tuning(run, objective="mean_e2el_ms", **wish)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Search:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     with simulator(tmp_path_factory.mktemp("store")) as who:
         return run_search(planted(24), who)
 
@@ -108,21 +112,20 @@ def test_the_ends_of_every_search_space_are_accepted(name: str) -> None:
     assert space
     assert set(space) <= set(parameters(policy(name)))
     for key, parameter in space.items():
-        ends = (parameter.low, parameter.high) if isinstance(parameter, Range) else parameter
+        ends = [parameter.at(0), parameter.at(1)] if isinstance(parameter, Range) else parameter
         for value in ends:
             facts = {"prefill_s": lambda tokens: 0.0, "decode_s": lambda rows, context: 0.0}
-            given = parameter.at(value == ends[1]) if isinstance(parameter, Range) else value
-            create(name, {key: given}, max_model_len=4096, **facts)
+            create(name, {key: value}, max_model_len=4096, **facts)
 
 
 def test_the_search_finds_what_is_planted_and_refuses_to_cheat(
-    found: Search, tmp_path: Path
+    found: Tuned, tmp_path: Path
 ) -> None:
-    best = found.winner.candidate.params
+    best = found.best.candidate.params
     assert best["max_num_seqs"] >= 10
     assert not best["refusing"]
     mean = "mean_e2el_ms"
-    assert found.winner.trial.mean(mean) < 0.5 * found.default.trial.mean(mean)
+    assert found.best.trial.mean(mean) < 0.5 * found.default.trial.mean(mean)
     cheats = [each for each in found.tried if each.candidate.params.get("refusing")]
     assert cheats
     assert all(each.trial.mean("failed") > 0 for each in cheats)
@@ -131,19 +134,17 @@ def test_the_search_finds_what_is_planted_and_refuses_to_cheat(
 
 
 def test_what_was_found_is_checked_on_unseen_data_and_explained(
-    found: Search, tmp_path: Path
+    found: Tuned, tmp_path: Path
 ) -> None:
     with simulator(tmp_path) as who:
-        checks = run_checks(found, 3, who)
-        bubbles = run_bubbles(found, checks, who)
-    assert [check.name for check in checks] == [FRESH, LATER]
-    for check in checks:
-        assert set(check.trials) == {TUNED, "as given", GLLM}
-        assert not {part for part in check.parts if part in found.tuning.train}
-        assert check.survives("mean_e2el_ms", "as given")
-    assert set(bubbles) == {TUNED, "as given"}
-    assert bubbles[TUNED]["computing"] > 0
-    tuned = Tuned(found, (), tuple(checks), bubbles)
+        tuned = checked(found, who)
+    assert list(tuned.checks) == [FRESH, LATER]
+    for check in tuned.checks.values():
+        assert list(check) == [TUNED, "as given", GLLM]
+        assert not set(check[TUNED].parts) & set(found.tuning.train)
+        assert survives(check, "mean_e2el_ms", "as given")
+    assert set(tuned.bubbles) == {TUNED, "as given"}
+    assert tuned.bubbles[TUNED]["computing"] > 0
     assert tuned.points["name"].to_list()[:2] == ["as given", GLLM]
     assert tuned.points[f"{PLANTED}.max_num_seqs"].isna().sum() == 2  # the baselines
     assert len(tuned.table) == 3 * 3 * 2  # contenders, parts, checks
@@ -152,59 +153,58 @@ def test_what_was_found_is_checked_on_unseen_data_and_explained(
     assert "share of the GPU time, against the run as it is: " in said
 
 
-def check_of(tuned: list[float], other: list[float], metric: str) -> Check:
-    def trial(values: list[float]) -> Trial:
-        return Trial({}, tuple(Record("", {metric: value}) for value in values))
-
-    parts = tuple(Part(seed, 0) for seed in range(len(tuned)))
-    return Check(FRESH, parts, {TUNED: trial(tuned), "as given": trial(other)})
+def trial(values: list[float], *metrics: str) -> Trial:
+    return Trial({}, tuple(Record("", dict.fromkeys(metrics, value)) for value in values))
 
 
-def test_a_gain_survives_beyond_its_interval_only() -> None:
-    clear = check_of([11.0, 21.1, 31.2, 41.0], [10.0, 20.0, 30.0, 40.0], "request_goodput")
-    assert clear.survives("request_goodput", "as given")
-    unclear = check_of([12.0, 19.0, 33.0, 39.0], [10.0, 20.0, 30.0, 40.0], "request_goodput")
-    assert unclear.gain("request_goodput", "as given").mean > 0
-    assert not unclear.survives("request_goodput", "as given")
-    worse = check_of([11.0, 21.1, 31.2, 41.0], [10.0, 20.0, 30.0, 40.0], "mean_ttft_ms")
-    assert not worse.survives("mean_ttft_ms", "as given")
+BASE = [10.0, 20.0, 30.0, 40.0]
 
 
-def test_a_gain_that_does_not_survive_is_told_plainly(found: Search) -> None:
-    def trial(values: list[float]) -> Trial:
-        records = [Record("", {"mean_e2el_ms": value, "p99_tpot_ms": 2e6}) for value in values]
-        return Trial({}, tuple(records))
+@pytest.mark.parametrize(
+    ("values", "metric", "better", "beyond"),
+    [
+        ([11.0, 21.1, 31.2, 41.0], "request_goodput", True, True),
+        ([12.0, 19.0, 33.0, 39.0], "request_goodput", True, False),
+        ([11.0, 21.1, 31.2, 41.0], "mean_ttft_ms", False, False),
+    ],
+)
+def test_a_gain_survives_beyond_its_interval_only(
+    values: list[float], metric: str, better: bool, beyond: bool
+) -> None:
+    check = {TUNED: trial(values, metric), "as given": trial(BASE, metric)}
+    assert (check[TUNED].above(check["as given"], metric).mean > 0) == (better or not beyond)
+    assert survives(check, metric, "as given") == beyond
 
-    other = trial([10.0, 20.0, 30.0, 40.0])
-    trials = {TUNED: trial([8.0, 21.0, 27.0, 41.0]), "as given": other, GLLM: other}
-    check = Check(FRESH, tuple(Part(seed, 0) for seed in range(4)), trials)
-    bubbles = {
-        name: {"computing": 1.0, **dict.fromkeys(CAUSES, 0.0)} for name in (TUNED, "as given")
-    }
-    said = "\n".join(sentences(Tuned(found, (), (check,), bubbles)))
-    assert "fresh seeds, against as given: THE GAIN DOES NOT SURVIVE: mean_e2el_ms -0.75 ±" in said
-    assert "the SLO is missed: p99_tpot_ms is 2e+06 on average" in said
+
+def test_a_gain_that_does_not_survive_is_told_plainly(found: Tuned) -> None:
+    told = ("mean_e2el_ms", "p99_tpot_ms")
+    other = trial([1e6 * value for value in BASE], *told)
+    tuned = trial([8e6, 21e6, 27e6, 41e6], *told)
+    none = {"computing": 1.0, **dict.fromkeys(CAUSES, 0.0)}
+    checks = {FRESH: {TUNED: tuned, "as given": other, GLLM: other}}
+    bubbles = dict.fromkeys((TUNED, "as given"), none)
+    said = "\n".join(sentences(replace(found, checks=checks, bubbles=bubbles)))
+    assert "fresh seeds, against as given: THE GAIN DOES NOT SURVIVE: mean_e2el_ms -750,000" in said
+    assert "the SLO is missed: p99_tpot_ms is 2.425e+07 on average" in said
 
 
 def test_unseen_parts_begin_after_the_search(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.csv", *(f"{i},{10 + i},3" for i in range(100)))
 
-    def parts(**workload: Any) -> dict[str, tuple[Part, ...]]:
+    def parts(checks: int = 4, **workload: Any) -> dict[str, tuple[Part, ...]]:
         run = {**RUN, "workload": {"trace": str(trace), "seed": 7, **workload}}
-        return unseen_parts(tuning(run, trials=1), 4)
+        return unseen_parts(tuning(run, trials=1, checks=checks))
 
     poisson = {"kind": "poisson", "rate": 1.0}
-    seeds = [9, 10, 11, 12]  # 7 and 8 were searched on
-    found = parts(requests=30, skip=5, arrivals=poisson)
-    assert found[FRESH] == tuple(Part(seed, 5) for seed in seeds)
-    assert found[LATER] == (Part(9, 35), Part(10, 65), Part(11, 35), Part(12, 65))
+    assert parts(requests=30, skip=5, arrivals=poisson) == {
+        FRESH: (Part(9, 5), Part(10, 5), Part(11, 5), Part(12, 5)),  # searched on 7 and 8
+        LATER: (Part(9, 35), Part(10, 65), Part(11, 35), Part(12, 65)),
+    }
     assert parts(requests=30, arrivals="replay") == {LATER: (Part(8, 30), Part(9, 60))}
     assert parts(requests=80, arrivals="replay") == {}
     assert parts(arrivals="replay") == {LATER: (Part(8, 50),)}
     sample = {"trace": "azure-conv-sample", "requests": 10, "seed": 0, "arrivals": "offline"}
-    run = {**RUN, "workload": sample}
-    later = unseen_parts(tuning(run, trials=1), 2)[LATER]
-    assert later == (Part(2, 10), Part(3, 20))
+    assert parts(2, **sample)[LATER] == (Part(2, 10), Part(3, 20))
 
 
 def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
@@ -213,38 +213,30 @@ def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
     found = layouts(document, workload, Path(), pairs_of([8]))
     assert {each.parallel for each in found} == {"PP8", "PP4 x TP2", "PP2 x TP4", "TP8"}
     assert all(each.reason or sum(each.layers) == 64 for each in found)
-    one = layouts(document, workload, Path(), pairs_of([1]))
-    assert [each.label for each in one] == ["PP1, even"]
-    assert "does not fit" in one[0].reason
+    (one,) = layouts(document, workload, Path(), pairs_of([1]))
+    assert one.label == "PP1, even"
+    assert "does not fit" in one.reason
     own = layouts(document, workload, Path())
     assert own[0].label == "PP4, as given"
     divisions = {each.layers for each in own}
     assert len(divisions) == len(own) > 3
     assert {(17, 17, 16, 14), (15, 16, 16, 17)} <= divisions
-
-
-def test_on_other_gpus_the_run_as_it_is_gets_the_first_layout_that_fits() -> None:
-    asked = tuning(MODEL, gpus=(2,))
-    assert asked.default == "as given, on PP2, even"
-    assert tuning(MODEL, gpus=(4,)).default == "as given"
-
-
-def test_numbers_of_gpus_are_said_in_one_way() -> None:
-    assert parse_gpus("4") == (4,)
-    assert parse_gpus("8, 4") == (4, 8)
-    assert parse_gpus("2..4,8") == (2, 3, 4, 8)
-    for wrong in ("", "0", "4..2", "many", "4...8", "-1", "1..9999999999", "9" * 5000):
-        with pytest.raises(UsageError, match=r"should be a number of GPUs, several \(4,8\)"):
-            parse_gpus(wrong)
-
-
-def test_shifts_keep_the_layers() -> None:
     assert shifted((5, 5, 5, 5), 2) == (6, 6, 5, 3)
     assert shifted((5, 5, 5, 5), -4) == (3, 4, 4, 9)
 
 
-def test_a_deployment_without_a_model_keeps_its_layout() -> None:
-    assert [each.label for each in tuning(POISSON).layouts] == ["as given, as given"]
+def test_on_other_gpus_the_run_as_it_is_gets_the_first_layout_that_fits() -> None:
+    assert tuning(MODEL, gpus=(2,)).default == "as given, on PP2, even"
+    assert tuning(MODEL, gpus=(4,)).default == "as given"
+    assert [each.label for each in tuning(POISSON).layouts] == ["as given, as given"]  # no model
+
+
+def test_numbers_of_gpus_are_said_in_one_way() -> None:
+    for text, numbers in (("4", (4,)), ("8, 4", (4, 8)), ("2..4,8", (2, 3, 4, 8))):
+        assert parse_gpus(text) == numbers
+    for wrong in ("", "0", "4..2", "many", "4...8", "-1", "1..9999999999", "9" * 5000):
+        with pytest.raises(UsageError, match=r"should be a number of GPUs, several \(4,8\)"):
+            parse_gpus(wrong)
 
 
 @pytest.mark.parametrize(
@@ -268,20 +260,18 @@ def test_a_search_space_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyP
 
 def test_settings_worth_nothing_go_back_to_the_default(tmp_path: Path) -> None:
     asked = planted(1)
-
     candidate = Candidate(PLANTED, {"max_num_seqs": 64, "refusing": False, "idle": 0.5}, AS_GIVEN)
     with simulator(tmp_path) as who:
-        found = run_search(asked, who)
-        [trial] = evaluate(asked, [candidate], asked.train, who)
-        winner = Tried("trial 0", candidate, trial)
-        found, worth = simplified(replace(found, winner=winner), who)
-    assert found.winner.candidate.params == {"max_num_seqs": 64}
-    assert [each.setting for each in worth] == ["max_num_seqs", "idle"]  # the rest is the default
-    seats, idle = worth
-    assert (seats.value, seats.default, seats.kept) == ("64", "2", True)
+        [trial] = asked.trials([candidate], asked.train, who)
+        best = Tried("trial 0", candidate, trial)
+        found = simplified(replace(run_search(asked, who), best=best), who)
+    assert found.best.candidate.params == {"max_num_seqs": 64}
+    seats, idle = found.worth  # the rest is the default
+    assert seats[:3] == ("max_num_seqs", "64", "2")
+    assert idle[:3] == ("idle", "0.5", "0.0")
+    assert (seats.kept, idle.kept) == (True, False)
     assert seats.objective_without > 2 * seats.objective
-    assert (idle.value, idle.default, idle.kept) == ("0.5", "0.0", False)
-    assert idle.objective_without == idle.objective == found.winner.trial.mean("mean_e2el_ms")
+    assert idle.objective_without == idle.objective == found.best.trial.mean("mean_e2el_ms")
 
 
 SLO = ("--slo", "p99_ttft_ms=500")

@@ -141,7 +141,7 @@ def capacity_command(
     from experiments.run_file.files import inputs_of
     from experiments.run_file.run import load_config
     from experiments.study.capacity import Question, capacity, knee_rows, sentences
-    from experiments.study.layouts import on_gpus, parse_gpus
+    from experiments.study.deployments import on_gpus, parse_gpus
     from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
 
     config = load_config(run, set_ or ())
@@ -186,7 +186,7 @@ def tune_command(
 ) -> None:
     """Find the best scheduler, parameters and layout, and check them on unseen data."""
     from experiments.run_file.yaml_file import overridden, read
-    from experiments.study.layouts import parse_gpus
+    from experiments.study.deployments import parse_gpus
     from experiments.study.slo import parse_slo
     from experiments.study.tune import Wish, tune
 
@@ -216,7 +216,7 @@ def _tell_tuned(tuned: Tuned) -> None:
         worth_rows,
     )
 
-    tuning = tuned.search.tuning
+    tuning = tuned.tuning
     typer.echo(configured(tuned.winner).setup())
     left_out = [each for each in tuning.layouts if each.reason]
     if left_out:
@@ -267,7 +267,7 @@ def plan_command(
     """Find the cheapest deployment that keeps limits on latency, and say how to start it."""
     from experiments.cli.terminal import print_addition, progress
     from experiments.run_file.yaml_file import overridden, read
-    from experiments.study.layouts import parse_gpus
+    from experiments.study.deployments import parse_gpus
     from experiments.study.plan import plan
     from experiments.study.plan_search import Ask, parse_budgets
     from experiments.study.slo import parse_slo
@@ -318,7 +318,7 @@ def diff_command(out_a: Saved, out_b: Saved) -> None:
     """Compare two saved runs: what differs in how they were made, and in what they came to."""
     from experiments.cli.terminal import print_doubts
     from experiments.report.tables import print_numbers
-    from experiments.study.diff import config_rows, diff, metric_rows
+    from experiments.study.compare import config_rows, diff, metric_rows
 
     found = diff(out_a, out_b)
     setups = (run.provenance.get("setup", "") for run in (found.a, found.b))

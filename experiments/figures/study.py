@@ -18,7 +18,7 @@ from experiments.figures.schema import Plan
 from experiments.outcome import Outcome
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, long_form
-from experiments.study.fair import Side, doubts, of_trial
+from experiments.study.fair import Side, doubts
 from experiments.study.points import Point, Store
 from experiments.study.trials import Simulator, Trial
 from experiments.study.trials import table as table_of
@@ -288,5 +288,5 @@ def unfair(trials: Sequence[Trial]) -> list[str]:
         if not trial.errors:
             place = {key: value for key, value in trial.labels.items() if key != "system"}
             name = str(trial.labels.get("system", "it"))
-            groups.setdefault(str(place), {})[name] = of_trial(trial)
+            groups.setdefault(str(place), {})[name] = trial.side
     return [line for sides in groups.values() for line in doubts(sides)]

@@ -30,8 +30,7 @@ from experiments.reproduce.measured import Measured
 from experiments.reproduce.reproduce import served
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, Patch
-from experiments.study.fair import Side, alone
-from experiments.study.intervals import LEVEL, student_quantile
+from experiments.study.fair import LEVEL, Side, alone, student_quantile
 from experiments.study.trials import Case, How, Search, Study, Trial
 from experiments.study.trials import run as search
 

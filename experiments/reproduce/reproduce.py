@@ -23,7 +23,7 @@ from experiments.reproduce.measured import Measured, layout_words
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, patched
 from experiments.study import uncertainty
-from experiments.study.fair import alike, alone, of_trial
+from experiments.study.fair import alike, alone
 from experiments.study.points import Point
 from experiments.study.trials import How, Trial
 
@@ -142,7 +142,7 @@ def _unfair(
     """Say what makes it unfair to compare an entry's runs: a line for those alike, with the first
     run's numbers."""
     for entry in entries:
-        own = [(case.measured, of_trial(trial)) for case, trial in pairs if case.entry is entry]
+        own = [(case.measured, trial.side) for case, trial in pairs if case.entry is entry]
         lines = [
             each for run, side in own for each in (*run.doubts, *alone("the simulation", side))
         ]

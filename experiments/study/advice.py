@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from evenflow.errors import UsageError
 from evenflow.schedulers import POOLED
@@ -22,9 +21,14 @@ from experiments.run_file.links import link_spec
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured
 from experiments.run_file.yaml_file import Document, Patch
-from experiments.study.launch import budget_key
-from experiments.study.layouts import layouts, pairs_of, why_fixed
-from experiments.study.plan_search import LAUNCHED, dispatch_of
+from experiments.study.deployments import (
+    LAUNCHED,
+    budget_key,
+    dispatch_of,
+    layouts,
+    pairs_of,
+    why_fixed,
+)
 from experiments.study.slo import larger_is_better
 from experiments.study.trials import Case, How, Study, Trial
 
@@ -63,29 +67,22 @@ def advise(document: Document, beside: Path, how: How) -> Advice:
         base, *trials = who.trials(Study(document, beside), cases)
     for error in base.errors:
         raise UsageError(error)
-    metric = _metric(config, base)
+    batch = config.workload.arrivals.kind in ("offline", "closed")
+    metric = "total_token_throughput" if batch else "mean_e2el_ms"
+    if not math.isnan(base.mean("request_goodput")):  # it is limited
+        metric = "request_goodput"
     advice = Advice(metric, base, (), [trial for trial in trials if trial.errors])
     able = [trial for trial in trials if not trial.errors]
     return replace(advice, changed=sorted(able, key=advice.gain, reverse=True))
 
 
-def _metric(config: RunConfig, base: Trial) -> str:
-    """Return what is to be better: goodput where it is limited; tokens a second of a batch."""
-    if not math.isnan(base.mean("request_goodput")):
-        return "request_goodput"
-    batch = config.workload.arrivals.kind in ("offline", "closed")
-    return "total_token_throughput" if batch else "mean_e2el_ms"
-
-
 def changes(document: Document, beside: Path) -> Iterator[Case]:
     """Yield the changes: where the layers are, the policy and its budget, links, the CPU's time."""
     config = configured(document)
-    for words, patch in (
-        *_layouts(document, config, beside),
-        *_policies(config),
-        *faster_links(config),
-        *_no_cpu(config),
-    ):
+    found = [*_layouts(document, config, beside), *_policies(config), *faster_links(config)]
+    if config.runtime != "ideal":
+        found.append(("no CPU time at all (a bound)", {"runtime": "ideal"}))
+    for words, patch in found:
         yield Case({"change": words}, patch)
 
 
@@ -117,7 +114,10 @@ def _policies(config: RunConfig) -> Iterator[tuple[str, Patch]]:
 
 def faster_links(config: RunConfig) -> Iterator[tuple[str, Patch]]:
     """Yield the next faster link of the table and the fastest: between stages, of all-reduces."""
-    for key, given in (("link", config.link), ("costs.all_reduce", _all_reduce(config))):
+    reduced = getattr(config.costs, "all_reduce", None)
+    if not isinstance(reduced, str) and not (reduced and reduced.says_which_link):
+        reduced = None
+    for key, given in (("link", config.link), ("costs.all_reduce", reduced)):
         if given is None:
             continue
         least = FASTER * link_spec(given).bandwidth_gb_s
@@ -125,16 +125,6 @@ def faster_links(config: RunConfig) -> Iterator[tuple[str, Patch]]:
         faster.sort(key=lambda each: each.bandwidth_gb_s)
         for each in dict.fromkeys([*faster[:1], *faster[-1:]]):
             yield f"{key}: {each.name} ({each.bandwidth_gb_s:g} GB/s)", {key: each.name}
-
-
-def _all_reduce(config: RunConfig) -> Any:
-    given = getattr(config.costs, "all_reduce", None)
-    return given if isinstance(given, str) or (given and given.says_which_link) else None
-
-
-def _no_cpu(config: RunConfig) -> Iterator[tuple[str, Patch]]:
-    if config.runtime != "ideal":
-        yield "no CPU time at all (a bound)", {"runtime": "ideal"}
 
 
 def best(advice: Advice) -> list[Trial]:

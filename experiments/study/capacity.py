@@ -28,8 +28,7 @@ from experiments.report.style import colour
 from experiments.report.tables import is_number, number, write_json, write_table
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig
-from experiments.study.fair import Side, alone, marked, of_trial
-from experiments.study.intervals import Interval, interval
+from experiments.study.fair import Interval, Side, alone, interval, marked
 from experiments.study.searches import (
     LEAST_TOLERANCE,
     Found,
@@ -45,7 +44,7 @@ from experiments.study.slo import (
     KEEPS_UP,
     S_PER_HOUR,
     Condition,
-    check_metrics,
+    check_slo,
     levels_of,
     service_levels,
 )
@@ -225,7 +224,7 @@ def capacity_of(
     replications = range(question.replications)
     cases = [partial(_case, question.config, start, index) for index in replications]
     probe, width = partial(_measure, question), 2 if question.replications == 1 else 1
-    searches = [bisect(start, question.tolerance, case, probe, width) for case in cases]
+    searches = [bisect(start, question.tolerance, case, probe, width=width) for case in cases]
     trials = run(question.study, simulator, side_by_side(searches))
     measured = _measured(question, trials)
     ends = tuple(
@@ -261,7 +260,7 @@ def _measure(question: Question, trial: Trial) -> Measured:
     failed = tuple(each.metric for each in question.slo if not each.holds(values))
     in_system = rate * values["mean_e2el_ms"] / 1e3
     replication = trial.labels["replication"]
-    completed, side = int(values["completed"]), of_trial(trial)
+    completed, side = int(values["completed"]), trial.side
     return Measured(rate, failed, in_system, completed, replication, values, side)
 
 
@@ -278,9 +277,7 @@ def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:
     workload = load_workload(config, question.beside)
     start = own_rate(config.workload.arrivals, workload.requests)
     outcome = dry_run(config, workload, question.beside)
-    values = service_levels(outcome, **dict(question.study.more))
-    asked = [each.metric for each in question.slo if each is not KEEPS_UP]
-    check_metrics(asked, values, "--slo")
+    check_slo(question.slo, outcome, config)
     for each in question.slo:
         if "_throughput" in each.metric or each.metric == "request_goodput":
             raise UsageError(
@@ -356,11 +353,10 @@ def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, f
 def knee_rows(capacity: Capacity) -> list[tuple[str, str, str, str]]:
     """Return a row for each condition: its limit, and its value at the capacity and just above."""
     rows = []
-    for condition in capacity.question.slo:
-        sign = "at least" if condition.at_least else "at most"
-        pairs = [[run.values[condition.metric] for run in runs] for runs in capacity.at_knee()]
-        below, above = (f"{fmean(values):.4g}" for values in zip(*pairs, strict=True))
-        rows.append((condition.metric, f"{sign} {condition.limit:g}", below, above))
+    for each in capacity.question.slo:
+        sides = zip(*capacity.at_knee(), strict=True)
+        below, above = (fmean(run.values[each.metric] for run in runs) for runs in sides)
+        rows.append((each.metric, each.words, f"{below:.4g}", f"{above:.4g}"))
     return rows
 
 
@@ -448,7 +444,11 @@ def _draw_capacity(capacity: Capacity) -> Figure:
     titles = {"SLO attainment": shares, "Requests/s": rates, "Value / limit": limits}
     for title, axes in titles.items():
         _finish(axes, capacity, title)
-    figure.suptitle(_title(capacity), fontsize=10)
+    rate, question = capacity.rate, capacity.question
+    requests, seeds = int(capacity.measured[0].values["completed"]), question.replications
+    size = f"{requests} requests, {seeds} seed{'s' if seeds > 1 else ''}"
+    told = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
+    figure.suptitle(f"{question.config.scheduler.name}: {told} ({size})", fontsize=10)
     return figure
 
 
@@ -458,13 +458,6 @@ def _draw(axes: Axes, columns: Mapping[str, pd.Series]) -> None:
         axes.plot(rows["mean"], marker="o", markersize=3, color=colour(index), label=words)
         least, most = rows["min"], rows["max"]
         axes.fill_between(rows.index, least, most, color=colour(index), alpha=0.2, linewidth=0)
-
-
-def _title(capacity: Capacity) -> str:
-    rate, name = capacity.rate, capacity.question.config.scheduler.name
-    found = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
-    requests, seeds = int(capacity.measured[0].values["completed"]), capacity.question.replications
-    return f"{name}: {found} ({requests} requests, {seeds} seed{'s' if seeds > 1 else ''})"
 
 
 def _finish(axes: Axes, capacity: Capacity, title: str) -> None:

@@ -14,10 +14,9 @@ from evenflow.errors import UsageError
 from experiments.report.tables import number, percent, write_json, write_table
 from experiments.report.words import metric_words
 from experiments.run_file.run import configured
-from experiments.run_file.yaml_file import Document, Patch, patched
+from experiments.run_file.yaml_file import Document, patched
 from experiments.study.advice import faster_links
-from experiments.study.fair import of_trials
-from experiments.study.launch import launch_lines, run_yaml
+from experiments.study.deployments import launch_lines, run_yaml
 from experiments.study.plan_search import (
     CHANGE,
     Ask,
@@ -33,7 +32,7 @@ from experiments.study.plan_search import (
     up_to,
 )
 from experiments.study.slo import Condition, costs
-from experiments.study.trials import Case, How, Simulator, Trial, run, table
+from experiments.study.trials import Case, How, Simulator, Trial, run, table, unfair
 
 SHOWN = 8
 """Points in the table."""
@@ -67,7 +66,8 @@ class Planned:
     @property
     def winner(self) -> Document:
         """The run of the best point, as RUN.yaml's keys."""
-        return patched(self.question.document, patch_of(self.question, self.best))
+        setting, count = self.question.point(self.best)
+        return patched(self.question.document, setting.patch(count))
 
     @property
     def points(self) -> pd.DataFrame:
@@ -120,11 +120,6 @@ def answered(question: Question, who: Simulator) -> Planned:
     return Planned(question, climbed, kept, rates=rates)
 
 
-def patch_of(question: Question, trial: Trial) -> Patch:
-    """Return the keys that make a run the deployment of a point."""
-    return question.settings[trial.labels["setting"]].patch(trial.labels["replicas"])
-
-
 def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
     """Return what a point is, what it costs, and how far it is from each limit."""
     question = planned.question
@@ -169,7 +164,7 @@ def launch(planned: Planned) -> list[str]:
     """Return how to start the winner with vLLM, SGLang and gLLM; nothing where there is none."""
     if not planned.kept:
         return []
-    setting = planned.question.settings[planned.best.labels["setting"]]
+    setting, _ = planned.question.point(planned.best)
     return launch_lines(configured(planned.winner), setting.candidate.layout.layers)
 
 
@@ -210,13 +205,13 @@ def sentences(planned: Planned) -> list[str]:
     told = [_what(planned), _how_near(planned)]
     first = {name_of(trial): trial for trial in planned.kept[:2]}
     told += [] if planned.kept else [_what_would(planned)]
-    return [*told, _tried(planned), *of_trials(first)]
+    return [*told, _tried(planned), *unfair(first)]
 
 
 def _what(planned: Planned) -> str:
     trial, question = planned.best, planned.question
-    setting, gpus = question.settings[trial.labels["setting"]], trial.labels["gpus"]
-    each = f" of {setting.gpus} GPUs each" if trial.labels["replicas"] > 1 else ""
+    (setting, count), gpus = question.point(trial), trial.labels["gpus"]
+    each = f" of {setting.gpus} GPUs each" if count > 1 else ""
     name = f"{name_of(trial)}{each}: {gpus} GPU{'s' if gpus > 1 else ''}"
     if not planned.kept:
         most = question.ask.gpus[-1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,19 @@ from experiments.run_file.build import Workload, load_workload
 from experiments.run_file.files import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document, Patch, long_form, patched
-from experiments.study.launch import budget_key
-from experiments.study.layouts import Candidate, Layout, layouts, why_fixed
+from experiments.run_file.yaml_file import Document, Patch, patched
+from experiments.study.deployments import (
+    LAUNCHED,
+    Candidate,
+    Layout,
+    budget_key,
+    dispatch_of,
+    layouts,
+    why_fixed,
+)
 from experiments.study.searches import (
     Probe,
     bisect,
-    next_rates,
     own_rate,
     rate_patch,
     rounded,
@@ -41,14 +48,13 @@ from experiments.study.slo import (
     KEEPS_UP,
     LATENCY,
     Condition,
-    check_metrics,
+    check_slo,
     levels_of,
     missed,
     service_levels,
     shares_beyond,
 )
 from experiments.study.trials import Case, Search, Study, Trial, dry_run, seed_matters, seeds
-from experiments.systems import keys_of_system, systems
 from traces import Replay
 
 DIGITS = 10
@@ -59,9 +65,6 @@ MOST_REQUESTS = 8000
 
 BUDGETS = (512, 1024, 2048)
 """The most tokens, or prompt tokens, of a micro-batch."""
-
-LAUNCHED = ("vllm_v1", "sglang", "token_throttling")
-"""The policies of engines of today, tried beside the run's own: vLLM, SGLang, gLLM."""
 
 DEGREES = (1, 2, 4, 8)
 """Stages, and tensor-parallel GPUs of a stage, beside those of the run."""
@@ -211,6 +214,10 @@ class Question:
         of_part = {"workload.requests": part.requests, "workload.skip": part.skip}
         return Case(labels, {**setting.patch(count), **of_part, **(patch or {})})
 
+    def point(self, trial: Trial) -> tuple[Setting, int]:
+        """Return the setting of a trial, and how many replicas of it there were."""
+        return self.settings[trial.labels["setting"]], trial.labels["replicas"]
+
     def is_planned(self, trial: Trial) -> bool:
         """Say whether a trial is of a point of the plan, at the rate that is asked."""
         return set(trial.labels) == {"setting", "replicas", "gpus", "requests"}
@@ -250,14 +257,13 @@ def prepare(document: Document, beside: Path, ask: Ask) -> Question:
     document = _with_requests(document, beside)
     config = configured(document)
     workload = load_workload(config, beside)
-    document, rate = _at_rate(document, config, workload, ask.rate)
+    document, rate = _asked_rate(document, config, workload, ask.rate)
     found = _layouts(document, config, workload, beside, ask)
     fitting = [each for each in found if not each.reason]
     if not fitting:
         raise UsageError(f"--gpus: no layout fits: {found[0].label}: {found[0].reason}")
     outcome = dry_run(with_(document, fitting[0].keys), workload, beside)
-    values = service_levels(outcome, **dict(levels_of(ask.slo, config)))
-    check_metrics([each.metric for each in ask.slo], values, "--slo")
+    check_slo(ask.slo, outcome, config)
     settings = list(_settings(config, fitting, ask))
     if not settings:
         least = min(_gpus_of(config, each) for each in fitting)
@@ -288,7 +294,7 @@ def _with_requests(document: Document, beside: Path) -> Document:
     return patched(document, patch)
 
 
-def _at_rate(
+def _asked_rate(
     document: Document, config: RunConfig, workload: Workload, wish: str | None
 ) -> tuple[Document, float | None]:
     """Return the run at the rate that is wished for, and that rate; None: at its own."""
@@ -361,13 +367,6 @@ def _policies(config: RunConfig, ask: Ask) -> Iterator[tuple[str, dict[str, Any]
             wanted = list(dict.fromkeys([given[key], *wanted]))
         for params in [{**given, key: budget} for budget in wanted] if key else [dict(given)]:
             yield name, params
-
-
-def dispatch_of(scheduler: str) -> str:
-    """Return how the system that a policy is from dispatches; stage0 where it is not said."""
-    keys = [keys_of_system(each.name) for each in systems()]
-    own = [each for each in keys if long_form("scheduler", each["scheduler"])["name"] == scheduler]
-    return next((each["dispatch"] for each in own if "dispatch" in each), "stage0")
 
 
 def _refused(deployment: Mapping[str, Any], requests: Sequence[Request]) -> int:
@@ -491,14 +490,13 @@ def climb(question: Question, trials: Sequence[Trial]) -> Search:
     """
     best = question.rate
     assert best is not None  # there is one
+    probe = partial(_probe, question)
     for trial in trials:
-        setting, count = question.settings[trial.labels["setting"]], trial.labels["replicas"]
-        probes = [_probe(question, trial)]
-        rates = [rounded(best * (1 + TOLERANCE))]
-        while rates:
-            cases = [question.case(setting, count, None, at_rate(question, rate)) for rate in rates]
-            probes += [_probe(question, each) for each in (yield cases)]
-            rates = next_rates(probes, best, TOLERANCE) if probes[1].passes else []
+        case = partial(_at_rate, question, trial)
+        (first,) = yield [case(rounded(best * (1 + TOLERANCE)))]
+        probes = [probe(trial), probe(first)]
+        if probes[1].passes:
+            probes = yield from bisect(best, TOLERANCE, case, probe, probes=probes)
         best = max(each.rate for each in probes if each.passes)
 
 
@@ -509,10 +507,11 @@ def _probe(question: Question, trial: Trial) -> Probe:
     return Probe(rate, failed, in_system, int(trial.mean("completed")))
 
 
-def at_rate(question: Question, rate: float) -> Patch:
-    """Return what puts the run's arrivals at another rate."""
+def _at_rate(question: Question, trial: Trial, rate: float) -> Case:
+    """Return the point of a trial with the run's arrivals at another rate."""
     assert question.rate is not None
-    return rate_patch(question.config.workload.arrivals, rate, question.rate)
+    patch = rate_patch(question.config.workload.arrivals, rate, question.rate)
+    return question.case(*question.point(trial), None, patch)
 
 
 def rate_of(question: Question, trial: Trial) -> float:
@@ -540,9 +539,9 @@ def nearest(question: Question, trials: Sequence[Trial]) -> Search:
     """Simulate on all requests the settings that miss least, one a layout, as large as may be."""
     misses = {}
     for trial in trials:
-        setting = question.settings[trial.labels["setting"]]
+        setting, count = question.point(trial)
         part = next(p for p in question.parts if p.requests == trial.labels["requests"])
-        if trial.labels["replicas"] == setting.counts[-1]:
+        if count == setting.counts[-1]:
             length = -part.requests  # who passed more of it is nearer
             misses[setting.name] = (length, question.excess(trial, part.slo))
     order = [question.settings[name] for name in sorted(misses, key=lambda name: misses[name])]
@@ -571,19 +570,9 @@ def remedies(question: Question, misses: Sequence[Trial], links: Sequence[Case])
     cases += [_changed(question, best[0], case.labels[CHANGE], case.patch) for case in links]
     yield cases
     if question.rate is not None:
-        yield from side_by_side([_descent(question, each) for each in best])
-
-
-def _descent(question: Question, trial: Trial) -> Search:
-    """Find, roughly, the rate up to which a point keeps the SLO that it misses."""
-    setting, count = question.settings[trial.labels["setting"]], trial.labels["replicas"]
-    assert question.rate is not None
-    return bisect(
-        rounded(question.rate / TIMES[0]),
-        ROUGHLY,
-        lambda rate: question.case(setting, count, None, at_rate(question, rate)),
-        lambda trial: _probe(question, trial),
-    )
+        start, probe = rounded(question.rate / TIMES[0]), partial(_probe, question)
+        found = [bisect(start, ROUGHLY, partial(_at_rate, question, each), probe) for each in best]
+        yield from side_by_side(found)
 
 
 def _other_gpu(config: RunConfig, name: str) -> tuple[str, Patch]:
@@ -597,6 +586,6 @@ def _other_gpu(config: RunConfig, name: str) -> tuple[str, Patch]:
 
 def _changed(question: Question, trial: Trial, words: str, patch: Patch, times: int = 1) -> Case:
     """Return a point with so many times the replicas and other keys changed."""
-    setting = question.settings[trial.labels["setting"]]
-    plain = question.case(setting, times * trial.labels["replicas"])
+    setting, count = question.point(trial)
+    plain = question.case(setting, times * count)
     return Case({**plain.labels, CHANGE: words}, {**plain.patch, **patch})

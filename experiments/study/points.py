@@ -117,26 +117,22 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self._header = code_version() | {"code_sha256": code_digest()}
         self.folder = folder
-        if self._is_others():
+        header = folder / HEADER
+        found = _read_json(header) if header.exists() else self._header
+        if any(found.get(key) != self._header[key] for key in ("schema_version", "code_sha256")):
             self.folder = folder.with_name(f"{folder.name}-{self._header['code_sha256'][:12]}")
         if not (self.folder / HEADER).exists():
-            _require_writable(self.folder)
-            return
+            above = (self.folder, *self.folder.absolute().parents)
+            nearest = next(path for path in above if path.exists())
+            if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+                raise UsageError(f"{self.folder}: cannot write there; choose another folder")
+            return  # it is made with the first record
         self._remove_stale()
-
-    def _is_others(self) -> bool:
-        found = (
-            _read_json(self.folder / HEADER) if (self.folder / HEADER).exists() else self._header
-        )
-        return any(found.get(key) != self._header[key] for key in ("schema_version", "code_sha256"))
 
     def get(self, key: str) -> Record | None:
         """Return the record of a key; None when there is none, or only half of one."""
         path = self._path(key)
-        if not path.exists():
-            return None
-        data = _read_json(path)
-        return Record(**data)
+        return Record(**_read_json(path)) if path.exists() else None
 
     def put(self, record: Record) -> None:
         """Keep a record."""
@@ -243,13 +239,6 @@ class _Wanted:
 def _loaded(wanted: _Wanted) -> Workload:
     _, keep_text, beside = wanted.key
     return load_workload(wanted.config, beside, keep_text=keep_text)
-
-
-def _require_writable(folder: Path) -> None:
-    """Raise a UsageError where a folder cannot be made; it is made with the first record."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise UsageError(f"{folder}: cannot write there; choose another folder")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -77,23 +78,14 @@ def expected(what: str) -> PydanticCustomError:
     return PydanticCustomError("expected", "{expected}", {"expected": what})
 
 
-def _kind_of_parameter(value: object) -> str:
-    return "list" if isinstance(value, list) else "range"
-
-
 def _distinct(values: list[Any]) -> bool:
-    return len({repr(value) for value in values}) == len(values)
+    return len({repr(value) for value in values}) == len(values) > 0
 
 
 Parameter = Annotated[
-    Annotated[
-        Annotated[
-            list[Any], expect(lambda v: bool(v) and _distinct(v), "at least one value, each once")
-        ],
-        Tag("list"),
-    ]
+    Annotated[list[Any], expect(_distinct, "at least one value, each once"), Tag("list")]
     | Annotated[Range, Tag("range")],
-    Discriminator(_kind_of_parameter),
+    Discriminator(lambda value: "list" if isinstance(value, list) else "range"),
     expect(lambda v: isinstance(v, list | dict | Range), "a list of values, or {low, high}"),
 ]
 Space: TypeAlias = Mapping[str, Parameter]
@@ -144,11 +136,14 @@ class Random(Keys):
 
     def patches(self, space: Space, default: Patch | None) -> list[Patch]:
         """Return the points, each once."""
-        columns = [
-            [_at(parameter, share) for share in random_stream(self.seed, name).random(self.points)]
-            for name, parameter in space.items()
-        ]
-        rows = zip(*columns, strict=True)
+
+        def drawn(name: str, parameter: Parameter) -> list[Any]:
+            shares = random_stream(self.seed, name).random(self.points).tolist()
+            if isinstance(parameter, Range):
+                return list(map(parameter.at, shares))
+            return [parameter[int(share * len(parameter))] for share in shares]
+
+        rows = zip(*itertools.starmap(drawn, space.items()), strict=True)
         return distinct(dict(zip(space, values, strict=True)) for values in rows)
 
 
@@ -198,12 +193,6 @@ def identity(patch: Patch) -> str:
     return json.dumps(plain, sort_keys=True, default=str)
 
 
-def _at(parameter: Parameter, share: float) -> Any:
-    if isinstance(parameter, Range):
-        return parameter.at(float(share))
-    return parameter[int(share * len(parameter))]
-
-
 Score: TypeAlias = tuple[Sequence[float], Mapping[str, float]]
 """What Optuna is told of a trial: its objectives, and by how much it is beyond each limit."""
 
@@ -220,41 +209,34 @@ def optuna(
     order in which it was asked, so that the proposals depend on the seed and on results only: an
     interrupted search, run again, proposes the same. UsageError without the extra `tune`.
     """
-    study = _optuna_study(method, goals)
-
-    def batches() -> Search:
-        for start in range(0, method.trials, method.batch_size):
-            size = min(method.batch_size, method.trials - start)
-            asked = [study.ask() for _ in range(size)]
-            trials = yield [propose(each) for each in asked]
-            for each, trial in zip(asked, trials, strict=True):
-                _tell(study, each, *score(trial))
-
-    return batches()
-
-
-def _optuna_study(method: Optuna, goals: Sequence[str]) -> Any:
     require_package("optuna", "method: optuna:", "tune")
     import optuna
+    from optuna.samplers import NSGAIISampler, TPESampler
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if method.sampler == "tpe":
-        sampler: Any = optuna.samplers.TPESampler(seed=method.seed, constant_liar=True)
-    else:
-        sampler = optuna.samplers.NSGAIISampler(population_size=method.batch_size, seed=method.seed)
-    return optuna.create_study(directions=goals, sampler=sampler)
+    size, seed = method.batch_size, method.seed
+    tpe = method.sampler == "tpe"
+    study = optuna.create_study(
+        directions=goals,
+        sampler=TPESampler(seed=seed, constant_liar=True)
+        if tpe
+        else NSGAIISampler(population_size=size, seed=seed),
+    )
 
+    def batches() -> Search:
+        for start in range(0, method.trials, size):
+            asked = [study.ask() for _ in range(min(size, method.trials - start))]
+            trials = yield [propose(each) for each in asked]
+            for each, trial in zip(asked, trials, strict=True):
+                values, excess = score(trial)
+                if any(map(math.isnan, [*values, *excess.values()])):
+                    study.tell(each, state=optuna.trial.TrialState.FAIL)
+                    continue
+                for name, amount in excess.items():
+                    each.set_constraint(name, amount)
+                study.tell(each, values)
 
-def _tell(study: Any, asked: Any, values: Sequence[float], excess: Mapping[str, float]) -> None:
-    """Tell Optuna what a trial came to; one without some of its numbers has failed."""
-    from optuna.trial import TrialState
-
-    if any(map(math.isnan, [*values, *excess.values()])):
-        study.tell(asked, state=TrialState.FAIL)
-        return
-    for name, amount in excess.items():
-        asked.set_constraint(name, amount)
-    study.tell(asked, values)
+    return batches()
 
 
 def proposed(asked: Any, name: str, parameter: Parameter) -> Any:
@@ -268,16 +250,14 @@ def proposed(asked: Any, name: str, parameter: Parameter) -> Any:
 
 def side_by_side(searches: Sequence[Search]) -> Search:
     """Yield in one batch what several searches ask for, until all have ended."""
-    batches = {index: cases for index, each in enumerate(searches) if (cases := next(each, None))}
-    while batches:
-        trials = iter((yield [case for cases in batches.values() for case in cases]))
-        answers = {i: list(itertools.islice(trials, len(cases))) for i, cases in batches.items()}
-        batches = {}
-        for index, answer in answers.items():
-            try:
-                batches[index] = searches[index].send(answer)
-            except StopIteration:
-                continue
+    asked = [(each, cases) for each in searches if (cases := next(each, None))]
+    while asked:
+        trials = iter((yield [case for _, cases in asked for case in cases]))
+        answers = [(each, list(itertools.islice(trials, len(cases)))) for each, cases in asked]
+        asked = []
+        for each, answer in answers:
+            with suppress(StopIteration):
+                asked.append((each, each.send(answer)))
 
 
 RATE_DIGITS = 4
@@ -324,6 +304,7 @@ class Probe:
         return self.in_system < IDLE_REQUESTS
 
 
+ProbeT = TypeVar("ProbeT", bound=Probe)
 Status = Literal["found", "never", "too_short"]
 
 
@@ -349,18 +330,22 @@ def bisect(
     start: float,
     tolerance: float,
     case: Callable[[float], Case],
-    probe: Callable[[Trial], Probe],
+    probe: Callable[[Trial], ProbeT],
+    *,
     width: int = 1,
-) -> Search:
+    probes: Sequence[ProbeT] = (),
+) -> Generator[Sequence[Case], list[Trial], list[ProbeT]]:
     """Find the largest rate that passes: bracket it by doubling, then narrow the bracket.
 
-    Up to `width` rates are probed at once. It assumes that what fails at one rate fails at all
-    higher ones; where that is not so, it finds one that passes just below one that fails.
+    Up to `width` rates are probed at once; `probes` are known before. Returns all probes. It
+    assumes that what fails at one rate fails at all higher ones; where that is not so, it finds one
+    that passes just below one that fails.
     """
-    probes: list[Probe] = []
-    while rates := next_rates(probes, start, tolerance, width):
+    known = list(probes)
+    while rates := next_rates(known, start, tolerance, width):
         trials = yield list(map(case, rates))
-        probes += map(probe, trials)
+        known += map(probe, trials)
+    return known
 
 
 def next_rates(

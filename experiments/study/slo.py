@@ -55,6 +55,11 @@ class Condition:
         """Whether the number may not be below the limit; otherwise it may not be above it."""
         return larger_is_better(self.metric) if self.least is None else self.least
 
+    @property
+    def words(self) -> str:
+        """The limit without its metric: at most 5."""
+        return f"{'at least' if self.at_least else 'at most'} {self.limit:g}"
+
     def excess(self, value: float) -> float:
         """Return by how much a value is beyond the limit; 0 or less where it is kept."""
         return self.limit - value if self.at_least else value - self.limit
@@ -157,10 +162,16 @@ def _condition(text: str) -> Condition:
     return Condition(metric, limit)
 
 
-def check_metrics(metrics: Sequence[str], known: Mapping[str, Any], option: str) -> None:
-    """Raise UsageError for a metric that a run has not; `known` are the values of one run."""
+def check_slo(
+    slo: Sequence[Condition], outcome: Outcome, config: RunConfig, objective: str | None = None
+) -> None:
+    """Raise UsageError for a metric, limited or to be best, that a run has not; that is one run."""
+    objectives = [] if objective is None else [objective]
+    known = service_levels(outcome, **dict(levels_of(slo, config, *objectives)))
     numbers = [key for key, value in known.items() if isinstance(value, int | float)]
-    for metric in metrics:
+    limited = [each.metric for each in slo if each is not KEEPS_UP]
+    for metric in (*limited, *objectives):
+        option = "--slo" if metric in limited else "--objective"
         if metric in OF_LIMITS and metric not in numbers:
             raise UsageError(
                 f"{option} {metric}: needs limits of requests: give the run the key goodput, such "

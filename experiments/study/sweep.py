@@ -39,13 +39,12 @@ from experiments.report.tables import html_table, is_number, number, write_json,
 from experiments.report.words import arrivals_words, metric_words
 from experiments.run_file.build import build
 from experiments.run_file.yaml_file import Patch
-from experiments.study.fair import of_trials
-from experiments.study.intervals import Interval, interval, signed, with_width
+from experiments.study.fair import Interval, interval, signed, with_width
 from experiments.study.points import HEADER, Store, code_digest, workload_of
 from experiments.study.searches import Optuna, Score, identity, optuna, proposed
 from experiments.study.slo import missed, pareto_front, shares_beyond
 from experiments.study.sweep_file import Sweep, SweepConfig, check
-from experiments.study.trials import STORE, Case, How, Search, Simulator, Trial, run
+from experiments.study.trials import STORE, Case, How, Search, Simulator, Trial, run, unfair
 
 SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "total_token_throughput")
 """The metrics of gLLM's sensitivity figure."""
@@ -104,10 +103,14 @@ class Findings:
     default_is_extra: bool = False
 
     @property
-    def metrics(self) -> list[str]:
-        """All metrics of all points, in the order of their first appearance."""
-        records = [record for trial in self.trials for record in trial.records]
-        return list(dict.fromkeys(name for record in records for name in record.values))
+    def base(self) -> Trial | None:
+        """The run as it is, if there is one."""
+        return None if self.default is None else self.trials[self.default]
+
+    @property
+    def done(self) -> list[Trial]:
+        """The points that were completed."""
+        return [trial for trial in self.trials if not trial.errors]
 
     @property
     def points(self) -> pd.DataFrame:
@@ -207,7 +210,7 @@ def point_cells(findings: Findings) -> pd.DataFrame:
             "status": "completed" if record.error is None else "failed",
             "error": record.error or "",
             "key": record.key,
-            **{name: record.values.get(name, math.nan) for name in findings.metrics},
+            **record.values,
         }
         for index, trial in enumerate(findings.trials)
         for replication, (part, record) in enumerate(zip(trial.parts, trial.records, strict=True))
@@ -221,32 +224,25 @@ def summary_cells(findings: Findings) -> pd.DataFrame:
     `*_ci95` is the half-width of the 95 % interval; `*_vs_default` the mean paired difference.
     """
     places = {position: place for place, position in enumerate(ranked(findings), 1)}
-    rows = [
-        {
+    config, base = findings.sweep.config, findings.base
+    records = [record for trial in findings.trials for record in trial.records]
+    metrics = dict.fromkeys(name for record in records for name in record.values)
+    rows = []
+    for index, trial in enumerate(findings.trials):
+        row = {
             "point": index,
-            "is_default": "yes" if index == findings.default else "no",
+            "is_default": "yes" if trial is base else "no",
             **{name: cell(value) for name, value in trial.labels.items()},
             "replications": len(trial.records),
             "failed_replications": len(trial.errors),
-            "counts": "yes" if eligible(findings.sweep.config, trial) else "no",
+            "counts": "yes" if eligible(config, trial) else "no",
             "place": places.get(index, math.nan),
-            **_with_widths(
-                {
-                    f"{metric}_vs_default": trial.above(findings.trials[findings.default], metric)
-                    for metric in findings.sweep.config.metrics
-                    if findings.default is not None
-                }
-                | {name: trial.interval(name) for name in findings.metrics}
-            ),
         }
-        for index, trial in enumerate(findings.trials)
-    ]
+        gains = {f"{m}_vs_default": trial.above(base, m) for m in config.metrics if base}
+        for name, mean in (gains | {name: trial.interval(name) for name in metrics}).items():
+            row |= {name: mean.mean, f"{name}_ci95": mean.half_width}
+        rows.append(row)
     return pd.DataFrame(rows, dtype=object)
-
-
-def _with_widths(means: Mapping[str, Interval]) -> dict[str, float]:
-    pairs = [{name: each.mean, f"{name}_ci95": each.half_width} for name, each in means.items()]
-    return {name: value for pair in pairs for name, value in pair.items()}
 
 
 def cell(value: Any) -> Any:
@@ -261,7 +257,7 @@ class Panel:
     """A parameter, its values in order, and for each metric its mean at each of them.
 
     `default` is the position of the run's own value. `scattered`: each point has its own value
-    and there is nothing to average over; `log`: the values span more than a factor of ten.
+    and there is nothing to average over.
     """
 
     parameter: str
@@ -269,7 +265,6 @@ class Panel:
     default: int | None
     means: Mapping[str, Sequence[Interval]]
     scattered: bool = False
-    log: bool = False
 
 
 def sensitivity(findings: Findings) -> list[Panel]:
@@ -279,20 +274,20 @@ def sensitivity(findings: Findings) -> list[Panel]:
     the default is left out; without a default there are no panels, nor of points drawn or searched
     for, of which hardly any differ in one parameter only.
     """
-    chosen = findings.sweep.config.method.kind in ("grid", "one_at_a_time")
-    if not chosen or findings.default is None or findings.trials[findings.default].errors:
+    config, base = findings.sweep.config, findings.base
+    if config.method.kind not in ("grid", "one_at_a_time") or base is None or base.errors:
         return []
-    base = findings.trials[findings.default]
-    metrics = list(dict.fromkeys([*SHOWN, *findings.sweep.config.metrics]))
     panels = []
     for name in base.labels:
-        slice_ = [t for t in findings.trials if not t.errors and _differs_only_in(name, t, base)]
-        slice_ = _in_order(slice_, name)
-        if len(slice_) < 2:
-            continue
-        ratios = {metric: [trial.relative(base, metric) for trial in slice_] for metric in metrics}
-        values = [trial.labels[name] for trial in slice_]
-        panels.append(Panel(name, values, slice_.index(base), ratios))
+        near = [trial for trial in findings.done if _differs_only_in(name, trial, base)]
+        near = _in_order(near, name)
+        ratios = {
+            metric: [trial.relative(base, metric) for trial in near]
+            for metric in dict.fromkeys([*SHOWN, *config.metrics])
+        }
+        values = [trial.labels[name] for trial in near]
+        if len(near) > 1:
+            panels.append(Panel(name, values, near.index(base), ratios))
     return panels
 
 
@@ -304,12 +299,25 @@ def main_effects(findings: Findings, metric: str) -> list[Panel]:
     """Return a panel a parameter: the metric's mean over all points with a value.
 
     Points are averaged within a replication first: the interval is that of the replications. Of
-    a parameter with many values, each point by itself.
+    a parameter with many values, each point by itself, without its interval.
     """
-    return [
-        _main_effect(findings, _compared(findings, name), name, metric)
-        for name in findings.sweep.config.parameters
-    ]
+    return [_main_effect(findings, name, metric) for name in findings.sweep.config.parameters]
+
+
+def _main_effect(findings: Findings, name: str, metric: str) -> Panel:
+    ordered = _in_order(_compared(findings, name), name)
+    groups: dict[str, list[Trial]] = {}
+    for trial in ordered:
+        groups.setdefault(identity({name: trial.labels[name]}), []).append(trial)
+    scattered = len(groups) > FEW_VALUES and all(is_number(t.labels[name]) for t in ordered)
+    parts = [[trial] for trial in ordered] if scattered else list(groups.values())
+    values = [part[0].labels[name] for part in parts]
+    means = [interval(_by_replication(part, metric)) for part in parts]
+    if scattered:  # points, which are drawn without their intervals
+        means = [replace(each, half_width=math.nan) for each in means]
+    own = None if findings.base is None else identity({name: findings.base.labels[name]})
+    default = next((i for i, v in enumerate(values) if identity({name: v}) == own), None)
+    return Panel(name, values, default, {metric: means}, scattered)
 
 
 def _compared(findings: Findings, name: str) -> list[Trial]:
@@ -317,32 +325,12 @@ def _compared(findings: Findings, name: str) -> list[Trial]:
 
     One at a time, those that differ in nothing else; the run as it is only if the method chose it.
     """
-    done = [trial for trial in findings.trials if not trial.errors]
-    if findings.default is None:
+    done, base = findings.done, findings.base
+    if base is None:
         return done
-    base = findings.trials[findings.default]
     if findings.sweep.config.method.kind == "one_at_a_time":
         return [trial for trial in done if _differs_only_in(name, trial, base)]
     return [trial for trial in done if trial is not base or not findings.default_is_extra]
-
-
-def _main_effect(findings: Findings, trials: Sequence[Trial], name: str, metric: str) -> Panel:
-    ordered = _in_order(trials, name)
-    groups: dict[str, list[Trial]] = {}
-    for trial in ordered:
-        groups.setdefault(identity({name: trial.labels[name]}), []).append(trial)
-    scattered = len(groups) > FEW_VALUES and all(is_number(t.labels[name]) for t in ordered)
-    parts = [[trial] for trial in ordered] if scattered else list(groups.values())
-    means = [interval(_by_replication(part, metric)) for part in parts]
-    values = [part[0].labels[name] for part in parts]
-    default = None
-    if findings.default is not None:
-        own = identity({name: findings.trials[findings.default].labels[name]})
-        default = next((i for i, v in enumerate(values) if identity({name: v}) == own), None)
-    if scattered:  # points, which are drawn without their intervals
-        means = [replace(each, half_width=math.nan) for each in means]
-    spread = scattered and values[0] > 0 and values[-1] > 10 * values[0]
-    return Panel(name, values, default, {metric: means}, scattered, spread)
 
 
 def _by_replication(trials: Sequence[Trial], metric: str) -> list[float]:
@@ -506,10 +494,7 @@ def _about(findings: Findings) -> list[str]:
     workload = config.workload
     arrivals = arrivals_words(workload.arrivals.model_dump())
     lines = [config.setup(), f"{workload.trace}, {arrivals}"]
-    limits = [
-        f"{metric_words(each.metric)} {'at least' if each.at_least else 'at most'} {each.limit:g}"
-        for each in asked.config.conditions
-    ]
+    limits = [f"{metric_words(each.metric)} {each.words}" for each in asked.config.conditions]
     return [*lines, *([f"limits: {', '.join(limits)}"] if limits else [])]
 
 
@@ -541,15 +526,10 @@ def _all_points(findings: Findings) -> list[str]:
 
 def told(findings: Findings) -> list[str]:
     """Return the sentences on what was found."""
-    return [headline(findings), *edges(findings), *_doubts(findings)]
-
-
-def _doubts(findings: Findings) -> list[str]:
-    """Say what makes it weak to hold the best point against the default."""
-    best, trials = ranked(findings)[:1], findings.trials
-    if not best or findings.default is None:
-        return []
-    return of_trials({"the best point": trials[best[0]], "the default": trials[findings.default]})
+    said, order, base = [headline(findings), *edges(findings)], ranked(findings), findings.base
+    if order and base is not None:
+        said += unfair({"the best point": findings.trials[order[0]], "the default": base})
+    return said
 
 
 def headline(findings: Findings) -> str:
@@ -565,11 +545,10 @@ def headline(findings: Findings) -> str:
     metric = config.objectives[0].metric
     best = findings.trials[order[0]]
     said = f"{metric_words(metric)}: {number(best.mean(metric))} at best"
-    if findings.default is None or findings.trials[findings.default].errors:
+    if (base := findings.base) is None or base.errors:
         return f"{said} ({counts})."
-    if order[0] == findings.default:
+    if best is base:
         return f"{said}, which is the default ({counts})."
-    base = findings.trials[findings.default]
     gain = best.above(base, metric)
     share = gain.mean / base.mean(metric) if base.mean(metric) else math.nan
     return f"{said}, {signed(gain)} ({share:+.1%}) against the default ({counts})."
@@ -753,7 +732,7 @@ def _draw_means(axes: Axes, panel: Panel, metric: str, index: int, words: str) -
 
 def _finish(axes: Axes, panel: Panel) -> None:
     if panel.scattered:
-        if panel.log:
+        if 0 < panel.values[0] < panel.values[-1] / 10:
             axes.set_xscale("log")
             plots.plain_decades(axes.xaxis)
     else:

@@ -50,10 +50,6 @@ TRIED = 32
 """How many points with one value are tried, at most, for one that accepts it."""
 
 
-def _default_objectives() -> list[Objective]:
-    return [Objective(metric="mean_e2el_ms")]
-
-
 class Bounds(Keys):
     """What the mean of a metric has to be for a point to count."""
 
@@ -91,7 +87,9 @@ class SweepConfig(Keys):
     """
     method: Method = Grid(kind="grid")
     """Which points are simulated."""
-    objectives: list[Objective] = Field(default_factory=_default_objectives, min_length=1)
+    objectives: list[Objective] = Field(
+        default_factory=lambda: [Objective(metric="mean_e2el_ms")], min_length=1
+    )
     """What to look for; several make a Pareto front."""
     limits: dict[str, Bounds] = Field(default_factory=dict)
     """A point beyond them is in the tables, but is not called best."""
@@ -307,25 +305,20 @@ def _first_right(sweep: Sweep, candidates: Sequence[Patch], place: str) -> Patch
 
 
 def _check_metrics(sweep: Sweep, point: Point) -> None:
-    summary = _dry_summary(point)
+    try:
+        outcome = dry_run(point.config, workload_of(point), point.beside)
+        summary = point.measure(outcome, **dict(point.more))
+    except UsageError:  # a run that fails has none
+        return
     paths: list[tuple[str, KeyPath]] = [
         (objective.metric, ("objectives", index, "metric"))
         for index, objective in enumerate(sweep.config.objectives)
     ]
     paths += [(name, ("limits", name)) for name in sweep.config.limits]
     for metric, path in paths:
-        if summary and metric not in summary:
+        if metric not in summary:
             hint = instead_of(metric, summary)
             raise UsageError(f'{sweep.place(*path)}: unknown metric "{metric}"; {hint}')
-
-
-def _dry_summary(point: Point) -> dict[str, Any]:
-    """Return the summary of a run of few requests, and nothing of one that fails."""
-    try:
-        outcome = dry_run(point.config, workload_of(point), point.beside)
-        return point.measure(outcome, **dict(point.more))
-    except UsageError:
-        return {}
 
 
 def _check_replications(sweep: Sweep, config: RunConfig) -> None:

@@ -25,7 +25,14 @@ from experiments.run_file.build import Workload
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, Patch
 from experiments.runs import Job, run_job
-from experiments.study.intervals import Interval, interval, paired_difference
+from experiments.study.fair import (
+    Interval,
+    Side,
+    doubts,
+    interval,
+    marked,
+    paired_difference,
+)
 from experiments.study.points import (
     Point,
     Record,
@@ -82,6 +89,12 @@ class Trial:
     config: RunConfig | None = None
 
     @property
+    def side(self) -> Side:
+        """The first part, as a side of a comparison; all trials of a study are of one version."""
+        first, resolved = self.records[0], self.config.resolved() if self.config else {}
+        return Side(first.values, {"config": resolved, "cost_source": first.cost_source})
+
+    @property
     def errors(self) -> list[str]:
         return [record.error for record in self.records if record.error is not None]
 
@@ -109,6 +122,11 @@ class Trial:
         """Return a metric as a multiple of another trial's, part by part; NaN over zero."""
         pairs = zip(self.values(metric), other.values(metric), strict=True)
         return interval([value / base if base else math.nan for value, base in pairs])
+
+
+def unfair(trials: Mapping[str, Trial]) -> list[str]:
+    """Return what makes it unfair or weak to compare trials, by name; of those completed."""
+    return marked(doubts({name: each.side for name, each in trials.items() if not each.errors}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +226,13 @@ class Simulator:
         """Simulate rows of as many points each, part by part; return a trial of each row."""
         columns = zip(*(points for _, points in rows), strict=True)
         records = self.records([point for column in columns for point in column])
-        count = len(rows)
-        return [
-            Trial(
-                labels, tuple(records[index::count]), tuple(map(_part_of, points)), points[0].config
-            )
-            for index, (labels, points) in enumerate(rows)
-        ]
+        trials = []
+        for index, (labels, points) in enumerate(rows):
+            workloads = [point.config.workload for point in points]
+            parts = tuple(Part(each.seed, each.skip) for each in workloads)
+            of_row = tuple(records[index :: len(rows)])
+            trials.append(Trial(labels, of_row, parts, points[0].config))
+        return trials
 
 
 Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]]
@@ -270,12 +288,7 @@ class How:
                 write(scratch)
 
 
-def _part_of(point: Point) -> Part:
-    workload = point.config.workload
-    return Part(workload.seed, workload.skip)
-
-
-Search: TypeAlias = Generator[Sequence[Case], list[Trial], None]
+Search: TypeAlias = Generator[Sequence[Case], list[Trial], Any]
 """A search yields a batch of cases, is sent their trials, and ends when it has seen enough."""
 
 
@@ -312,18 +325,16 @@ def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:
 
     It tells a run's mistakes and the names of its numbers before the first long one.
     """
-    outcome = run_job(Job(config, _smallest(workload), beside))
+    requests = workload.requests
+    sizes = [request.prompt_tokens + request.output_tokens for request in requests]
+    places = sorted(sorted(range(len(sizes)), key=sizes.__getitem__)[:2])
+    texts = None if workload.texts is None else [workload.texts[place] for place in places]
+    smallest = Workload([requests[place] for place in places], workload.trace, texts)
+    outcome = run_job(Job(config, smallest, beside))
     if not outcome.summary["completed"]:
         why = outcome.result.reason[0]
         raise UsageError(f"workload: none of its requests can be served: the smallest: {why}")
     return outcome
-
-
-def _smallest(workload: Workload) -> Workload:
-    sizes = [request.prompt_tokens + request.output_tokens for request in workload.requests]
-    places = sorted(sorted(range(len(sizes)), key=sizes.__getitem__)[:2])
-    texts = None if workload.texts is None else [workload.texts[place] for place in places]
-    return Workload([workload.requests[place] for place in places], workload.trace, texts)
 
 
 def seed_matters(config: RunConfig) -> bool:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -35,14 +35,19 @@ from experiments.run_file.files import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, mistakes, patched
-from experiments.study.fair import of_trials
-from experiments.study.intervals import Interval, signed
-from experiments.study.launch import run_yaml
-from experiments.study.layouts import Candidate, Layout, layouts, pairs_of, why_fixed
+from experiments.study.deployments import (
+    Candidate,
+    Layout,
+    layouts,
+    pairs_of,
+    run_yaml,
+    why_fixed,
+)
+from experiments.study.fair import signed
 from experiments.study.searches import Optuna, Parameter, Score, optuna, proposed
 from experiments.study.slo import (
     Condition,
-    check_metrics,
+    check_slo,
     larger_is_better,
     levels_of,
     missed,
@@ -61,6 +66,7 @@ from experiments.study.trials import (
     run,
     seed_matters,
     seeds,
+    unfair,
 )
 
 AS_IS = "as given"
@@ -123,10 +129,6 @@ class Tuning:
         return next(iter(self.baselines))
 
     @property
-    def feasible(self) -> list[Layout]:
-        return [layout for layout in self.layouts if not layout.reason]
-
-    @property
     def metrics(self) -> list[str]:
         """The metrics that decide, the objective first."""
         return list(dict.fromkeys([self.objective, *(each.metric for each in self.wish.slo)]))
@@ -136,6 +138,12 @@ class Tuning:
         run = patched(self.document, {"workload.requests": self.requests})
         more = levels_of(self.wish.slo, configured(run), self.objective)
         return Study(run, self.beside, lambda config: parts, service_levels, more)
+
+    def trials(
+        self, candidates: Iterable[Candidate], parts: Sequence[Part], simulator: Simulator
+    ) -> list[Trial]:
+        """Simulate candidates, each on the same parts."""
+        return simulator.trials(self.study(parts), [each.case for each in candidates])
 
 
 def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
@@ -148,9 +156,7 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
     limits = request_limits(wish.slo, config.goodput)
     of_requests = any(name != "itl" for name, _ in limits)
     objective = wish.objective or ("request_goodput" if of_requests else "mean_e2el_ms")
-    values = service_levels(outcome, **dict(levels_of(wish.slo, config, objective)))
-    check_metrics([each.metric for each in wish.slo], values, "--slo")
-    check_metrics([objective], values, "--objective")
+    check_slo(wish.slo, outcome, config, objective)
     gpus = ",".join(map(str, wish.gpus or ()))
     if wish.gpus and (fixed := why_fixed(config)):
         raise UsageError(f"--gpus {gpus}: {fixed}, so that the layout is what the run says")
@@ -227,76 +233,15 @@ def _baselines(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A candidate and the records of its runs; `name` is what the tables call it."""
+class Tried(NamedTuple):
+    """A candidate and the trial it came to; `name` is what the tables call it."""
 
     name: str
     candidate: Candidate
     trial: Trial
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """All that was tried, the baselines first; `winner` is the best of them."""
-
-    tuning: Tuning
-    tried: tuple[Tried, ...]
-    winner: Tried
-
-    @property
-    def default(self) -> Tried:
-        return self.tried[0]
-
-    @property
-    def rank(self) -> Rank:
-        """The rank that the search went by."""
-        return Rank(self.tuning, self.default.trial.mean("failed"))
-
-    @property
-    def rivals(self) -> list[Tried]:
-        """The baselines that the winner is held against: the run as it is, gLLM's defaults."""
-        return [each for each in self.tried if each.name in (self.tuning.default, GLLM)]
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """What makes one trial better than another: first the SLO, then the objective.
-
-    A trial may not refuse more requests than the run as it is does (`failed`): the others would be
-    served the better for it.
-    """
-
-    tuning: Tuning
-    failed: float
-
-    def is_as_good(self, trial: Trial, other: Trial, slack: float) -> bool:
-        """Say whether a trial is no worse than another, or by no more than a share of it."""
-        (unknown, off, cost), (_, other_off, other_cost) = self.of(trial), self.of(other)
-        allowed = other_cost + slack * abs(other_cost)
-        return not unknown and off <= other_off and cost <= allowed
-
-    def excess(self, trial: Trial) -> dict[str, float]:
-        """Return by how much each limit is missed, as a share of it; 0 or less where it is kept."""
-        slo = self.tuning.wish.slo
-        shares = zip((each.metric for each in slo), shares_beyond(slo, trial.mean), strict=True)
-        return dict(shares) | {"failed": trial.mean("failed") - self.failed}
-
-    def of(self, trial: Trial) -> tuple[bool, float, float]:
-        """Return what is the smaller, the better the trial is."""
-        value = trial.mean(self.tuning.objective)
-        excess = self.excess(trial)
-        unknown = bool(trial.errors) or any(map(math.isnan, [value, *excess.values()]))
-        cost = -value if larger_is_better(self.tuning.objective) else value
-        return unknown, missed(excess.values()), cost
-
-    def score(self, trial: Trial) -> Score:
-        """Return what Optuna is told of a trial."""
-        return [trial.mean(self.tuning.objective)], self.excess(trial)
-
-
-@dataclass(frozen=True, slots=True)
-class Worth:
+class Worth(NamedTuple):
     """One setting that was found, what it is without it, and the objective with and without it.
 
     Both are means over the parts of the search, with all other settings as they were found.
@@ -310,94 +255,96 @@ class Worth:
     kept: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The winner (as TUNED) and baselines on the same parts, by name; `parts` the search knew not.
-
-    The part at `parts[i]` is `trials[name].records[i]`.
-    """
-
-    name: str
-    parts: tuple[Part, ...]
-    trials: Mapping[str, Trial]
-
-    def gain(self, metric: str, rival: str) -> Interval:
-        """Return by how much the winner's metric is above a baseline's, pair by pair."""
-        return self.trials[TUNED].above(self.trials[rival], metric)
-
-    def mean(self, metric: str, name: str) -> Interval:
-        """Return a contender's metric over the parts."""
-        return self.trials[name].interval(metric)
-
-    def survives(self, metric: str, rival: str) -> bool:
-        """Say whether the winner is better than a baseline beyond the interval."""
-        gain = self.gain(metric, rival)
-        return gain.is_above_zero if larger_is_better(metric) else gain.is_below_zero
+Check: TypeAlias = Mapping[str, Trial]
+"""The winner (TUNED, the first) and the baselines on the same parts, which the search knew not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a tuning came to: the search, what each setting is worth, the checks on unseen data.
+    """What a tuning came to: all that was tried, the baselines first, and the best of them.
 
-    `bubbles` are GPU seconds by cause of the run as it is and of the winner.
+    One trial is better than another by the SLO first, then by the objective. It may not refuse more
+    requests than the run as it is does: the others would be served the better for it. `worth` is
+    what each setting is worth, `checks` are by kind of unseen data, `bubbles` GPU seconds by cause
+    of the run as it is and of the winner.
     """
 
-    search: Search
-    worth: tuple[Worth, ...]
-    checks: tuple[Check, ...]
-    bubbles: Mapping[str, Mapping[str, Any]]
+    tuning: Tuning
+    tried: tuple[Tried, ...]
+    best: Tried
+    worth: tuple[Worth, ...] = ()
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    bubbles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def default(self) -> Tried:
+        """The run as it is."""
+        return self.tried[0]
 
     @property
     def winner(self) -> Document:
         """The run with the best settings that were found."""
-        return patched(self.search.tuning.document, self.search.winner.candidate.patch)
+        return patched(self.tuning.document, self.best.candidate.patch)
 
     @property
     def points(self) -> pd.DataFrame:
         """A row for each of the settings that were tried, as trials.csv has them."""
-        cells = pd.DataFrame(trial_columns(self.search))
+        cells = pd.DataFrame(trial_columns(self))
         return cells.mask(cells == "").infer_objects()
 
     @property
     def table(self) -> pd.DataFrame:
         """A row for each check, part and contender, as checks.csv has them."""
-        return pd.DataFrame(check_columns(self.search.tuning, self.checks))
+        return pd.DataFrame(check_columns(self))
+
+    def excess(self, trial: Trial) -> dict[str, float]:
+        """Return by how much each limit is missed, as a share of it; 0 or less where it is kept."""
+        slo = self.tuning.wish.slo
+        shares = zip((each.metric for each in slo), shares_beyond(slo, trial.mean), strict=True)
+        refused = trial.mean("failed") - self.default.trial.mean("failed")
+        return dict(shares) | {"failed": refused}
+
+    def rank(self, trial: Trial) -> tuple[bool, float, float]:
+        """Return what is the smaller, the better a trial is."""
+        objective = self.tuning.objective
+        value, excess = trial.mean(objective), self.excess(trial).values()
+        unknown = bool(trial.errors) or any(map(math.isnan, [value, *excess]))
+        return unknown, missed(excess), -value if larger_is_better(objective) else value
+
+    def is_as_good(self, trial: Trial) -> bool:
+        """Say whether a trial is no worse than the best, or by no more than SLACK."""
+        (unknown, off, cost), (_, least, best) = map(self.rank, (trial, self.best.trial))
+        return not unknown and off <= least and cost <= best + SLACK * abs(best)
 
 
-def trial_columns(search: Search) -> dict[str, list[Any]]:
+def trial_columns(tuned: Tuned) -> dict[str, list[Any]]:
     """Return a row for each of the settings that were tried: what they are, the means, the error.
 
     A cell is "" where a scheduler has no such parameter.
     """
-    trials = [each.trial for each in search.tried]
+    trials = [each.trial for each in tuned.tried]
     return {
-        "name": [each.name for each in search.tried],
-        **columns_of([each.candidate.labels for each in search.tried]),
-        **{m: [trial.mean(m) for trial in trials] for m in (*search.tuning.metrics, "failed")},
+        "name": [each.name for each in tuned.tried],
+        **columns_of([each.candidate.labels for each in tuned.tried]),
+        **{m: [trial.mean(m) for trial in trials] for m in (*tuned.tuning.metrics, "failed")},
         "error": [" ".join(trial.errors[:1]) for trial in trials],
     }
 
 
-def check_columns(tuning: Tuning, checks: Sequence[Check]) -> dict[str, list[Any]]:
+def check_columns(tuned: Tuned) -> dict[str, list[Any]]:
     """Return a row for each check, part and contender: the metrics that decide."""
+    metrics = tuned.tuning.metrics
     rows = [
-        (check.name, *part, name, *(trial.values(metric)[index] for metric in tuning.metrics))
-        for check in checks
-        for index, part in enumerate(check.parts)
-        for name, trial in check.trials.items()
+        (kind, *part, name, *(trial.values(metric)[index] for metric in metrics))
+        for kind, check in tuned.checks.items()
+        for index, part in enumerate(check[TUNED].parts)
+        for name, trial in check.items()
     ]
-    names = ("check", "seed", "skip", "settings", *tuning.metrics)
+    names = ("check", "seed", "skip", "settings", *metrics)
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
 
 
-def evaluate(
-    tuning: Tuning, candidates: Sequence[Candidate], parts: Sequence[Part], simulator: Simulator
-) -> list[Trial]:
-    """Simulate candidates, each on the same parts."""
-    return simulator.trials(tuning.study(parts), [candidate.case for candidate in candidates])
-
-
-def run_search(tuning: Tuning, simulator: Simulator) -> Search:
+def run_search(tuning: Tuning, simulator: Simulator) -> Tuned:
     """Try the baselines, then what Optuna proposes; return all with the best.
 
     UsageError without the extra `tune`.
@@ -409,21 +356,22 @@ def run_search(tuning: Tuning, simulator: Simulator) -> Search:
         return candidates[-1].case
 
     def score(trial: Trial) -> Score:
-        return rank.score(trial)
+        return [trial.mean(tuning.objective)], known.excess(trial)
 
     wish = tuning.wish
     method = Optuna(kind="optuna", trials=wish.trials, seed=wish.seed)
     goal = "maximize" if larger_is_better(tuning.objective) else "minimize"
     search = optuna(method, [goal], propose, score)
-    baselines = evaluate(tuning, candidates, tuning.train, simulator)
+    baselines = tuning.trials(candidates, tuning.train, simulator)
     for error in baselines[0].errors:
         raise UsageError(f"the run as it is fails: {error}")
-    rank = Rank(tuning, baselines[0].mean("failed"))
-    trials = [*baselines, *run(tuning.study(tuning.train), simulator, search)]
-    names = [*tuning.baselines, *(f"trial {number}" for number in range(wish.trials))]
-    tried = [Tried(*row) for row in zip(names, candidates, trials, strict=True)]
+    tried = list(map(Tried, tuning.baselines, candidates, baselines))
+    known = Tuned(tuning, tuple(tried), tried[0])
+    names = [f"trial {number}" for number in range(wish.trials)]
+    trials = run(tuning.study(tuning.train), simulator, search)
+    tried += map(Tried, names, candidates[len(baselines) :], trials)
     asked_for = [tried[0], *(each for each in tried if each.candidate.scheduler in tuning.spaces)]
-    return Search(tuning, tuple(tried), min(asked_for, key=lambda each: rank.of(each.trial)))
+    return Tuned(tuning, tuple(tried), min(asked_for, key=lambda each: known.rank(each.trial)))
 
 
 def _propose(asked: Any, tuning: Tuning) -> Candidate:
@@ -436,7 +384,7 @@ def _propose(asked: Any, tuning: Tuning) -> Candidate:
     own = next(iter(tuning.baselines.values()))
     if scheduler == own.scheduler:
         params = {**own.params, **params}
-    layouts = tuning.feasible
+    layouts = [layout for layout in tuning.layouts if not layout.reason]
     parallel = proposed(asked, "stages", list(dict.fromkeys(each.parallel for each in layouts)))
     of_those = [each for each in layouts if each.parallel == parallel]
     names = [each.division for each in of_those]
@@ -444,68 +392,61 @@ def _propose(asked: Any, tuning: Tuning) -> Candidate:
     return Candidate(scheduler, params, of_those[names.index(division)])
 
 
-def simplified(search: Search, simulator: Simulator) -> tuple[Search, tuple[Worth, ...]]:
-    """Return the search with its winner simplified, and what each of its settings is worth.
+def simplified(tuned: Tuned, simulator: Simulator) -> Tuned:
+    """Return the same with its winner simplified, and what each of its settings is worth.
 
     Each setting is taken back alone; then all those whose loss is within SLACK together, unless
     that loses more.
     """
-    winner, tuning = search.winner, search.tuning
-    without = _without_each(search, winner.candidate)
-    if not without or winner is search.default:
-        return search, ()
-    rank = search.rank
-    trials = evaluate(tuning, list(without.values()), tuning.train, simulator)
-    idle = {
-        name
-        for name, trial in zip(without, trials, strict=True)
-        if rank.is_as_good(trial, winner.trial, SLACK)
-    }
-    plain = _plain(search, winner.candidate, idle)
-    [together] = evaluate(tuning, [plain], tuning.train, simulator)
-    if idle and rank.is_as_good(together, winner.trial, SLACK):
-        search = replace(search, winner=Tried(f"{winner.name}, simplified", plain, together))
+    best, tuning = tuned.best, tuned.tuning
+    without = _without_each(tuned)
+    if not without or best is tuned.default:
+        return tuned
+    trials = tuning.trials(without.values(), tuning.train, simulator)
+    pairs = list(zip(without, trials, strict=True))
+    idle = {name for name, trial in pairs if tuned.is_as_good(trial)}
+    plain = _plain(tuned, idle)
+    [together] = tuning.trials([plain], tuning.train, simulator)
+    if idle and tuned.is_as_good(together):
+        simple = Tried(f"{best.name}, simplified", plain, together)
     else:
-        idle = set()
-    values = _settings(winner.candidate)
-    worth = tuple(
+        simple, idle = best, set()
+    values = _settings(best.candidate)
+    with_it = best.trial.mean(tuning.objective)
+    worth = [
         Worth(
             name,
             values[name],
             _settings(without[name]).get(name, "none"),
-            winner.trial.mean(tuning.objective),
+            with_it,
             trial.mean(tuning.objective),
             name not in idle,
         )
-        for name, trial in zip(without, trials, strict=True)
-    )
-    return search, worth
+        for name, trial in pairs
+    ]
+    return replace(tuned, best=simple, worth=tuple(worth))
 
 
 def _settings(candidate: Candidate) -> dict[str, str]:
     """Return the layout and all parameters, those that are not set too."""
     params = {**defaults(candidate.scheduler), **candidate.params}
-    named = {name: str(value) for name, value in params.items()}
-    return {LAYOUT: candidate.layout.label, **named}
+    return {LAYOUT: candidate.layout.label} | {key: str(value) for key, value in params.items()}
 
 
-def _without_each(search: Search, winner: Candidate) -> dict[str, Candidate]:
+def _without_each(tuned: Tuned) -> dict[str, Candidate]:
     """Return the winner with each of its settings that differs from the default taken back."""
-    found = {name: _plain(search, winner, {name}) for name in (LAYOUT, *winner.params)}
+    winner = tuned.best.candidate
+    found = {name: _plain(tuned, {name}) for name in (LAYOUT, *winner.params)}
     values = _settings(winner)
-    return {
-        name: candidate
-        for name, candidate in found.items()
-        if _settings(candidate).get(name) != values[name]
-    }
+    return {name: each for name, each in found.items() if _settings(each).get(name) != values[name]}
 
 
-def _plain(search: Search, winner: Candidate, taken_back: set[str]) -> Candidate:
+def _plain(tuned: Tuned, taken_back: set[str]) -> Candidate:
     """Return the winner without some settings: as the run has them, or as the scheduler does.
 
     What is set to the scheduler's own default is left out.
     """
-    base = search.default.candidate
+    winner, base = tuned.best.candidate, tuned.default.candidate
     own = base.params if base.scheduler == winner.scheduler else {}
     params = {**winner.params, **{name: own[name] for name in taken_back if name in own}}
     by_default = defaults(winner.scheduler)
@@ -518,15 +459,15 @@ def _plain(search: Search, winner: Candidate, taken_back: set[str]) -> Candidate
     return Candidate(winner.scheduler, kept, layout)
 
 
-def unseen_parts(tuning: Tuning, checks: int) -> dict[str, tuple[Part, ...]]:
-    """Return the parts to check on, by name: fresh seeds, and later requests of the trace.
+def unseen_parts(tuning: Tuning) -> dict[str, tuple[Part, ...]]:
+    """Return the parts to check on, by kind: fresh seeds, and later requests of the trace.
 
     A later part has as many requests as one of the search and begins after it; each is another one
     as far as the trace reaches, then they come again with other seeds. Where a seed draws nothing
     (a file, with its own times) there are no fresh seeds, and each later part is there once. Where
     the trace is too short there are no later parts.
     """
-    config = configured(tuning.document)
+    config, checks = configured(tuning.document), tuning.wish.checks
     seeds = range(tuning.train[-1].seed + 1, tuning.train[-1].seed + 1 + checks)
     skip, drawn = config.workload.skip, seed_matters(config)
     rows = wanted = tuning.requests * (1 + checks)
@@ -536,37 +477,31 @@ def unseen_parts(tuning: Tuning, checks: int) -> dict[str, tuple[Part, ...]]:
     found = {FRESH: tuple(Part(seed, skip) for seed in seeds)} if drawn else {}
     if later:
         count = checks if drawn else len(later)
-        places = itertools.cycle(later)
-        found[LATER] = tuple(map(Part, seeds[:count], places))
+        found[LATER] = tuple(map(Part, seeds[:count], itertools.cycle(later)))
     return found
 
 
-def run_checks(search: Search, checks: int, simulator: Simulator) -> list[Check]:
-    """Simulate the winner, the run as it is and gLLM's defaults on data the search did not see."""
-    baselines = {each.name: each.candidate for each in search.rivals}
-    contenders = {TUNED: search.winner.candidate, **baselines}
-    found = []
-    for name, parts in unseen_parts(search.tuning, checks).items():
-        trials = evaluate(search.tuning, list(contenders.values()), parts, simulator)
-        found.append(Check(name, parts, dict(zip(contenders, trials, strict=True))))
-    return found
+def checked(tuned: Tuned, simulator: Simulator) -> Tuned:
+    """Return the same with the winner, the run as it is and gLLM's defaults on unseen data.
 
-
-def run_bubbles(
-    search: Search, checks: Sequence[Check], simulator: Simulator
-) -> dict[str, Mapping[str, Any]]:
-    """Return GPU seconds by cause of the run as it is and of the winner, on one unseen part."""
-    tuning = search.tuning
-    part = checks[-1].parts[0] if checks else tuning.train[0]
-    contenders = {tuning.default: search.default.candidate, TUNED: search.winner.candidate}
-    ranks = [with_(tuning.document, each.patch).tensor_parallel for each in contenders.values()]
+    On one part of it also with the GPU seconds by cause of the first two.
+    """
+    tuning = tuned.tuning
+    rivals = [each for each in tuned.tried if each.name in (tuning.default, GLLM)]
+    contenders = {TUNED: tuned.best.candidate} | {each.name: each.candidate for each in rivals}
+    parts, checks = tuning.train, {}
+    for kind, parts in unseen_parts(tuning).items():
+        trials = tuning.trials(contenders.values(), parts, simulator)
+        checks[kind] = dict(zip(contenders, trials, strict=True))
+    held = {name: contenders[name].patch for name in (tuning.default, TUNED)}
     points = [
-        replace(point, measure=idle_by_cause, more=(("ranks", count),))
-        for each, count in zip(contenders.values(), ranks, strict=True)
-        for point in tuning.study([part]).points_of(each.patch)
+        replace(point, measure=idle_by_cause, more=(("ranks", point.config.tensor_parallel),))
+        for patch in held.values()
+        for point in tuning.study(parts[:1]).points_of(patch)
     ]
     records = simulator.records(points)
-    return {name: record.values for name, record in zip(contenders, records, strict=True)}
+    bubbles = {name: record.values for name, record in zip(held, records, strict=True)}
+    return replace(tuned, checks=checks, bubbles=bubbles)
 
 
 def tune(document: Document, beside: Path, wish: Wish, how: How) -> Tuned:
@@ -580,10 +515,7 @@ def tune(document: Document, beside: Path, wish: Wish, how: How) -> Tuned:
     most = max(map(len, tuning.spaces.values())) + 2
     total = searched + most * wish.replications + 2 * 3 * wish.checks + 2
     with how.simulator("simulations", total) as who:
-        search, worth = simplified(run_search(tuning, who), who)
-        checks = run_checks(search, wish.checks, who)
-        bubbles = run_bubbles(search, checks, who)
-    tuned = Tuned(search, worth, tuple(checks), bubbles)
+        tuned = checked(simplified(run_search(tuning, who), who), who)
     how.write(lambda folder: _write(folder, tuned, how.out or folder))
     return tuned
 
@@ -594,10 +526,10 @@ def _write(folder: Path, tuned: Tuned, final: Path) -> None:
     tuned.yaml runs from any place: its files are named relative to `final`, the folder that
     `folder` becomes.
     """
-    search, tuning = tuned.search, tuned.search.tuning
+    tuning = tuned.tuning
     write_json(folder / "tune.json", facts(tuned))
-    write_table(folder / "trials.csv", trial_columns(search))
-    write_table(folder / "checks.csv", check_columns(tuning, tuned.checks))
+    write_table(folder / "trials.csv", trial_columns(tuned))
+    write_table(folder / "checks.csv", check_columns(tuned))
     head = f"# The best settings that evenflow tune found for {tuning.document.name}.\n"
     text = head + run_yaml(tuned.winner, tuning.beside, final)
     (folder / "tuned.yaml").write_text(text, encoding="utf-8")
@@ -606,23 +538,23 @@ def _write(folder: Path, tuned: Tuned, final: Path) -> None:
 
 def facts(tuned: Tuned) -> dict[str, Any]:
     """Return the content of tune.json."""
-    search, tuning = tuned.search, tuned.search.tuning
-    baselines = search.tried[: len(tuning.baselines)]
+    tuning = tuned.tuning
+    baselines = tuned.tried[: len(tuning.baselines)]
     return {
         "objective": tuning.objective,
         "slo": [str(condition) for condition in tuning.wish.slo],
-        "winner": search.winner.candidate.labels,
-        "default": search.default.candidate.labels,
-        "settings": [asdict(each) for each in tuned.worth],
-        "trials": len(search.tried) - len(baselines),
-        "failed_trials": sum(bool(each.trial.errors) for each in search.tried),
+        "winner": tuned.best.candidate.labels,
+        "default": tuned.default.candidate.labels,
+        "settings": [each._asdict() for each in tuned.worth],
+        "trials": len(tuned.tried) - len(baselines),
+        "failed_trials": sum(bool(each.trial.errors) for each in tuned.tried),
         "training": {
             "parts": [part._asdict() for part in tuning.train],
             "requests": tuning.requests,
             **{each.name: _means(tuning, each.trial) for each in baselines},
-            TUNED: _means(tuning, search.winner.trial),
+            TUNED: _means(tuning, tuned.best.trial),
         },
-        "checks": {check.name: _check_facts(search, check) for check in tuned.checks},
+        "checks": {kind: _check_facts(tuning, check) for kind, check in tuned.checks.items()},
         "gpu_s_by_cause": dict(tuned.bubbles),
         "layouts": [
             {"layout": each.label, "layers": list(each.layers), "reason": each.reason or None}
@@ -635,23 +567,32 @@ def _means(tuning: Tuning, trial: Trial) -> dict[str, float]:
     return {metric: trial.mean(metric) for metric in tuning.metrics}
 
 
-def _check_facts(search: Search, check: Check) -> dict[str, Any]:
-    tuning = search.tuning
+def _check_facts(tuning: Tuning, check: Check) -> dict[str, Any]:
     against = {}
-    for rival in search.rivals:
-        gains = {name: check.gain(name, rival.name) for name in tuning.metrics}
-        against[rival.name] = {
-            "survives": check.survives(tuning.objective, rival.name),
+    for rival, trial in _rivals(check):
+        gains = {name: check[TUNED].above(trial, name) for name in tuning.metrics}
+        against[rival] = {
+            "survives": survives(check, tuning.objective, rival),
             "gains": {
                 name: {"mean": gain.mean, "half_width_95": gain.half_width}
                 for name, gain in gains.items()
             },
         }
     return {
-        "parts": [part._asdict() for part in check.parts],
-        "means": {name: _means(tuning, trial) for name, trial in check.trials.items()},
+        "parts": [part._asdict() for part in check[TUNED].parts],
+        "means": {name: _means(tuning, trial) for name, trial in check.items()},
         "against": against,
     }
+
+
+def _rivals(check: Check) -> list[tuple[str, Trial]]:
+    return list(check.items())[1:]
+
+
+def survives(check: Check, metric: str, rival: str) -> bool:
+    """Say whether the winner is better than a baseline beyond the interval."""
+    gain = check[TUNED].above(check[rival], metric)
+    return gain.is_above_zero if larger_is_better(metric) else gain.is_below_zero
 
 
 def worth_rows(tuned: Tuned) -> list[list[str]]:
@@ -666,24 +607,15 @@ def worth_rows(tuned: Tuned) -> list[list[str]]:
 
 def check_rows(tuned: Tuned) -> list[list[str]]:
     """Return a row for each check, metric and rival: both means, the gain, its interval."""
-    search = tuned.search
     rows = []
-    for check in tuned.checks:
-        for metric in search.tuning.metrics:
-            for rival in search.rivals:
-                gain = check.gain(metric, rival.name)
-                ours, other = (check.mean(metric, name).mean for name in (TUNED, rival.name))
+    for kind, check in tuned.checks.items():
+        for metric in tuned.tuning.metrics:
+            for rival, trial in _rivals(check):
+                gain, other = check[TUNED].above(trial, metric), trial.mean(metric)
                 share = f" ({gain.mean / other:+.1%})" if other else ""
-                rows.append(
-                    [
-                        f"{check.name}, n = {len(check.parts)}",
-                        metric,
-                        rival.name,
-                        f"{other:.4g}",
-                        f"{ours:.4g}",
-                        signed(gain) + share,
-                    ]
-                )
+                means = f"{other:.4g}", f"{check[TUNED].mean(metric):.4g}"
+                unseen = f"{kind}, n = {gain.n}"
+                rows.append([unseen, metric, rival, *means, signed(gain) + share])
     return rows
 
 
@@ -702,7 +634,7 @@ def bubble_rows(tuned: Tuned) -> list[list[str]]:
 
 def _times(tuned: Tuned) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
     """Yield each cause with its GPU seconds and their share in the run as it is, and the winner."""
-    runs = [tuned.bubbles[name] for name in (tuned.search.tuning.default, TUNED)]
+    runs = [tuned.bubbles[name] for name in (tuned.tuning.default, TUNED)]
     for cause in ("computing", *CAUSES):
         before, after = ((run[cause], run[cause] / sum(run.values())) for run in runs)
         yield cause, before, after
@@ -710,45 +642,40 @@ def _times(tuned: Tuned) -> Iterator[tuple[str, tuple[float, float], tuple[float
 
 def sentences(tuned: Tuned) -> list[str]:
     """Return what to say: what was found, whether it holds, why, and what did not fit."""
-    search, checks = tuned.search, tuned.checks
-    tuning, winner = search.tuning, search.winner
-    words = ", ".join(f"{key} {value}" for key, value in winner.candidate.labels.items())
-    said = [f"best of {len(search.tried)} tried: {words}"]
-    if winner is search.default:
+    best, checks = tuned.best, tuned.checks.items()
+    words = ", ".join(f"{key} {value}" for key, value in best.candidate.labels.items())
+    said = [f"best of {len(tuned.tried)} tried: {words}"]
+    if best is tuned.default:
         return [*said, "these are the settings of the run as it is: nothing better was found"]
-    if search.rank.of(winner.trial)[1] > 0:
+    if tuned.rank(best.trial)[1] > 0:
         said.append(
             "nothing that was tried keeps the SLO, even where it was searched: this is nearest"
         )
-    if told := winner.trial.overload:
+    if told := best.trial.overload:
         said.append(f"overloaded even so: {told}")
-    said += [_verdict(search, check, rival.name) for check in checks for rival in search.rivals]
-    said += [line for check in checks for line in _missed(tuning.wish.slo, check)]
+    metric, slo = tuned.tuning.objective, tuned.tuning.wish.slo
+    for kind, check in checks:
+        said += [f"{kind}, {_verdict(check, metric, *rival)}" for rival in _rivals(check)]
+    said += [f"{kind}: {line}" for kind, check in checks for line in _missed(slo, check[TUNED])]
     if not checks:
         said.append("nothing unseen to check on: the trace ends here and its times are its own")
     said.append(_why(tuned))
-    rivals = {"the best": winner.trial, "the run as it is": search.default.trial}
-    return [*said, *of_trials(rivals)]
+    return [*said, *unfair({"the best": best.trial, "the run as it is": tuned.default.trial})]
 
 
-def _verdict(search: Search, check: Check, rival: str) -> str:
-    metric = search.tuning.objective
-    gain, before = check.gain(metric, rival), check.mean(metric, rival).mean
+def _verdict(check: Check, metric: str, rival: str, trial: Trial) -> str:
+    gain, before = check[TUNED].above(trial, metric), trial.mean(metric)
     share = f", {gain.mean / before:+.1%}" if before else ""
-    amount = f"{metric} {signed(gain)} (95 %, n = {gain.n}{share})"
-    where = f"{check.name}, against {rival}"
-    if check.survives(metric, rival):
-        return f"{where}: the gain survives: {amount}"
-    return f"{where}: THE GAIN DOES NOT SURVIVE: {amount}"
+    told = "the gain survives" if survives(check, metric, rival) else "THE GAIN DOES NOT SURVIVE"
+    return f"against {rival}: {told}: {metric} {signed(gain)} (95 %, n = {gain.n}{share})"
 
 
-def _missed(slo: Sequence[Condition], check: Check) -> list[str]:
-    trial = check.trials[TUNED]
+def _missed(slo: Sequence[Condition], trial: Trial) -> list[str]:
+    means = {each.metric: trial.mean(each.metric) for each in slo}
     return [
-        f"{check.name}: the SLO is missed: {condition.metric} is {trial.mean(condition.metric):.4g}"
-        f" on average; {condition} was asked"
-        for condition in slo
-        if not condition.holds({condition.metric: trial.mean(condition.metric)})
+        f"the SLO is missed: {each.metric} is {means[each.metric]:.4g} on average; {each} was asked"
+        for each in slo
+        if not each.holds(means)
     ]
 
 
@@ -764,29 +691,28 @@ def _draw(tuned: Tuned) -> Figure:
     """Draw the search, the gain on unseen data, and where the GPU time goes."""
     wide = [1.3, 1.3, 1]
     figure, (trials, gains, stages) = plots.panels(3, 4, 4.2, width_ratios=wide)
-    _draw_trials(trials, tuned.search)
-    _draw_checks(gains, tuned.search, tuned.checks)
+    _draw_trials(trials, tuned)
+    _draw_checks(gains, tuned)
     plots.stage_time(stages, tuned.bubbles)
     plots.finish(stages, "GPU time, unseen part (%)", grid="")
     plots.key(stages, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
-def _draw_trials(axes: Axes, search: Search) -> None:
+def _draw_trials(axes: Axes, tuned: Tuned) -> None:
     """One point a trial, hollow if it misses the SLO; a line for the run as it is, and the best."""
-    metric, rank = search.tuning.objective, search.rank
-    first = len(search.tuning.baselines)
-    names = list(dict.fromkeys(each.candidate.scheduler for each in search.tried))
-    for position, each in enumerate(search.tried[first:]):
-        unknown, missed, _ = rank.of(each.trial)
+    metric, first = tuned.tuning.objective, len(tuned.tuning.baselines)
+    names = list(dict.fromkeys(each.candidate.scheduler for each in tuned.tried))
+    for position, each in enumerate(tuned.tried[first:]):
+        unknown, off, _ = tuned.rank(each.trial)
         shade = colour(names.index(each.candidate.scheduler))
         if not unknown:
-            fill = "none" if missed else shade
+            fill = "none" if off else shade
             axes.scatter(position, each.trial.mean(metric), s=16, facecolors=fill, edgecolors=shade)
     for index, name in enumerate(names):
         axes.scatter([], [], s=16, color=colour(index), label=name)
     axes.scatter([], [], s=16, facecolors="none", edgecolors="black", label="misses the SLO")
-    lines = ((search.default, search.tuning.default, ":"), (search.winner, TUNED, "--"))
+    lines = ((tuned.default, tuned.tuning.default, ":"), (tuned.best, TUNED, "--"))
     for each, label, style in lines:
         level = each.trial.mean(metric)
         axes.axhline(level, color="black", linewidth=1, linestyle=style, label=label)
@@ -794,21 +720,18 @@ def _draw_trials(axes: Axes, search: Search) -> None:
     _finish(axes, f"Search: {metric}")
 
 
-def _draw_checks(axes: Axes, search: Search, checks: Sequence[Check]) -> None:
+def _draw_checks(axes: Axes, tuned: Tuned) -> None:
     """The objective of each contender on unseen data, with its interval."""
-    metric = search.tuning.objective
-    for place, check in enumerate(checks):
-        for index, name in enumerate(check.trials):
-            mean = check.mean(metric, name)
-            at = place + 0.22 * (index - (len(check.trials) - 1) / 2)
-            label = name if place == 0 else None
-            axes.errorbar(
-                at, mean.mean, mean.half_width, fmt="o", capsize=4, color=colour(index), label=label
-            )
-            values = check.trials[name].values(metric)
-            spread = np.full(len(values), at + 0.07)
-            axes.plot(spread, values, ".", color=colour(index), alpha=0.35, markersize=4)
-    heads = [f"{check.name}\n(n = {len(check.parts)})" for check in checks]
+    metric, checks = tuned.tuning.objective, tuned.checks
+    for place, check in enumerate(checks.values()):
+        for index, (name, trial) in enumerate(check.items()):
+            mean, shade = trial.interval(metric), colour(index)
+            at = place + 0.22 * (index - (len(check) - 1) / 2)
+            look: dict[str, Any] = {"fmt": "o", "capsize": 4, "color": shade}
+            axes.errorbar(at, mean.mean, mean.half_width, label=None if place else name, **look)
+            spread = np.full(mean.n, at + 0.07)
+            axes.plot(spread, trial.values(metric), ".", color=shade, alpha=0.35, markersize=4)
+    heads = [f"{kind}\n(n = {len(check[TUNED].records)})" for kind, check in checks.items()]
     axes.set_xticks(range(len(checks)), heads)
     axes.set_xlim(-0.6, max(len(checks), 1) - 0.4)
     _finish(axes, f"Unseen data: {metric}")

@@ -26,7 +26,7 @@ from experiments.report.words import metric_words
 from experiments.run_file.build import model_of
 from experiments.run_file.run import RunConfig, configured
 from experiments.run_file.yaml_file import Document, Patch
-from experiments.study.intervals import student_quantile
+from experiments.study.fair import student_quantile
 from experiments.study.trials import Case, How, Study, Trial
 
 LEVEL = 0.9

@@ -13,7 +13,7 @@ from evenflow.kv import PagePool, PrefixCache, RadixCache
 from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.scheduling import View
 from evenflow.types import Handover, Plan, Prefill, Prefix, Request
-from tests.worlds import send
+from tests.worlds import engine_of, send
 
 
 class Scripted:
@@ -42,8 +42,7 @@ def batcher(
     **options: Any,
 ) -> Any:
     """Return a Batcher that is asked (request, prompt tokens, output tokens)."""
-    pool = PagePool(pages) if isinstance(pages, int) else pages
-    made = kind(policy(*plans), pool, depth=4, max_in_flight=cap, max_model_len=1_000, **options)
+    made = engine_of(policy(*plans), pages, kind=kind, depth=4, max_in_flight=cap, **options)
     for request_id, prompt, output in asked:
         made.add(Request(request_id, 0.0, prompt, output))
     return made

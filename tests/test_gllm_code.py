@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.errors import PolicyError, UsageError
+from evenflow.errors import PolicyError
 from evenflow.schedulers import create
 from evenflow.scheduling import Plan, Prefill, View
 from experiments.engines import gllm
@@ -26,25 +26,6 @@ def test_the_default_reading_is_not_the_packages() -> None:
     events = read(JOURNALS[-1], gllm.FIELDS)
     world = gllm.world_of(JOURNALS[-1], events, variant="reading")
     assert replayed(events, Replayer(gllm, world)).difference is not None
-
-
-@pytest.mark.parametrize(
-    ("variant", "params", "name"),
-    [
-        ("code", {"use_wt": False}, "use_wt"),
-        ("code", {"use_ut": False}, "use_ut"),
-        ("code", {"coupled": True}, "coupled"),
-        ("code", {"victim": "most_pages"}, "victim"),
-        ("code", {"reserve": "adaptive"}, "reserve"),
-        ("code", {"max_batch_rows": 8}, "max_batch_rows"),
-        ("paper", {"reserve": "adaptive"}, "reserve"),
-    ],
-)
-def test_what_a_variant_does_not_have_is_refused(
-    variant: str, params: dict[str, object], name: str
-) -> None:
-    with pytest.raises(UsageError, match=f"variant {variant} has no parameter {name}$"):
-        create("token_throttling", {"variant": variant, **params})
 
 
 class Short:

@@ -62,6 +62,27 @@ def test_a_policy_of_ours_checks_itself() -> None:
         ("token_throttling", {"victim": "oldest"}, "victim should be 'latest' or 'most_pages', "),
         ("token_throttling", {"reserve": "none"}, "reserve should be 'threshold' or 'adaptive', "),
         ("token_throttling", {"max_batch_rows": 0}, "max_batch_rows should be at least 1, not 0"),
+        *(
+            (
+                "token_throttling",
+                {"variant": variant, key: value},
+                f"variant {variant} has no parameter {key}$",
+            )
+            for variant, key, value in [
+                ("code", "use_wt", False),
+                ("code", "use_ut", False),
+                ("code", "coupled", True),
+                ("code", "victim", "most_pages"),
+                ("code", "reserve", "adaptive"),
+                ("code", "max_batch_rows", 8),
+                ("paper", "reserve", "adaptive"),
+            ]
+        ),
+        (
+            "vllm_v1",
+            {"max_num_batched_tokens": 8, "max_num_seqs": 9},
+            "max_num_batched_tokens 8 is less than max_num_seqs 9",
+        ),
         ("td_pipe", {"variant": "fast"}, "variant should be 'paper' or 'code', not \"fast\""),
         ("td_pipe", {"future_points": [64, 32]}, "future_points .* in rising order"),
         ("td_pipe", {"future_points": [32, 32]}, "future_points .* in rising order"),

@@ -18,11 +18,11 @@ from evenflow.results.run import RunResult
 from evenflow.runtimes import Holds
 from evenflow.types import Request
 from sim import Link, RuntimeOverheads, World, runtimes, simulate
+from tests.oracle.cases import close
 from tests.oracle.plain import ContextCost
 from tests.worlds import assert_same, small_world
 
 BASE_S, PER_TOKEN_S = 0.005, 0.00002
-TOLERANCE_S = 1e-9
 DISPATCHES = ["stage0", "eager"]
 
 
@@ -39,10 +39,6 @@ def one_by_one(tokens: int, count: int, depth: int, **changes: Any) -> RunResult
     """Send `count` equal micro-batches of one prompt, which ends with its first token."""
     requests = [Request(i, 0.0, tokens, 1) for i in range(count)]
     return simulate(world_of("vllm", {"max_batch_rows": 1}, requests, depth, **changes))
-
-
-def close(actual: Any, expected: Any) -> None:
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE_S)
 
 
 @pytest.mark.parametrize("dispatch", DISPATCHES)

@@ -19,13 +19,12 @@ from experiments.figures.study import Drawing
 from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
 from experiments.report.tables import Format, check_format
+from experiments.reproduce import Reproduced, data_folder
+from experiments.reproduce import chosen as chosen_entries
+from experiments.reproduce import reproduce as reproduce_entries
 from experiments.reproduce.calibrate import Calibrated
 from experiments.reproduce.calibrate import calibrate as calibrate_run
-from experiments.reproduce.catalogue import chosen as chosen_entries
-from experiments.reproduce.catalogue import data_folder
 from experiments.reproduce.measured import read_results
-from experiments.reproduce.reproduce import Reproduced
-from experiments.reproduce.reproduce import reproduce as reproduce_entries
 from experiments.reproduce.write import write as write_reproduced
 from experiments.run_file.build import load_workload
 from experiments.run_file.files import inputs_of

@@ -17,9 +17,8 @@ import yaml
 
 import evenflow as ef
 from evenflow.errors import UsageError
-from experiments.reproduce.catalogue import FOLDER, chosen, entries, load_entry
+from experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
 from experiments.reproduce.measured import read_results
-from experiments.reproduce.reproduce import cases_of, served
 from tests.command_line import evenflow, refusal
 from tools.calibrate import main as calibrate
 from traces import Replay

@@ -18,9 +18,8 @@ import numpy as np
 
 from evenflow.results.run import Floats
 from experiments.report.tables import markdown_table, percent
+from experiments.reproduce import Case, cases_of, chosen, data_folder
 from experiments.reproduce.calibrate import CONSTANTS, Fit, nearest_of
-from experiments.reproduce.catalogue import chosen, data_folder
-from experiments.reproduce.reproduce import Case, cases_of
 from experiments.study.trials import Case as Tried
 from experiments.study.trials import How, Study
 

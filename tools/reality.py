@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.report.plots import svg
-from experiments.reproduce.catalogue import chosen, data_folder
-from experiments.reproduce.reproduce import Reproduced, reproduce
+from experiments.reproduce import Reproduced, chosen, data_folder, reproduce
 from experiments.reproduce.write import draw, markdown
 from experiments.study.trials import How
 

@@ -140,7 +140,7 @@ def reproduce_command(
 ) -> None:
     """Simulate runs that others measured on real GPUs, and print how far off that is."""
     from experiments.cli.terminal import progress
-    from experiments.reproduce.catalogue import chosen, data_folder
+    from experiments.reproduce import chosen, data_folder
 
     entries = chosen(names or ())
     if list_:
@@ -150,7 +150,7 @@ def reproduce_command(
     folder = data_folder(data)
 
     from experiments.report.folder import check_folder, staged
-    from experiments.reproduce.reproduce import reproduce
+    from experiments.reproduce import reproduce
     from experiments.reproduce.write import print_reproduced, write
     from experiments.study.fair import marked
     from experiments.study.trials import How

@@ -1,1 +1,411 @@
-"""Measured runs of real engines on real GPUs, simulated again and scored."""
+"""Measured runs of others on real GPUs, simulated again, and how far off that is.
+
+The catalogue has a YAML for each set of runs: where its data lies, and what is simulated as it.
+Every run is simulated so, and once more with `runtime: ideal`, to show what the CPU time of the
+engine adds; an error is simulated / measured - 1. What is in the data is `measured`'s business.
+Knows no picture and no command line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from evenflow.errors import UsageError, instead_of
+from evenflow.keys import Count, Keys, Positive
+from evenflow.specs.gpu import gpu
+from experiments.report.tables import write_table
+from experiments.reproduce.measured import Measured, layout_words, read_results
+from experiments.run_file.run import RunConfig, configured, with_
+from experiments.run_file.yaml_file import Document, Patch, checked, patched, read
+from experiments.study import uncertainty
+from experiments.study.fair import alike, alone
+from experiments.study.points import Point
+from experiments.study.trials import How, Trial
+
+FOLDER = Path(__file__).parent
+DATA = "EVENFLOW_SHARED"
+Text = Annotated[str, Field(min_length=1)]
+
+
+class SourceKeys(Keys):
+    """Where the original is: a repository, a commit of it, and a path in that."""
+
+    repository: Text
+    commit: Text
+    path: Text
+
+    def words(self) -> str:
+        return f"https://{self.repository}, commit {self.commit}, {self.path}"
+
+
+class EntryKeys(Keys):
+    """A set of measured runs that one RUN.yaml describes, each from a file, or from a row of one.
+
+    `files` are patterns below the folder of the data: of the form that this catalogue was made
+    with, and of the original; `sha256` are the hashes of files that were read. Of a file with many
+    rows those are taken whose facts are among those of `where`, or of one of several. `metrics` are
+    compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
+    spread by metric, of runs whose names end so. `run` holds RUN.yaml's keys; lengths, arrivals and
+    layout come from the file where it says them; `by_lengths` holds those that differ by the row's
+    lengths, "prompt/output", and goes before both. A closed loop serves `rounds` requests a client,
+    of lengths drawn uniformly from the `shortest` share of what is stated to all of it. `sequence`:
+    the runs, by how their names end, were made one after the other on one server, with the same
+    prompts at these requests a second (null: all at once). `assumed` is what nothing measured says,
+    `misses` why what misses does.
+    """
+
+    title: Text
+    source: SourceKeys
+    engine: Text | None = None
+    files: Annotated[list[Text], Field(min_length=1)]
+    sha256: dict[str, Text] = Field(default_factory=dict)
+    where: dict[str, list[Any]] | list[dict[str, list[Any]]] = Field(default_factory=dict)
+    metrics: dict[str, Positive | None]
+    spread: dict[str, dict[str, Positive]] = Field(default_factory=dict)
+    rounds: Count = 5
+    shortest: Annotated[float, Field(gt=0, le=1)] = 1.0
+    sequence: dict[str, Positive | None] = Field(default_factory=dict)
+    assumed: list[Text]
+    misses: Text | None = None
+    run: dict[str, Any]
+    by_lengths: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the catalogue, by name."""
+
+    name: str
+    keys: EntryKeys
+
+    def files(self, folder: Path) -> list[Path]:
+        """Return the files below a folder, of the first pattern that has any.
+
+        The shared folder keeps measured runs in `measured`; who has only this entry's files may
+        give their own folder.
+        """
+        for pattern in self.keys.files:
+            for below in (pattern, f"measured/{pattern}", pattern.rpartition("/")[2]):
+                if found := sorted(path for path in folder.glob(below) if path.is_file()):
+                    return found
+        return []
+
+    def measured(self, folder: Path) -> list[Measured]:
+        """Return the runs that lie below a folder; none where there are none."""
+        runs = (run for path in self.files(folder) for run in read_results(path))
+        return [run for run in runs if self._is_meant(run)]
+
+    def _is_meant(self, run: Measured) -> bool:
+        where = self.keys.where
+        return any(
+            all(run.facts.get(name) in values for name, values in each.items())
+            for each in (where if isinstance(where, list) else [where])
+        )
+
+    def others(self, folder: Path) -> list[Path]:
+        """Return those files below a folder that are none of those that the catalogue has read."""
+        known = set(self.keys.sha256.values())
+        return [path for path in self.files(folder) if _sha256(path) not in known]
+
+    def where_from(self) -> str:
+        """Say where the data is to be had."""
+        return f"it is at {self.keys.source.words()}, to be given with --data DIR"
+
+
+def entries() -> dict[str, Entry]:
+    """Return the catalogue, by name."""
+    paths = sorted(FOLDER.glob("*.yaml"))
+    return {path.stem: load_entry(path) for path in paths}
+
+
+def load_entry(path: Path) -> Entry:
+    """Read one YAML of the catalogue, or of a user's; UsageError naming the line and the key."""
+    return Entry(path.stem, checked(EntryKeys, read(path, "title, source, files, run")))
+
+
+def chosen(names: Sequence[str]) -> list[Entry]:
+    """Return the entries asked for, all where none is: by name, beginning of a name, or a YAML."""
+    known = entries()
+    return list(known.values()) if not names else [e for n in names for e in _named(n, known)]
+
+
+def _named(name: str, known: Mapping[str, Entry]) -> Iterator[Entry]:
+    if name.endswith(".yaml"):
+        yield load_entry(Path(name))
+        return
+    if name in known:
+        yield known[name]
+        return
+    found = [entry for key, entry in known.items() if key.startswith(name)]
+    if not found:
+        raise UsageError(f"reproduce {name}: no such entry; {instead_of(name, known)}")
+    yield from found
+
+
+def data_folder(given: Path | None) -> Path:
+    """Return the folder that holds the data: as given, or as the environment says.
+
+    UsageError where neither names a folder.
+    """
+    folder = given or Path(os.environ.get(DATA, "../shared"))
+    if not folder.is_dir():
+        where = "--data" if given else DATA
+        raise UsageError(
+            f"{where}: no folder {folder}; give the data's with --data DIR or {DATA}; what it "
+            "should hold: evenflow reproduce --list"
+        )
+    return folder
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# -- simulated again -------------------------------------------------------------------------------
+
+IDEAL: Patch = {"runtime": "ideal"}
+
+GROUP = ["entry", "engine", "gpu", "layout"]
+"""What the summary has a row for, with the metric."""
+
+
+class Case(NamedTuple):
+    """A measured run, the entry it is of, and what simulates it."""
+
+    entry: Entry
+    measured: Measured
+    config: RunConfig
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Which engine on what, for tables."""
+        config = self.config
+        name = "-" if self.config.gpu is None else gpu(self.config.gpu).name
+        engine = self.entry.keys.engine or self.measured.facts.get("engine", "-")
+        return {
+            "entry": self.entry.name,
+            "run": self.measured.label,
+            "engine": str(engine),
+            "gpu": f"{config.pipeline_gpus} {name}",
+            "layout": layout_words(config.tensor_parallel, config.data_parallel, config.num_stages),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """What came of measured runs.
+
+    `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time), each
+    with its `error`, the `goal` for it, and the `spread` of what was measured, as shares; NaN where
+    there is none. Where intervals were asked for, also `low_90`, `high_90`, the `half_width` as a
+    share, and whether the measured value lies `inside`. `failures` are runs that could not be
+    simulated, with the reason; `doubts` say what is not fair, by the name of an entry.
+    """
+
+    entries: Sequence[Entry]
+    table: pd.DataFrame
+    failures: Mapping[str, str]
+    doubts: Sequence[tuple[str, str]] = ()
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """Return a row for each entry, engine, GPU, layout and metric: mean, median and P90."""
+        grouped = self.table.groupby([*GROUP, "metric"], sort=False)
+        return pd.DataFrame([_summed(rows) for _, rows in grouped])
+
+
+def _summed(rows: pd.DataFrame) -> dict[str, Any]:
+    off, ideal = rows["error"].abs(), rows["ideal_error"].abs()
+    goals = rows["goal"].dropna()
+    return {
+        **{name: rows[name].iloc[0] for name in (*GROUP, "metric")},
+        "runs": len(rows),
+        "mean_error": rows["error"].mean(),
+        "median_off": off.median(),
+        "p90_off": off.quantile(0.9),
+        "worst_off": off.max(),
+        "ideal_median_off": ideal.median(),
+        "goal": goals.iloc[0] if len(goals) else np.nan,
+        "within_goal": int((off <= rows["goal"]).sum()) if len(goals) else np.nan,
+    }
+
+
+def reproduce(
+    entries: Sequence[Entry],
+    data: Path,
+    how: How,
+    overrides: Sequence[str] = (),
+    *,
+    intervals: bool = False,
+) -> Reproduced:
+    """Simulate the measured runs of these entries that lie below the folder `data`.
+
+    `overrides` are KEY=VALUE of RUN.yaml, for all of them. `intervals`: nine more simulations of
+    each run tell the interval of each number. Raises UsageError where no entry has
+    data, or no run can be simulated.
+    """
+    with TemporaryDirectory() as scratch:
+        cases = [
+            case for entry in entries for case in cases_of(entry, data, Path(scratch), overrides)
+        ]
+        if not cases:
+            names, where = (", ".join(e.name for e in entries), entries[0].where_from())
+            raise UsageError(f"{data}: no data of {names}; of the first, {where}")
+        patches = [[{}, IDEAL, *(_errors(case.config) if intervals else [])] for case in cases]
+        points = [
+            [Point(with_(case.config, patch), Path()) for patch in each]
+            for case, each in zip(cases, patches, strict=True)
+        ]
+        with how.simulator("reproduce", sum(map(len, points))) as simulator:
+            trials = simulator.trials_of([({}, each) for each in points])
+    failures = {
+        case.measured.label: trial.errors[0]
+        for case, trial in zip(cases, trials, strict=True)
+        if trial.errors
+    }
+    pairs = [pair for pair in zip(cases, trials, strict=True) if not pair[1].errors]
+    if not pairs:
+        why = next(iter(failures.values()))
+        raise UsageError(f"no run can be simulated, the first because: {why}")
+    table = pd.DataFrame([row for case, trial in pairs for row in _rows(case, trial)])
+    there = [entry for entry in entries if entry.files(data)]
+    return Reproduced(there, _with_repeats(table), failures, [*_unfair(there, pairs)])
+
+
+def _unfair(
+    entries: Sequence[Entry], pairs: Sequence[tuple[Case, Trial]]
+) -> Iterator[tuple[str, str]]:
+    """Say what makes it unfair to compare an entry's runs: a line for those alike, with the first
+    run's numbers."""
+    for entry in entries:
+        own = [(case.measured, trial.side) for case, trial in pairs if case.entry is entry]
+        lines = [
+            each for run, side in own for each in (*run.doubts, *alone("the simulation", side))
+        ]
+        yield from ((entry.name, line) for line in alike(lines))
+
+
+def _errors(config: RunConfig) -> list[Patch]:
+    return [case.patch for case in uncertainty.cases(config, uncertainty.stated(config, Path()))]
+
+
+def cases_of(entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] = ()) -> list[Case]:
+    """Return what simulates each run of an entry; requests are written to files in `scratch`."""
+    runs = entry.measured(data)
+    traces = [scratch / f"{entry.name}-{index}.csv" for index in range(len(runs))]
+    cases = [_case(entry, run, trace, overrides) for run, trace in zip(runs, traces, strict=True)]
+    served = {
+        end: trace
+        for end in entry.keys.sequence
+        for run, trace in zip(runs, traces, strict=True)
+        if run.label.endswith(end)
+    }
+    return [_warm(case, served) for case in cases] if served else cases
+
+
+def _warm(case: Case, traces: Mapping[str, Path]) -> Case:
+    """Return a case after those runs of its entry's sequence that were before it.
+
+    A rate that was not given is that of the slowest given one, with its arrivals so much faster:
+    the client draws the same gaps at every rate. Lengths differ by a few tokens from run to run.
+    """
+    rates = case.entry.keys.sequence
+    first = next(end for end in rates if end in traces)
+    after: list[dict[str, Any]] = []
+    for end, rate in rates.items():
+        if case.measured.label.endswith(end):
+            break
+        part: dict[str, Any] = {"trace": str(traces.get(end, traces[first])), "format": "vidur"}
+        if end not in traces:
+            faster = {"kind": "replay", "scale": (rate or 0.0) / (rates[first] or 1.0)}
+            part["arrivals"] = faster if rate else {"kind": "offline"}
+        after.append(part)
+    return case._replace(config=with_(case.config, {"workload.after": after})) if after else case
+
+
+def _case(entry: Entry, measured: Measured, trace: Path, overrides: Sequence[str]) -> Case:
+    """Return what simulates a measured run; its requests are written to the file `trace`."""
+    facts = measured.facts
+    patch = served(measured, trace, entry.keys.rounds, entry.keys.shortest)
+    patch |= entry.keys.by_lengths.get(f"{facts.get('isl')}/{facts.get('osl')}", {})
+    document = patched(
+        Document(f"{entry.name}.yaml: run", {"stages": 1, **entry.keys.run}, {}), patch
+    )
+    return Case(entry, measured, configured(document, overrides))
+
+
+def served(measured: Measured, trace: Path, rounds: int, shortest: float = 1.0) -> dict[str, Any]:
+    """Write the requests of a measured run to the file `trace`; return the keys that serve them.
+
+    A closed loop of which only the lengths are known gets `rounds` requests a client, of lengths
+    from the `shortest` share of them on; of a run without requests the workload is not known.
+    """
+    requests = measured.requests
+    if not len(requests):
+        return dict(measured.run)
+    closed = measured.run.get("workload.arrivals")
+    if closed is not None and "arrival_s" not in requests:
+        requests = pd.concat([requests] * (rounds * closed["concurrency"]), ignore_index=True)
+        rng = np.random.default_rng(0)
+        drawn = rng.integers((shortest * requests).astype(int), requests, endpoint=True)
+        requests = pd.DataFrame(drawn, columns=requests.columns)
+    columns = {
+        "arrived_at": requests.get("arrival_s", pd.Series(0.0, index=requests.index)),
+        "num_prefill_tokens": requests["input_tokens"],
+        "num_decode_tokens": requests["output_tokens"],
+    }
+    write_table(trace, columns)
+    return {"workload": {"trace": str(trace), "format": "vidur"}, **measured.run}
+
+
+def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:
+    keys = case.entry.keys
+    spreads = (known for end, known in keys.spread.items() if case.measured.label.endswith(end))
+    spread = next(spreads, {})
+    simulated, ideal, *others = (record.values for record in trial.records)
+    ranges = uncertainty.ranges_of(others)
+    for metric, goal in keys.metrics.items():
+        measured = case.measured.metrics.get(metric)
+        if measured is None:
+            continue
+        yield {
+            **case.labels,
+            "metric": metric,
+            "measured": measured,
+            "spread": spread.get(metric, np.nan),
+            "simulated": simulated[metric],
+            "error": simulated[metric] / measured - 1,
+            "ideal": ideal[metric],
+            "ideal_error": ideal[metric] / measured - 1,
+            "goal": np.nan if goal is None else goal,
+            **_told(ranges.get(metric), measured),
+        }
+
+
+def _told(found: uncertainty.Range | None, measured: float) -> dict[str, float]:
+    if found is None:
+        return {}
+    inside = found.low <= measured <= found.high
+    return {
+        "low_90": found.low,
+        "high_90": found.high,
+        "half_width": found.half_width,
+        "inside": float(inside),
+    }
+
+
+def _with_repeats(table: pd.DataFrame) -> pd.DataFrame:
+    """Give runs that were measured twice the spread between the two, as a share of their mean."""
+    again = table.groupby([*GROUP, "run", "metric"])["measured"]
+    spread = (again.transform("max") - again.transform("min")) / again.transform("mean")
+    return table.assign(spread=spread.where(again.transform("size") > 1, table["spread"]))

@@ -26,8 +26,8 @@ from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats
 from evenflow.runtimes import Holds
 from experiments.outcome import Outcome
+from experiments.reproduce import served
 from experiments.reproduce.measured import Measured
-from experiments.reproduce.reproduce import served
 from experiments.run_file.run import RunConfig
 from experiments.run_file.yaml_file import Document, Patch
 from experiments.study.fair import LEVEL, Side, alone, student_quantile

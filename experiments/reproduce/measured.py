@@ -27,6 +27,8 @@ from evenflow.results.run import Floats
 from experiments.report.tables import is_number
 
 LATENCIES = ("ttft", "tpot", "e2el")
+COLUMNS = ["arrival_s", "input_tokens", "output_tokens", "ttft_ms", "e2el_ms"]
+"""What every form says of a request."""
 ARRIVALS_OFF = 0.02
 """Rebuilt arrivals that miss the measured duration by more than this share are doubted aloud."""
 
@@ -125,9 +127,9 @@ def of_requests(
     return Measured(label, metrics, requests, gaps_ms, **more)
 
 
-def _columns(requests: Sequence[Any]) -> pd.DataFrame:
-    """Return rows of arrival, lengths, TTFT and E2EL, in order of arrival, with their TPOT."""
-    table = pd.DataFrame(requests).astype({"input_tokens": int, "output_tokens": int})
+def _columns(requests: Any) -> pd.DataFrame:
+    """Return arrivals, lengths, TTFTs and E2ELs, in order of arrival, with their TPOT."""
+    table = pd.DataFrame(requests)[COLUMNS].astype({"input_tokens": int, "output_tokens": int})
     gaps = np.maximum(table["output_tokens"] - 1, 1)
     several = table["output_tokens"] > 1
     table["tpot_ms"] = ((table["e2el_ms"] - table["ttft_ms"]) / gaps).where(several)
@@ -161,26 +163,17 @@ def _of_vllm(label: str, data: Mapping[str, Any]) -> Measured:
     e2els_s = [first + sum(gaps) for first, gaps in zip(data["ttfts"], itls_s, strict=True)]
     arrivals_s, doubts = _arrivals(data, e2els_s)
     outputs = data.get("output_lens") or [1 + len(gaps) for gaps in itls_s]
-    columns = zip(arrivals_s, data["input_lens"], outputs, data["ttfts"], e2els_s, strict=True)
-    rows = [
-        {
-            "arrival_s": arrival,
-            "input_tokens": prompt,
-            "output_tokens": output,
-            "ttft_ms": 1e3 * ttft,
-            "e2el_ms": 1e3 * e2el,
-        }
-        for arrival, prompt, output, ttft, e2el in columns
-        if ttft > 0 and output > 0
-    ]
+    columns = arrivals_s, data["input_lens"], outputs, data["ttfts"], e2els_s
+    every = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
+    every[["ttft_ms", "e2el_ms"]] *= 1e3
+    done = every[(every["ttft_ms"] > 0) & (every["output_tokens"] > 0)]
     gaps_ms = 1e3 * np.array([gap for gaps in itls_s for gap in gaps])
-    failed = len(e2els_s) - len(rows)
+    failed = len(every) - len(done)
     doubts += [f"{failed} requests failed and are left out"] if failed else []
     closed = data.get("max_concurrency")
     run = {} if closed is None else {"workload.arrivals": _closed(int(closed))}
-    return of_requests(
-        label, _columns(rows), float(data["duration"]), gaps_ms, run=run, doubts=doubts
-    )
+    duration_s = float(data["duration"])
+    return of_requests(label, _columns(done), duration_s, gaps_ms, run=run, doubts=doubts)
 
 
 def _arrivals(data: Mapping[str, Any], e2els_s: Sequence[float]) -> tuple[list[float], list[str]]:
@@ -252,8 +245,7 @@ def _of_engine(path: Path, table: pd.DataFrame) -> Measured:
         ttft_ms=1e3 * (first - table["queued_s"]),
         e2el_ms=1e3 * (last - table["queued_s"]),
     )
-    kept = ["arrival_s", "input_tokens", "output_tokens", "ttft_ms", "e2el_ms"]
-    return of_requests(path.stem, _columns(table[kept].to_dict("records")))
+    return of_requests(path.stem, _columns(table))
 
 
 def _of_csv(path: Path) -> Iterator[Measured]:
@@ -263,22 +255,19 @@ def _of_csv(path: Path) -> Iterator[Measured]:
     elif "first_token_s" in table:
         yield _of_engine(path, table)
     else:
-        kept = ["arrival_s", "input_tokens", "output_tokens", "ttft_ms", "e2el_ms"]
-        gaps_ms, duration_s = _gaps_beside(path)
-        requests = _columns(table[kept].to_dict("records"))
-        yield of_requests(path.stem, requests, duration_s, gaps_ms)
+        yield of_requests(path.stem, _columns(table), *_beside(path))
 
 
-def _gaps_beside(path: Path) -> tuple[Floats | None, float | None]:
-    """Return all gaps between tokens, in ms, and the duration, from `itls.json.gz` beside a CSV."""
+def _beside(path: Path) -> tuple[float, Floats] | tuple[()]:
+    """Return the duration and all gaps between tokens, in ms, from `itls.json.gz` beside a CSV."""
     beside = path.with_name("itls.json.gz")
     if not beside.is_file():
-        return None, None
+        return ()
     with gzip.open(beside, "rt", encoding="utf-8") as file:
         run = json.load(file).get(path.stem)
     if run is None:
-        return None, None
-    return np.array([gap for gaps in run["itls_ms"] for gap in gaps]), float(run["duration_s"])
+        return ()
+    return float(run["duration_s"]), np.array([gap for gaps in run["itls_ms"] for gap in gaps])
 
 
 # -- AIConfigurator: a closed loop a row ----------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,36 +16,20 @@ from experiments.report.plots import finish, panels, plain_decades, save
 from experiments.report.style import colour
 from experiments.report.tables import markdown_table, number, percent, print_numbers, write_table
 from experiments.report.words import metric_words
-from experiments.reproduce.catalogue import Entry
-from experiments.reproduce.reproduce import GROUP, Reproduced
+from experiments.reproduce import GROUP, Entry, Reproduced
 from experiments.validation.write import BAND
 
 NAME = "reality"
 FEW_RUNS = 8
 """An entry with more runs than this is told by its summary alone; the CSV has all."""
 
-SPREAD = "  spread"
-
 RATIOS = {1.5: (0.9, 1, 1.1), 3: (0.5, 0.7, 1, 1.4, 2), np.inf: (0.1, 0.3, 1, 3, 10)}
 """What an axis of simulated / measured says that reaches at most so far."""
 
-SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_itl_ms", "request_throughput")
+Columns = Mapping[str, tuple[str, Callable[[Any], str]]]
+"""By head: the column of a table, and how a cell is told."""
 
-RUN_HEADS = ("run", "metric", "measured", "spread", "simulated", "error", "no CPU", "its error", "")
-SUMMARY_HEADS = (
-    "entry",
-    "engine",
-    "GPUs",
-    "layout",
-    "metric",
-    "runs",
-    "mean error",
-    "median off",
-    "P90 off",
-    "no CPU: median off",
-    "goal",
-    "within",
-)
+SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_itl_ms", "request_throughput")
 
 INSIDE_HEADS = ("inside 90 % interval", "metric", "all", "not used", "half-width, median")
 
@@ -74,6 +60,40 @@ def word(metric: str) -> str:
     return "requests/s" if metric == "request_throughput" else metric_words(metric)
 
 
+def _share(value: float, *, sign: bool = True) -> str:
+    return "" if np.isnan(value) else percent(value, 1, sign=sign)
+
+
+_size = partial(_share, sign=False)
+
+RUN_COLUMNS: Columns = {
+    "metric": ("metric", word),
+    "measured": ("measured", number),
+    "spread": ("spread", _size),
+    "simulated": ("simulated", number),
+    "error": ("error", _share),
+    "no CPU": ("ideal", number),
+    "its error": ("ideal_error", _share),
+}
+SUMMARY_COLUMNS: Columns = {
+    **{
+        head: (name, str)
+        for head, name in zip(("entry", "engine", "GPUs", "layout"), GROUP, strict=True)
+    },
+    "metric": ("metric", word),
+    "runs": ("runs", str),
+    "mean error": ("mean_error", _share),
+    "median off": ("median_off", _size),
+    "P90 off": ("p90_off", _size),
+    "no CPU: median off": ("ideal_median_off", _size),
+    "goal": ("goal", _size),
+}
+
+
+def _told(row: Mapping[Any, Any], columns: Columns) -> list[str]:
+    return [told(row[name]) for name, told in columns.values()]
+
+
 def runs_told(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the name and the rows of each run that is told by itself; the others are too many."""
     for entry, of_entry in table.groupby("entry", sort=False):
@@ -86,44 +106,31 @@ def runs_told(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 def error_rows(table: pd.DataFrame, metrics: Sequence[str]) -> Iterator[list[str]]:
     """Yield rows of a run's errors, a column a metric: as it is, with no CPU time, the spread."""
     for name, rows in runs_told(table):
-        known = rows.set_index("metric")
-        told = {name: "error", "  no CPU time": "ideal_error", SPREAD: "spread"}
-        for label, column in told.items():
-            values = known[column].to_dict()
-            cells = [_share(values.get(m, np.nan), sign=label != SPREAD) for m in metrics]
-            if any(cells):
+        known = rows.drop_duplicates("metric", keep="last").set_index("metric").reindex([*metrics])
+        told = ((name, "error", _share), ("  no CPU time", "ideal_error", _share))
+        for label, column, cell in (*told, ("  spread", "spread", _size)):
+            if any(cells := [*map(cell, known[column])]):
                 yield [label, *cells]
 
 
 def off_rows(summary: pd.DataFrame, metrics: Sequence[str]) -> Iterator[list[str]]:
     """Yield a row for each engine, GPU and layout: median and P90 of errors, a column a metric."""
-    for _, rows in summary.groupby(GROUP, sort=False):
+    for names, rows in summary.groupby(GROUP, sort=False):
         pairs = {
-            row["metric"]: " / ".join(
-                _share(row[name], sign=False) for name in ("median_off", "p90_off")
+            metric: f"{_size(median)} / {_size(p90)}"
+            for metric, median, p90 in zip(
+                rows["metric"], rows["median_off"], rows["p90_off"], strict=True
             )
-            for row in rows.to_dict("records")
         }
-        first = rows.iloc[0]
         cells = [pairs.get(metric, "") for metric in metrics]
-        yield [", ".join(str(first[name]) for name in GROUP), str(first["runs"]), *cells]
+        yield [", ".join(map(str, names)), str(rows["runs"].iloc[0]), *cells]
 
 
 def run_rows(table: pd.DataFrame) -> Iterator[list[str]]:
     """Yield a row of words for each run and metric of entries with few runs."""
     for name, rows in runs_told(table):
         for row in rows.to_dict("records"):
-            yield [
-                name,
-                word(str(row["metric"])),
-                number(row["measured"]),
-                _share(row["spread"], sign=False),
-                number(row["simulated"]),
-                _share(row["error"]),
-                number(row["ideal"]),
-                _share(row["ideal_error"]),
-                verdict(row["error"], row["goal"]),
-            ]
+            yield [name, *_told(row, RUN_COLUMNS), verdict(row["error"], row["goal"])]
 
 
 def inside_rows(table: pd.DataFrame) -> Iterator[list[str]]:
@@ -134,24 +141,15 @@ def inside_rows(table: pd.DataFrame) -> Iterator[list[str]]:
     order = table.groupby(["entry", "metric"], sort=False).cumcount()
     told = table["entry"].str.startswith("closed-") & (order % 2 == 0)
     known = table.dropna(subset=["inside"])
-    for (entry, metric), rows in known.groupby(["entry", "metric"], sort=False):
-        others = rows[~told[rows.index]]
-        yield [
-            str(entry),
-            word(str(metric)),
-            f"{rows['inside'].sum():.0f} of {len(rows)}",
-            f"{others['inside'].sum():.0f} of {len(others)}",
-            _share(rows["half_width"].median(), sign=False),
-        ]
-    for metric, rows in known.groupby("metric", sort=False):
-        others = rows[~told[rows.index]]
-        yield [
-            "all",
-            word(str(metric)),
-            percent(rows["inside"].mean(), 0, sign=False),
-            percent(others["inside"].mean(), 0, sign=False),
-            _share(rows["half_width"].median(), sign=False),
-        ]
+    everything = known.assign(entry="all")
+    for part in (known, everything):
+        for (entry, metric), rows in part.groupby(["entry", "metric"], sort=False):
+            inside = rows["inside"], rows.loc[~told[rows.index], "inside"]
+            if part is known:
+                shares = [f"{each.sum():.0f} of {len(each)}" for each in inside]
+            else:
+                shares = [percent(each.mean(), 0, sign=False) for each in inside]
+            yield [str(entry), word(str(metric)), *shares, _size(rows["half_width"].median())]
 
 
 def verdict(error: float, goal: float) -> str:
@@ -163,21 +161,7 @@ def summary_rows(summary: pd.DataFrame) -> Iterator[list[str]]:
     """Yield a row of words for each engine, GPU, layout and metric."""
     for row in summary.to_dict("records"):
         within = "" if np.isnan(row["goal"]) else f"{row['within_goal']:.0f} of {row['runs']}"
-        yield [
-            *(str(row[name]) for name in GROUP),
-            word(str(row["metric"])),
-            str(row["runs"]),
-            *(_share(row[name], sign=name == "mean_error") for name in SUMMED),
-            _share(row["goal"], sign=False),
-            within,
-        ]
-
-
-SUMMED = ("mean_error", "median_off", "p90_off", "ideal_median_off")
-
-
-def _share(value: float, *, sign: bool = True) -> str:
-    return "" if np.isnan(value) else percent(value, 1, sign=sign)
+        yield [*_told(row, SUMMARY_COLUMNS), within]
 
 
 def print_reproduced(found: Reproduced) -> None:
@@ -204,10 +188,10 @@ def markdown(found: Reproduced, picture: str) -> str:
     """Return the document: the summary, the picture, run by run, and what each rests on."""
     parts = [
         INTRO,
-        markdown_table(SUMMARY_HEADS, summary_rows(found.summary)),
+        markdown_table([*SUMMARY_COLUMNS, "within"], summary_rows(found.summary)),
         f"![Simulated over measured: a row an entry, a panel a metric, a dot a run]({picture})\n",
         f"## Run by run\n\nEntries with more than {FEW_RUNS} runs are in the table above only.\n",
-        markdown_table(RUN_HEADS, run_rows(found.table)),
+        markdown_table(["run", *RUN_COLUMNS, ""], run_rows(found.table)),
         "## What each rests on\n",
         *map(_section, found.entries),
     ]

@@ -24,6 +24,7 @@ from evenflow.specs.deployment import split_layers
 from evenflow.specs.huggingface import read_dtype
 from evenflow.specs.model import ModelSpec, listed, model
 from evenflow.world import World
+from experiments import journal
 from experiments.outcome import Outcome
 from experiments.records import LINK, Records, write_served
 from experiments.report.folder import killed_runs
@@ -33,7 +34,6 @@ from experiments.run_file.run import RunConfig, RuntimeConfig, load_config, with
 from experiments.run_file.workers import EmulatedWorkers, SamplingConfig, TorchWorkers, VllmWorkers
 from experiments.run_file.yaml_file import find, read
 from experiments.runs import Job
-from experiments.validation import journal
 from profiler.machine import device_name, driver_version
 from runtime import RandomTexts, Served, Workers, serve
 from runtime.serve import LAST, Journals, names_of

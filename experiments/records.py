@@ -24,10 +24,10 @@ from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
 from evenflow.results.recorder import Block, Blocks, Recorder
 from evenflow.world import World
+from experiments.journal import NAME, Journal, Lines
 from experiments.outcome import Outcome
 from experiments.report.folder import RECORDS, recovery
 from experiments.runs import Job, write_details, write_page, write_results
-from experiments.validation.journal import NAME, Journal, Lines
 from runtime.serve import REQUESTS, facts_of
 
 TOKENS = "tokens.jsonl.gz"

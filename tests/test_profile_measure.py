@@ -17,8 +17,8 @@ from evenflow.costs.profile.file import OPERATORS, Profile, read_profile  # noqa
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import ModelSpec  # noqa: E402
 from profiler import Settings, check_profile  # noqa: E402
-from profiler.check import errors_table  # noqa: E402
 from profiler.outside import Service, detokenise_points  # noqa: E402
+from profiler.profile import errors_table  # noqa: E402
 from profiler.timed_runs import MIN_ROUNDS  # noqa: E402
 from runtime.torch import timed  # noqa: E402
 from runtime.torch.timed import profile_model, timed_stage  # noqa: E402

@@ -15,7 +15,8 @@ from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError
 from evenflow.specs.model import model
-from profiler import check, timed_runs
+from profiler import timed_runs
+from profiler.profile import errors, take
 from profiler.shapes import Limits, Shape, grid, random_shapes
 from profiler.timed_runs import (
     GOOD_ROUNDS,
@@ -243,7 +244,7 @@ def test_what_marks_cost_is_told_and_is_no_time_of_a_stage(machine: Machine) -> 
     rng, shapes = np.random.default_rng(5), random_shapes(LIMITS, 6, np.random.default_rng(5))
     stopwatch = Stopwatch(machine)
     stopwatch.mark_s = 5e-6
-    by_shape = check.take(machine, shapes, stopwatch, repeats=4, rng=rng)
+    by_shape = take(machine, shapes, stopwatch, repeats=4, rng=rng)
     for shape, runs in by_shape.items():
         marked, whole = by_marks(runs)
         marks = len(marked[0].seconds) - 1
@@ -273,10 +274,10 @@ def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -
     profile = profile_of(machine, tmp_path / "journal")
     rng = np.random.default_rng(5)
     shapes = random_shapes(LIMITS, 40, rng)
-    by_shape = check.take(machine, shapes, Stopwatch(machine), repeats=4, rng=rng)
+    by_shape = take(machine, shapes, Stopwatch(machine), repeats=4, rng=rng)
     assert all(len(runs) == 8 for runs in by_shape.values())
     cost, spec = ExactCost(machine, 0.9), replace(model("Qwen2.5-14B"), num_layers=LAYERS)
-    rows = {row.operator: row for row in check.errors(by_shape, profile, spec, cost, ranks=1)}
+    rows = {row.operator: row for row in errors(by_shape, profile, spec, cost, ranks=1)}
     assert list(rows)[-1] == "stage"
     assert rows["stage"].median == pytest.approx(0.1)
     assert rows["stage"].bias == pytest.approx(-0.1)

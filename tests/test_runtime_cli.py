@@ -16,7 +16,7 @@ import pytest
 from evenflow.results.blocks import read_blocks
 from experiments.real import job_of
 from experiments.report.folder import RECORDS
-from experiments.validation.validate import validate
+from experiments.validation import validate
 from tests.command_line import START_S, complaint, evenflow, gone, spawn
 
 VALIDATION_FILES = {

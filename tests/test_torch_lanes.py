@@ -19,7 +19,7 @@ from evenflow.errors import UsageError  # noqa: E402
 from evenflow.specs.model import model  # noqa: E402
 from experiments.real import job_of, notes_of, workers_of  # noqa: E402
 from experiments.runs import Job  # noqa: E402
-from experiments.validation.validate import validate  # noqa: E402
+from experiments.validation import validate  # noqa: E402
 from profiler import outside  # noqa: E402
 from runtime import Workers  # noqa: E402
 from runtime.torch import carriers, settings  # noqa: E402

@@ -18,22 +18,25 @@ from evenflow.replay import Asked
 from evenflow.results.run import RunResult
 from evenflow.types import MicroBatch, Request
 from experiments.report.plots import save
+from experiments.validation import Validation
 from experiments.validation.layers import (
+    AROUND,
     METRICS,
+    Recorded,
+    Times,
     bubble_shares,
     compared,
     cost_errors,
+    drawn,
+    measured_times,
     priced,
     repeat_errors,
     request_errors,
     same_batches,
     structure_errors,
     structure_of,
-    structure_of_pools,
     summary_of,
 )
-from experiments.validation.measured_times import AROUND, Recorded, Times, drawn, measured_times
-from experiments.validation.validate import Validation
 from experiments.validation.write import OVERVIEW, draw_validation, verdict
 from sim import Link, RuntimeOverheads, World, simulate
 from sim.timed import simulate_timed
@@ -82,13 +85,13 @@ def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -
 def test_so_is_one_of_pools(world: PooledWorld, seed: int) -> None:
     world = replace(world, **{name: real_pool(getattr(world, name)) for name in POOLS})
     served, journals = serve_pools_noisily(world, seed)
-    times = {}
+    times = []
     for (name, journal), each in zip(journals.items(), served.pipelines, strict=True):
         pool = getattr(world, name)
         num_tokens = priced(pool, [journal], keeps_pages=name != "decode").num_tokens
-        times[name] = measured_times(each, pool, num_tokens)
+        times.append(measured_times(each, pool, num_tokens))
     result = served.result
-    structure = structure_of_pools(world, result, times)
+    structure = structure_of(world, result, *times)
     assert structure.parted_at is None
     again = structure.again
     for name in ("prefill_tokens", "decode_tokens", "free_pages"):
@@ -157,10 +160,10 @@ def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() ->
     result, times = measured(WORLD, late_s=0.002)
     assert times.prepare_s == pytest.approx(0.002)
     at_once = replace(times, prepare_s=0 * times.prepare_s)
-    found = structure_errors(result, structure_of(WORLD, result, at_once))
+    found = structure_errors(structure_of(WORLD, result, at_once))
     assert found["metrics"]["mean_tpot_ms"] < -0.1
     assert found["requests"]["tpot"]["median"] > 0.1
-    found = structure_errors(result, structure_of(WORLD, result, times))
+    found = structure_errors(structure_of(WORLD, result, times))
     assert found["requests"]["tpot"]["most"] < 1e-6
 
 
@@ -175,7 +178,7 @@ def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() ->
 )
 def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any]) -> None:
     result, times = measured(WORLD)
-    found = structure_errors(result, structure_of(replace(WORLD, **rule), result, times))
+    found = structure_errors(structure_of(replace(WORLD, **rule), result, times))
     assert found["parted_at"] is not None
     assert found["same_micro_batches"] < 0.9
     assert abs(found["metrics"]["mean_ttft_ms"]) > 0.01
@@ -183,7 +186,7 @@ def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any])
 
 def test_errors_of_structure() -> None:
     result, times = measured(WORLD)
-    found = structure_errors(result, structure_of(WORLD, result, times))
+    found = structure_errors(structure_of(WORLD, result, times))
     assert (found["parted_at"], found["same_micro_batches"]) == (None, 1)
     assert all(abs(error) < 1e-6 for error in found["metrics"].values())
     assert set(found["metrics"]) == set(METRICS)

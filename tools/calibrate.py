@@ -6,16 +6,20 @@ of real GPUs, fitted on some models and checked on others (needs the extra `sili
 linear operators that Vidur published (MIT licence, not carried here),
 data/profiling/compute/a40/meta-llama/Llama-2-70b-hf/mlp.csv of github.com/microsoft/vidur, commit
 e26eb8f: medians of one layer on 1, 2, 4 and 8 ranks, without attention. `host`: the constants of
-`runtime` from measured runs (`tools.fit_host`). Fits need the extra `fit`.
+`runtime`, by the search of `evenflow calibrate`, from a stated part of the measured runs of
+`evenflow reproduce`: `host ENTRY... --part WORD` fits on those whose names end with one of them
+(`even`: every other one, from the first), those of `--find` alone, to come near to the metrics
+that have a goal, each in units of it; the rest is reported apart. Fits need the extra `fit`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +33,12 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
 from experiments.report.plots import finish, key, panels
-from experiments.report.tables import markdown_table
+from experiments.report.tables import markdown_table, percent
+from experiments.reproduce import Case, cases_of, chosen, data_folder
+from experiments.reproduce.calibrate import CONSTANTS, Fit, nearest_of
+from experiments.study.trials import Case as Tried
+from experiments.study.trials import How, Study
 from profiler import import_files
-from tools import fit_host
 from tools.published_facts import facts_table, published_facts
 
 HEADS = (
@@ -161,8 +168,8 @@ def read_lengths(path: Path, spec: ModelSpec) -> Times:
 def l20_table(profiles: Sequence[Times], base: GpuSpec) -> str:
     """Return the table of fits: each model alone and both, against each model."""
     rows = []
-    for chosen in [*([profile] for profile in profiles), list(profiles)]:
-        label, found = " + ".join(profile.name for profile in chosen), fit(chosen, base)
+    for some in [*([profile] for profile in profiles), list(profiles)]:
+        label, found = " + ".join(profile.name for profile in some), fit(some, base)
         rows += [row(f"fitted on {label}", base, found, profile) for profile in profiles]
     return markdown_table(HEADS, rows)
 
@@ -297,6 +304,73 @@ def _vidur(given: argparse.Namespace) -> None:
     print(markdown_table(HEADS, rows), end="")
 
 
+# -- the host's time, from measured runs -----------------------------------------------------------
+
+GOAL = 0.05
+"""A deviation of a metric with this goal counts as it is; one with twice the goal, half."""
+
+
+class Goals:
+    """The metrics of a measured run that have a goal."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.patch = dict(case.config.document().data)
+
+    def errors(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Return log(simulated / measured) of each metric that has a goal."""
+        measured, goals = self.case.measured.metrics, self.case.entry.keys.metrics
+        known = [metric for metric, goal in goals.items() if goal and metric in measured]
+        return {metric: float(np.log(values[metric] / measured[metric])) for metric in known}
+
+    def deviations(self, values: Mapping[str, Any]) -> Floats:
+        """Return the errors, in units of their goals."""
+        goals = self.case.entry.keys.metrics
+        errors = self.errors(values).items()
+        return np.array([error * GOAL / (goals[metric] or GOAL) for metric, error in errors])
+
+
+def report(errors: Sequence[Mapping[str, float]]) -> str:
+    """Return a table of the errors by metric: mean, median and P90 of their size, worst."""
+    rows = []
+    for metric in errors[0] if errors else ():
+        own = np.exp([each[metric] for each in errors]) - 1
+        sizes = np.abs(own)
+        values = (own.mean(), np.median(sizes), np.quantile(sizes, 0.9), sizes.max())
+        rows.append([metric, str(len(own)), *map(percent, values)])
+    return markdown_table(["metric", "runs", "mean error", "median off", "P90 off", "worst"], rows)
+
+
+def _host(given: argparse.Namespace) -> None:
+    """Fit on the part, print the constants, and the errors of the part and of the rest."""
+    data = data_folder(given.data)
+    with TemporaryDirectory() as scratch:
+        cases = [case for e in chosen(given.names) for case in cases_of(e, data, Path(scratch))]
+        runs = [Goals(case) for case in cases[:: given.every]]
+        part = [run for index, run in enumerate(runs) if _is_in(run, index, given.part)]
+        study = Study(runs[0].case.config, Path())
+        left_out = [index for index, name in enumerate(CONSTANTS) if name not in given.find]
+        best = nearest_of(study, [Fit(part, {"holds": given.holds}, left_out)], How())
+        runtime = best.runtime(best.best.units)
+        with How().simulator("host", len(runs)) as simulator:
+            tried = [Tried({}, {**run.patch, "runtime": runtime}) for run in runs]
+            trials = simulator.trials(study, tried)
+    known = [each for each in best.constants() if each.ends is not None and each.name in given.find]
+    words = "".join(f"{each.name}: {each.value:.3g}, " for each in known)
+    print(f"runtime: {{{words}holds: {given.holds}}}  # {len(known)} of {len(given.find)} told")
+    for each in known:
+        least, most = each.ends or (0.0, 0.0)
+        print(f"# {each.name}: {least:.3g} to {most:.3g}")
+    errors = [run.errors(trial.records[0].values) for run, trial in zip(runs, trials, strict=True)]
+    for words, is_part in (("fitted on", True), ("the rest", False)):
+        some = [each for run, each in zip(runs, errors, strict=True) if (run in part) == is_part]
+        print(f"\n{words}\n\n{report(some)}")
+
+
+def _is_in(run: Goals, index: int, part: Sequence[str]) -> bool:
+    return ("even" in part and index % 2 == 0) or run.case.measured.label.endswith(tuple(part))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the fits, and the efficiencies that `gpus.csv` carries, with their errors."""
     parser = argparse.ArgumentParser(
@@ -308,7 +382,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     l20.add_argument("--figure", type=Path, default=Path("docs/figures/l20_calibration.png"))
     l20.set_defaults(run=_l20)
     sources.add_parser("silicon").set_defaults(run=_silicon)
-    fit_host.add_to(sources)
+    host = sources.add_parser("host", help="the constants of runtime, from measured runs")
+    host.add_argument("names", nargs="+", help="entries of evenflow reproduce")
+    host.add_argument("--part", nargs="+", required=True, help="ends of names, or even")
+    host.add_argument("--find", nargs="+", required=True, choices=CONSTANTS, help="constants")
+    host.add_argument("--holds", default="engine", choices=("engine", "stage0", "nothing"))
+    host.add_argument("--every", type=int, default=1, help="look at every so many runs")
+    host.add_argument("--data", type=Path)
+    host.set_defaults(run=_host)
     vidur = sources.add_parser("vidur")
     vidur.add_argument("file", type=Path, help="Vidur's mlp.csv")
     vidur.add_argument("--gpu", default="A40")

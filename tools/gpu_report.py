@@ -35,8 +35,8 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec, model
 from profiler import Settings, check_profile, require_device
-from profiler.check import errors_table
 from profiler.machine import device_name
+from profiler.profile import errors_table
 
 if TYPE_CHECKING:
     from evenflow.types import Request
@@ -301,7 +301,7 @@ def validate_policies(subject: Subject, modes: Sequence[Mapping[str, Any]]) -> l
     Writes validation.md and the figures under the subject's folder.
     """
     from experiments.report.plots import save
-    from experiments.validation.validate import validate
+    from experiments.validation import validate
     from experiments.validation.write import draw_validation, markdown
 
     rows, pages = [], []

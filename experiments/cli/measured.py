@@ -56,7 +56,7 @@ def validate_command(
     from experiments.report.folder import check_folder, staged
     from experiments.run_file.files import inputs_of
     from experiments.study.compare import line_up, parse_schedulers
-    from experiments.validation.validate import validate
+    from experiments.validation import validate
     from experiments.validation.write import markdown, print_validation, write_validation
 
     if profile is not None:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from evenflow.errors import UsageError
 from experiments.engines import gllm, sglang, vllm
 from experiments.engines.journal import Form, Outcome, first_line, replay
+from experiments.journal import NAME, journals_in
 from experiments.real import replay_folder
-from experiments.validation.journal import NAME, journals_in
 
 
 class Engine(NamedTuple):

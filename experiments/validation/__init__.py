@@ -1,1 +1,315 @@
-"""Validation: how far the simulator is off a real run, layer by layer."""
+"""How far the simulator is off: the same workload served for real, several times, and simulated.
+
+A calibration run may come first: other requests, much fewer, served for real, whose driver and
+message times a second prediction then uses. Knows no command line; what is compared is in
+`experiments.validation.layers`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from evenflow.errors import PolicyError, UsageError
+from evenflow.pools import PooledWorld
+from evenflow.replay import Entry, replay
+from evenflow.results.combine import merged
+from evenflow.results.run import Floats, RunResult
+from experiments.real import check_comparable, real_workload, recorded, servable, serve_job
+from experiments.run_file.run import with_
+from experiments.runs import Job
+from experiments.validation.layers import (
+    METRICS,
+    Structure,
+    Times,
+    bubble_shares,
+    compared,
+    cost_errors,
+    drawn,
+    drawn_link,
+    joined_times,
+    measured_times,
+    metric_errors,
+    priced,
+    structure_errors,
+    structure_of,
+    summary_of,
+)
+from runtime import Served
+from runtime.serve import LAST, engine_names, names_of
+from sim import World, simulate, simulate_replicas
+from sim.timed import simulate_timed
+
+DRAWS = 5
+"""So many simulations, each with a seed of its own, share a calibrated prediction."""
+
+AROUND_MS = {
+    "freed_ms": "freed_s",
+    "returned_ms": "returned_s",
+    "schedule_ms": "schedule_s",
+    "prepare_ms": "prepare_s",
+    "hop_ms": "hops_s",
+}
+"""What the mean of each column of Times around the stages is called."""
+
+Load = tuple[float, float]
+"""The load of the machine before a run and after it."""
+
+_Journals = defaultdict[str | None, list[Entry]]
+"""What was recorded, by pool; of one pipeline under None."""
+
+Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
+"""Given the name of a run and how many requests it has, watches it: takes the counts done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one pipeline of a real run came to, what the costs say of its micro-batches, and its
+    times; `world` has the requests that were its own (that of a pool has none).
+    """
+
+    world: World
+    served: Served
+    expected_s: Floats
+    times: Times
+
+    @property
+    def result(self) -> RunResult:
+        return self.served.result
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One real run, that of each of its pipelines, and the load before and after."""
+
+    served: Served
+    parts: list[Part]
+    load: Load
+
+    def again(self, system: World | PooledWorld, *, late: bool = True) -> list[Structure]:
+        """Simulate each replica, or the pools together, from its own times; unless `late`, as if
+        stages took no time before they start.
+        """
+        times = [part.times if late else part.times.at_once() for part in self.parts]
+        if isinstance(system, PooledWorld):
+            return [structure_of(system, self.served.result, *times)]
+        pairs = zip(self.parts, times, strict=True)
+        return [structure_of(part.world, part.result, own) for part, own in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What a validation came to. `found` is ready for JSON.
+
+    `measured` is the first real run, `again` that run simulated from its own times (None where a
+    run has none of its stages), `predicted` the prediction of it: calibrated, if there was a
+    calibration.
+    """
+
+    found: dict[str, Any]
+    measured: RunResult
+    again: RunResult | None
+    predicted: RunResult
+
+
+def validate(
+    job: Job, runs: int, calibration: int = 0, watch: Watch = lambda *_: nullcontext()
+) -> Validation:
+    """Serve a job `runs` times, simulate it, and return the three layers.
+
+    `calibration`: before that, so many requests of the same kind, drawn with another seed, are
+    served for real, for the times of the driver and of messages. Raises KeyboardInterrupt when a
+    run is interrupted, UsageError when one does not finish.
+    """
+    check_comparable(job)
+    if job.config.workers.kind == "vllm":
+        return _without_stages(job, runs, watch)
+    around = None
+    if calibration:
+        around = _measure(calibration_job(job, calibration), "calibration", watch)
+    measured = [_measure(job, f"run {number + 1} of {runs}", watch) for number in range(runs)]
+    world = _system(job)
+    parts = [part for run in measured for part in run.parts]
+    again = [run.again(world) for run in measured]
+    at_once = [run.again(world, late=False) for run in measured]
+    results = {
+        "measured": [[each.measured for each in of] for of in again],
+        "simulated": [simulate_replicas(world)],
+    }
+    if around is not None:
+        results["calibrated"] = [_calibrated(world, around, seed) for seed in range(DRAWS)]
+    summaries = {name: [summary_of(merged(of)) for of in some] for name, some in results.items()}
+    lines = summaries["measured"], summaries["simulated"][0], summaries.get("calibrated", ())
+    found = {
+        "requests": len(world.requests),
+        "end_to_end": {key: compared(key, *lines) for key in METRICS},
+        "structure": [
+            structure_errors(each) | {"at_once": metric_errors(other.measured, other.again)}
+            for each, other in zip(chain(*again), chain(*at_once), strict=True)
+        ],
+        "costs": [line for alike in _alike(world, measured) for line in _cost_errors(alike)],
+        "bubbles": {name: bubble_shares([*chain(*some)]) for name, some in results.items()},
+        "overheads": _overheads(parts),
+        "calibration": None if around is None else _calibration(around),
+    }
+    first = merged([each.again for each in again[0]])
+    prediction = merged(results.get("calibrated", results["simulated"])[0])
+    served = [(run.served, run.load) for run in measured]
+    return _validation(job, served, found, first, prediction)
+
+
+def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
+    """Return what can be said where stages tell no times: decisions and end to end.
+
+    Raises PolicyError when a run's decisions, replayed, are not those that it recorded.
+    """
+    built, served = job.built(), []
+    for number in range(runs):
+        journals = _Journals(list)
+        served.append(_serve(job, f"run {number + 1} of {runs}", watch, journals))
+        for pool, journal in journals.items():
+            if (difference := replay(journal, recorded(built, pool))) is not None:
+                raise PolicyError(f"a recorded run does not replay: {difference}")
+    predicted = simulate(built.world)
+    summaries = [summary_of(each.result) for each, _ in served]
+    names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
+    found = {
+        "requests": len(built.world.requests),
+        "decisions": [len(each.result.scheduled_s) for each, _ in served],
+        "end_to_end": {key: compared(key, summaries, summary_of(predicted)) for key in names},
+        "calibration": None,
+        "left_out": "vLLM tells no times of its stages: no structure, costs and bubbles",
+    }
+    return _validation(job, served, found, None, predicted)
+
+
+def _validation(
+    job: Job,
+    served: Sequence[tuple[Served, Load]],
+    found: Mapping[str, Any],
+    again: RunResult | None,
+    predicted: RunResult,
+) -> Validation:
+    first = served[0][0].result
+    facts = {
+        "scheduler": job.config.scheduler.name,
+        "runs": len(served),
+        **found,
+        "seconds": sum(each.wall_s for each, _ in served),
+        "load": [load for _, load in served],
+        "provenance": first.provenance,
+    }
+    return Validation(facts, first, again, predicted)
+
+
+def calibration_job(job: Job, requests: int) -> Job:
+    """Return a short job of the same kind: as many requests, drawn with the next seed."""
+    fewer = min(requests, len(job.workload.requests))
+    seed = job.config.workload.seed + 1
+    config = with_(job.config, {"workload.requests": fewer, "workload.seed": seed})
+    return job._replace(config=config, workload=real_workload(config, job.beside))
+
+
+def _measure(job: Job, name: str, watch: Watch) -> Measured:
+    journals = _Journals(list)
+    served, load = _serve(job, name, watch, journals)
+    world = _system(job)
+    if isinstance(world, PooledWorld):
+        parts = [
+            _part(getattr(world, name), each, [journals[name]], keeps_pages=name != LAST)
+            for name, each in zip(served.result.pools, served.pipelines, strict=True)
+        ]
+    elif served.pipelines:
+        parts = [
+            _part(_alone(world, each), each, [journals[key] for key in engine_names(world, name)])
+            for each, name in zip(served.pipelines, names_of(world), strict=True)
+        ]
+    else:
+        parts = [_part(world, served, [*journals.values()])]
+    return Measured(served, parts, load)
+
+
+def _system(job: Job) -> World | PooledWorld:
+    world = job.built().world
+    return world if isinstance(world, PooledWorld) else servable(job.built())
+
+
+def _part(
+    world: World, served: Served, journals: Sequence[Sequence[Entry]], *, keeps_pages: bool = False
+) -> Part:
+    expected_s, num_tokens = priced(world, journals, keeps_pages=keeps_pages)
+    return Part(world, served, expected_s, measured_times(served, world, num_tokens))
+
+
+def _alone(world: World, served: Served) -> World:
+    """Return the world of one replica, with the requests that it got when it got them."""
+    own = {*served.result.request_id.tolist()}
+    requests = [request for request in world.requests if request.request_id in own]
+    return replace(world, requests=requests, replicas=1, concurrency=None)
+
+
+def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[Served, Load]:
+    """Serve a job, and return beside it the load of the machine before and after."""
+    before = os.getloadavg()[0]
+    with watch(name, len(job.workload.requests)) as on_done:
+        served = serve_job(job, on_done, journals=lambda pool: journals[pool].append)
+        if served.interrupted:
+            raise KeyboardInterrupt
+        if served.failure is not None:
+            raise UsageError(f"{name} did not finish: {served.failure}")
+    return served, (before, os.getloadavg()[0])
+
+
+def _calibrated(world: World | PooledWorld, around: Measured, seed: int) -> list[RunResult]:
+    """Simulate a job with times around the stages, and of the link, drawn from those of a run."""
+    if isinstance(world, PooledWorld):
+        transfers = around.served.result.transfers
+        assert transfers is not None
+        timings = [
+            drawn(part.times, part.world.costs, seed + DRAWS * index)
+            for index, part in enumerate(around.parts)
+        ]
+        linked = replace(world, link=drawn_link(world.link, transfers, seed))
+        return [simulate_timed(linked, *timings)]
+    times = joined_times([part.times for part in around.parts])
+    return simulate_replicas(world, timing=drawn(times, world.costs, seed))
+
+
+def _alike(world: World | PooledWorld, runs: Sequence[Measured]) -> Sequence[Sequence[Part]]:
+    """Return the pipelines that have the same stages: of each pool those of all runs, or all."""
+    if isinstance(world, PooledWorld):
+        return [*zip(*(run.parts for run in runs), strict=True)]
+    return [[part for run in runs for part in run.parts]]
+
+
+def _cost_errors(parts: Sequence[Part]) -> list[dict[str, float]]:
+    return cost_errors([part.result for part in parts], [part.expected_s for part in parts])
+
+
+def _overheads(measured: Sequence[Part]) -> dict[str, float]:
+    """Return the mean times around the stages, in ms; `driver_ms` of them the driver computes."""
+    parts = {
+        name: [getattr(run.times, column).ravel() for run in measured]
+        for name, column in AROUND_MS.items()
+    }
+    parts["driver_ms"] = [np.asarray(run.served.driver_s) for run in measured]
+    columns = {name: np.concatenate(each) for name, each in parts.items()}
+    return {name: 1e3 * float(c.mean()) if len(c) else 0.0 for name, c in columns.items()}
+
+
+def _calibration(around: Measured) -> dict[str, Any]:
+    result = around.served.result
+    return {
+        "requests": len(result.request_id),
+        "micro_batches": len(result.scheduled_s),
+        "seed": result.provenance["config"]["workload"]["seed"],
+        "seconds": around.served.wall_s,
+        **_overheads(around.parts),
+    }

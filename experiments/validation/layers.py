@@ -1,30 +1,36 @@
 """The layers of a validation, each a pure function of what was measured and what was simulated.
 
 Structure: the simulator with a run's own times, against that run. Costs: seconds of a micro-batch
-on a stage. End to end: what a user sees. Runs nothing in real time.
+on a stage. End to end: what a user sees. Before them: the times of a real run, as what each
+micro-batch of a simulation takes: `Recorded` gives a run's own back, `drawn` draws what another run
+measured around the stages. Runs nothing in real time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import count, cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from evenflow.batcher import Batcher
+from evenflow.costs import StageCost
 from evenflow.errors import PolicyError
-from evenflow.pools import PooledWorld
+from evenflow.pools import PooledWorld, TransferLink
 from evenflow.replay import Entry, replay
+from evenflow.results.around import around_stages
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
-from evenflow.results.run import Floats, Ints, RunResult
+from evenflow.results.run import Floats, Ints, RunResult, Transfers
 from evenflow.types import MicroBatch
-from experiments.validation.measured_times import Recorded, Times, as_admitted, recorded_link
+from runtime import Served
 from sim import World
-from sim.timed import simulate_timed
+from sim.timed import GRID_PER_S, TimedLink, Timing, simulate_timed
 
 NAMES = ("ttft", "tpot", "itl", "e2el")
 METRICS = (
@@ -41,12 +47,192 @@ PARTS = ("ttft", "tpot", "e2el")
 """What a single request has one of."""
 
 
+AROUND = tuple(name for name in Timing._fields if name != "stages_s")
+"""The columns of Times that are not the stages' own."""
+
+STALL_PERCENTILE = 99
+
+
 @dataclass(frozen=True, slots=True)
-class Structure:
-    """A run again, from its own times. `parted_at`: the first micro-batch with another decision, of
-    a pool's own.
+class Times:
+    """What a run measured, in seconds, a row a micro-batch; the columns are those of Timing.
+
+    `arrivals_s`: when the driver saw each request, in the order of the world's.
     """
 
+    schedule_s: Floats
+    prepare_s: Floats
+    stages_s: Floats
+    hops_s: Floats
+    freed_s: Floats
+    returned_s: Floats
+    arrivals_s: Floats
+
+    def timing(self, index: int) -> Timing:
+        """Return the row of one micro-batch."""
+        return Timing(*(getattr(self, name)[index].tolist() for name in Timing._fields))
+
+    def at_once(self) -> Times:
+        """Return the same for stages that take no time before they start."""
+        return replace(self, prepare_s=0 * self.prepare_s)
+
+
+def measured_times(served: Served, world: World, num_tokens: Ints) -> Times:
+    """Return the times of a real run of a world, on the grid of `sim.timed`.
+
+    `num_tokens` of each micro-batch, padding included, keep the world's links busy.
+    """
+    result = served.result
+    columns = "available_s", "start_s", "end_s", "scheduled_s"
+    gridded: dict[str, Any] = {name: _on_grid(getattr(result, name)) for name in columns}
+    result = replace(result, **gridded)
+    heard = _on_grid(served.heard.freed_s), _on_grid(served.heard.returned_s)
+    around = around_stages(result, *heard)
+    sent_s = _departed_s(result.end_s, world, num_tokens) - result.end_s[:, :-1]
+    return Times(
+        **around._asdict() | {"hops_s": around.hops_s - sent_s},
+        stages_s=result.end_s - result.start_s,
+        arrivals_s=_on_grid(served.heard.admitted_s),
+    )
+
+
+def joined_times(parts: Sequence[Times]) -> Times:
+    """Return the times of several pipelines of a run as those of one."""
+    columns = (field.name for field in fields(Times))
+    return Times(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
+
+
+def _on_grid(times_s: object) -> Floats:
+    grid: Floats = np.round(np.asarray(times_s, dtype=float) * GRID_PER_S) / GRID_PER_S
+    return grid
+
+
+def _departed_s(end_s: Floats, world: World, num_tokens: Ints) -> Floats:
+    """Return when the configuration's links have sent each micro-batch, [m, depth - 1]."""
+    departed_s = end_s[:, :-1].copy()
+    for hop, link in enumerate(world.hops):
+        busy_s = link.per_token_s * num_tokens
+        free_s = 0.0
+        for index, end in enumerate(end_s[:, hop].tolist()):
+            departed_s[index, hop] = free_s = max(free_s, end) + busy_s[index]
+    return departed_s
+
+
+class Recorded:
+    """Gives each micro-batch what a run measured for it.
+
+    As long as the decisions are those of the run, that is the run's micro-batch at the same
+    position. Once they part, `parted_at` says where; from then on a micro-batch takes on the stages
+    what the run's next one with as many prefill and decode tokens took, after the last of them the
+    first again, or where it had none what `costs` says, scaled by what the run measured over that
+    so far. Messages take what they took at the same position.
+    """
+
+    def __init__(self, result: RunResult, times: Times, costs: StageCost) -> None:
+        self.parted_at: int | None = None
+        self._positions = count()
+        self._times = times
+        self._costs = costs
+        numbers = result.prefill_tokens, result.decode_tokens, result.free_pages
+        self._batches = list(zip(*(column.tolist() for column in numbers), strict=True))
+        self._alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, (prefill_tokens, decode_tokens, _) in enumerate(self._batches):
+            self._alike[prefill_tokens, decode_tokens].append(index)
+        self._used: dict[tuple[int, int], int] = defaultdict(int)
+        self._sums_s = [0.0, 0.0]  # measured, and by the costs, of the same micro-batches
+
+    def __call__(self, batch: MicroBatch) -> Timing:
+        """Return what the next micro-batch takes."""
+        index, key = next(self._positions), (batch.prefill_tokens, batch.decode_tokens)
+        by_costs_s = self._costs.times(batch.charged or batch)
+        same = self._batches[index : index + 1] == [(*key, batch.free_pages)]
+        if self.parted_at is None and not same:
+            self.parted_at = index
+        timing = self._times.timing(index % len(self._batches))
+        if self.parted_at is not None:
+            timing = timing._replace(stages_s=self._alike_s(key, by_costs_s))
+        self._used[key] += 1
+        self._sums_s[0] += sum(timing.stages_s)
+        self._sums_s[1] += sum(by_costs_s)
+        return timing
+
+    def _alike_s(self, key: tuple[int, int], by_costs_s: list[float]) -> Sequence[float]:
+        alike = self._alike.get(key)
+        if alike is not None:
+            return self._times.timing(alike[self._used[key] % len(alike)]).stages_s
+        measured_s, expected_s = self._sums_s
+        scale = measured_s / expected_s if expected_s else 1.0
+        return [scale * seconds for seconds in by_costs_s]
+
+
+def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], Timing]:
+    """Return a timing: stages take what `costs` says, and all around them is drawn from `times`.
+
+    Each micro-batch gets the driver's and the messages' times of one micro-batch of that run, each
+    at most its P99: what takes longer is a machine that stands still for a while. That holds up
+    everything together; drawn for one message alone, it would merge micro-batches that never met.
+    """
+    columns = {name: column for name in AROUND if (column := getattr(times, name)).size}
+    most = {name: np.percentile(c, STALL_PERCENTILE, axis=0) for name, c in columns.items()}
+    usual = replace(times, **{name: np.minimum(c, most[name]) for name, c in columns.items()})
+    rng = np.random.default_rng(seed)
+    known = len(times.schedule_s)
+
+    def timing(batch: MicroBatch) -> Timing:
+        around = usual.timing(int(rng.integers(known)))
+        return around._replace(stages_s=costs.times(batch.charged or batch))
+
+    return timing
+
+
+def measured_crossings(transfers: Transfers) -> Floats:
+    """Return how long each transfer kept the link busy, and how long after that its KV was there,
+    [n, 2] in seconds, as the driver saw it.
+
+    When it saw the link free is known where the next transfer waited for that: it then set out, or
+    was blocked.
+    """
+    start_s, end_s = _on_grid(transfers.start_s), _on_grid(transfers.end_s)
+    free_s = _on_grid(transfers.start_s + transfers.link_busy_s)
+    tried_s = _on_grid(transfers.start_s - transfers.blocked_s)
+    waited = _on_grid(transfers.ready_s)[1:] <= free_s[:-1]
+    free_s[:-1] = np.where(waited, tried_s[1:], free_s[:-1])
+    return np.column_stack([free_s - start_s, end_s - free_s])
+
+
+def recorded_link(link: TransferLink, transfers: Transfers) -> TimedLink:
+    """Return a link on which each transfer takes what it took in a run, one after the other."""
+    took = cycle(measured_crossings(transfers).tolist() or [link.crossing(0)])
+    return TimedLink(bytes_per_token=link.bytes_per_token, takes=lambda _: next(took))
+
+
+def drawn_link(link: TransferLink, transfers: Transfers, seed: int) -> TimedLink:
+    """Return a link with what transfers of a run took beyond the configuration's, drawn at random,
+    each at most its P99.
+    """
+    by_link = np.array([link.crossing(tokens) for tokens in transfers.tokens.tolist()])
+    more_s = measured_crossings(transfers) - by_link.reshape(-1, 2)
+    if not len(more_s):
+        more_s = np.zeros((1, 2))
+    more_s = np.minimum(more_s, np.percentile(more_s, STALL_PERCENTILE, axis=0))
+    rng = np.random.default_rng(seed)
+
+    def takes(tokens: int) -> tuple[float, float]:
+        busy_s, latency_s = np.maximum(rng.choice(more_s) + link.crossing(tokens), 0.0).tolist()
+        return busy_s, latency_s
+
+    return TimedLink(bytes_per_token=link.bytes_per_token, takes=takes)
+
+
+# -- structure ------------------------------------------------------------------------------------
+
+
+class Structure(NamedTuple):
+    """A run, and the same simulated from its own times. `parted_at`: the first micro-batch with
+    another decision, of a pool's own.
+    """
+
+    measured: RunResult
     again: RunResult
     parted_at: int | None
 
@@ -57,50 +243,42 @@ def summary_of(result: RunResult) -> dict[str, Any]:
     return summary | {"bubble_share": 1 - summary["busy_share"]}
 
 
-# -- structure ------------------------------------------------------------------------------------
-
-
-def structure_of(world: World, result: RunResult, times: Times) -> Structure:
-    """Simulate a run again from what it measured; latencies count from the requests' own times."""
-    return _simulated_again(
-        as_admitted(world, times), result, [Recorded(result, times, world.costs)]
-    )
-
-
-def structure_of_pools(
-    world: PooledWorld, result: RunResult, times: Mapping[str, Times]
-) -> Structure:
-    """Simulate a run of pools again, each from its own times, and the link from what it took."""
-    assert result.transfers is not None
-    recorded = [
-        Recorded(result.pools[name], own, getattr(world, name).costs) for name, own in times.items()
-    ]
-    first, link = next(iter(times.values())), recorded_link(world.link, result.transfers)
-    return _simulated_again(replace(as_admitted(world, first), link=link), result, recorded)
-
-
-def _simulated_again(
-    world: World | PooledWorld, result: RunResult, recorded: Sequence[Recorded]
-) -> Structure:
+def structure_of(world: World | PooledWorld, result: RunResult, *times: Times) -> Structure:
+    """Simulate a run again from what it measured: of pools each from its own times, in their order,
+    and the link from what it took. Latencies count from the requests' own times.
+    """
+    if isinstance(world, PooledWorld):
+        assert result.transfers is not None
+        recorded = [
+            Recorded(of_pool, own, getattr(world, name).costs)
+            for (name, of_pool), own in zip(result.pools.items(), times, strict=True)
+        ]
+        world = replace(world, link=recorded_link(world.link, result.transfers))
+    else:
+        recorded = [Recorded(result, times[0], world.costs)]
+    if world.concurrency is None:
+        pairs = zip(world.requests, times[0].arrivals_s.tolist(), strict=True)
+        world = replace(world, requests=[replace(r, arrival_s=at_s) for r, at_s in pairs])
     again = simulate_timed(world, *recorded)
     if world.concurrency is None:
         again = replace(again, arrival_s=result.arrival_s)
     parted = (each.parted_at for each in recorded)
-    return Structure(again, min((at for at in parted if at is not None), default=None))
+    return Structure(result, again, min((at for at in parted if at is not None), default=None))
 
 
-def structure_errors(result: RunResult, structure: Structure) -> dict[str, Any]:
+def structure_errors(structure: Structure) -> dict[str, Any]:
     """Return how far a run simulated from its own times is from it.
 
     `metrics` has relative errors, `requests` the distribution over requests of the absolute
     relative errors of each latency. `same_micro_batches` is the share of micro-batches that hold as
     many tokens at the same position in both.
     """
+    result, again, parted_at = structure
     return {
-        "metrics": metric_errors(result, structure.again),
-        "requests": request_errors(result, structure.again),
-        "same_micro_batches": same_batches(result, structure.again),
-        "parted_at": structure.parted_at,
+        "metrics": metric_errors(result, again),
+        "requests": request_errors(result, again),
+        "same_micro_batches": same_batches(result, again),
+        "parted_at": parted_at,
         "micro_batches": len(result.scheduled_s),
     }
 
@@ -204,9 +382,8 @@ def cost_errors(
     lines = []
     for stage in range(measured_s.shape[1]):
         repeats = repeat_errors(tokens, measured_s[:, stage])
-        none = {"median": 0.0, "p95": 0.0}
-        own = none | spread_of(repeats)
-        apart = none | spread_of(np.abs(expected[:, stage] / measured_s[:, stage] - 1))
+        off = np.abs(expected[:, stage] / measured_s[:, stage] - 1)
+        apart, own = ({"median": 0.0, "p95": 0.0} | spread_of(each) for each in (off, repeats))
         lines.append(
             {
                 "median": apart["median"],

@@ -1,6 +1,6 @@
 """What a validation found, for people: tables in a terminal and as Markdown, the figure, the files.
 
-Knows what `experiments.validation.validate` returns; computes nothing but worst cases.
+Knows what `validate` returns; computes nothing but worst cases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
 from experiments.report.tables import markdown_table, number, percent, print_numbers, write_json
 from experiments.report.words import metric_words
 from experiments.study.fair import Side, alone, marked
-from experiments.validation.validate import Validation
+from experiments.validation import Validation
 
 Found = Mapping[str, Any]
 

@@ -30,10 +30,11 @@ from evenflow.types import Handover, Prefix, Request
 from experiments.run_file.run import RunConfig
 
 NAME = "decisions.jsonl.gz"
+WORDS = {Asked: "next", Completed: "complete", **VERBS}
 
 END = ["end"]
-FIRST_BYTE = b"\x1f"  # of a member of gzip
 """The last line of a journal that was closed."""
+FIRST_BYTE = b"\x1f"  # of a member of gzip
 
 
 def journals_in(folder: Path) -> list[Path]:
@@ -194,14 +195,11 @@ def _no_number(word: str) -> float:
 def _line(entry: Entry, prefixes: bool) -> list[Any]:
     if isinstance(entry, Added):
         return ["add", *_numbers(entry.request, prefixes), entry.refusal]
-    if isinstance(entry, Asked):
-        return ["next", *entry]
-    if isinstance(entry, Completed):
-        return ["complete", *entry]
+    verb = WORDS[type(entry)]
     if isinstance(entry, Reserved):
         request, *rest = entry.handover
-        return ["reserve", _numbers(request, prefixes), *rest]
-    return [VERBS[type(entry)], *entry]
+        return [verb, _numbers(request, prefixes), *rest]
+    return [verb, *entry]
 
 
 def _numbers(request: Request, prefixes: bool) -> list[Any]:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
@@ -14,7 +13,7 @@ import evenflow as ef
 from experiments.reproduce.calibrate import Target, one_load
 from experiments.reproduce.measured import read_results
 from tests.command_line import evenflow, refusal
-from tests.test_reproduce import as_guidellm, as_vllm
+from tests.test_reproduce import as_guidellm, as_vllm, seen_of
 
 RUN: dict[str, Any] = {
     "stages": 1,
@@ -31,17 +30,7 @@ TRUE = {"schedule_s": 0.003, "per_row_s": 2e-4, "front_end_s": 0.004}
 def results(arrivals: dict[str, Any]) -> Any:
     """Return what a benchmark of the run would have seen, were the engine's CPU time TRUE."""
     run = ef.simulate(RUN, set={"runtime": TRUE, "workload.arrivals": arrivals})
-    table = run.requests
-    decode_s = table["completion_s"] - table["first_token_s"]
-    columns = {
-        "arrival_s": table["arrival_s"],
-        "input": table["prompt_tokens"],
-        "ttft_s": table["first_token_s"] - table["arrival_s"],
-        "gap_s": decode_s / (table["output_tokens"] - 1).clip(lower=1),
-        "gaps": table["output_tokens"] - 1,
-    }
-    rows = pd.DataFrame(columns).to_dict("records")
-    return [{**row, "gaps_s": [row["gap_s"]] * int(row["gaps"])} for row in rows]
+    return seen_of(run.requests)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,13 @@ CONFIG = {
     "max_position_embeddings": 64,
     "torch_dtype": "float32",
 }
-NOT_MEASURED = {"device_copy", "layer", "model_prefill", "all_reduce", "attention_decode_uneven"}
-NOT_MEASURED |= {"cpu_detokenise", "cpu_sample", "router", "experts"}
-NOT_MEASURED |= {"linear_q_up", "linear_kv_up"}
-NOT_MEASURED |= {name for name in OPERATORS if "_window" in name}
+QUICK = Settings(minutes=0.001, max_tokens=32, max_rows=4, beside=0)
+QUICKER = replace(QUICK, max_tokens=16, layers=1)
+NOT_MEASURED = {
+    *("device_copy", "layer", "model_prefill", "all_reduce", "attention_decode_uneven"),
+    *("cpu_detokenise", "cpu_sample", "router", "experts", "linear_q_up", "linear_kv_up"),
+    *(name for name in OPERATORS if "_window" in name),
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,7 @@ def profile_path(config: Path) -> Path:
     path = config.parent / "profile.csv"
     with pytest.MonkeyPatch.context() as patch:
         spare_processes(patch)
-        profile_model(config, path, Settings(minutes=0.001, max_tokens=32, max_rows=4, beside=0))
+        profile_model(config, path, QUICK)
     return path
 
 
@@ -96,7 +100,7 @@ def test_a_mixture_is_measured_and_predicted(config: Path, tmp_path: Path) -> No
     mixture = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
     own, out = tmp_path / "config.json", tmp_path / "p.csv"
     own.write_text(json.dumps(CONFIG | mixture | {"moe_intermediate_size": 48}))
-    profile = unserved(own, out, Settings(minutes=0.001, max_tokens=32, max_rows=4, beside=0))
+    profile = unserved(own, out, QUICK)
     measured = {point.operator for point in profile.points}
     assert measured >= {"router", "experts"}
     assert not measured & {"linear_up", "linear_down", "activation"}
@@ -122,8 +126,7 @@ def test_latent_attention_is_measured_and_predicted(
     yarn = {"model_type": "deepseek_v2", "rope_scaling": {"rope_type": "yarn", "factor": 40}}
     own, out = tmp_path / "config.json", tmp_path / "p.csv"
     own.write_text(json.dumps(CONFIG | latents | yarn))
-    settings = Settings(minutes=0.001, layers=1, max_tokens=16, max_rows=4, beside=0)
-    profile = profile_model(own, out, settings)
+    profile = profile_model(own, out, QUICKER)
     measured = {point.operator for point in profile.points}
     assert measured >= {"linear_qkv", "linear_kv_up", "linear_o", "linear_up", "experts"}
     assert ("linear_q_up" in measured) == (q_lora_rank is not None)
@@ -139,9 +142,7 @@ def test_windows_are_measured_beside_layers_that_see_all(tmp_path: Path) -> None
     types = ["sliding_attention", "full_attention"]
     windows = {"model_type": "mistral", "sliding_window": 16, "layer_types": types}
     own.write_text(json.dumps(CONFIG | windows))
-    profile = unserved(
-        own, out, Settings(minutes=0.001, layers=1, max_tokens=16, max_rows=4, beside=0)
-    )
+    profile = unserved(own, out, QUICKER)
     assert "through 2 layers" in profile.header.grid
     for name in ("attention_prefill", "attention_decode"):
         names = name, f"{name}_window"
@@ -164,9 +165,7 @@ def test_products_of_8_bit_floats_are_measured_where_torch_has_them(
     values, matrix = torch.randn(5, 64), torch.randn(48, 64)
     try:
         narrow = timed.Linear(matrix).in_8_bits()(values)
-        header = unserved(
-            own, out, Settings(minutes=0.001, max_tokens=16, max_rows=4, beside=0)
-        ).header
+        header = unserved(own, out, replace(QUICKER, layers=4)).header
         assert (header.dtype, header.shapes.quantization) == ("bfloat16", "fp8")
         assert profile_cost(read_profile(out), ModelSpec.from_config_json(own), [2]).depth == 1
         assert check_profile(out, timed_stage, batches=2, repeats=1, layers=2, beside=0)
@@ -209,25 +208,23 @@ def test_an_interrupted_profile_goes_on(
             raise KeyboardInterrupt
         return prepare(self, *arguments)
 
-    settings = Settings(minutes=0.001, max_tokens=32, max_rows=4, beside=0)
     out = tmp_path / "profile.csv"
     spare_processes(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(timed.TimedStage, "prepare", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            profile_model(config, out, settings)
+            profile_model(config, out, QUICK)
     assert not out.exists()
     kept = out.with_name("profile.csv.journal").read_text().count('"shot"')
     assert kept > 0
     told: list[float] = []
-    profile_model(config, out, settings, lambda done, left_s: told.append(done))
+    profile_model(config, out, QUICK, lambda done, left_s: told.append(done))
     assert told[0] > 3 * (told[1] - told[0]), "it starts with what was kept, not with nothing"
     assert read_profile(out).points
 
 
 def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -> None:
-    settings = Settings(minutes=0.001, tensor_parallel=2, max_tokens=16, max_rows=2, beside=0)
-    profile_model(config, tmp_path / "p.csv", settings)
+    profile_model(config, tmp_path / "p.csv", replace(QUICKER, tensor_parallel=2, max_rows=2))
     profile = read_profile(tmp_path / "p.csv")
     spec = ModelSpec.from_config_json(config)
     sizes = [16 * 64 * 4, 64 * 4]

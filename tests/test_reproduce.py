@@ -23,7 +23,7 @@ from tests.command_line import evenflow, refusal
 from tools.calibrate import main as calibrate
 from traces import Replay
 
-Rows = list[dict[str, float]]
+Rows = list[dict[str, Any]]
 
 ROWS: Rows = [
     {"arrival_s": 0.0, "input": 10, "ttft_s": 0.5, "gaps_s": [0.25, 0.75]},
@@ -43,15 +43,28 @@ def e2el_s(row: Any) -> float:
     return float(row["ttft_s"] + sum(row["gaps_s"]))
 
 
+def table_of(rows: Any) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "arrival_s": [row["arrival_s"] for row in rows],
+            "input_tokens": [row["input"] for row in rows],
+            "output_tokens": [1 + len(row["gaps_s"]) for row in rows],
+            "ttft_ms": [1e3 * row["ttft_s"] for row in rows],
+            "e2el_ms": [1e3 * e2el_s(row) for row in rows],
+        }
+    )
+
+
 def vllm_json(rows: Any) -> dict[str, Any]:
+    table = table_of(rows)
     return {
         "request_rate": "inf",
-        "duration": max(row["arrival_s"] + e2el_s(row) for row in rows),
-        "input_lens": [row["input"] for row in rows],
-        "output_lens": [1 + len(row["gaps_s"]) for row in rows],
+        "duration": (table["arrival_s"] + table["e2el_ms"] / 1e3).max(),
+        "input_lens": table["input_tokens"].to_list(),
+        "output_lens": table["output_tokens"].to_list(),
         "ttfts": [row["ttft_s"] for row in rows],
         "itls": [row["gaps_s"] for row in rows],
-        "start_times": [1000.0 + row["arrival_s"] for row in rows],
+        "start_times": (1000.0 + table["arrival_s"]).to_list(),
     }
 
 
@@ -61,56 +74,44 @@ def as_vllm(path: Path, rows: Any) -> Path:
 
 
 def as_guidellm(path: Path, rows: Any) -> Path:
-    requests = [
-        {
-            "request_start_time": 1e9 + row["arrival_s"],
-            "prompt_tokens": row["input"],
-            "output_tokens": 1 + len(row["gaps_s"]),
-            "time_to_first_token_ms": 1e3 * row["ttft_s"],
-            "request_latency": e2el_s(row),
-        }
-        for row in rows
-    ]
+    table = table_of(rows)
+    columns = {
+        "request_start_time": 1e9 + table["arrival_s"],
+        "prompt_tokens": table["input_tokens"],
+        "output_tokens": table["output_tokens"],
+        "time_to_first_token_ms": table["ttft_ms"],
+        "request_latency": table["e2el_ms"] / 1e3,
+    }
+    requests = pd.DataFrame(columns).to_dict("records")
     benchmark = {"requests": {"successful": requests, "errored": [], "incomplete": []}}
     (path / "run.json").write_text(json.dumps({"benchmarks": [benchmark]}))
     return path / "run.json"
 
 
-def engine_rows(rows: Any, names: tuple[str, ...]) -> Any:
-    for row in rows:
-        first_s = row["arrival_s"] + row["ttft_s"]
-        last_s = row["arrival_s"] + e2el_s(row)
-        lengths = row["input"], 1 + len(row["gaps_s"])
-        yield dict(
-            zip(names, (*lengths, 7 + row["arrival_s"], 7 + first_s, 7 + last_s), strict=True)
-        )
+def by_engine(rows: Any) -> pd.DataFrame:
+    """Return what an engine's own clock, at 7 s when the first request comes, says of requests."""
+    table = table_of(rows)
+    table["queued_s"] = 7 + table["arrival_s"]
+    for name, latency in (("first_token_s", "ttft_ms"), ("last_token_s", "e2el_ms")):
+        table[name] = table["queued_s"] + table[latency] / 1e3
+    return table.drop(columns=["arrival_s", "ttft_ms", "e2el_ms"])
 
 
 def as_llmservingsim(path: Path, rows: Any) -> Path:
-    names = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
-    lines = [json.dumps(row) for row in engine_rows(rows, names)]
-    (path / "requests.jsonl").write_text("\n".join(lines))
+    names = {"input_tokens": "input_toks", "output_tokens": "output_toks", "queued_s": "queued_ts"}
+    names |= {"first_token_s": "first_token_ts", "last_token_s": "last_token_ts"}
+    table = by_engine(rows).rename(columns=names)
+    table.to_json(path / "requests.jsonl", orient="records", lines=True)
     return path / "requests.jsonl"
 
 
 def as_engine_csv(path: Path, rows: Any) -> Path:
-    names = ("input_tokens", "output_tokens", "queued_s", "first_token_s", "last_token_s")
-    pd.DataFrame(engine_rows(rows, names)).to_csv(path / "requests.csv", index=False)
+    by_engine(rows).to_csv(path / "requests.csv", index=False)
     return path / "requests.csv"
 
 
 def as_csv(path: Path, rows: Any) -> Path:
-    table = [
-        {
-            "arrival_s": row["arrival_s"],
-            "input_tokens": row["input"],
-            "output_tokens": 1 + len(row["gaps_s"]),
-            "ttft_ms": 1e3 * row["ttft_s"],
-            "e2el_ms": 1e3 * e2el_s(row),
-        }
-        for row in rows
-    ]
-    pd.DataFrame(table).to_csv(path / "run.csv", index=False)
+    table_of(rows).to_csv(path / "run.csv", index=False)
     gaps_ms = [[1e3 * gap for gap in row["gaps_s"]] for row in rows]
     with gzip.open(path / "itls.json.gz", "wt") as file:
         json.dump({"run": {"duration_s": 2.5, "itls_ms": gaps_ms}}, file)
@@ -217,8 +218,7 @@ def test_of_rows_that_say_the_same_the_slower_are_told_from_the_fastest(
     head, row, *_ = AICONFIGURATOR.replace(",,agg", ",fp8,agg").strip().splitlines()
     faster, alike = row.replace(",50,20", ",40,12"), row.replace(",50,20", ",51,12.3")
     (tmp_path / "means.csv").write_text(f"{head}\n{row}\n{faster}\n{alike}\n")
-    given(folder)
-    keys = yaml.safe_load((folder / "MINE.yaml").read_text()) | {"files": ["means.csv"]}
+    keys = given(folder) | {"files": ["means.csv"]}
     for where, times in (
         ({"slower": [True]}, [20]),
         ({"slower": [False], "tp_size": [2]}, [12, 12.3]),
@@ -233,8 +233,7 @@ def test_keys_of_rows_with_the_same_lengths_go_before_those_of_all(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "means.csv").write_text(AICONFIGURATOR)
-    given(folder)
-    keys = yaml.safe_load((folder / "MINE.yaml").read_text()) | {"files": ["means.csv"]}
+    keys = given(folder) | {"files": ["means.csv"]}
     run = keys["run"] | {"scheduler": {"name": "sarathi"}}
     lengths = {"1024/128": {"tensor_parallel": 1, "scheduler.token_budget": 1152}, "1/2": {"x": 1}}
     (folder / "MINE.yaml").write_text(yaml.safe_dump(keys | {"run": run, "by_lengths": lengths}))
@@ -272,6 +271,19 @@ def test_what_is_no_result_is_told_in_one_line(
         read_results(tmp_path / name)
     assert name in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["vllm-bench-rate2", "vllm-bench-burst"])
+def test_results_of_vllms_own_client_have_the_means_that_it_printed(name: str) -> None:
+    """Recorded with `vllm serve` 0.32.0 on a CPU, a random Llama of four layers, and `bench serve
+    --save-detailed`."""
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    told = json.loads(path.read_text(encoding="utf-8"))
+    (run,) = read_results(path)
+    assert len(run.requests) == told["completed"] == 60
+    assert not run.doubts
+    for key in ("mean_ttft_ms", "mean_tpot_ms", "p99_ttft_ms"):
+        assert run.metrics[key] == pytest.approx(told[key], rel=1e-3)
 
 
 # ---- the catalogue
@@ -319,7 +331,21 @@ def test_runs_of_one_server_are_simulated_one_after_the_other(
         assert [each.scale for each in arrivals if isinstance(each, Replay)] == found
 
 
-def given(folder: Path, cpu: Any = None, **more: Any) -> None:
+def seen_of(requests: pd.DataFrame) -> Rows:
+    """Return what a client sees of simulated requests, their tokens at even distances."""
+    return [
+        {
+            "arrival_s": row["arrival_s"],
+            "input": row["prompt_tokens"],
+            "ttft_s": row["first_token_s"] - row["arrival_s"],
+            "gaps_s": gaps * [(row["completion_s"] - row["first_token_s"]) / max(gaps, 1)],
+        }
+        for row in requests.to_dict("records")
+        for gaps in [row["output_tokens"] - 1]
+    ]
+
+
+def given(folder: Path, cpu: Any = None, **more: Any) -> dict[str, Any]:
     """Write MINE.yaml, whose run is what evenflow itself simulates, and that result."""
     run = {
         "stages": 2,
@@ -329,20 +355,8 @@ def given(folder: Path, cpu: Any = None, **more: Any) -> None:
         "scheduler": {"name": "sarathi", "token_budget": 64},
     }
     table = ef.simulate(run | {"workload": {"trace": "trace.csv", "arrivals": "replay"}}).requests
-    rows = [
-        {
-            "arrival_s": row["arrival_s"],
-            "input": row["prompt_tokens"],
-            "ttft_s": row["first_token_s"] - row["arrival_s"],
-            "gaps_s": np.full(
-                row["output_tokens"] - 1,
-                (row["completion_s"] - row["first_token_s"]) / max(row["output_tokens"] - 1, 1),
-            ).tolist(),
-        }
-        for row in table.to_dict("records")
-    ]
     (folder / "data").mkdir()
-    as_vllm(folder / "data", rows)
+    as_vllm(folder / "data", seen_of(table))
     keys = {
         "title": "Ours",
         "source": {"repository": "example.org/ours", "commit": "abc", "path": "run.json"},
@@ -353,6 +367,7 @@ def given(folder: Path, cpu: Any = None, **more: Any) -> None:
         "run": run,
     }
     (folder / "MINE.yaml").write_text(yaml.safe_dump(keys | more))
+    return keys
 
 
 def test_a_run_of_our_own_is_reproduced_without_error(folder: Path) -> None:

@@ -104,20 +104,11 @@ def test_so_is_one_of_pools(world: PooledWorld, seed: int) -> None:
 
 def test_a_prompt_that_is_preempted_as_it_ends_is_computed_again() -> None:
     """Its first token is on its way when its pages go, which the other pool is to fetch."""
-    lengths = [
-        (150, 47),
-        (13, 6),
-        (79, 2),
-        (65, 24),
-        (74, 32),
-        (65, 24),
-        (24, 57),
-        (36, 48),
-        (96, 35),
-    ]
+    prompts = (150, 13, 79, 65, 74, 65, 24, 36, 96)
+    outputs = (47, 6, 2, 24, 32, 24, 57, 48, 35)
     arrivals_s = (0.0, 0.003, 0.023, 0.023, 0.026, 0.026, 0.046, 0.049, 0.049)
-    pairs = zip(arrivals_s, lengths, strict=True)
-    requests = [Request(i, at_s, *each) for i, (at_s, each) in enumerate(pairs)]
+    columns = zip(arrivals_s, prompts, outputs, strict=True)
+    requests = [Request(index, *each) for index, each in enumerate(columns)]
     few = {"times_s": (0.005, 1e-4), "total_pages": 9, "max_model_len": 256}
     vllm = {"max_num_batched_tokens": 150, "max_num_seqs": 256, "max_batch_rows": 3}
     chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 5, "watermark": 0.05}
@@ -218,18 +209,9 @@ def test_once_decisions_part_a_micro_batch_takes_what_its_like_took() -> None:
 
 def batch(index: int, result: RunResult, like: int) -> Any:
     """Return a micro-batch with the numbers of one of a run's, at another position."""
-    return MicroBatch(
-        index,
-        0.0,
-        (),
-        None,
-        int(result.prefill_tokens[like]),
-        int(result.decode_tokens[like]),
-        0,
-        0,
-        int(result.free_pages[like]),
-        0,
-    )
+    columns = result.prefill_tokens, result.decode_tokens, result.free_pages
+    prefill, decode, free = (int(column[like]) for column in columns)
+    return MicroBatch(index, 0.0, (), None, prefill, decode, 0, 0, free, 0)
 
 
 def times_of(result: RunResult) -> Times:

@@ -26,7 +26,7 @@ from evenflow.results.run import RunResult
 from evenflow.routing import Router
 from evenflow.types import Prefix, Request
 from experiments.real import job_of
-from experiments.validation.validate import validate
+from experiments.validation import validate
 from runtime import Served, Workers
 from runtime import serve as serve_world
 from runtime.driver import Driver, Replicas

@@ -69,9 +69,10 @@ def serve_job(
     configuration that cannot be served.
     """
     check_servable(job.config)
-    built, head = job.built(), dict[str, Any]()
+    built = job.built()
     workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
     world, facts = built.world, [dict(each.facts) for each in workers.values()]
+    head: dict[str, Any] = {"num_requests": len(job.workload.requests)}
     if isinstance(world, PooledWorld):
         parts = {name: getattr(world, name) for name in workers}
         stated = {"pools": dict(zip(workers, facts, strict=True))}
@@ -83,7 +84,7 @@ def serve_job(
             _check_all_is_known(world)
     source = job.source(built, workers=stated) | {"setup": job.config.real_setup()}
     if records is not None:
-        records.begin(parts, **_head(job, source, title), **head)
+        records.begin(parts, provenance=source, label=_label(job), title=title, **head)
     blocks = (lambda _: None) if records is None else records.part
     served = serve(
         world, workers, on_done, record=journals, on_token=on_token, live=live, blocks=blocks
@@ -109,12 +110,6 @@ def _reading(job: Job, workers: Workers) -> Workers:
             f"{number}, and the model knows {known}; that of the model is right"
         )
     return replace(workers, text_of=replace(texts, prompts=prompts))
-
-
-def _head(job: Job, source: Mapping[str, Any], title: str) -> dict[str, Any]:
-    """Return what the records of a run say of all of it."""
-    count = len(job.workload.requests)
-    return {"provenance": source, "label": _label(job), "title": title, "num_requests": count}
 
 
 def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
@@ -144,7 +139,6 @@ def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
         runs = dict.fromkeys(names_of(servable(built)), (config, built))
     made = dict[str, Workers]()
     for name, (run, part) in runs.items():
-        servable(part)
         first = sum(len(each.settings) for each in made.values())
         made[name] = workers_of(run, part, job.beside, first)
     return made
@@ -359,12 +353,12 @@ def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) ->
 
     `first` workers are there already.
     """
-    assert isinstance(built.world, World)
+    world = servable(built)
     if isinstance(config.workers, EmulatedWorkers):
-        made = _emulated(config.workers, built.world)
+        made = _emulated(config.workers, world)
         return replace(made, hosts=_hosts(config, config.workers, beside))
     if isinstance(config.workers, VllmWorkers):
-        return _vllm(config, config.workers, built, beside)
+        return _vllm(config, config.workers, world, beside)
     return _torch(config, config.workers, built, beside, first)
 
 
@@ -409,13 +403,12 @@ def _coupled(workers: EmulatedWorkers | TorchWorkers) -> bool:
     return workers.metadata == "with_activations"
 
 
-def _vllm(config: RunConfig, workers: VllmWorkers, built: Built, beside: Path) -> Workers:
+def _vllm(config: RunConfig, workers: VllmWorkers, world: World, beside: Path) -> Workers:
     from runtime.vllm import EngineSettings, EngineWorkers, require_vllm
 
     assert config.model is not None  # the schema asks for it
-    assert isinstance(built.world, World)
-    _check_all_is_computed(built.world)
-    _check_all_is_known(built.world)
+    _check_all_is_computed(world)
+    _check_all_is_known(world)
     if config.max_in_flight not in (None, config.num_stages):
         raise UsageError(
             f"max_in_flight: vLLM has a micro-batch for each of its {config.num_stages} stages; "
@@ -447,8 +440,7 @@ def _torch(
 ) -> Workers:
     from runtime.torch.settings import torch_settings, transport_of
 
-    world = built.world
-    assert isinstance(world, World)
+    world = servable(built)
     assert config.model is not None  # the schema asks for it
     _check_all_is_computed(world)
     if config.dtype or config.kv_dtype:
@@ -499,8 +491,7 @@ def _spans(
     """Return the layers [start, stop) of each rank; UsageError where they cannot be there."""
     from runtime.torch.settings import cut, require_divisible, require_memory
 
-    world, ranks = built.world, config.tensor_parallel
-    assert isinstance(world, World)
+    world, ranks = servable(built), config.tensor_parallel
     require_divisible(spec, ranks)
     layers = built.deployment.get("layers_per_stage") or split_layers(
         spec.num_layers, config.stages
@@ -520,8 +511,7 @@ def _check_all_is_known(world: World) -> None:
         )
 
 
-def _check_all_is_computed(world: object) -> None:
-    assert isinstance(world, World)
+def _check_all_is_computed(world: World) -> None:
     scheduler = world.make_scheduler()
     if world.depth > 1 or getattr(scheduler, "preempts_in_flight", False):
         _check_all_is_known(world)

@@ -183,7 +183,7 @@ class Driver:
 
     def is_due(self, now_s: float) -> bool:
         """Say whether anything happened at this instant, so that the policy is to be asked."""
-        return self._changed or self._is_woken(now_s)
+        return self._changed or (self._wake_at_s is not None and self._wake_at_s <= now_s)
 
     def decide(self, now_s: float) -> None:
         """The instant is over: ask the policy."""
@@ -347,9 +347,6 @@ class Driver:
                 self._writer.ended([seq])
                 self._recorder.abort(seq, reason)
                 self._left(1)
-
-    def _is_woken(self, now_s: float) -> bool:
-        return self._wake_at_s is not None and self._wake_at_s <= now_s
 
     def _left(self, count: int) -> None:
         self._front.left(count)

@@ -116,7 +116,11 @@ def gather(
         return Net(hosts.port, (hosts.address, *addresses), hosts.key)
 
     door = secure(context.socket(zmq.REP), hosts.key, serves=True)
-    _bind(door, f"tcp://{hosts.address}:{hosts.port}")
+    address = f"tcp://{hosts.address}:{hosts.port}"
+    try:
+        door.bind(address)
+    except zmq.ZMQError as error:
+        raise WorkerError(f"no socket at {address}: {error.strerror}") from None
     until_s = time.monotonic() + limit_s
     while len(informed) < len(hosts.stages):
         if not door.poll(max(0, int(1000 * (until_s - time.monotonic())))):
@@ -130,13 +134,6 @@ def gather(
         door.send(json.dumps(answer(message, time.monotonic())).encode())
     door.close(linger=1000)
     return net(), guests
-
-
-def _bind(socket: zmq.Socket[bytes], address: str) -> None:
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        raise WorkerError(f"no socket at {address}: {error.strerror}") from None
 
 
 def told(place: Place, settings: Settings) -> dict[str, Any]:
@@ -164,9 +161,15 @@ def join(where: str, key: Key, listen: str, patience_s: float) -> tuple[Place, S
     host, port = read_place(where, "--connect")
     context: Context = zmq.Context()
     socket = secure(context.socket(zmq.REQ), key)
+
+    def ask(question: list[Any]) -> Any:
+        socket.send(json.dumps(question).encode())
+        if not socket.poll(int(1000 * patience_s)):
+            raise UsageError(f"--connect: {where} does not answer any more")
+        return json.loads(socket.recv())
+
     try:
         _connect(socket, where, patience_s)
-        ask = _asker(socket, where, patience_s)
         offset_s, error_s = _clock(ask)
         stage = ask(["join", listen, offset_s, error_s])
         if stage is None:
@@ -209,16 +212,6 @@ def _connect(socket: zmq.Socket[bytes], where: str, patience_s: float) -> None:
         monitor.close()
     why = "has another key" if answers else f"does not answer within {patience_s:g} s"
     raise UsageError(f"--connect: {where} {why}")
-
-
-def _asker(socket: zmq.Socket[bytes], where: str, patience_s: float) -> Callable[[list[Any]], Any]:
-    def ask(question: list[Any]) -> Any:
-        socket.send(json.dumps(question).encode())
-        if not socket.poll(int(1000 * patience_s)):
-            raise UsageError(f"--connect: {where} does not answer any more")
-        return json.loads(socket.recv())
-
-    return ask
 
 
 def _clock(ask: Callable[[list[Any]], Any]) -> tuple[float, float]:

@@ -57,8 +57,8 @@ LOOK_S = 0.5
 """Counted of the driver's own absence at most: what stops it may have stopped all."""
 
 
-class Holder(NamedTuple):
-    """A worker that holds the KV of layers [start, stop), and where it hears."""
+class KvLayers(NamedTuple):
+    """Layers [start, stop), whose KV a worker has, and where that hears."""
 
     worker: int
     rank: int
@@ -115,7 +115,10 @@ class Pipeline:
         self._poller = zmq.Poller()
         try:
             if self._hosts is not None:
-                self._gather(self._hosts)
+                from runtime.hosts import gather
+
+                gathered = gather(self._context, self._hosts, self._told, self._start_limit_s)
+                self._net, self.guests = gathered
             address = driver_address(self._folder, self._net)
             self._results = open_socket(self._context, zmq.PULL, address, self._net)
             self._poller.register(self._results, zmq.POLLIN)
@@ -177,10 +180,10 @@ class Pipeline:
         self._steps[worker].send(encode(message))
 
     @property
-    def holders(self) -> list[Holder]:
-        """Where the keys and values are of layers that workers compute."""
+    def kv_layers(self) -> list[KvLayers]:
+        """Where the keys and values are; nowhere when nothing computes."""
         return [
-            Holder(worker, worker % self._ranks, stage.start, stage.stop, address)
+            KvLayers(worker, worker % self._ranks, stage.start, stage.stop, address)
             for worker, stage in enumerate(self._settings)
             if hasattr(stage, "start") and hasattr(stage, "stop")
             for address in [step_address(self._folder, worker)]
@@ -239,14 +242,8 @@ class Pipeline:
             self._steps.append(open_socket(self._context, zmq.PUSH, address, self._net))
             self._steps[-1].send(encode(Ready(worker)))
 
-    def _gather(self, hosts: Hosts) -> None:
-        """Wait for the workers of other hosts."""
-        from runtime.hosts import gather
-
-        def stage_of(stage: int, net: Net) -> tuple[Place, Settings]:
-            return replace(self._place(stage), folder="", net=net), self._settings[stage]
-
-        self._net, self.guests = gather(self._context, hosts, stage_of, self._start_limit_s)
+    def _told(self, stage: int, net: Net) -> tuple[Place, Settings]:
+        return replace(self._place(stage), folder="", net=net), self._settings[stage]
 
     def _place(self, worker: int) -> Place:
         depth, (stage, rank) = len(self._settings) // self._ranks, divmod(worker, self._ranks)
@@ -292,15 +289,6 @@ class Pipeline:
         passed_s, self._looked_s = min(now_s - self._looked_s, LOOK_S), now_s
         self._silent_s = [silent_s + passed_s for silent_s in self._silent_s]
 
-    def _raise_silent(self) -> None:
-        silent_s = max(self._silent_s)
-        if silent_s > SILENT_LIMIT_S:
-            worker = self._silent_s.index(silent_s)
-            raise WorkerError(
-                f"{self._name(worker)} ({self._where(worker)}) says nothing for {silent_s:.1f} s: "
-                "it was stopped, or the machine is too busy for it"
-            )
-
     def _where(self, worker: int) -> str:
         if (process := self._process_of.get(worker)) is not None:
             return f"process {process.pid}"
@@ -323,7 +311,13 @@ class Pipeline:
             raise WorkerError(self._failure)
         for process in ended:
             raise ended_error(process)
-        self._raise_silent()
+        silent_s = max(self._silent_s)
+        if silent_s > SILENT_LIMIT_S:
+            worker = self._silent_s.index(silent_s)
+            raise WorkerError(
+                f"{self._name(worker)} ({self._where(worker)}) says nothing for {silent_s:.1f} s: "
+                "it was stopped, or the machine is too busy for it"
+            )
 
     def _raise_killed(self) -> None:
         """Raise for a killed worker, if there is one: another's broken connection comes of that.

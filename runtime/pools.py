@@ -196,8 +196,8 @@ class PooledDriver(Pools):
         source, target = self.drivers[transfer.source], self.drivers[transfer.destination]
         pages = target.engine.queues.moving[request_id].pages
         given = source.engine.queues.moving[request_id].pages[: len(pages)]
-        for sender in source.pipeline.holders:
-            for taker in target.pipeline.holders:
+        for sender in source.pipeline.kv_layers:
+            for taker in target.pipeline.kv_layers:
                 start, stop = max(sender.start, taker.start), min(sender.stop, taker.stop)
                 if start < stop and sender.rank == taker.rank:
                     layers = start - sender.start, stop - sender.start, start - taker.start

@@ -56,7 +56,9 @@ class RandomTexts:
         ids = self._prompt_of(request) if said is None else said[request.request_id]
         if not self.sampling[0]:
             return Text(ids)
-        return Text(ids, Draw(request.request_id, *self.sampling, self._seed_of(request)))
+        drawn_from = np.random.SeedSequence((self.sampling_seed, request.request_id))
+        seed = int(drawn_from.generate_state(1)[0])
+        return Text(ids, Draw(request.request_id, *self.sampling, seed))
 
     def _prompt_of(self, request: Request) -> list[int]:
         prefix = request.prefix or Prefix((), 1, 0)
@@ -71,10 +73,6 @@ class RandomTexts:
         name = (self.seed, block) if block >= 0 else (self.seed, -block, 1)
         ids: list[int] = np.random.default_rng(name).integers(self.vocabulary, size=tokens).tolist()
         return ids
-
-    def _seed_of(self, request: Request) -> int:
-        sequence = np.random.SeedSequence((self.sampling_seed, request.request_id))
-        return int(sequence.generate_state(1)[0])
 
 
 class _LiveText(NamedTuple):

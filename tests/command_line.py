@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import re
@@ -135,6 +136,12 @@ def rows_of(path: str | Path) -> list[dict[str, str]]:
 def summary_of(folder: str | Path) -> dict[str, Any]:
     """Return the summary that a run wrote into a folder."""
     return dict(json.loads(Path(folder, "summary.json").read_text(encoding="utf-8")))
+
+
+def tokens_of(folder: str | Path) -> dict[int, list[int]]:
+    """Return the tokens that a run wrote into a folder, of each request."""
+    lines = gzip.decompress(Path(folder, "tokens.jsonl.gz").read_bytes()).splitlines()
+    return {line["request_id"]: line["tokens"] for line in map(json.loads, lines)}
 
 
 def spawn(*arguments: object, folder: Path | None = None) -> subprocess.Popen[str]:

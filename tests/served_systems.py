@@ -9,7 +9,6 @@ real-time priority where the machine allows it.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import signal
@@ -28,7 +27,16 @@ from experiments.report.folder import RECORDS
 from experiments.report.tables import markdown_table, percent
 from experiments.systems import systems
 from runtime.tokens import RandomTexts
-from tests.command_line import evenflow, gone, group, spawn, write_inputs, write_trace
+from tests.command_line import (
+    evenflow,
+    gone,
+    group,
+    spawn,
+    summary_of,
+    tokens_of,
+    write_inputs,
+    write_trace,
+)
 from tests.tiny_models import continued, save_checkpoint
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "systems"
@@ -80,13 +88,13 @@ class Row:
             self.found += [""] * (len(HEADS) - len(self.found))
             return False
         out = Path(f"{self.out}-run")
-        completed = json.loads((out / "summary.json").read_text())["completed"]
+        completed = summary_of(out)["completed"]
         self.note(f"{completed} completed", right=completed == 20)
         tokens = "made up"
         if self.kind == "torch":
-            lines = gzip.decompress((out / "tokens.jsonl.gz").read_bytes()).decode().splitlines()
-            found = {line["request_id"]: line["tokens"] for line in map(json.loads, lines)}
-            tokens = "equal" if found == expected(job_of(self.path, self.keys)) else "NOT EQUAL"
+            tokens = (
+                "equal" if tokens_of(out) == expected(job_of(self.path, self.keys)) else "NOT EQUAL"
+            )
         self.note(tokens, right=tokens != "NOT EQUAL")
         replays = evenflow("replay", str(out))[0] == 0
         self.note("equal" if replays else "NOT EQUAL", right=replays)

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing import active_children
 from multiprocessing.connection import wait
@@ -69,6 +69,17 @@ def pipeline(*faults: tuple[int, Settings], **more: float) -> Pipeline:
     return Pipeline(settings, 16, PAGES, **more)
 
 
+def made_up(requests: Iterable[Request]) -> dict[int, list[int]]:
+    """Return the tokens that emulated workers give."""
+    return {
+        each.request_id: [
+            emulated_token(each.request_id, position)
+            for position in range(each.prompt_tokens, each.prompt_tokens + each.output_tokens)
+        ]
+        for each in requests
+    }
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
     tokens: dict[int, list[int]] = defaultdict(list)
@@ -80,10 +91,7 @@ def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
     result = driver.result()
     assert replay(owner.journal, world.batcher()) is None
     assert result.status == ["completed"] * len(REQUESTS)
-    for request in REQUESTS:
-        positions = range(request.prompt_tokens, request.prompt_tokens + request.output_tokens)
-        expected = [emulated_token(request.request_id, position) for position in positions]
-        assert tokens[request.request_id] == expected
+    assert tokens == made_up(REQUESTS)
     owner.pool.check_integrity([])
     assert result.sampled_rows.sum() == result.output_tokens.sum()
     assert result.gap_count.sum() == (result.output_tokens - 1).sum()
@@ -98,13 +106,13 @@ def test_a_stage_prepares_ahead_or_once_the_activations_are_there(metadata: str)
     costs = AffineCost(2 * PREPARE_S, 0.0, 2)
     world = replace(world_of(), requests=[Request(0, 0.0, 4, 6)], costs=costs, depth=2)
     owner = world.batcher(RecordingBatcher)
-    tokens: list[int] = []
+    tokens: dict[int, list[int]] = defaultdict(list)
     coupled = metadata == "with_activations"
     with Pipeline([EmulatedSettings(), SlowToPrepare()], 16, PAGES, coupled=coupled) as workers:
-        driver = driver_of(workers, world, owner, on_token=lambda _, token: tokens.append(token))
+        driver = driver_of(workers, world, owner, on_token=lambda i, token: tokens[i].append(token))
         driver.run()
     assert replay(owner.journal, world.batcher()) is None
-    assert tokens == [emulated_token(0, position) for position in range(4, 10)]
+    assert tokens == made_up(world.requests)
     result = driver.result()
     waits_s = result.start_s[:, 1] - result.end_s[:, 0]
     assert len(waits_s) == 6

@@ -32,8 +32,9 @@ def draws(how: Draw | None, count: int = 2000) -> Counter[int]:
     )
 
 
-def test_temperature_zero_is_greedy() -> None:
-    assert draws(None, 5) == {1: 5}
+def test_temperature_zero_or_next_to_it_is_greedy() -> None:
+    for how in (None, drawing(0.0), drawing(1e-6), drawing(1e-50)):
+        assert draws(how, 5) == {1: 5}
 
 
 def test_the_frequencies_are_the_probabilities() -> None:

@@ -5,7 +5,6 @@ crosses the link; a worker that dies; validation.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from collections import defaultdict
@@ -30,10 +29,11 @@ from experiments.validation import validate
 from runtime import Served, Workers
 from runtime import serve as serve_world
 from runtime.driver import Driver, Replicas
-from runtime.emulated import EmulatedSettings, emulated_token
+from runtime.emulated import EmulatedSettings
 from runtime.pipeline import Pipeline
 from sim import World, simulate_replicas
-from tests.command_line import complaint, evenflow
+from tests.command_line import complaint, evenflow, summary_of
+from tests.test_runtime_run import made_up
 from tests.virtual_run import VirtualPipeline
 from tests.worlds import small_world
 
@@ -89,17 +89,6 @@ def serve(
     return served, tokens, {*journals}
 
 
-def made_up(world: World | PooledWorld) -> dict[int, list[int]]:
-    """Return the tokens that emulated workers give."""
-    return {
-        each.request_id: [
-            emulated_token(each.request_id, position)
-            for position in range(each.prompt_tokens, each.prompt_tokens + each.output_tokens)
-        ]
-        for each in world.requests
-    }
-
-
 @pytest.mark.parametrize("concurrency", [None, 7])
 @pytest.mark.parametrize("router", ["round_robin", "least_outstanding", "prefix_affinity"])
 def test_real_replicas_do_what_simulated_ones_do(router: Router, concurrency: int | None) -> None:
@@ -137,7 +126,7 @@ def test_emulated_replicas_serve_as_the_router_says(started: list[Pipeline]) -> 
         [*range(0, 12, 2)],
         [*range(1, 12, 2)],
     ]
-    assert tokens == made_up(world)
+    assert tokens == made_up(world.requests)
 
 
 @pytest.mark.parametrize("mixed", [None, pool("sarathi", 1, 12)], ids=["two pools", "three"])
@@ -147,7 +136,7 @@ def test_emulated_pools_serve_as_policies_say(mixed: World | None, started: list
     served, tokens, _ = serve(world)
     assert (served.failure, served.unfinished) == (None, 0)
     assert served.result.status == ["completed"] * len(FEW)
-    assert tokens == made_up(world)
+    assert tokens == made_up(world.requests)
     assert served.free_pages == sum(part.total_pages for part in world.pools)
     if mixed is None:
         check_transfers(served.result, LINK)
@@ -240,7 +229,7 @@ def test_the_command_serves_several_pipelines_and_replays_them(
     out = run.parent / "out"
     status, _, errors = evenflow("run", str(run), "--out", str(out), "--set", setting)
     assert status == 0, errors
-    assert json.loads((out / "summary.json").read_text())[key] == value
+    assert summary_of(out)[key] == value
     for name in ("stages.csv", "decisions.jsonl.gz"):
         assert [path.parent.name for path in sorted(out.glob(f"*/{name}"))] == names
     assert evenflow("replay", str(out))[:2] == (0, "identical: every decision is as recorded\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from evenflow.replay import RecordingBatcher, replay
 from evenflow.types import Prefix, Request
 from runtime.pipeline import Pipeline
 from runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
-from tests.command_line import evenflow, write_inputs
+from tests.command_line import complaint, evenflow, summary_of, tokens_of, write_inputs
 from tests.tiny_models import PAGE_TOKENS, continued, save_checkpoint
 from tests.torch_pipeline import (
     REQUESTS,
@@ -241,25 +240,28 @@ workload: {trace: trace.csv, arrivals: {kind: replay, scale: 20}}
 """
 
 
+def served_and_replayed(folder: Path) -> tuple[dict[int, list[int]], dict[str, Any]]:
+    """Serve the run of a folder, and replay its decisions; return its tokens and its summary."""
+    out = folder / "out"
+    status, _, errors = evenflow("run", str(folder / "RUN.yaml"), "--out", str(out))
+    assert status == 0, errors
+    assert evenflow("replay", str(out))[0] == 0
+    return tokens_of(out), summary_of(out)
+
+
 def test_run_writes_the_tokens_of_transformers(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     (tmp_path / "RUN.yaml").write_text(RUN)
     model = save_checkpoint(tmp_path / "model", "llama")
-    out = tmp_path / "out"
-    status, _, errors = evenflow("run", str(tmp_path / "RUN.yaml"), "--out", str(out))
-    assert status == 0, errors
-    lines = gzip.decompress((out / "tokens.jsonl.gz").read_bytes()).decode().splitlines()
-    tokens = {line["request_id"]: line["tokens"] for line in map(json.loads, lines)}
+    tokens, summary = served_and_replayed(tmp_path)
     requests = [Request(i, 0.0, 20 + 7 * i % 50, 1 + i % 5) for i in range(20)]
     assert tokens == generated(model, requests)
-    summary = json.loads((out / "summary.json").read_text())
     assert summary["completed"] == 20
     workers = summary["provenance"]["workers"]
     assert workers["layers_per_stage"] == [1, 2]
     assert workers["transport"] == "one_process"
     assert all(len(cores) == 1 for cores in workers["cores"])
     assert workers["torch"]
-    assert evenflow("replay", str(out))[0] == 0
 
 
 @pytest.mark.parametrize("caches", [False, True])
@@ -280,18 +282,11 @@ def test_the_model_reads_the_prompts_of_a_trace(tmp_path: Path, caches: bool) ->
     workload = "{trace: shared.json, tokenizer: model, arrivals: {kind: closed, concurrency: 1}}"
     run = RUN.replace("kv: {pages: 20}", cache).split("workload")[0] + f"workload: {workload}\n"
     (tmp_path / "RUN.yaml").write_text(run)
-    out = tmp_path / "out"
-    status, _, errors = evenflow("run", str(tmp_path / "RUN.yaml"), "--out", str(out))
-    assert status == 0, errors
-    lines = gzip.decompress((out / "tokens.jsonl.gz").read_bytes()).decode().splitlines()
-    tokens = {line["request_id"]: line["tokens"] for line in map(json.loads, lines)}
+    tokens, summary = served_and_replayed(tmp_path)
     assert tokens == {i: continued(model, prompt, 3) for i, prompt in enumerate(prompts)}
-    summary = json.loads((out / "summary.json").read_text())
     assert bool(summary.get("prefix_hit_rate", 0)) == caches
-    assert evenflow("replay", str(out))[0] == 0
 
     entries[1]["conversations"][0]["value"] = f"w{VOCABULARY} w1"
     (tmp_path / "shared.json").write_text(json.dumps(entries))
-    status, _, errors = evenflow("run", str(tmp_path / "RUN.yaml"), "--out", str(tmp_path / "no"))
-    assert (status, len(errors.splitlines())) == (2, 1), errors
-    assert f"model makes token {VOCABULARY} of request 1, and the model knows 97;" in errors
+    line = complaint("run", tmp_path / "RUN.yaml", "--out", tmp_path / "no")
+    assert f"model makes token {VOCABULARY} of request 1, and the model knows 97;" in line

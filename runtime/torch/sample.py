@@ -11,6 +11,9 @@ from torch import Tensor
 
 from runtime.wire import Draw
 
+LEAST_TEMPERATURE = 1e-5
+"""Below it, as in vLLM, tokens are greedy: logits divided by less would not be finite."""
+
 
 def drawn_by(draws: Sequence[Draw | None], positions: Sequence[int]) -> NDArray[np.int64]:
     """Return what `sample` draws by, of the rows that are not greedy, as numbers to send along.
@@ -22,7 +25,7 @@ def drawn_by(draws: Sequence[Draw | None], positions: Sequence[int]) -> NDArray[
     rows = [
         (row, how.temperature, how.top_k or np.inf, how.top_p, chance.random())
         for row, (how, position) in enumerate(zip(draws, positions, strict=True))
-        if how is not None and how.temperature > 0
+        if how is not None and how.temperature >= LEAST_TEMPERATURE
         for chance in [np.random.default_rng((how.seed, position))]
     ]
     return np.array(rows, dtype=np.float64).T.flatten().view(np.int64)

@@ -10,7 +10,7 @@ from typing import Any
 from evenflow.results.metrics import summarize
 from evenflow.types import Request
 from experiments.figures.make import FOLDER
-from experiments.figures.schema import load_plan
+from experiments.figures.schema import Plan, load_plan
 from experiments.figures.study import Study
 from experiments.outcome import Outcome
 from experiments.study.points import Store
@@ -18,10 +18,15 @@ from sim import simulate
 from tests.worlds import small_world
 
 
-def study_of(name: str, folder: Path, *overrides: str) -> Study:
+def plan_of(name: str, *overrides: str, quick: bool = False) -> Plan:
+    """Return a figure of ours with what is set by hand."""
+    return load_plan(FOLDER / f"{name}.yaml", overrides, quick=quick)
+
+
+def study_of(name: str, folder: Path, *overrides: str, wrong: int | None = None) -> Study:
     """Return the study of a figure of ours, its points under a folder."""
-    plan = load_plan(FOLDER / f"{name}.yaml", overrides)
-    return Study(plan, Store(folder / "points"), ThreadPoolExecutor(1))
+    store = Store(folder / "points")
+    return Study(plan_of(name, *overrides), store, ThreadPoolExecutor(1), wrong=wrong)
 
 
 def outcome(

@@ -1,30 +1,34 @@
-"""Figures: their YAML, the layers of a run, the claims' verdicts, and the files of one of them."""
+"""Figures: their YAML, what a user sets of them, the files of one, errors of one line."""
 
 from __future__ import annotations
 
 import json
-import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from command_line import evenflow
 
 from evenflow.errors import UsageError
-from experiments.figures.claims import Claim, answers, ends, load_claims, load_misses, score, worst
-from experiments.figures.layers import layered
-from experiments.figures.make import FOLDER, chosen, make, maker, markdown, names, write_claims
-from experiments.figures.schema import load_plan
-from experiments.figures.study import Drawing, Study
+from evenflow.specs.gpu import gpus
+from experiments.figures.cases import datasets, pairs, served
+from experiments.figures.make import chosen, make, maker, names, write_claims
+from experiments.figures.schema import check_like, layered, load_plan, with_host
+from experiments.figures.study import Drawing, footnote, machine_words
+from experiments.run_file.links import HOSTS
+from experiments.run_file.run import RunConfig, configured, with_
+from experiments.run_file.yaml_file import Document
 from experiments.study.points import Store
-from experiments.study.uncertainty import COSTS
+from tests.command_line import complaint, evenflow, table
+from tests.figure_studies import plan_of, study_of
+
+# -- plans and layers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_figure_has_keys_that_fit_and_a_module(name: str) -> None:
-    plan = load_plan(FOLDER / f"{name.replace('-', '_')}.yaml")
+    plan = plan_of(name.replace("-", "_"))
     assert callable(maker(plan))
     assert set(plan.keys.quick) <= set(plan.keys.study), "quick replaces numbers of the study"
 
@@ -41,122 +45,244 @@ def test_layers_merge_and_another_kind_replaces() -> None:
     }
 
 
-def test_a_system_goes_with_the_number_of_gpus(tmp_path: Path) -> None:
-    plan = load_plan(FOLDER / "gllm_12.yaml", ("stages=8", "gpu=A100-40G"))
-    study = Study(plan, Store(tmp_path), ThreadPoolExecutor(1))
-    assert study.gpus == 8
-    assert study.system("SGLang", 2)["tensor_parallel"] == 2
-    assert study.system("gLLM", 2)["stages"] == 2
-    assert study.plan.run.data["gpu"] == "A100-40G"
-
-
 def test_a_number_set_by_hand_holds_in_a_coarse_pass_too() -> None:
-    path = FOLDER / "gllm_10.yaml"
-    assert load_plan(path, quick=True).study["requests"] == 1000
-    assert load_plan(path, ("study.requests=7",), quick=True).study["requests"] == 7
-
-
-def claim(kind: Any, value: Any) -> Claim:
-    return Claim("id", "paper", "1", kind, "speed", value)
+    assert plan_of("gllm_10", quick=True).study["requests"] == 1000
+    assert plan_of("gllm_10", "study.requests=7", quick=True).study["requests"] == 7
 
 
 @pytest.mark.parametrize(
-    ("kind", "paper", "ours", "verdict"),
+    ("value", "known", "fits"),
     [
-        ("exact", 2.24, 2.24, "exact"),
-        ("exact", 2.24, 2.25, "wrong"),
-        ("exact", {"a": [1, 2]}, {"a": [1, 2]}, "exact"),
-        ("ratio", 2.0, 2.14, "within 10 %"),
-        ("ratio", 2.0, 1.75, "within 25 %"),
-        ("ratio", 2.0, 1.1, "right order"),
-        ("ratio", 2.0, 1.01, "wrong"),
-        ("ratio", 2.0, 0.9, "wrong"),
-        ("ratio", [1.0, 2.0, 4.0], [1.0, 1.9, 2.0], "right order"),
-        ("ratio", [1.0, 2.0, 4.0], [1.0, 1.9], "not run"),
-        ("ratio", "<= 0.02", 0.01, "holds"),
-        ("ratio", "<= 0.02", 0.024, "within 25 %"),
-        ("ratio", "<= 0.02", 0.2, "wrong"),
-        ("ratio", {"a": ">= 2", "b": ">= 2"}, {"a": 2.0, "b": 9.0}, "holds"),
-        ("ratio", ">= 2", 1.9, "within 10 %"),
-        ("ratio", ">= 2", 1.0, "wrong"),
-        ("ratio", "> 1", 1.01, "holds"),
-        ("ratio", "> 1", 1.0, "wrong"),
-        ("ratio", {"a": "< 1", "b": "> 1"}, {"a": 0.9, "b": 0.99}, "wrong"),
-        ("absolute", 10.0, 14.0, "wrong"),
-        ("absolute", {"a": 10.0, "b": 1.0}, {"a": 10.0}, "not run"),
-        ("absolute", 10.0, float("nan"), "not run"),
-        ("order", ["a", "b"], ["a", "b"], "exact"),
-        ("order", ["a", "b"], ["b", "a"], "wrong"),
+        (3, 2, True),
+        (0, 2, False),
+        (2.5, 2, False),
+        (True, 2, False),
+        ("x", 2, False),
+        (1, 0.5, True),
+        ([1.5], [1, 2], True),
+        ([], [1, 2], False),
+        (3, [1, 2], False),
+        (["x"], [1, 2], False),
+        ([["L20", "m"]], [["L20", "m"]], True),
+        (["L20"], [["L20", "m"]], False),
+        ({"a": "b"}, {"c": "d"}, True),
+        ({}, {"c": "d"}, False),
+        ("x", {"c": "d"}, False),
+        ({"a": 1}, {"c": {}}, False),
+        (None, None, True),
+        ([1, 2], None, True),
+        (2, None, False),
     ],
 )
-def test_verdicts(kind: str, paper: Any, ours: Any, verdict: str) -> None:
-    assert worst(answers(claim(kind, paper), ours)) == verdict
+def test_numbers_are_of_the_kind_that_the_figure_has(value: Any, known: Any, fits: bool) -> None:
+    if fits:
+        check_like(value, known, "study.x=...")
+    else:
+        with pytest.raises(UsageError, match="should be "):
+            check_like(value, known, "study.x=...")
 
 
-def test_misses_are_of_claims_that_there_are() -> None:
-    assert set(load_misses()) <= {each.id for each in load_claims()}
+def test_names_choose_one_or_a_whole_paper() -> None:
+    assert [plan.name for plan in chosen(["gllm-12"], (), quick=False)] == ["gllm-12"]
+    assert "gllm-12" in [plan.name for plan in chosen(["gllm"], (), quick=False)]
 
 
-def test_a_ratio_has_the_interval_of_nine_ratios() -> None:
-    ours = {"throughput": 1.0, "e2el": 0.9}
-    wrong = [{"throughput": math.exp(0.1 * z), "e2el": 0.9} for z in COSTS]
-    known = ends({"gllm-ck-vs-vllm": ours}, [{"gllm-ck-vs-vllm": each} for each in wrong])
-    assert set(known) == {"gllm-ck-vs-vllm"}
-    (low, high), same = (known["gllm-ck-vs-vllm"][part] for part in ("throughput", "e2el"))
-    assert (math.log(low), math.log(high)) == pytest.approx((-0.1645, 0.1645), rel=1e-3)
-    assert same == pytest.approx((0.9, 0.9))
-    (published,) = (each for each in load_claims() if each.id == "gllm-ck-vs-vllm")
-    found = answers(published, ours, known["gllm-ck-vs-vllm"])
-    assert [answer.is_inside for answer in found] == [True, False]  # 1.1 and 0.92
-    assert score(found)[-2:] == (2, 1)
-    assert "Of 2 values with an interval, 1 have the paper's inside." in markdown(found)
+# -- hosts ----------------------------------------------------------------------------------------
+
+
+def test_every_gpu_has_a_host() -> None:
+    assert set(HOSTS) == {gpu.name for gpu in gpus()}
+
+
+def test_a_run_gets_the_links_of_its_host_and_keeps_its_own() -> None:
+    run = {"gpu": "L20", "stages": 4}
+    host = {"link": "pcie-l20", "costs": {"kind": "roofline", "all_reduce": "allreduce-l20"}}
+    assert with_host(run) == {**run, **host}
+    assert with_host(run | {"link": "socket-73g"}) == run | {"link": "socket-73g"}
+    slow = with_host(run | {"link": {"latency_us": 99}})
+    assert slow["link"] == {"name": "pcie-l20", "latency_us": 99}
+    one = {"gpu": "A100-80G", "stages": 1, "costs": {"kind": "roofline", "all_reduce": "pcie-l20"}}
+    assert with_host(one) == one
+    assert with_host({"gpu": "H100", "stages": 4})["link"] == "nvlink-h100"
+    affine = {"gpu": "L20", "stages": 2, "costs": {"kind": "affine"}}
+    assert with_host(affine) == affine
+
+
+def test_a_gpu_of_ones_own_needs_a_link_where_there_are_several() -> None:
+    own = {"name": "X", "fp16_tflops": 1, "memory_bandwidth_gb_s": 1, "memory_gb": 1}
+    assert with_host({"gpu": own, "stages": 1}) == {"gpu": own, "stages": 1}
+    with pytest.raises(UsageError, match="gpu X: its links are not known; give --set link=NAME"):
+        with_host({"gpu": own, "stages": 2})
+
+
+def test_a_run_that_names_no_link_has_those_of_its_host_and_says_so() -> None:
+    """As a figure has them; a link that is given, and all that affine costs know of, stay."""
+    keys = {"model": "Qwen2.5-32B", "gpu": "L20", "stages": 2, "tensor_parallel": 2}
+    rest = {"scheduler": "vllm", "workload": {"trace": "azure-conv-sample"}}
+
+    def run(**more: Any) -> RunConfig:
+        return configured(Document("run", {**keys, **rest, **more}, {}))
+
+    assert run().wires == ("pcie-l20", None, "allreduce-l20")
+    assert run(link="socket-73g").wires == ("socket-73g", None, None)
+    assert run(costs={"kind": "affine", "base_s": 1, "per_token_s": 0}).wires == (None,) * 3
+    assert run().setup() == (
+        "simulated: Qwen2.5-32B on 4 x L20, PP2 x TP2, link pcie-l20 (default), all-reduce "
+        "allreduce-l20 (default), CPU time ideal (default), costs roofline (default)"
+    )
+    named = with_(run(), {"link": {"name": "pcie-l20", "latency_us": 5}, "runtime": "vllm"})
+    assert "link pcie-l20 5 us, all-reduce over the same (default), CPU time vllm," in named.setup()
+    assert with_(run(), {"gpu": "H100"}).wires.link == "nvlink-h100"
+
+
+def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
+    study = study_of("sarathi_11", tmp_path, "gpu=H100")
+    rest = {"workload": {"trace": "sharegpt-sample"}, "scheduler": "sarathi"}
+    for one in served(study):
+        words = machine_words(study.config(one.keys, rest))
+        assert words.startswith("H100 over nvlink-h100")
+    kept = study_of("sarathi_11", tmp_path, "gpu=H100", "link=pcie-l20")
+    assert kept.plan.run.data["link"] == "pcie-l20"
+
+
+# -- limits and deployments -----------------------------------------------------------------------
+
+OWN = "study.deployments.Falcon-180B.slo_s"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ([f"{OWN}.strict=0.3"], {"strict": 0.3}),
+        ([f"{OWN}={{strict: 0.3, relaxed: 9.0}}"], {"strict": 0.3, "relaxed": 9.0}),
+        ([], {}),
+    ],
+)
+def test_limits_set_by_hand_hold_beside_other_hardware_and_the_rest_are_by_the_rule(
+    tmp_path: Path, given: list[str], kept: dict[str, float]
+) -> None:
+    slow = "nodes={gpus: 4, link: {name: ethernet-100g, latency_us: 100}}"
+    by_rule = served(study_of("sarathi_13", tmp_path, slow))[0].slo_s
+    assert by_rule["relaxed"] == pytest.approx(5 * by_rule["strict"])
+    assert served(study_of("sarathi_13", tmp_path, slow, *given))[0].slo_s == {**by_rule, **kept}
+
+
+@pytest.mark.parametrize("own", [f"{OWN}.relaxed=0.5", f"{OWN}.strict=6.0"])
+def test_a_relaxed_limit_below_the_strict_one_is_refused(tmp_path: Path, own: str) -> None:
+    with pytest.raises(UsageError, match="Falcon-180B: the relaxed limit on P99 TBT"):
+        served(study_of("sarathi_13", tmp_path, own))
+
+
+AFFINE = ("costs={kind: affine, base_s: 0.01, per_token_s: 0.001}", "kv={pages: 1000}")
+
+
+def test_the_published_limits_or_multiples_of_the_predicted_iteration(tmp_path: Path) -> None:
+    known = {each.label: each for each in served(study_of("sarathi_11", tmp_path))}
+    llama = known["LLaMA2-70B TP4-PP2"]
+    assert (llama.slo_s["strict"], llama.budgets["relaxed"]) == (1.0, 1536)
+    assert llama.keys["gpu"] == "A40"
+    (own,) = served(study_of("sarathi_10", tmp_path, *AFFINE, "model=Qwen2.5-7B"))
+    assert own.label == "Qwen2.5-7B"
+    assert own.slo_s == pytest.approx({"strict": 5 * 0.042, "relaxed": 25 * 0.042})
+
+
+def test_deployments_and_data_sets_follow_what_is_set(tmp_path: Path) -> None:
+    hardware = ("gpu=H100", "tensor_parallel=4", "max_model_len=4096", "costs.tile_tokens=64")
+    study = study_of("sarathi_10", tmp_path, *hardware)
+    known = served(study)
+    assert [one.label for one in known] == ["Mistral-7B TP4", "Yi-34B TP4"]
+    assert {one.keys["gpu"] for one in known} == {"H100"}
+    assert all(one.keys["costs"] == {"tile_tokens": 64} for one in known)
+    assert all(one.slo_s["strict"] != 0.1 for one in known), "5 reference iterations"
+    assert {each["max_model_len"] for each in datasets(study).values()} == {4096}
+    traced = study_of("sarathi_10", tmp_path, "workload.trace=azure-conv-sample")
+    assert list(datasets(traced)) == ["azure-conv-sample"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("study.pairs=[[L20]]", r"is no pair; write \[GPU, model\]"),
+        ("study.pairs=[L20]", r"should be a list that is not empty, like \[\[L20, Llama2-13B\]"),
+    ],
+)
+def test_bad_pairs_are_one_line(override: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        pairs(study_of("tdpipe_11", tmp_path, override))
+
+
+# -- systems --------------------------------------------------------------------------------------
+
+
+def test_what_is_set_holds_in_every_system_that_has_it(tmp_path: Path) -> None:
+    study = study_of("gllm_12", tmp_path, "scheduler.token_budget=512", "runtime=ideal")
+    (pair, *_) = pairs(study).values()
+    budgets = {
+        label: study.config(study.system(label), pair).scheduler.params.get("token_budget")
+        for label in study.labels
+    }
+    assert budgets == {"gLLM": None, "vLLM": 512, "SGLang": None}
+    assert {study.system(label)["runtime"] for label in study.labels} == {"ideal"}
+
+
+def test_a_key_of_one_published_system_can_be_set(tmp_path: Path) -> None:
+    study = study_of("gllm_12", tmp_path, "systems.vLLM.scheduler.max_num_seqs=7")
+    assert study.keys_of("vLLM")["scheduler"]["max_num_seqs"] == 7
+    assert study.keys_of("vLLM")["virtual_engines"] is True
+
+
+@pytest.mark.parametrize(
+    ("given", "counts", "layouts"),
+    [
+        (["stages=2", "tensor_parallel=2"], [1, 2, 4], [(1, 1), (1, 2), (2, 2)]),
+        (["stages=3"], [1, 2, 3], [(1, 1), (2, 1), (3, 1)]),
+        (["stages=8"], [1, 2, 4, 8], [(1, 1), (2, 1), (4, 1), (8, 1)]),
+        (["stages=[20, 28]"], [1, 2], [(1, 1), ([20, 28], 1)]),
+    ],
+)
+def test_pipelines_keep_the_ranks_of_a_stage_and_listed_layers(
+    given: list[str], counts: list[int], layouts: list[Any], tmp_path: Path
+) -> None:
+    study = study_of("gllm_12", tmp_path, *given)
+    assert study.gpu_counts == counts
+    systems = [study.system("gLLM", n) for n in counts]
+    assert [(each["stages"], each["tensor_parallel"]) for each in systems] == layouts
+    assert [study.system("SGLang", n)["tensor_parallel"] for n in counts] == counts
+    assert study.system("SGLang")["tensor_parallel"] == study.gpus == counts[-1]
 
 
 def test_a_wrong_study_has_slower_kernels_and_other_seeds(tmp_path: Path) -> None:
-    plan = load_plan(FOLDER / "gllm_15.yaml")
-    with ThreadPoolExecutor(1) as executor:
-        studies = [Study(plan, Store(tmp_path), executor, None, wrong) for wrong in (None, 8)]
+    studies = [study_of("gllm_15", tmp_path, wrong=wrong) for wrong in (None, 8)]
     run = {"model": "Qwen2.5-32B", "gpu": "L20", "workload": {"trace": "sharegpt-sample"}}
     scales = [study.config(study.system("gLLM"), run).scale for study in studies]
     assert scales[0].costs == 1 < scales[1].costs
     assert not {*studies[0].seeds} & {*studies[1].seeds}
 
 
-SMALL = {
+# -- figures made small ---------------------------------------------------------------------------
+
+AS_THEY_ARE = """gllm_8 gllm_11 decides_3 decides_4 sarathi_3 sarathi_4 sarathi_5 sarathi_6
+sarathi_9 sarathi_13 sarathi_14 sarathi_table3 tdpipe_2 tdpipe_9 tdpipe_10 tdpipe_12
+blog_fragmentation"""
+SMALL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(AS_THEY_ARE.split(), ()),
     "gllm_1": ("study.batches=10", "study.loads=[0.5]"),
-    "gllm_8": (),
     "gllm_10": ("study.loads=[0.5, 1]", "study.pairs=[[L20, Qwen2.5-14B]]"),
-    "gllm_11": (),
     "gllm_12": ("study.pairs=[[L20, Qwen2.5-14B]]",),
     "gllm_14": ("study.loads=[0.5, 1]",),
     "gllm_15": ("study.loads=[1.0]",),
     "gllm_16": ("study.loads=[1.0]", "study.vary={min_prefill: [16, 32]}"),
-    "decides_3": (),
-    "decides_4": (),
     "sarathi_1": ("study.rates=[0.5]",),
-    "sarathi_3": (),
-    "sarathi_4": (),
-    "sarathi_5": (),
-    "sarathi_6": (),
-    "sarathi_9": (),
     "sarathi_12": ("model=Mistral-7B", "study.limits=1"),
-    "sarathi_13": (),
-    "sarathi_14": (),
-    "sarathi_table3": (),
     "sarathi_table4": ("study.capacity_requests=60", "study.loads=[0.5]"),
-    "tdpipe_2": (),
     "tdpipe_6": ("study.all_tokens=[64]",),
-    "tdpipe_9": (),
-    "tdpipe_10": (),
     "tdpipe_11": ("study.pairs=[[L20, Qwen2.5-32B]]",),
-    "tdpipe_12": (),
     "tdpipe_13": ("study.ratios=[0.5]",),
     "tdpipe_14": ("workload.requests=2000",),
     "tdpipe_readings": ("study.readings={plain: {}}",),
     "blog_batching": ("study.seats=[4]",),
     "blog_chunking": ("study.all_chunks=[1024]", "study.decodes=2"),
     "blog_disaggregation": ("study.rates=[2]",),
-    "blog_fragmentation": (),
 }
 """One of each kind, or of each code behind it, made small."""
 
@@ -169,9 +295,9 @@ CLAIMED = {
 def made(name: str, folder: Path, *overrides: str) -> tuple[dict[str, Any], Drawing]:
     """Return what is told of a figure, made with few requests, and the figure."""
     few = {"requests": 40 if name.startswith("sarathi") else 10, "seeds": [0]}
-    known = load_plan(FOLDER / f"{name}.yaml").keys.study
+    known = plan_of(name).keys.study
     short = [f"study.{key}={value}" for key, value in few.items() if key in known]
-    plan = load_plan(FOLDER / f"{name}.yaml", (*short, *SMALL[name], *overrides), quick=True)
+    plan = plan_of(name, *short, *SMALL[name], *overrides, quick=True)
     with ThreadPoolExecutor(1) as executor:
         drawing = make(plan, folder, Store(folder / "points"), executor)
     return dict(json.loads((folder / f"{plan.name}.json").read_text())), drawing
@@ -194,13 +320,17 @@ def test_a_small_one_is_made(name: str, tmp_path: Path) -> None:
         assert drawing.table[drawing.table.gpus > 1].error.isna().all()
 
 
-def test_a_figure_writes_its_files_and_its_claims(tmp_path: Path) -> None:
-    about, _ = made("gllm_12", tmp_path, "study.pairs=[[L20, Qwen2.5-14B], [L20, Qwen2.5-32B]]")
+def test_a_figure_writes_its_files_and_a_claim_is_compared_in_its_own_set_up_only(
+    tmp_path: Path,
+) -> None:
+    about, drawing = made("gllm_12", tmp_path, "link=ethernet-100g", "stages=2")
+    assert "set by hand: study.requests=10" in drawing.figure.get_suptitle().replace("\n", " ")
     assert about["facts"]["requests"] == 10
     assert about["facts"]["kv_pages"]
-    assert about["claims"] == {}, "not the pairs of the paper"
+    assert about["facts"]["machines"] == ["L20 over ethernet-100g"]
+    assert about["claims"] == {}, "not the set-up of the paper"
     assert {answer.verdict for answer in write_claims(tmp_path)} == {"not run"}
-    about, _ = made("tdpipe_9", tmp_path)
+    made("tdpipe_9", tmp_path)
     found = {answer.claim.id: answer for answer in write_claims(tmp_path)}
     assert found["tdpipe-stealing-example"].verdict == "exact"
     text = (tmp_path / "claims.md").read_text()
@@ -208,7 +338,40 @@ def test_a_figure_writes_its_files_and_its_claims(tmp_path: Path) -> None:
     assert "a coarse pass, --set study.requests" in text, "whoever reads a claim knows of both"
 
 
-OWN = """\
+@pytest.mark.parametrize(
+    ("name", "assignment", "published"),
+    [
+        ("gllm_12", "study.requests=5", True),
+        ("gllm_12", "stages=4", True),  # as it is
+        ("gllm_12", "stages=8", False),
+        ("gllm_12", "kv.memory_utilization=0.8", False),
+        ("gllm_12", "systems.vLLM=vllm_v1", False),
+        ("sarathi_9", "study.prompt_tokens=[1024]", False),
+    ],
+)
+def test_the_published_set_up_is_known(name: str, assignment: str, published: bool) -> None:
+    assert plan_of(name, assignment).published is published
+
+
+def test_a_footnote_has_words_for_everything() -> None:
+    facts = {
+        "costs": {"kind": "roofline"},
+        "traces": {"A": "a", "B": "b"},
+        "kv_pages": list(range(1, 12)),
+        "pairs": [["L20", "x"]],
+        "quick": False,
+        "rates": None,
+        "set": ["stages=8"],
+        "published_set_up": False,
+    }
+    assert footnote(facts, "It differs.") == (
+        "costs: roofline; traces: A a, B b; kv pages: 1 .. 11 (11 values). It differs."
+    )
+
+
+# -- a figure of one's own ------------------------------------------------------------------------
+
+MINE = """\
 title: "Speed by budget, {requests} requests"
 source: my own
 run: {stages: 2, costs: {kind: affine, base_s: 0.01, per_token_s: 0.001}, kv: {pages: 400},
@@ -224,21 +387,21 @@ plot:
 
 
 def test_a_figure_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(OWN)
+    (tmp_path / "mine.yaml").write_text(MINE)
     arguments = "figures", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "out")
     status, out, _ = evenflow(*arguments, "--set", "study.requests=4")
     assert status == 0
     assert "mine.png" in out
-    table = pd.read_csv(tmp_path / "out" / "mine.csv")
-    assert list(table.columns[:2]) == ["budget", "seed"]
-    assert list(table.columns[-2:]) == ["error", "gain"]
-    assert table.gain[:2].tolist() == [1, 1]
-    assert set(table.completed) == {4}
+    found = pd.read_csv(tmp_path / "out" / "mine.csv")
+    assert list(found.columns[:2]) == ["budget", "seed"]
+    assert list(found.columns[-2:]) == ["error", "gain"]
+    assert found.gain[:2].tolist() == [1, 1]
+    assert set(found.completed) == {4}
     assert not (tmp_path / "out" / "claims.md").exists()
 
 
 def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(OWN)
+    (tmp_path / "mine.yaml").write_text(MINE)
     plot = "plot: {height: 3}"
     (tmp_path / "other.yaml").write_text(f"title: x\nsource: y\nlike: mine\n{plot}\n")
     mine, other = (load_plan(tmp_path / name).keys for name in ("mine.yaml", "other.yaml"))
@@ -254,25 +417,58 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
         ("vary: [budget]", "vary: [budget, load]", "KeyError: 'rates'"),
         ("vary: [budget]", "vary: []", "the figure has no cases; give vary"),
         ("vary: [budget]", "vary: [speed]", "vary: speed: should be one of load, pair"),
-        ("kind: lines", "kind: pie", "'bars', 'stack', 'lying' or 'lines'"),
+        ("kind: lines", "kind: pie", "'bars', 'stack', 'lying', 'lines', 'tokens', 'stages'"),
+        ("x: budget, y: {gain: ours}, ", "", "kind: lines needs the key"),
         ("x: budget", "x: budgets", "budgets"),
         ("stages: 2", "stages: two", "stages"),
         ("source: my own", "source: my own\nlike: mine", "mine.yaml:3: like: the figure would be"),
         ("source: my own", "source: my own\nlike: nothing", "nothing.yaml: no such file"),
         ("panels: [{kind", "panels: 3 #", "panels"),
         ("vary: [budget]", "vary: [budget]\nmeasure: none", "none: no such function"),
+        ("plot:", "claims: {x: {tke: gain}}\nplot:", 'unknown key "claims.x.tke"; did you mean'),
     ],
 )
 def test_mistakes_in_ones_own_are_one_line(old: str, new: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(OWN.replace(old, new))
+    (tmp_path / "mine.yaml").write_text(MINE.replace(old, new))
     where = str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "out")
     status, _, errors = evenflow("figures", *where)
     assert (status, errors.count("\n")) == (2, 1)
     assert words in errors
 
 
-def test_names_choose_one_or_a_whole_paper() -> None:
-    assert [plan.name for plan in chosen(["gllm-12"], (), quick=False)] == ["gllm-12"]
-    assert "gllm-12" in [plan.name for plan in chosen(["gllm"], (), quick=False)]
-    with pytest.raises(UsageError, match="gllm-12"):
-        chosen(["gllm-112"], (), quick=False)
+MISTAKES = table("""\
+## figures
+gllm-112 | gllm-12
+gllm-12 --executor threads | dask
+## figures --quick gllm-12 study.seeds=[0]
+study.rate=1 | study.requests
+gpu=L21 | L20
+nonsense=1 | nonsense
+study.requests=-1 | study.requests=-1: should be
+kv.pages=-1 | kv.pages=-1
+stages=0 | stages: should be a whole number of at least 1
+scheduler.nope=3 | none of gLLM, vLLM, SGLang has it
+scheduler=vllm | give --set systems.LABEL=NAME
+workload.requests=9 | give --set study.requests=..., in place of 4000
+systems.gLLM=nothing | nothing: no such system
+model=Falcon-180B | Falcon-180B does not fit
+## figures --quick
+sarathi-12 study.seeds=[0] scheduler.max_num_seqs=9 | the figure compares 128, 32, 64
+gllm-10 study.seeds=[0] study.rates=2 | should be null, or a list of numbers above 0
+gllm-14 study.seeds=[0] study.limits=[5] | no figure comes of it (TypeError
+""")
+
+
+@pytest.mark.parametrize(("words", "told"), MISTAKES)
+def test_a_mistake_is_one_line(words: list[str], told: str, tmp_path: Path) -> None:
+    status, _, errors = evenflow(*words, "--out", str(tmp_path / "out"))
+    assert (status, errors.count("\n")) == (2, 1)
+    assert errors.startswith("error: ")
+    assert told in errors
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+def test_one_line_for_several_figures(tmp_path: Path) -> None:
+    words = ("figures", "gllm-1", "gllm-4", "--set", "stages=0", "--out", tmp_path)
+    line = complaint(*words, prints="gllm-1: not made\ngllm-4: not made\n")
+    assert line.startswith("2 of 2 figures failed: gllm-1, gllm-4: stages: should be")

@@ -1,4 +1,4 @@
-"""What figures compute by hand: measures of runs, single iterations, deployments of their own."""
+"""What figures compute by hand: measures of runs, and single iterations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from evenflow.costs import Work, decode_work, prefill_work
-from evenflow.errors import UsageError
 from evenflow.results.metrics import summarize
 from evenflow.runtimes import runtimes
 from evenflow.types import Request
-from experiments.figures.axes import pairs, served
 from experiments.figures.iterations import (
     REFERENCE,
     in_chunks,
@@ -23,24 +21,25 @@ from experiments.figures.iterations import (
     roofline_of,
     world_of,
 )
-from experiments.figures.make import FOLDER
 from experiments.figures.measures import (
+    busy_over_time,
     known_in_advance,
     mean_over_max,
+    micro_batches,
+    phases,
     prepared,
     seat_use,
     shares,
+    stalls,
     within,
 )
-from experiments.figures.scenarios import steps_of_prompt
-from experiments.figures.schema import load_plan
-from experiments.figures.series import busy_over_time, micro_batches, phases, stalls
+from experiments.figures.own import steps_of_prompt
 from experiments.outcome import Outcome
 from experiments.run_file.build import build, load_workload
 from experiments.run_file.run import load_config
 from experiments.runs import Job, run_job
 from tests.command_line import write_trace
-from tests.figure_studies import outcome, study_of
+from tests.figure_studies import outcome, plan_of, study_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,12 +74,18 @@ def test_a_given_cap_binds_td_pipe_too() -> None:
 
 
 def test_phases_are_runs_of_one_kind() -> None:
-    found = phases([0.2, 0.4, 0.5, 0.3, 0.6], [9, 1, 0, 0, 1], [0.0, 1.0, 2.0, 3.0, 4.0])
-    assert found.drop(columns="phase").to_numpy().tolist() == [
-        ["prefill", 0, 2, 0.0, 0.0, 0.4],
-        ["decode", 2, 2, 2.0, 0.4, 0.3],
-        ["prefill", 4, 1, 4.0, 0.3, 0.6],
-    ]
+    """Prompts of a page at 0 and 20 s, one stage: a prefill, two decodes, then the same again."""
+    run = outcome([Request(0, 0.0, 16, 3), Request(1, 20.0, 16, 3)], depth=1)
+    found = phases(run, ["decode_tokens"])
+    assert found["phases"] == 2
+    assert found["kind"] == ["prefill", "decode", "prefill", "decode"]
+    assert (found["first_step"], found["steps"]) == ([0, 1, 3, 4], [1, 2, 1, 2])
+    assert found["start_s"] == [0.0, 1.0, 20.0, 21.0]
+    held = run.result.free_pages.tolist()
+    used = [round(1 - pages / 1000, 4) for pages in held]
+    assert found["kv_before"] == [0.0, used[0], used[2], used[3]]
+    assert found["kv_after"] == [used[0], used[2], used[3], used[5]]
+    assert found["decode_tokens"] == [0, 1, 1, 0, 1, 1]
 
 
 def test_reserving_the_known_length_fills_half_of_the_output() -> None:
@@ -109,7 +114,7 @@ def test_preparation_that_is_coupled_is_read_back_and_hidden_work_is_none() -> N
 
 def test_shares_of_stage_time_add_up() -> None:
     found = shares(outcome([Request(0, 0.0, 10, 1)]))
-    drawn = load_plan(FOLDER / "decides_3.yaml").keys.plot["panels"][0]["y"]
+    drawn = plan_of("decides_3").keys.plot["panels"][0]["y"]
     assert sum(found[name] for name in drawn) == pytest.approx(1.0)
     assert found["busy"] == pytest.approx(0.5)  # two stages, one after the other
 
@@ -154,7 +159,7 @@ def test_a_stall_is_a_prompt_among_decodes(tmp_path: Path) -> None:
     assert len(found["tokens"]) == len(found["returned_s"])
 
 
-# -- single iterations and deployments ------------------------------------------------------------
+# -- single iterations ----------------------------------------------------------------------------
 
 AFFINE = ("costs={kind: affine, base_s: 0.01, per_token_s: 0.001}", "kv={pages: 1000}")
 
@@ -196,32 +201,3 @@ def test_chunks_cover_a_prompt_and_only_the_last_samples() -> None:
     ]
     both = joined(decode_work(3, 30), chunks[2])
     assert both == Work(chunks[2].chunks, 88, 3, 30, 4)
-
-
-def test_the_published_limits_or_multiples_of_the_predicted_iteration(tmp_path: Path) -> None:
-    known = {each.label: each for each in served(study_of("sarathi_11", tmp_path))}
-    llama = known["LLaMA2-70B TP4-PP2"]
-    assert (llama.slo_s["strict"], llama.budgets["relaxed"]) == (1.0, 1536)
-    assert llama.keys["gpu"] == "A40"
-    by_hand = study_of("sarathi_10", tmp_path, *AFFINE, "model=Qwen2.5-7B")
-    (own,) = served(by_hand)
-    assert own.label == "Qwen2.5-7B"
-    assert own.slo_s == pytest.approx({"strict": 5 * 0.042, "relaxed": 25 * 0.042})
-
-
-def test_what_is_set_by_hand_holds_in_every_deployment(tmp_path: Path) -> None:
-    study = study_of("sarathi_11", tmp_path, "gpu=H100", "costs.tile_tokens=64")
-    assert {each.keys["gpu"] for each in served(study)} == {"H100"}
-    assert all(each.keys["costs"] == {"tile_tokens": 64} for each in served(study))
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("study.pairs=[[L20]]", r"is no pair; write \[GPU, model\]"),
-        ("study.pairs=[L20]", r"should be a list that is not empty, like \[\[L20, Llama2-13B\]"),
-    ],
-)
-def test_bad_pairs_are_one_line(override: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        pairs(study_of("tdpipe_11", tmp_path, override))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 
 from evenflow.errors import UsageError
 from experiments.figures import claims, own
-from experiments.figures.axes import cases_of, rates
-from experiments.figures.claims import answer
-from experiments.figures.panels import draw
-from experiments.figures.schema import Query
-from experiments.figures.tables import capacities, over, tbt_slo
+from experiments.figures.cases import capacities, cases_of, over, rates, tbt_slo
+from experiments.figures.claims import answer, answers, ends, load_claims, load_misses, score, worst
+from experiments.figures.make import markdown
+from experiments.figures.panels import COLORS, colors_of, draw
+from experiments.figures.schema import FigureKeys, Query
+from experiments.study.uncertainty import COSTS
 from tests.figure_studies import study_of
 
 # -- cases ----------------------------------------------------------------------------------------
@@ -130,15 +132,13 @@ def test_a_reference_may_be_another_in_every_row() -> None:
 def test_ttft_turns_at_five_times_its_lowest_and_stays_turned(tmp_path: Path) -> None:
     points = [("P", "T", "S", rate, ms) for rate, ms in ((1, 10), (2, 40), (3, 60), (4, 45))]
     table = rows("pair trace system rate mean_ttft_ms", *points)
-    study = study_of("gllm_10", tmp_path)
-    assert own.turning_points(study, table).tolist() == [2] * 4
+    assert own.turning_points(study_of("gllm_10", tmp_path), table).tolist() == [2] * 4
 
 
 def test_throughput_is_over_the_fewest_gpus_that_hold_the_model(tmp_path: Path) -> None:
     points = [("P", "S", gpus, rate) for gpus, rate in ((1, np.nan), (2, 50.0), (4, 110.0))]
     table = rows("pair system gpus total_token_throughput", *points)
-    study = study_of("gllm_12", tmp_path)
-    assert own.over_smallest(study, table).tolist()[1:] == [1.0, 2.2]
+    assert own.over_smallest(study_of("gllm_12", tmp_path), table).tolist()[1:] == [1.0, 2.2]
 
 
 def test_readings_are_compared_seed_by_seed() -> None:
@@ -175,6 +175,7 @@ RUNS = rows(
         ({"where": {"place": ["a", "b"], "system": "S"}}, [3.0, 8.0]),
         ({"where": {"place": ["a", "b"], "system": "S"}, "then": "max"}, 8.0),
         ({"where": {"place": "nowhere"}}, None),
+        ({"then": "min", "where": {"place": ["b", "a"], "system": "S"}}, 3.0),
         ({"where": {"system": "T", "place": "c"}, "over": {"system": ["S", "T"]}}, [0.0, None]),
     ],
 )
@@ -206,6 +207,22 @@ def test_the_papers_value_stands_where_ours_would_have_to_be(
     (axes,) = figure.axes
     marks = {float(y) for line in axes.lines if line.get_marker() == "D" for y in line.get_ydata()}
     assert {9.0, 4.0, 6.0} <= marks
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["the paper's value"]
+    other = draw(
+        {"let": {"twice": "2 * rate"}, "panels": [panel | {"y": {"twice": "x"}}]}, beside, {}
+    )
+    assert not other.legends, "no value of the paper's is drawn"
+
+
+def test_a_claim_may_have_a_query_for_each_part() -> None:
+    parts = {
+        "all": {"where": {"system": "S"}},
+        "two": {"where": {"place": ["a", "b"]}, "best": "max"},
+    }
+    keys = {"title": "x", "source": "y", "run": {}, "study": {}}
+    asked = {name: {"take": "rate", **query} for name, query in parts.items()}
+    plan = FigureKeys.model_validate({**keys, "claims": {"one": asked}})
+    assert answer(RUNS, plan.claims["one"]) == {"all": pytest.approx(19 / 3), "two": [3.0, 8.0]}
 
 
 def test_a_claim_of_a_table_without_seeds() -> None:
@@ -217,6 +234,14 @@ def test_a_claim_of_a_table_without_seeds() -> None:
 
 
 # -- panels ---------------------------------------------------------------------------------------
+
+
+def test_labels_side_by_side_have_colours_of_their_own() -> None:
+    assert COLORS["TD-Pipe"] == COLORS["gLLM"]
+    found = colors_of(["TD-Pipe", "PP+HB", "gLLM", "unheard of"])
+    assert len(set(found.values())) == 4
+    assert found["PP+HB"] == COLORS["PP+HB"]
+
 
 DRAWN = rows(
     "pair system gpus seed speed steady error",
@@ -257,6 +282,21 @@ def test_lines_skip_what_failed_and_the_legend_may_have_their_numbers() -> None:
     assert texts(axes) == ["said"]
 
 
+def test_within_runs_words_are_of_all_seeds_and_a_run_that_failed_has_no_panel() -> None:
+    run = {"pair": "P", "system": "S", "time_s": [0.0, 1.0], "busy": [1.0, 0.0], "error": None}
+    runs = [{**run, "seed": 0, "busy_share": 0.5}, {**run, "seed": 1, "busy_share": 0.7}]
+    failed = {"pair": "Q", "system": "S", "seed": 0, "error": "it does not fit"}
+    plot = {
+        "rows": ["pair"],
+        "title": "{pair}: {busy_share[min]:.0%} to {busy_share[max]:.0%} of {seeds}",
+        "panels": [{"kind": "busy"}],
+    }
+    (axes,) = draw(plot, pd.DataFrame([*runs, failed]), {"seeds": [0, 1]}).axes
+    assert axes.get_title("left") == "P: 50% to 70% of 2"
+    (line,) = axes.lines
+    assert line.get_ydata()[0] == 50, "the first seed is drawn"
+
+
 @pytest.mark.parametrize(
     ("plot", "test"),
     [
@@ -294,8 +334,63 @@ def test_stacks_lie_and_defaults_are_marked() -> None:
     assert texts(axes) == ["does not fit"]
 
 
+# -- verdicts -------------------------------------------------------------------------------------
+
+
 def claim(value: Any, kind: Any = "ratio", **more: Any) -> claims.Claim:
     return claims.Claim("one", "a paper", "1", kind, "what", value, **more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "paper", "ours", "verdict"),
+    [
+        ("exact", 2.24, 2.24, "exact"),
+        ("exact", 2.24, 2.25, "wrong"),
+        ("exact", {"a": [1, 2]}, {"a": [1, 2]}, "exact"),
+        ("ratio", 2.0, 2.14, "within 10 %"),
+        ("ratio", 2.0, 1.75, "within 25 %"),
+        ("ratio", 2.0, 1.1, "right order"),
+        ("ratio", 2.0, 1.01, "wrong"),
+        ("ratio", 2.0, 0.9, "wrong"),
+        ("ratio", [1.0, 2.0, 4.0], [1.0, 1.9, 2.0], "right order"),
+        ("ratio", [1.0, 2.0, 4.0], [1.0, 1.9], "not run"),
+        ("ratio", "<= 0.02", 0.01, "holds"),
+        ("ratio", "<= 0.02", 0.024, "within 25 %"),
+        ("ratio", "<= 0.02", 0.2, "wrong"),
+        ("ratio", {"a": ">= 2", "b": ">= 2"}, {"a": 2.0, "b": 9.0}, "holds"),
+        ("ratio", ">= 2", 1.9, "within 10 %"),
+        ("ratio", ">= 2", 1.0, "wrong"),
+        ("ratio", "> 1", 1.01, "holds"),
+        ("ratio", "> 1", 1.0, "wrong"),
+        ("ratio", {"a": "< 1", "b": "> 1"}, {"a": 0.9, "b": 0.99}, "wrong"),
+        ("absolute", 10.0, 14.0, "wrong"),
+        ("absolute", {"a": 10.0, "b": 1.0}, {"a": 10.0}, "not run"),
+        ("absolute", 10.0, float("nan"), "not run"),
+        ("order", ["a", "b"], ["a", "b"], "exact"),
+        ("order", ["a", "b"], ["b", "a"], "wrong"),
+    ],
+)
+def test_verdicts(kind: str, paper: Any, ours: Any, verdict: str) -> None:
+    assert worst(answers(claim(paper, kind), ours)) == verdict
+
+
+def test_misses_are_of_claims_that_there_are() -> None:
+    assert set(load_misses()) <= {each.id for each in load_claims()}
+
+
+def test_a_ratio_has_the_interval_of_nine_ratios() -> None:
+    ours = {"throughput": 1.0, "e2el": 0.9}
+    wrong = [{"throughput": math.exp(0.1 * z), "e2el": 0.9} for z in COSTS]
+    known = ends({"gllm-ck-vs-vllm": ours}, [{"gllm-ck-vs-vllm": each} for each in wrong])
+    assert set(known) == {"gllm-ck-vs-vllm"}
+    (low, high), same = (known["gllm-ck-vs-vllm"][part] for part in ("throughput", "e2el"))
+    assert (math.log(low), math.log(high)) == pytest.approx((-0.1645, 0.1645), rel=1e-3)
+    assert same == pytest.approx((0.9, 0.9))
+    (published,) = (each for each in load_claims() if each.id == "gllm-ck-vs-vllm")
+    found = answers(published, ours, known["gllm-ck-vs-vllm"])
+    assert [answer.is_inside for answer in found] == [True, False]  # 1.1 and 0.92
+    assert score(found)[-2:] == (2, 1)
+    assert "Of 2 values with an interval, 1 have the paper's inside." in markdown(found)
 
 
 @pytest.mark.parametrize(

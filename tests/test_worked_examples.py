@@ -11,7 +11,7 @@ from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
 from evenflow.types import Request
 from experiments.figures.make import FOLDER
-from experiments.figures.scenarios import played
+from experiments.figures.own import played
 from tests.figure_studies import study_of
 
 

@@ -10,28 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from experiments.figures.schema import PAPER, Query
+from experiments.figures.schema import PAPER, Asked, Query
 from experiments.study.uncertainty import range_of
 
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"
 
 Verdict = Literal["exact", "holds", "within 10 %", "within 25 %", "right order", "wrong", "not run"]
-VERDICTS: tuple[Verdict, ...] = (
-    "exact",
-    "holds",
-    "within 10 %",
-    "within 25 %",
-    "right order",
-    "wrong",
-    "not run",
-)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """From best to worst: a claim of several values gets the worst of theirs. What is near is a value,
 and of a comparison its effect."""
 
@@ -82,17 +74,16 @@ class Answer:
     high: float | None = None
 
     @property
+    def is_number(self) -> bool:
+        """Whether both are numbers above zero."""
+        return all(isinstance(v, int | float) and v > 0 for v in (self.ours, self.paper))
+
+    @property
     def is_inside(self) -> bool | None:
         """Whether the paper's value lies in the interval; None where there is none."""
         if self.low is None or self.high is None or not self.is_number:
             return None
         return bool(self.low <= self.paper <= self.high)
-
-    @property
-    def is_number(self) -> bool:
-        """Whether both are numbers above zero."""
-        pair = (self.ours, self.paper)
-        return all(isinstance(value, int | float) and value > 0 for value in pair)
 
 
 def load_claims() -> list[Claim]:
@@ -116,12 +107,11 @@ Ends = Mapping[str, Sequence[float]]
 
 def answers(claim: Claim, ours: Any, intervals: Ends | None = None) -> list[Answer]:
     """Compare a claim, value by value, with ours of the same shape; None where there is none."""
-    found = _compared(claim, "", claim.value, ours)
-    known = intervals or {}
-    return [
-        replace(a, low=known[a.part][0], high=known[a.part][1]) if a.part in known else a
-        for a in found
-    ]
+    found = []
+    for one in _compared(claim, "", claim.value, ours):
+        low, high = (intervals or {}).get(one.part, (None, None))
+        found.append(replace(one, low=low, high=high))
+    return found
 
 
 def ends(ours: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Ends]:
@@ -145,36 +135,37 @@ def worst(found: Sequence[Answer]) -> Verdict:
     return max((answer.verdict for answer in found), key=VERDICTS.index)
 
 
-def answer(table: pd.DataFrame, query: Query) -> Any:
+def answer(table: pd.DataFrame, asked: Asked) -> Any:
     """Return our value of a claim, in the shape of what the query asks for; None for no number."""
-    if query.then is not None:
-        given = answer(table, query.model_copy(update={"then": None}))
-        return {"max": max, "min": min}[query.then](given)
-    if isinstance(parts := _parts(query), Mapping):
-        return {name: answer(table, part) for name, part in parts.items()}
-    if parts is not None:
-        return [answer(table, part) for part in parts]
-    value = _value(table, query)
-    return value if math.isfinite(value) else None
+    match _parts(asked):
+        case Mapping() as parts:
+            return {name: answer(table, part) for name, part in parts.items()}
+        case list() as parts:
+            ours = [answer(table, part) for part in parts]
+            return ours if parts[0].then is None else {"max": max, "min": min}[parts[0].then](ours)
+        case query:
+            value = _value(table, query)
+            return value if math.isfinite(value) else None
 
 
-def _parts(query: Query) -> Mapping[str, Query] | list[Query] | None:
-    """Return what a list or a mapping in a query asks for, one by one; None where there is none."""
-    keys = query.model_dump()
+def _parts(asked: Asked) -> Mapping[str, Query] | list[Query] | Query:
+    """Return what a list or a mapping in a query asks for, one by one; or itself without any."""
+    if isinstance(asked, Mapping):
+        return asked
+    keys = asked.model_dump()
     inside = [(keys[part], name) for part in ("where", "over") for name in keys[part]]
     for mapping, name in (*inside, (keys, "take"), (keys, "best")):
         several = mapping[name]
-        if not isinstance(several, list | dict):
-            continue
-        parts = []
-        for one in several.values() if isinstance(several, dict) else several:
-            mapping[name] = one
-            parts.append(Query.model_validate(keys))
-        return dict(zip(several, parts, strict=True)) if isinstance(several, dict) else parts
-    return None
+        if isinstance(several, list | dict):
+            parts = []
+            for one in several.values() if isinstance(several, dict) else several:
+                mapping[name] = one
+                parts.append(Query.model_validate(keys))
+            return dict(zip(several, parts, strict=True)) if isinstance(several, dict) else parts
+    return asked
 
 
-def with_papers(table: pd.DataFrame, queries: Mapping[str, Query]) -> pd.DataFrame:
+def with_papers(table: pd.DataFrame, queries: Mapping[str, Asked]) -> pd.DataFrame:
     """Return a table with a column `COLUMN, paper` beside each column that a claim is about.
 
     It has the paper's value where the claim is about one point; of a ratio, times our value of what
@@ -187,15 +178,14 @@ def with_papers(table: pd.DataFrame, queries: Mapping[str, Query]) -> pd.DataFra
     return table
 
 
-def _leaves(query: Query, paper: Any) -> Iterator[tuple[Query, float]]:
-    parts = _parts(query)
-    if isinstance(parts, Mapping) and isinstance(paper, Mapping):
-        pairs = [(part, paper[name]) for name, part in parts.items() if name in paper]
-    elif isinstance(parts, list) and isinstance(paper, list):
-        pairs = list(zip(parts, paper, strict=False))
-    else:
-        pairs = []
-        if parts is None and isinstance(paper, int | float) and query.then is None:
+def _leaves(asked: Asked, paper: Any) -> Iterator[tuple[Query, float]]:
+    pairs: list[tuple[Query, Any]] = []
+    match _parts(asked), paper:
+        case Mapping() as parts, Mapping():
+            pairs = [(part, paper[name]) for name, part in parts.items() if name in paper]
+        case list() as parts, list():
+            pairs = list(zip(parts, paper, strict=False))
+        case Query() as query, int() | float():
             yield query, paper
     for part, value in pairs:
         yield from _leaves(part, value)
@@ -274,9 +264,8 @@ def score(found: Sequence[Answer]) -> Score:
     within, null_within = (int((off <= math.log(1.25)).sum()) for off in (ours, null))
     off, null_off = (math.exp(each.mean()) if known else math.nan for each in (ours, null))
     orders = [order for group in by_claim(known) for order in _orders(group)]
-    right = sum(orders)
     inside = [told for answer in found if (told := answer.is_inside) is not None]
-    counts = len(orders), right, len(inside), sum(inside)
+    counts = len(orders), sum(orders), len(inside), sum(inside)
     return Score(len(known), off, null_off, within, null_within, *counts)
 
 
@@ -294,16 +283,16 @@ def _orders(group: Sequence[Answer]) -> Iterator[bool]:
 
 def score_in_words(told: Score) -> str:
     """Say the score in a few sentences."""
-    intervals = (
-        f" Of {told.intervals} values with an interval, {told.inside} have the paper's inside."
-    )
-    return (
+    words = (
         f"Of {told.values} published ratios {told.within} are within 25 % of the value; a model "
         f"that always says 1 has {told.null_within}. Ours are off by a factor of {told.off:.2f} in "
         f"the geometric mean, those of that model by {told.null_off:.2f}. Of {told.pairs} pairs of "
         f"values that a claim puts in an order, {told.agree} have that order."
-        f"{intervals if told.intervals else ''}"
     )
+    if not told.intervals:
+        return words
+    intervals = f"Of {told.intervals} values with an interval, {told.inside}"
+    return f"{words} {intervals} have the paper's inside."
 
 
 def by_claim(found: Sequence[Answer]) -> Iterator[list[Answer]]:

@@ -6,13 +6,14 @@ Knows what a run is built from, and the roofline's formulas for the parts of an 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import add
 from typing import NamedTuple
 
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.roofline import AttentionRates, Rates, linear_s
 from evenflow.errors import UsageError
 from evenflow.pools import PooledWorld
-from experiments.figures.layers import Keys, layered
+from experiments.figures.schema import Layer, layered
 from experiments.figures.study import Study
 from experiments.run_file.build import build
 from sim import World
@@ -35,7 +36,7 @@ class Parts(NamedTuple):
     other: float
 
 
-def world_of(study: Study, *layers: Keys, noted: bool = True) -> World:
+def world_of(study: Study, *layers: Layer, noted: bool = True) -> World:
     """Return the world that the figure's run with `layers` over it describes, without requests.
 
     A run that names no policy and no trace will do. `noted`: the footnote names its machine.
@@ -50,7 +51,7 @@ def world_of(study: Study, *layers: Keys, noted: bool = True) -> World:
     return world
 
 
-def roofline_of(study: Study, *layers: Keys) -> RooflineCost:
+def roofline_of(study: Study, *layers: Layer) -> RooflineCost:
     """Return the costs of the figure's run; UsageError unless they are a roofline's."""
     costs = world_of(study, *layers).costs
     if not isinstance(costs, RooflineCost):
@@ -102,13 +103,7 @@ def prompts(count: int, tokens: int) -> Work:
 
 def joined(decodes: Work, prompt: Work) -> Work:
     """Return decodes and prompt chunks in one micro-batch."""
-    return Work(
-        (*decodes.chunks, *prompt.chunks),
-        decodes.prefill_tokens + prompt.prefill_tokens,
-        decodes.decode_tokens + prompt.decode_tokens,
-        decodes.decode_context + prompt.decode_context,
-        decodes.sampled_rows + prompt.sampled_rows,
-    )
+    return Work(*map(add, decodes, prompt))
 
 
 def in_chunks(tokens: int, chunk_tokens: int) -> list[Work]:

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from evenflow.errors import UsageError, instead_of
+from experiments.figures.cases import columns_of, exploded, function, table_of
 from experiments.figures.claims import (
     Answer,
     answer,
@@ -27,11 +28,9 @@ from experiments.figures.claims import (
     with_papers,
     worst,
 )
-from experiments.figures.facts import annotate, footnote
-from experiments.figures.panels import draw
+from experiments.figures.panels import annotate, draw
 from experiments.figures.schema import Plan, load_plan
-from experiments.figures.study import Drawing, Study
-from experiments.figures.tables import columns_of, function, table_of
+from experiments.figures.study import Drawing, Study, footnote
 from experiments.report.folder import staged
 from experiments.report.plots import save
 from experiments.report.tables import markdown_table, write_json, write_table
@@ -55,21 +54,16 @@ def chosen(asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool) -> 
     A name without its number stands for all of that paper: `gllm`; one that ends in .yaml is a
     figure of the user's own.
     """
-    known = names()
-    wanted: list[str] = []
+    known, wanted = names(), {}
     for name in asked or known:
         if name.endswith(".yaml"):
-            wanted.append(name)
+            wanted[name] = Path(name)
             continue
-        group = [each for each in known if each == name or each.rpartition("-")[0] == name]
+        group = [each for each in known if name in (each, each.rpartition("-")[0])]
         if not group:
             raise UsageError(f"figures {name}: no such figure; {instead_of(name, known)}")
-        wanted += group
-    paths = {
-        name: Path(name) if name.endswith(".yaml") else FOLDER / f"{name.replace('-', '_')}.yaml"
-        for name in wanted
-    }
-    return [load_plan(path, overrides, quick=quick) for path in paths.values()]
+        wanted |= {each: FOLDER / f"{each.replace('-', '_')}.yaml" for each in group}
+    return [load_plan(path, overrides, quick=quick) for path in wanted.values()]
 
 
 def make(
@@ -81,18 +75,25 @@ def make(
 ) -> Drawing:
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
     study = Study(plan, store, executor, on_progress)
-    drawing = _drawn(maker(plan), study)
-    facts = study.facts()
-    title, source = _heading(plan, study)
+    drawing = _drawn(study)
+    facts, keys = study.facts(), plan.keys
+    title, source = keys.title.format_map({"gpus": study.gpus, **study.numbers}), keys.source
+    if not plan.published:
+        source = f"after {source}; set by hand: {', '.join(plan.overrides)}"
+    about = {
+        "title": title,
+        "source": keys.source,
+        "run": plan.run.data,
+        "differs": keys.differs,
+        "facts": facts,
+        # A verdict on a claim holds for the set-up of its paper only.
+        "claims": dict(drawing.claims) if plan.published else {},
+    }
     with staged(folder, force=True, adds=True) as scratch:
-        annotate(drawing.figure, f"{title}  [{source}]", footnote(facts, plan.keys.differs))
+        annotate(drawing.figure, f"{title}  [{source}]", footnote(facts, keys.differs))
         save(drawing.figure, scratch / plan.name)
         write_table(scratch / f"{plan.name}.csv", drawing.table)
-        about = {"title": title, "source": plan.keys.source, "run": plan.run.data}
-        # A verdict on a claim holds for the set-up of its paper only.
-        claims = dict(drawing.claims) if plan.published else {}
-        more = {"differs": plan.keys.differs, "facts": facts, "claims": claims}
-        write_json(scratch / f"{plan.name}.json", about | more)
+        write_json(scratch / f"{plan.name}.json", about)
     return replace(drawing, doubts=alike(study.doubts))
 
 
@@ -112,7 +113,7 @@ def add_intervals(
     if not about["claims"]:
         return
     studies = [Study(plan, store, executor, on_progress, index) for index in range(len(COSTS))]
-    about["intervals"] = ends(about["claims"], [_drawn(maker(plan), s).claims for s in studies])
+    about["intervals"] = ends(about["claims"], [_drawn(each).claims for each in studies])
     with staged(folder, force=True, adds=True) as scratch:
         write_json(scratch / path.name, about)
 
@@ -135,15 +136,18 @@ def from_keys(study: Study) -> Drawing:
     figure = function(keys.draw)(study, table) if keys.draw else draw(keys.plot, beside, words)
     claims = {name: answer(table, query) for name, query in keys.claims.items()}
     shown = None if keys.shown is None else columns_of(study, table, keys.shown)
+    if keys.explode:
+        told = [exploded(table, columns) for columns in keys.explode]
+        table = pd.concat(told, ignore_index=True)
     return Drawing(figure, table, shown, claims if study.plan.published else {})
 
 
-def _drawn(module_make: Callable[[Study], Drawing], study: Study) -> Drawing:
+def _drawn(study: Study) -> Drawing:
     """Make a figure; what goes wrong inside after something was set by hand is told of that."""
+    plan = study.plan
     try:
-        return module_make(study)
+        return maker(plan)(study)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        plan = study.plan
         given = ", ".join(f"--set {each}" for each in plan.overrides)
         if not given and plan.of_a_paper:
             raise
@@ -151,24 +155,6 @@ def _drawn(module_make: Callable[[Study], Drawing], study: Study) -> Drawing:
             f"{given or plan.run.name}: no figure comes of it ({type(error).__name__}: {error})"
             + (f"; compare with {plan.run.name}" if given else "")
         ) from error
-
-
-def _heading(plan: Plan, study: Study) -> tuple[str, str]:
-    """Return title and source; of another set-up than the published one, with what was set."""
-    title = plan.keys.title.format_map({"gpus": study.gpus, **study.numbers})
-    if plan.published:
-        return title, plan.keys.source
-    return title, f"after {plan.keys.source}; set by hand: {', '.join(plan.overrides)}"
-
-
-def _made(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what is told of each figure in `folder`, by name."""
-    paths = {name: folder / f"{name}.json" for name in names()}
-    return {
-        name: {"intervals": {}} | json.loads(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if path.exists()
-    }
 
 
 def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -187,31 +173,36 @@ def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values."""
-    made = _made(folder)
+    paths = {name: folder / f"{name}.json" for name in names()}
+    made = {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name, path in paths.items()
+        if path.exists()
+    }
     ours = {key: value for about in made.values() for key, value in about["claims"].items()}
-    known = {key: value for about in made.values() for key, value in about["intervals"].items()}
+    known = {k: v for about in made.values() for k, v in about.get("intervals", {}).items()}
     found = [
-        answer
+        each
         for claim in load_claims()
-        for answer in answers(claim, ours.get(claim.id), known.get(claim.id, {}))
+        for each in answers(claim, ours.get(claim.id), known.get(claim.id))
     ]
     with staged(folder, force=True, adds=True) as scratch:
         table = pd.DataFrame(
             {
-                "claim": answer.claim.id,
-                "paper": answer.claim.paper,
-                "where": answer.claim.where,
-                "kind": answer.claim.kind,
-                "part": answer.part,
-                "paper_value": answer.paper,
-                "ours": answer.ours,
-                "ratio": answer.ratio,
-                "effect": answer.effect,
-                "verdict": answer.verdict,
-                "low_90": answer.low,
-                "high_90": answer.high,
+                "claim": each.claim.id,
+                "paper": each.claim.paper,
+                "where": each.claim.where,
+                "kind": each.claim.kind,
+                "part": each.part,
+                "paper_value": each.paper,
+                "ours": each.ours,
+                "ratio": each.ratio,
+                "effect": each.effect,
+                "verdict": each.verdict,
+                "low_90": each.low,
+                "high_90": each.high,
             }
-            for answer in found
+            for each in found
         )
         write_table(scratch / "claims.csv", table)
         text = markdown(found) + "".join(f"\n{each}\n" for each in _reservations(made))

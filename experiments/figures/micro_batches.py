@@ -6,7 +6,6 @@ claims are in the figure's YAML.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 
 from evenflow.costs import RooflineCost, decode_work, estimates, prefill_work
 from evenflow.schedulers.td_pipe import saturating_rows, spatial_intensity, temporal_intensity
-from experiments.figures.axes import Served, layout_of, pairs, served
+from experiments.figures.cases import Served, layout_of, pairs, served
 from experiments.figures.iterations import (
     REFERENCE,
     in_chunks,
@@ -27,9 +26,8 @@ from experiments.figures.iterations import (
     roofline_of,
     world_of,
 )
-from experiments.figures.layers import Keys
 from experiments.figures.panels import draw
-from experiments.figures.study import Drawing, Study
+from experiments.figures.study import Study
 
 
 def throughput(study: Study) -> pd.DataFrame:
@@ -152,15 +150,13 @@ def coalescing(study: Study) -> pd.DataFrame:
 def _joined_rows(study: Study, one: Served) -> Iterator[dict[str, Any]]:
     """The chunk is the largest of the prompt that fills the budget beside the decodes."""
     seconds, numbers = iteration(world_of(study, one.keys)), study.numbers
-    budget = one.budgets["strict"]
     for batch, context, prompt in product(
         numbers["decode_batches"], numbers["decode_contexts"], numbers["prompt_tokens"]
     ):
         decodes = decode_work(batch, batch * context)
         alone_s = seconds(decodes)
-        chunks = in_chunks(prompt, max(1, budget - batch))
-        chunked_s = max(seconds(joined(decodes, chunk)) for chunk in chunks)
-        full_s = seconds(joined(decodes, prefill_work(prompt)))
+        pieces = in_chunks(prompt, max(1, one.budgets["strict"] - batch))
+        chunked_s = max(seconds(joined(decodes, piece)) for piece in pieces)
         yield {
             "deployment": one.label,
             "decode_batch": batch,
@@ -168,7 +164,7 @@ def _joined_rows(study: Study, one: Served) -> Iterator[dict[str, Any]]:
             "prompt_tokens": prompt,
             "decode_only_ms": 1e3 * alone_s,
             "chunked_ratio": chunked_s / alone_s,
-            "full_ratio": full_s / alone_s,
+            "full_ratio": seconds(joined(decodes, prefill_work(prompt))) / alone_s,
         }
 
 
@@ -215,35 +211,21 @@ FREE = {
 """Keys of a run whose GPUs send their messages to each other in no time."""
 
 
-def communication(study: Study) -> Drawing:
-    """Time one prompt on 1, 2, 4 ... GPUs, with the links as they are and with free ones."""
-    table = pd.DataFrame(
-        {"pair": pair, "gpus": count, "tokens": tokens, **_prefill_ms(study, keys, count, tokens)}
-        for pair, keys in pairs(study).items()
-        for count in study.gpu_counts
-        for tokens in sorted({study.numbers["tokens"], *study.numbers["all_tokens"]})
+def communication(study: Study) -> pd.DataFrame:
+    """Time a prompt on 1, 2, 4 ... GPUs: all of it, and what goes when messages are free."""
+    rows = []
+    lengths = sorted({study.numbers["tokens"], *study.numbers["all_tokens"]})
+    for (pair, keys), count in product(pairs(study).items(), study.gpu_counts):
+        ranks = {"tensor_parallel": count}
+        costs = world_of(study, keys, ranks).costs
+        free = world_of(study, keys, FREE, ranks, noted=False).costs
+        for tokens in lengths:
+            work = prefill_work(tokens)
+            total_s, free_s = sum(costs.times(work)), sum(free.times(work))
+            times = {"total_ms": 1e3 * total_s, "communication_ms": 1e3 * (total_s - free_s)}
+            rows.append({"pair": pair, "gpus": count, "tokens": tokens, **times})
+    table = pd.DataFrame(rows)
+    alone_ms = table.groupby(["pair", "tokens"]).total_ms.transform("first")
+    return table.assign(
+        share=table.communication_ms / table.total_ms, speedup=alone_ms / table.total_ms
     )
-    alone = table[table.gpus == 1].set_index(["pair", "tokens"]).total_ms
-    one_ms = alone.reindex(pd.MultiIndex.from_frame(table[["pair", "tokens"]])).to_numpy()
-    table["share"] = table.communication_ms / table.total_ms
-    table["speedup"] = one_ms / table.total_ms
-    figure = draw(study.plan.keys.plot, table, study.numbers)
-    return Drawing(figure, table, claims=_communication_claims(study, table))
-
-
-def _prefill_ms(study: Study, keys: Keys, count: int, tokens: int) -> dict[str, float]:
-    """Return the time of a prompt, and what of it goes when messages between GPUs are free."""
-    work, ranks = prefill_work(tokens), {"tensor_parallel": count}
-    total_s = sum(world_of(study, keys, ranks).costs.times(work))
-    free_s = sum(world_of(study, keys, FREE, ranks, noted=False).costs.times(work))
-    return {"total_ms": 1e3 * total_s, "communication_ms": 1e3 * (total_s - free_s)}
-
-
-def _communication_claims(study: Study, table: pd.DataFrame) -> dict[str, Any]:
-    own = table[(table.pair == "L20 + Llama-30B") & (table.tokens == study.numbers["tokens"])]
-    rows = own.set_index("gpus").reindex([2, 4])
-    shares = [float(share) for share in rows.share]
-    speedup = float(rows.speedup[4])
-    if math.isnan(speedup):
-        return {}
-    return {"tdpipe-tp-share-l20": {"share": shares, "speedup": speedup}}

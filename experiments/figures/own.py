@@ -1,8 +1,15 @@
-"""Tables and pictures of single figures that are more than their YAML can say."""
+"""Tables and pictures of single figures that are more than their YAML can say.
+
+What is swept comes from the figure's cases; scenarios are a few requests that its numbers describe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -12,17 +19,37 @@ from matplotlib.figure import Figure
 
 from evenflow.costs import decode_work
 from evenflow.errors import UsageError
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
 from evenflow.schedulers import parameters, policy
-from experiments.figures.axes import Case, cases_of, pairs, poisson, served, traces
+from evenflow.specs.gpu import link
+from evenflow.specs.model import model
+from evenflow.types import Request
+from experiments.figures.cases import (
+    SEARCH,
+    Case,
+    cases_of,
+    pairs,
+    poisson,
+    run_cases,
+    served,
+    table_of,
+    tbt_slo,
+    traces,
+)
 from experiments.figures.claims import published_value
 from experiments.figures.iterations import iteration, world_of
+from experiments.figures.measures import stalls
+from experiments.figures.panels import COLORS, MARKERS, Panel, draw, draw_panel, grid_lines
+from experiments.figures.schema import Layer
 from experiments.figures.study import Drawing, Study
-from experiments.figures.style import COLORS, MARKERS, grid_lines
-from experiments.figures.tables import SEARCH, run_cases, tbt_slo
 from experiments.report.plots import panels
-from experiments.run_file.run import RunConfig
+from experiments.run_file.build import build
 from experiments.run_file.yaml_file import find
+from sim import simulate
 from traces import load_trace
+from traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
+from traces.trace import Trace, random_stream
 
 TURN = 5.0
 """TTFT has turned where its mean is so many times that at the lowest rate."""
@@ -40,15 +67,13 @@ def turning_points(study: Study, table: pd.DataFrame) -> pd.Series[float]:
 
 def over_smallest(study: Study, table: pd.DataFrame) -> pd.Series[float]:
     """Return for each row its mean throughput over that of the fewest GPUs that hold the model."""
-    group = ["pair", "system", "gpus"]
-    mean = table.groupby(group)["total_token_throughput"].mean()
-    ratio = mean / mean.groupby(group[:2]).transform("first")  # the first that is no NaN
-    return ratio.reindex(pd.MultiIndex.from_frame(table[group])).set_axis(table.index)
+    mean = table.groupby(["pair", "system", "gpus"])["total_token_throughput"].transform("mean")
+    return mean / mean.groupby([table.pair, table.system]).transform("first")  # that is no NaN
 
 
 def default(study: Study, table: pd.DataFrame) -> list[object]:
     """Return for each row the default of the policy's parameter that it varies."""
-    known = parameters(policy(study.policy(next(iter(study.plan.keys.systems)))))
+    known = parameters(policy(study.policy(study.labels[0])))
     return [known[name].default for name in table.parameter]
 
 
@@ -66,18 +91,15 @@ def attainment(study: Study) -> pd.DataFrame:
     Limits (ms of TTFT and TPOT) are those given, or multiples of the first system's latency at the
     lowest rate of the place.
     """
-    places: dict[tuple[str, str], list[Case]] = {}
-    for case in cases_of(study):
-        places.setdefault((case.values["pair"], case.values["trace"]), []).append(case)
     parts = []
-    for cases in places.values():
+    places = groupby(cases_of(study), lambda case: (case.values["pair"], case.values["trace"]))
+    for cases in [list(of_place) for _, of_place in places]:
         limits = study.numbers["limits"] or _multiples(study, cases[0])
         limits = [(float(ttft), float(tpot)) for ttft, tpot in limits]
         table = run_cases(study, cases, "within", {"limits": limits})
         table = table[table.error.isna()]
         for index, (ttft, tpot) in enumerate(limits):
-            attained = [shares[index] for shares in table.attained]
-            words = f"TTFT {ttft:g} ms, TPOT {tpot:g} ms"
+            words, attained = f"TTFT {ttft:g} ms, TPOT {tpot:g} ms", table.attained.str[index]
             parts.append(table.assign(limits=words, attained=attained))
     return pd.concat(parts, ignore_index=True)
 
@@ -132,6 +154,44 @@ def _histograms(tokens: dict[tuple[str, str], np.ndarray]) -> Figure:
     return figure
 
 
+# -- Sarathi-Serve, figure 1 ----------------------------------------------------------------------
+
+
+def generation_stalls(study: Study) -> Drawing:
+    """Run the systems at every rate; show tokens over time beside the tail of the latency."""
+    numbers = study.numbers
+    rates = sorted({*numbers["rates"], numbers["shown_rate"]})
+    cases = {
+        (label, rate): study.config(study.keys_of(label), poisson(rate))
+        for label in study.labels
+        for rate in rates
+    }
+    table = study.run(cases, ("system", "rate"), stalls)
+    figure, (left, right) = panels(2, 5, 4.0)
+    _draw_generated(left, table, study)
+    done = table[table.error.isna()].assign(p99_s=table.p99_itl_ms / 1e3)
+    draw_panel(right, Panel.model_validate(study.plan.keys.plot["tail"]), done, numbers)
+    grid_lines(figure.axes)
+    left.legend(fontsize=8)
+    shown = table.drop(columns=["returned_s", "tokens"])
+    return Drawing(figure, shown, study.plan.keys.shown)
+
+
+def _draw_generated(axes: Axes, table: pd.DataFrame, study: Study) -> None:
+    """One seed at one rate, around the longest stall of the first system."""
+    numbers = study.numbers
+    rows = table[(table.rate == numbers["shown_rate"]) & (table.seed == study.seeds[0])]
+    first = rows.iloc[0]
+    start_s = first.stall_start_s + first.longest_stall_s / 2 - numbers["shown_s"] / 2
+    for label, row in rows.set_index("system").iterrows():
+        times_s, tokens = np.array(row.returned_s) - start_s, np.array(row.tokens)
+        inside = (times_s >= 0) & (times_s <= numbers["shown_s"])
+        new = tokens[inside] - tokens[times_s < 0].max(initial=0)
+        axes.step(times_s[inside], new, where="post", label=label, color=COLORS.get(label, "0.3"))
+    axes.set(title=f"tokens generated, {numbers['shown_rate']} requests/s")
+    axes.set(xlabel="time, s", ylabel="tokens since the left edge", xlim=(0, numbers["shown_s"]))
+
+
 # -- Sarathi-Serve, figure 13 ---------------------------------------------------------------------
 
 
@@ -141,26 +201,22 @@ def layouts(study: Study) -> pd.DataFrame:
     The first rows are the capacities, the last the times between tokens.
     """
     found = run_cases(study, cases_of(study))
-    found["layout"] = [_layout(study, label) for label in found.system]
-    return pd.concat([found, pd.DataFrame(_decodes(study))], ignore_index=True)
+    keys = {label: {**study.plan.run.data, **study.system(label)} for label in study.labels}
+    names = {label: f"TP{k['tensor_parallel']}-PP{k['stages']}" for label, k in keys.items()}
+    found["layout"] = found.system.map(names)
+    return pd.concat([found, pd.DataFrame(_decodes(study, names))], ignore_index=True)
 
 
-def _decodes(study: Study) -> Iterator[dict[str, object]]:
+def _decodes(study: Study, layouts: dict[str, str]) -> Iterator[dict[str, object]]:
     """A pipeline has a batch a stage in flight: its requests get a token when theirs is through."""
     one, context = served(study)[0], int(study.numbers["decode_context"])
-    first_on: dict[str, str] = {}
-    for label in study.plan.keys.systems:
-        first_on.setdefault(_layout(study, label), label)
-    for layout, system in first_on.items():
+    first_on = {layout: label for label, layout in reversed(layouts.items())}
+    for layout in dict.fromkeys(layouts.values()):
+        system = first_on[layout]
         seconds = iteration(world_of(study, one.keys, study.system(system)))
         for batch in study.numbers["decode_batches"]:
             tbt_s = seconds(decode_work(batch, batch * context))
             yield {"layout": layout, "system": system, "decode_batch": batch, "tbt_ms": 1e3 * tbt_s}
-
-
-def _layout(study: Study, label: str) -> str:
-    keys = {**study.plan.run.data, **study.system(label)}
-    return f"TP{keys['tensor_parallel']}-PP{keys['stages']}"
 
 
 # -- Sarathi-Serve, table 4 -----------------------------------------------------------------------
@@ -180,7 +236,7 @@ def shares_of_capacity(study: Study) -> pd.DataFrame:
         for case, most in zip(under, _carried(study, under), strict=True)
         for load in numbers["loads"]
         for rate in [round(load * most, 3)]
-        for label in study.plan.keys.systems
+        for label in study.labels
     ]
     table = run_cases(study, cases, columns=("dataset", "load", "rate", "system"))
     table["ttft_p50_s"] = table.median_ttft_ms / 1e3
@@ -213,20 +269,16 @@ def readings(study: Study) -> pd.DataFrame:
     """Run every system under every reading, and TD-Pipe on half of the GPUs besides."""
     if study.gpus < 2:
         raise UsageError("stages: this figure compares all GPUs with half of them; give at least 2")
-    runs = study.run(_under_readings(study), ("reading", "system", "gpus"))
-    return ratios(runs, study.gpus)
-
-
-def _under_readings(study: Study) -> dict[tuple[str, str, int], RunConfig]:
-    pair = next(iter(pairs(study).values()))
-    wanted = [(label, study.gpus) for label in study.plan.keys.systems]
-    cases = {}
+    pair, *_ = Case().each("pair", pairs(study))
+    wanted = [*((label, study.gpus) for label in study.labels), (BEST, study.gpus // 2)]
+    cases = []
     for reading, given in study.numbers["readings"].items():
         keys = {key: value for key, value in given.items() if key != "of"}
-        for label, gpus in [*wanted, (BEST, study.gpus // 2)]:
+        for label, gpus in wanted:
             layer = keys if label in given.get("of", [label]) else {}
-            cases[reading, label, gpus] = study.config(pair, study.system(label, gpus), layer)
-    return cases
+            case = pair.at("reading", reading, layer).at("system", label)
+            cases.append(case.at("gpus", gpus, gpus=gpus))
+    return ratios(run_cases(study, cases, columns=("reading", "system", "gpus")), study.gpus)
 
 
 def ratios(runs: pd.DataFrame, gpus: int) -> pd.DataFrame:
@@ -251,18 +303,20 @@ def draw_readings(study: Study, table: pd.DataFrame) -> Figure:
     names = list(dict.fromkeys(table.reading))
     figure = Figure(figsize=(13, 1.6 + 0.36 * len(names)), layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=[2.4, 1, 1])
-    best: dict[str, float] = published_value("tdpipe-best-case")
+    paper: dict[str, float] = {}
+    if study.plan.published:
+        best: dict[str, float] = published_value("tdpipe-best-case")
+        paper = {f"over {name.upper().replace('_', '+')}": value for name, value in best.items()}
+        paper[scaling(study.gpus)] = published_value("tdpipe-superlinear")
+        paper[RATE] = published_value("tdpipe-l20-32b")
     for label in [label for label in COLORS if f"over {label}" in set(table.quantity)]:
-        value = best.get(label.lower().replace("+", "_")) if study.plan.published else None
-        _dots(left, table, f"over {label}", label, value)
+        _dots(left, table, f"over {label}", label, paper)
     title = f"TD-Pipe over each system, {study.gpus} x {next(iter(pairs(study)))}"
     left.set(title=title, xlabel="ratio of output tokens/s")
-    words = "dashed: published, largest of all pairs" if study.plan.published else None
+    words = "dashed: published, largest of all pairs" if paper else None
     left.legend(fontsize=8, title=words, title_fontsize=8)
-    claims = {scaling(study.gpus): "tdpipe-superlinear", RATE: "tdpipe-l20-32b"}
-    for axes, (quantity, claim) in zip((middle, right), claims.items(), strict=True):
-        published = published_value(claim) if study.plan.published else None
-        _dots(axes, table, quantity, BEST, published)
+    for axes, quantity in ((middle, scaling(study.gpus)), (right, RATE)):
+        _dots(axes, table, quantity, BEST, paper)
         axes.set(title=BEST, xlabel=quantity)
     left.set_yticks(range(len(names)), names, fontsize=8)
     left.invert_yaxis()
@@ -271,12 +325,277 @@ def draw_readings(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def _dots(
-    axes: Axes, table: pd.DataFrame, quantity: str, label: str, published: float | None
+    axes: Axes, table: pd.DataFrame, quantity: str, label: str, paper: Mapping[str, float]
 ) -> None:
     rows = table[table.quantity == quantity].groupby("reading", sort=False).value
     mean = rows.mean()
     reach = [mean - rows.min(), rows.max() - mean]
     look: dict[str, Any] = {"color": COLORS[label], "marker": MARKERS[label], "markersize": 5}
     axes.errorbar(mean, range(len(mean)), xerr=reach, ls="", capsize=2, label=quantity, **look)
-    if published is not None:
-        axes.axvline(published, color=COLORS[label], ls="--", lw=0.9)
+    if quantity in paper:
+        axes.axvline(paper[quantity], color=COLORS[label], ls="--", lw=0.9)
+
+
+# -- scenarios ------------------------------------------------------------------------------------
+
+
+def played(study: Study, requests: list[Request], *layers: Layer) -> RunResult:
+    """Simulate requests on the figure's run with `layers` over it."""
+    return simulate(build(study.config(*layers), requests, study.plan.beside).world)
+
+
+# -- work stealing --------------------------------------------------------------------------------
+
+ENDS_AT_ONCE, LASTS = 2, 50
+"""Output tokens: the first comes with the prefill, the second with the first decode step."""
+
+
+def stealing(study: Study) -> Drawing:
+    """Play the example: as many batches as stages, of which some requests end at once."""
+    numbers = study.numbers
+    requests = example(numbers["batch_rows"], numbers["finished"])
+    table = first_rounds(played(study, requests, {"stages": study.gpus}), numbers["rounds"])
+    first = table[table["round"] == 1]
+    claim = {"average": first.average.tolist(), "submitted": first.submitted.tolist()}
+    names = "batch " + table.batch.astype(str) + "\nround " + table["round"].astype(str)
+    figure = draw(study.plan.keys.plot, table.assign(name=names), numbers)
+    axes, places = figure.axes[0], np.arange(len(table))
+    axes.step(places, table.average, where="mid", color="#d9730d", label="average of live requests")
+    axes.plot(places, table.withheld, color="0.4", marker=".", ls=":", label="withheld so far")
+    axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.17), frameon=False)
+    return Drawing(figure, table, claims={"tdpipe-stealing-example": claim})
+
+
+def example(batch_rows: int, finished: list[int]) -> list[Request]:
+    """Return `batch_rows` requests a batch; the first `finished` of it end in a decode step."""
+    outputs = [
+        ENDS_AT_ONCE if row < short else LASTS for short in finished for row in range(batch_rows)
+    ]
+    return [Request(number, 0.0, 8, tokens) for number, tokens in enumerate(outputs)]
+
+
+def first_rounds(result: RunResult, rounds: int) -> pd.DataFrame:
+    """Return a row for each decode batch that returns in the first `rounds` of them.
+
+    `average` is that of the live requests over the batches; `withheld` counts those kept back.
+    """
+    shown, depth = rounds * result.depth, result.depth
+    sent = result.decode_tokens[result.decode_tokens > 0]
+    back_s = result.returned_s[result.decode_tokens > 0][:shown]
+    ended = np.searchsorted(np.sort(result.completion_s), back_s, side="right")
+    returned, submitted = sent[:shown] - np.diff(ended, prepend=0), sent[depth : depth + shown]
+    return pd.DataFrame(
+        {
+            "round": np.arange(shown) // depth + 1,
+            "batch": np.arange(shown) % depth,
+            "returned": returned,
+            "average": (len(result.completion_s) - ended) / depth,
+            "submitted": submitted,
+            "withheld": np.cumsum(returned - submitted),
+        }
+    )
+
+
+# -- a long prompt among requests that decode -----------------------------------------------------
+
+USUAL_STEPS = 100
+"""Output tokens that every decoding request has when the prompt arrives, about."""
+BEFORE_MS, AFTER_MS = 150, 450
+"""What is shown around the prompt's arrival."""
+
+
+def long_prompt(study: Study) -> Drawing:
+    """Simulate the prompt under each system, and in chunks of every size under the last."""
+    if study.plan.run.data["stages"] != 1:
+        raise UsageError("stages: this figure is of one stage; give more GPUs as tensor_parallel")
+    numbers, labels = study.numbers, study.labels
+    last = labels[-1]
+    results = {label: _joined_by_prompt(study, label, None) for label in labels[:-1]}
+    results[last] = _joined_by_prompt(study, last, numbers["chunk_tokens"])
+    rows = [{"system": label, **gaps(result)} for label, result in results.items()]
+    for chunk in numbers["all_chunks"]:
+        result = _joined_by_prompt(study, last, chunk)
+        rows.append({"system": f"{last} of {chunk}", **gaps(result)})
+    table = pd.DataFrame(rows)
+    return Drawing(_draw_gaps(study.plan.keys.plot, results, table), table)
+
+
+def _joined_by_prompt(study: Study, label: str, chunk: int | None) -> RunResult:
+    """Run the decoding requests and the prompt; a budget has room for them beside a chunk."""
+    numbers = study.numbers
+    decodes = numbers["decodes"]
+    budget = {} if chunk is None else {"scheduler": {"token_budget": chunk + decodes}}
+    layers = study.system(label), budget
+    short = numbers["decode_prompt_tokens"]
+    many = [Request(number, 0.0, short, 4 * USUAL_STEPS) for number in range(decodes)]
+    alone = played(study, many, *layers)
+    arrival_s = float(alone.returned_s[alone.decode_tokens == decodes][USUAL_STEPS])
+    prompt = Request(decodes, arrival_s, numbers["prompt_tokens"], 2)
+    return played(study, [*many, prompt], *layers)
+
+
+def steps_of_prompt(result: RunResult) -> slice:
+    """Return which micro-batches compute the request that arrived last."""
+    after = result.scheduled_s >= result.arrival_s.max()
+    found = np.flatnonzero(after & (result.prefill_tokens > 0))
+    return slice(int(found[0]), int(found[-1]) + 1)
+
+
+def gaps(result: RunResult) -> dict[str, float]:
+    """Return how the last prompt is computed, and the times between tokens of those that decode."""
+    part = steps_of_prompt(result)
+    took_ms = 1e3 * (result.end_s - result.start_s)[part, 0]
+    gaps_ms = 1e3 * np.diff(result.returned_s[result.decode_tokens > 0])
+    return {
+        "chunk_tokens": int(result.prefill_tokens[part].max()),
+        "steps": part.stop - part.start,
+        "chunk_ms": float(took_ms.mean()),
+        "prompt_ms": float(took_ms.sum()),
+        "longest_gap_ms": float(gaps_ms[USUAL_STEPS // 2 :].max()),
+        "usual_gap_ms": float(np.median(gaps_ms)),
+    }
+
+
+def _draw_gaps(
+    plot: Mapping[str, Any], results: Mapping[str, RunResult], table: pd.DataFrame
+) -> Figure:
+    """Draw the gaps around the prompt's arrival, and what `plot` has of chunks of any size."""
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    grid = figure.subplot_mosaic([[label, "chunks"] for label in results], width_ratios=[1.5, 1])
+    colors = ("#d9730d", "#8a4fb0", "#0b5fa5")
+    for row, (label, result), color in zip(
+        table.to_dict("records"), results.items(), colors, strict=False
+    ):
+        axes, arrival_s = grid[label], result.arrival_s.max()
+        returned_s = result.returned_s[result.decode_tokens > 0]
+        at_ms, gap_ms = 1e3 * (returned_s[1:] - arrival_s), 1e3 * np.diff(returned_s)
+        shown = (at_ms > -BEFORE_MS) & (at_ms < AFTER_MS)
+        axes.vlines(at_ms[shown], 0, gap_ms[shown], color=color, lw=2)
+        axes.plot(at_ms[shown], gap_ms[shown], ".", color=color)
+        times = f"{row['steps']} x " if row["steps"] > 1 else ""
+        axes.set_title(f"{label}: {times}{row['chunk_ms']:.0f} ms", loc="left", fontsize=10)
+        axes.set_ylabel("gap (ms)", fontsize=9)
+        axes.set_ylim(0, 1.15 * table.longest_gap_ms.max())
+    axes.set_xlabel("time since the prompt arrived (ms)")
+    draw_panel(grid["chunks"], Panel.model_validate(plot), table[len(results) :], {})
+    grid_lines(figure.axes)
+    return figure
+
+
+# -- predicted lengths ----------------------------------------------------------------------------
+
+AT = 256
+
+
+def predictors(study: Study) -> pd.DataFrame:
+    """Score predictors on the requests that fit, as often as there are seeds."""
+    return pd.DataFrame(
+        row for seed in study.seeds for row in _scores(study, _that_fit(study, seed), seed)
+    )
+
+
+def _that_fit(study: Study, seed: int) -> Trace:
+    """Return the trace without the requests that `max_model_len` refuses."""
+    config = study.config({"workload": {"seed": seed}})
+    trace = config.workload.rows(study.plan.beside, config.workload.requests, keep_text=True)
+    longest = config.max_model_len or np.inf
+    kept = np.flatnonzero(trace.prompt_tokens + trace.output_tokens <= longest)
+    return replace(
+        trace,
+        prompt_tokens=trace.prompt_tokens[kept],
+        output_tokens=trace.output_tokens[kept],
+        texts=None if trace.texts is None else [trace.texts[row] for row in kept.tolist()],
+    )
+
+
+def _scores(study: Study, trace: Trace, seed: int) -> Iterator[dict[str, Any]]:
+    if find_spec("sklearn") is None:
+        none = {"class_accuracy": math.nan, "accumulated_error": {AT: math.nan}}
+        yield from _by_group("classifier (needs evenflow[predict])", seed, none)
+    else:
+        _, report = train(trace, seed)
+        name = "length only" if report["features"] == "length" else "text and length"
+        yield from _by_group(name, seed, report["classifier"])
+    prompts, outputs = trace.prompt_tokens, trace.output_tokens
+    classes = LengthClasses.of(outputs)
+    known: dict[str, Predictor] = {"mean of all": Mean()}
+    for accuracy in study.numbers["accuracies"]:
+        known[f"noisy, {accuracy:.2%} right"] = Noisy(accuracy, seed)
+    for name, predictor in known.items():
+        predicted = predictor.predict(prompts, outputs, None)
+        scores = score(predicted, outputs, classes, random_stream(seed, "groups"))
+        yield from _by_group(name, seed, scores)
+
+
+def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for group, error in scores["accumulated_error"].items():
+        place = {"predictor": predictor, "seed": seed, "accuracy": scores["class_accuracy"]}
+        yield {**place, "group": group, "error": error}
+
+
+def draw_errors(study: Study, table: pd.DataFrame) -> Figure:
+    """Draw the figure's `plot`, say how often each is right, and mark the published errors."""
+    right = table.groupby("predictor").accuracy.transform("mean").map("{:.1%}".format)
+    known = table.predictor.str.startswith("noisy")
+    labels = table.predictor.where(known, table.predictor + ", " + right + " right")
+    shown = table.assign(label=labels, percent=100 * table.error)
+    figure = draw(study.plan.keys.plot, shown, study.numbers)
+    if study.plan.published:
+        (axes,) = figure.axes
+        published = 100 * np.array(published_value("tdpipe-predictor")["error256"])
+        words = f"published, {AT} requests"
+        axes.plot(np.full(len(published), AT), published, "kx", zorder=3, label=words)
+        axes.legend(fontsize=8)
+    return figure
+
+
+# -- prompts and decodes on GPUs of their own -----------------------------------------------------
+
+MOVED = "mean_transfer_ms"
+CONTEXTS = tuple(2**power for power in range(8, 16))
+
+
+def disaggregation(study: Study) -> Drawing:
+    """Run each system at each rate, and one request whose KV is the text's 224 MB."""
+    table, moved_ms = table_of(study), example_ms(study)
+    shown, run = pd.concat([_transfers(study), table]), study.plan.run.data
+    words = {"gpus": study.gpus, "gpu": run["gpu"], "model": run["model"]}
+    figure, given = draw(study.plan.keys.plot, shown, words), study.numbers["example"]
+    axes, size = figure.axes[0], given["tokens"] * given["bytes_per_token"] / 1e6
+    text = f"{size:.0f} MB at {given['bandwidth_gb_s']} GB/s: {moved_ms:.2f} ms"
+    axes.plot([given["tokens"]], [moved_ms], "k*", markersize=10, zorder=3, label=text)
+    axes.legend(fontsize=7)
+    return Drawing(figure, table, study.plan.keys.shown, {"blog-transfer": moved_ms})
+
+
+def _transfers(study: Study) -> pd.DataFrame:
+    """Return the time of a context's KV over each link."""
+    spec = model(find(study.plan.run.data["model"], study.plan.beside))
+    return pd.DataFrame(
+        {"link": name, "context": tokens, "transfer_ms": 1e3 * link(name).transfer_s(size)}
+        for name in study.numbers["links"]
+        for tokens in CONTEXTS
+        for size in [spec.kv_bytes_per_token() * tokens]
+    )
+
+
+def example_ms(study: Study) -> float:
+    """Return the milliseconds that the example's KV crosses the link between two simulated pools.
+
+    Each pool is one stage; nothing else is on the way.
+    """
+    given = study.numbers["example"]
+    keys = {
+        "model": None,
+        "gpu": None,
+        "link": None,
+        "stages": 2,
+        "costs": {"kind": "affine", "base_s": 0.01, "per_token_s": 0.0},
+        "kv": {"page_tokens": 16, "pages": 2 * given["tokens"]},
+        "scheduler": {
+            "name": "distserve",
+            "kv_bytes_per_token": given["bytes_per_token"],
+            "transfer_link": {"bandwidth_gb_s": given["bandwidth_gb_s"], "latency_us": 0},
+        },
+    }
+    return float(summarize(played(study, [Request(0, 0.0, given["tokens"], 2)], keys))[MOVED])

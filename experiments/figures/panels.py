@@ -1,26 +1,122 @@
-"""Pictures as data: which columns of a figure's table stand in which panel, and how.
+"""Pictures as data: which columns of a figure's table stand in which panel, and how they look.
 
-Knows tables and axes, not what a figure computes.
+A colour and a marker a system, means with whiskers over seeds. Knows tables and axes, not what a
+figure computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evenflow.errors import UsageError
-from evenflow.keys import Keys
-from experiments.figures.layers import layered
-from experiments.figures.schema import PAPER
-from experiments.figures.style import MARKERS, colors_of, decades, grid_lines
+from evenflow.keys import Keys, needed
+from experiments.figures.schema import PAPER, layered
+from experiments.report.plots import finish
+from experiments.report.style import DECODE, PREFILL
 from experiments.run_file.yaml_file import Document, checked
+
+# -- looks -----------------------------------------------------------------------------------------
+
+_LOOKS = {
+    "gLLM": ("#0b5fa5", "o"),
+    "vLLM": ("#d9730d", "s"),
+    "SGLang": ("#3f8f3f", "^"),
+    "Token Throttling": ("#0b5fa5", "o"),
+    "w/o WT": ("#8a4fb0", "D"),
+    "w/o UT": ("#c23b6b", "v"),
+    "w/ CK": ("#7a7a7a", "X"),
+    "Sarathi-Serve": ("#8a4fb0", "D"),
+    "Orca": ("#7a7a7a", "v"),
+    "vLLM TP8": ("#3f8f3f", "^"),
+    "vLLM TP4-PP2": ("#d9730d", "s"),
+    "Sarathi-Serve TP4-PP2": ("#8a4fb0", "D"),
+    "hybrid_only": ("#d9730d", "s"),
+    "chunked_only": ("#3f8f3f", "^"),
+    "both": ("#8a4fb0", "D"),
+    "vLLM, at most 32": ("#f2c48d", "v"),
+    "vLLM, at most 64": ("#e89a45", "^"),
+    "vLLM, at most 128": ("#d9730d", "s"),
+    "Sarathi-Serve, budget 512": ("#8a4fb0", "D"),
+    "Sarathi-Serve, budget 2048": ("#c4a1da", "o"),
+    "static": ("#b59a3a", "P"),
+    "DistServe": ("#0b5fa5", "X"),
+    "TD-Pipe": ("#0b5fa5", "o"),
+    "TP+SB": ("#3f8f3f", "^"),
+    "TP+HB": ("#8fbf5f", "v"),
+    "PP+SB": ("#d9730d", "s"),
+    "PP+HB": ("#8a4fb0", "D"),
+}
+SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
+"""Colours of labels that have none of their own, or the same as another beside them."""
+SHORT, TIGHT = 3.0, 1.5
+"""A logarithmic axis from one number to less than so many times it has a number at each tick, and
+one more digit.
+"""
+PARTS_OF_TIME = {
+    "linear": "#0b5fa5",
+    "attention": "#d9730d",
+    "all reduce": "#3f8f3f",
+    "other": "0.65",
+    "link and cpu": "#b02a37",
+}
+"""Parts of an iteration."""
+COLORS = {label: color for label, (color, _) in _LOOKS.items()} | PARTS_OF_TIME
+MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
+TITLE_CHARACTERS_PER_INCH, NOTE_CHARACTERS_PER_INCH = 10.5, 15.5
+LINE_INCHES = 0.125
+
+
+def colors_of(labels: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each label: its own, or one that no label before it has."""
+    found: dict[str, str] = {}
+    spare = iter(SPARE)
+    for index, label in enumerate(labels):
+        own = COLORS.get(label)
+        taken = own is None or own in found.values()
+        found[label] = next(spare, f"C{index % 10}") if taken else str(own)
+    return found
+
+
+def decades(axes: Axes) -> None:
+    """Give axes a logarithmic y with plain numbers: 1, 2 and 5 of each decade, or every tick."""
+
+    def words(value: float, _: float) -> str:
+        low, high = axes.get_ylim()
+        digits = 3 if high < TIGHT * low else 2
+        shown = high < SHORT * low or f"{value:e}"[0] in "25"
+        return f"{float(f'{value:.{digits}g}'):g}" if shown else ""
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(words)
+
+
+def grid_lines(axes: Iterable[Axes]) -> None:
+    """Give axes light lines and no box."""
+    for each in axes:
+        finish(each)
+
+
+def annotate(figure: Figure, title: str, note: str) -> None:
+    """Put a title above and a footnote below, in lines as wide as the figure; add their height."""
+    across, high = figure.get_size_inches()
+    above = textwrap.wrap(title, int(across * TITLE_CHARACTERS_PER_INCH))
+    below = textwrap.wrap(note, int(across * NOTE_CHARACTERS_PER_INCH))
+    figure.set_figheight(high + LINE_INCHES * (len(below) + 1.5 * (len(above) - 1)))
+    figure.suptitle("\n".join(above), fontsize=11)
+    figure.supxlabel("\n".join(below), fontsize=7, color="0.3")
+
+
+# -- panels ----------------------------------------------------------------------------------------
 
 SPARE_MARKERS = "osD^v<>"
 GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65
@@ -60,11 +156,15 @@ class Panel(Keys):
     that has the default of `x`, whose values then stand at equal distance. `log_2`: powers of two
     across; `decades`: powers of ten upwards, with plain numbers. `width` is in inches; `words` are
     what values of `each` are called; `axes`, `legend`: what `Axes.set` and `Axes.legend` take.
+
+    `tokens`, `stages`, `busy` and `kv` show columns of `measures.micro_batches` within the run of
+    the first seed, with no `x` and `y`; words may name numbers of the runs, and their `[mean]`,
+    `[min]` and `[max]` over the seeds.
     """
 
-    kind: Literal["bars", "stack", "lying", "lines"]
-    x: str | list[str]
-    y: dict[str, str]
+    kind: Literal["bars", "stack", "lying", "lines", "tokens", "stages", "busy", "kv"]
+    x: str | list[str] = ""
+    y: dict[str, str] = Field(default_factory=dict)
     hue: list[str] = Field(default_factory=list)
     each: str | list[str] = Field(default_factory=list)
     where: str | None = None
@@ -83,6 +183,12 @@ class Panel(Keys):
     axes: dict[str, Any] = Field(default_factory=dict)
     legend: dict[str, Any] | None = None
 
+    @model_validator(mode="after")
+    def _of_columns(self) -> Self:
+        if self.kind not in WITHIN and not (self.x and self.y):
+            raise needed(f"kind: {self.kind}", '"x", and y')
+        return self
+
 
 class Plot(Keys):
     """A figure's panels side by side, in rows `height` inches high.
@@ -91,6 +197,7 @@ class Plot(Keys):
     each panel is a row. `let`: columns to draw, by what `pandas.DataFrame.eval` makes them of.
     `panels`: each its keys, or a number of the study that lists columns to draw, of which the
     `first` panel may have more. `common`: keys of all. `legend`: one for all, at the right.
+    `share`: the axes, x and y, that panels of a column have in common.
     """
 
     height: float = 3.9
@@ -100,18 +207,21 @@ class Plot(Keys):
     rows: list[str] = Field(default_factory=list)
     title: str = "{}"
     down: bool = False
+    share: list[Literal["x", "y"]] = Field(default_factory=list)
     let: dict[str, str] = Field(default_factory=dict)
     legend: dict[str, Any] | None = None
 
 
 class Curve(NamedTuple):
-    """Words, `mean`, `min`, `max` and the paper's value by what is across, the rows, the looks."""
+    """A name, what is at each place across, the rows it is of, and the looks.
+
+    `points` are `mean`, `min` and `max`, the `paper`'s value, that of the `steady` window, and the
+    `words` to write there.
+    """
 
     name: str
     points: pd.DataFrame
-    paper: pd.Series
     rows: pd.DataFrame
-    also: str | None
     color: str
     marker: str
 
@@ -125,6 +235,8 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     """Draw a table as a figure's `plot` says, with the numbers of its study in the words."""
     keys, panels = _checked(plot, numbers)
     table = table.copy()
+    if any(panel.kind in WITHIN for panel in panels):
+        table = table[table.error.isna()]
     for name, of in keys.let.items():
         table[name] = table.eval(of)
     lines = list(_lines(keys, panels, table, numbers))
@@ -133,9 +245,8 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     size = (max(6.0, sum(widths) + beside), keys.height * len(lines))
     figure = Figure(figsize=size, layout="constrained")
     lying = all(panel.kind == "lying" for panel in panels)
-    grid = figure.subplots(
-        len(lines), len(widths), squeeze=False, width_ratios=widths, sharey=lying
-    )
+    share: Words = {f"share{axis}": "col" for axis in keys.share} or {"sharey": lying}
+    grid = figure.subplots(len(lines), len(widths), squeeze=False, width_ratios=widths, **share)
     for row, line in zip(grid, lines, strict=True):
         for axes, (panel, rows) in zip(row, line, strict=True):
             draw_panel(axes, panel, rows, numbers)
@@ -146,7 +257,7 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
         handles = grid[0, 0].get_legend_handles_labels()
         looks = {"fontsize": 8, "title_fontsize": 8, **_in_words(keys.legend, numbers)}
         figure.legend(*handles, loc="outside right center", **looks)
-    if any(str(name).endswith(PAPER) for name in table):
+    if any(f"{name}{PAPER}" in table for panel in panels for name in panel.y):
         mark = Line2D([], [], **PAPER_MARK, mec="k", mew=1.4)
         where: Words = {"loc": "outside upper right", "frameon": False, "fontsize": 8}
         figure.legend([mark], ["the paper's value"], **where)
@@ -239,11 +350,12 @@ def _width(panel: Panel, rows: pd.DataFrame) -> float:
 
 def draw_panel(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> None:
     """Draw rows on axes as the panel says."""
-    curves = list(_curves(panel, rows, numbers))
-    if panel.kind == "lines":
-        _draw_lines(axes, panel, curves, rows)
+    if panel.kind in WITHIN:
+        numbers = _draw_within(axes, panel, rows, numbers)
+    elif panel.kind == "lines":
+        _draw_lines(axes, panel, list(_curves(panel, rows, numbers)), rows)
     else:
-        _draw_bars(axes, panel, curves)
+        _draw_bars(axes, panel, list(_curves(panel, rows, numbers)))
     if panel.line is not None:
         axes.axhline(panel.line, color="0.4", lw=0.8)
     for words, (low, high) in panel.bands.items():
@@ -254,7 +366,7 @@ def draw_panel(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> 
     axes.title.set_fontsize(10)
     if panel.decades:
         decades(axes)
-    if panel.legend is not None:
+    if panel.legend is not None and axes.get_legend_handles_labels()[0]:
         axes.legend(**{"fontsize": 8, "title_fontsize": 8, **_in_words(panel.legend, numbers)})
 
 
@@ -284,12 +396,22 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[Curve]
     colors = panel.colors or list(spare.values())
     ticks = _across(panel, rows).dropna().unique()
     for index, (name, column, own) in enumerate(found):
-        with_paper = own.columns.union([f"{column}{PAPER}"], sort=False)
-        by_place = own.reindex(columns=with_paper).groupby(_across(panel, own))
-        points, paper = by_place[column].agg(["mean", "min", "max"]), by_place[f"{column}{PAPER}"]
+        by_place = own.groupby(_across(panel, own))
+        means = by_place.mean(numeric_only=True)
+        points = by_place[column].agg(["mean", "min", "max"])
+        for told, of in (("paper", f"{column}{PAPER}"), ("steady", panel.also.get(column))):
+            points[told] = means.get(of, np.nan)
+        points["words"] = [*_written(panel.write, means, points["mean"])]
+        points = points.reindex(ticks).fillna({"words": ""})
         marker = MARKERS.get(name, SPARE_MARKERS[index % len(SPARE_MARKERS)])
-        also, color = panel.also.get(column), colors[index % len(colors)]
-        yield Curve(name, points.reindex(ticks), paper.mean(), own, also, color, marker)
+        yield Curve(name, points, own, colors[index % len(colors)], marker)
+
+
+def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
+    """Yield what is written at each of the places across, of the height there or of columns."""
+    for row, height in zip(means.to_dict("records"), heights, strict=True):
+        words = "" if write is None else write.format_map(row) if "{" in write else write % height
+        yield "" if "nan" in words or words == NO_RATIO else words
 
 
 def _reach(values: pd.DataFrame) -> list[pd.Series]:
@@ -304,23 +426,22 @@ def _draw_lines(axes: Axes, panel: Panel, curves: Sequence[Curve], rows: pd.Data
         points = curve.points.dropna(subset="mean").sort_index()
         across = [places[value] for value in points.index]
         look: Words = {"color": curve.color, "marker": curve.marker, "ms": 5}
-        name = _with_points(panel, curve, points.index)
+        words = list(points["words"])[1:] if panel.write else []
+        name = f"{curve.name}: {', '.join(words)}" if words else curve.name
         whiskers = _reach(points) if "seed" in rows else None
         axes.errorbar(across, points["mean"], whiskers, label=name, capsize=2, **look)
-        _mark_paper(axes, curve, points.index, across)
-        if curve.also is not None:
-            steady = curve.rows.groupby(_across(panel, curve.rows))[curve.also].mean()
-            axes.plot(across, steady.reindex(points.index), ls=":", mfc="white", **look)
+        _mark_paper(axes, points["paper"], curve.color, across)
+        if points["steady"].notna().any():
+            axes.plot(across, points["steady"], ls=":", mfc="white", **look)
     if curves and all(curve.points["mean"].isna().all() for curve in curves):
         axes.text(0.5, 0.5, "does not fit", transform=axes.transAxes, ha="center")
 
 
-def _mark_paper(axes: Axes, curve: Curve, words: pd.Index, places: Any) -> None:
+def _mark_paper(axes: Axes, values: pd.Series, color: str, places: Any) -> None:
     """Draw the paper's own values as hollow diamonds."""
-    values = curve.paper.reindex(words)
     if values.notna().any():
-        for color, width in (("k", 2.4), (curve.color, 1.4)):
-            axes.plot(places, values, **PAPER_MARK, mec=color, mew=width, label="_")
+        for edge, width in (("k", 2.4), (color, 1.4)):
+            axes.plot(places, values, **PAPER_MARK, mec=edge, mew=width, label="_")
 
 
 def _ticks(axes: Axes, panel: Panel, rows: pd.DataFrame) -> Mapping[Any, Any]:
@@ -336,22 +457,6 @@ def _ticks(axes: Axes, panel: Panel, rows: pd.DataFrame) -> Mapping[Any, Any]:
     if panel.mark is not None or panel.log_2 or few:
         axes.set_xticks(list(places.values()), [f"{value:g}" for value in values])
     return places
-
-
-def _with_points(panel: Panel, curve: Curve, across: pd.Index) -> str:
-    words = list(_written(panel, curve, across))[1:] if panel.write else []
-    return f"{curve.name}: {', '.join(words)}" if words else curve.name
-
-
-def _written(panel: Panel, curve: Curve, across: pd.Index) -> Iterator[str]:
-    """Yield what is written at each of the places across, of the height there or of columns."""
-    means = curve.rows.groupby(_across(panel, curve.rows)).mean(numeric_only=True).reindex(across)
-    for row, height in zip(
-        means.to_dict("records"), curve.points["mean"].reindex(across), strict=True
-    ):
-        words = str(panel.write)
-        words = words.format_map(row) if "{" in words else words % height
-        yield "" if "nan" in words or words == NO_RATIO else words
 
 
 def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
@@ -372,15 +477,15 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
         for patch, value in zip(drawn, words, strict=True):
             patch.set_alpha(1.0 if panel.strong in (None, value) else PALE)
         _finish_bars(axes, panel, curve, places)
-    written = list(_written(panel, curves[0], words)) if stacked and panel.write else []
+    written = curves[0].points["words"] if stacked and panel.write else ()
     if panel.kind == "lying":
         axes.set_yticks(ticks, [str(value) for value in words])
         axes.set_ylim(len(ticks) - 0.5, -0.5)
         for place, word in enumerate(written):
             axes.text(0.01 * below.max(), place, word, va="center", fontsize=8)
         return
-    if written:
-        axes.bar_label(drawn, written, fontsize=7)
+    if len(written):
+        axes.bar_label(drawn, list(written), fontsize=7)
     for column, name in panel.levels.items():
         levels = curves[0].rows.groupby(_across(panel, curves[0].rows))[column].mean()
         axes.hlines(levels.reindex(words), ticks - 0.3, ticks + 0.3, color="k", label=name)
@@ -392,17 +497,15 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
 def _finish_bars(axes: Axes, panel: Panel, curve: Curve, places: Any) -> None:
     """Draw whiskers, the rings of the steady window, what is written over bars, and why not."""
     values, tops = curve.points, curve.points["max"]
-    _mark_paper(axes, curve, values.index, places)
+    _mark_paper(axes, values["paper"], curve.color, places)
     if "seed" in curve.rows:
         looks: Words = {"fmt": "none", "color": "0.2", "capsize": 2, "lw": 0.9}
         axes.errorbar(places, values["mean"], _reach(values), **looks)
-    if curve.also is not None:
-        steady = curve.rows.groupby(_across(panel, curve.rows))[curve.also].mean()
-        rings = steady.reindex(values.index)
+    rings = values["steady"]
+    if rings.notna().any():
         axes.plot(places, rings, "o", mfc="white", mec=curve.color, ms=4)
         tops = tops.where(tops > rings, rings + 0.01 * rings.max())
-    written = _written(panel, curve, values.index) if panel.write else [""] * len(values)
-    for x, word, (value, top) in zip(places, written, tops.items(), strict=True):
+    for x, word, (value, top) in zip(places, values["words"], tops.items(), strict=True):
         if np.isfinite(top):
             axes.annotate(word, (x, top), (0, 2), textcoords="offset points", ha="center",
                           va="bottom", fontsize=7)  # fmt: skip
@@ -418,3 +521,88 @@ def _failure(rows: pd.DataFrame) -> str:
         return "OOM"
     ends = told["status"].dropna().tolist()
     return str(ends[0]).replace("_", " ") if ends else "not possible"
+
+
+# -- within a run ----------------------------------------------------------------------------------
+
+Run = Mapping[str, Any]
+"""A row of a table of runs."""
+
+NUMBERED = 20
+"""Up to so many micro-batches are told apart by their numbers."""
+
+
+def _draw_within(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> Words:
+    """Draw the run of the first seed; return words on all of them, and the study's."""
+    first = {str(name): value for name, value in rows.iloc[0].items()}
+    WITHIN[panel.kind](axes, first, numbers)
+    spread: dict[Any, Any] = rows.select_dtypes("number").agg(["mean", "min", "max"]).to_dict()
+    return {**numbers, **first, **spread, "seeds": len(rows)}
+
+
+def _draw_tokens(axes: Axes, run: Run, numbers: Words) -> None:
+    """Tokens of micro-batches, by phase if the figure has `parts`; of few also in numbers."""
+    decode, prefill = np.array(run["decode_tokens"]), np.array(run["prefill_tokens"])
+    total, places = prefill + decode, np.arange(len(decode))
+    edges = np.append(places, len(places)) - 0.5
+    if len(total) <= NUMBERED:
+        axes.bar(places, decode, color=DECODE, label="decode")
+        tops = axes.bar(places, prefill, bottom=decode, color=PREFILL, label="prefill")
+        axes.bar_label(tops, [str(tokens) for tokens in total], padding=2, fontsize=8)
+        axes.set_xticks(places, [str(batch) for batch in run["batch"]])
+    elif numbers.get("parts", True):
+        axes.stairs(decode, edges, baseline=0, fill=True, color=DECODE, label="decode")
+        axes.stairs(total, edges, baseline=decode, fill=True, color=PREFILL, label="prefill")
+    else:
+        axes.stairs(total, edges, color=COLORS.get(run["system"], "0.3"), linewidth=1.2)
+    axes.margins(x=0)
+    axes.set(ylabel="tokens", ylim=(0, max(1.15 * total.max(), axes.get_ylim()[1])))
+
+
+def _draw_stages(axes: Axes, run: Run, numbers: Words) -> None:
+    """When each stage computes each micro-batch, which its number names."""
+    begin_s = run["start_s"][0][0]
+    for batch, prefill, starts_s, ends_s in zip(
+        run["batch"], run["prefill_tokens"], run["start_s"], run["end_s"], strict=True
+    ):
+        color = PREFILL if prefill else DECODE
+        for stage, (start_s, end_s) in enumerate(zip(starts_s, ends_s, strict=True)):
+            left_s, width_s = start_s - begin_s, end_s - start_s
+            axes.barh(stage, width_s, 0.8, left_s, color=color, edgecolor="white")
+            middle_s = left_s + width_s / 2
+            axes.text(middle_s, stage, str(batch), ha="center", va="center", fontsize=7)
+    depth = len(run["start_s"][0])
+    axes.set(ylabel="stage", yticks=range(depth), ylim=(depth - 0.5, -0.5))
+    axes.margins(x=0)
+
+
+def _draw_busy(axes: Axes, run: Run, numbers: Words) -> None:
+    """How busy the stages are over the time shown, and in the whole run."""
+    edges = np.array(run["time_s"]) - run["time_s"][0]
+    edges = np.append(edges, edges[-1] + edges[1])
+    color = COLORS.get(run["system"], "0.5")
+    axes.stairs(100 * np.array(run["busy"]), edges, fill=True, color=color, alpha=0.6)
+    axes.axhline(100 * run["busy_share"], color="0.2", linewidth=0.8, linestyle="--")
+    axes.set(ylabel="stages busy (%)", ylim=(0, 104))
+    axes.margins(x=0)
+
+
+def _draw_kv(axes: Axes, run: Run, numbers: Words) -> None:
+    used, prefill = 100 * np.array(run["used"]), np.array(run["prefill_tokens"]) > 0
+    edges = np.arange(len(used) + 1) - 0.5
+    axes.stairs(used, edges, fill=True, color=DECODE, label="decode")
+    # A phase of few micro-batches is narrower than a pixel: its outline keeps it visible.
+    axes.stairs(
+        np.where(prefill, used, 0), edges, fill=True, color=PREFILL, linewidth=0.8,
+        label="prefill",
+    )  # fmt: skip
+    axes.plot(used, color="0.25", linewidth=0.8)
+    axes.set(xlim=(0, len(used) - 1), ylim=(0, 104), ylabel="KV in use (%)")
+
+
+WITHIN: Mapping[str, Callable[[Axes, Run, Words], None]] = {
+    "tokens": _draw_tokens,
+    "stages": _draw_stages,
+    "busy": _draw_busy,
+    "kv": _draw_kv,
+}

@@ -1,21 +1,30 @@
-"""The schema of a figure's YAML. Knows which keys there are, not what a figure makes of them."""
+"""The schema of a figure's YAML, and the layers that its runs are made of: keys over keys.
+
+Those set by hand lie over the file's, the links of a GPU's host under all. Knows which keys there
+are, not what a figure makes of them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
-from experiments.figures.layers import layered, set_by_hand, without_links
+from evenflow.specs.gpu import gpu, links
 from experiments.report.tables import is_number
 from experiments.run_file import yaml_file
+from experiments.run_file.links import HOSTS
+from experiments.run_file.yaml_file import Document, as_patch, long_form, patched
 from experiments.systems import keys_of_system
+
+Layer: TypeAlias = Mapping[str, Any]
+"""Keys of a run."""
 
 SAMPLING = ("requests", "capacity_requests", "seeds", "tolerance")
 """Numbers of a study that say how closely is looked, not at what."""
@@ -71,6 +80,18 @@ class Query(Keys):
     then: Literal["max", "min"] | None = None
 
 
+def _of_parts(value: object) -> str:
+    parts = value.values() if isinstance(value, dict) else ()
+    return "parts" if parts and all(isinstance(e, dict) and "take" in e for e in parts) else "query"
+
+
+Asked = Annotated[
+    Annotated[Query, Tag("query")] | Annotated[dict[str, Query], Tag("parts")],
+    Discriminator(_of_parts),
+]
+"""What answers a claim: a query, or one for each part of it."""
+
+
 class FigureKeys(Keys):
     """What a figure needs. `run` holds RUN.yaml's keys, shared by all that is simulated.
 
@@ -80,11 +101,12 @@ class FigureKeys(Keys):
     `differs` says what is not as in the paper. `like`: the figure whose keys hold where this one
     has none of its own; of `plot`, key by key, and of `study`, number by number.
 
-    `vary`: the axes of its cases, the last fastest (`axes.AXES`, or its own in `axes`); `columns`:
+    `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`); `columns`:
     which of them stand first in a row, in which order. `measure`: what is kept of each run, a
     function of `measures` or MODULE.FUNCTION; `args`: the values of a case, or numbers of the
-    study, that it gets. `table`: in place of these, the function that has the rows. `add`: columns
-    by the function that makes them, `over`: as ratios. `shown`: the columns that a terminal shows.
+    study, that it gets, or a list itself. `table`: in place of these, the function that has the
+    rows. `add`: columns by the function that makes them, `over`: as ratios. `explode`: columns
+    whose lists the data has a row a value of, in place of all. `shown`: those a terminal shows.
     `claims`: what of the table answers a published claim, by its id. `plot`: how the table is drawn
     (`panels.Plot`), or `draw`: the function that does. `module`: in place of all of these, the
     function that makes the figure.
@@ -103,13 +125,14 @@ class FigureKeys(Keys):
     axes: dict[str, OwnAxis] = Field(default_factory=dict)
     columns: list[str] = Field(default_factory=list)
     measure: str = "overview"
-    args: dict[str, str] = Field(default_factory=dict)
+    args: dict[str, str | list[str]] = Field(default_factory=dict)
     table: str | None = None
     add: dict[str, str] = Field(default_factory=dict)
     over: Over | None = None
+    explode: list[list[str]] = Field(default_factory=list)
     shown: list[str] | None = None
     draw: str | None = None
-    claims: dict[str, Query] = Field(default_factory=dict)
+    claims: dict[str, Asked] = Field(default_factory=dict)
     plot: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -122,7 +145,7 @@ class Plan:
 
     name: str
     keys: FigureKeys
-    run: yaml_file.Document
+    run: Document
     beside: Path
     quick: bool = False
     overrides: tuple[str, ...] = ()
@@ -157,7 +180,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     document = _read(path)
     yaml_file.checked(FigureKeys, document)
     places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
-    run = yaml_file.Document(str(path), document.data["run"], places)
+    run = Document(str(path), document.data["run"], places)
     original = document.data
     for assignment in overrides:
         head, dot, _ = _key(assignment).partition(".")
@@ -169,11 +192,13 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
             document = yaml_file.override(_with_its_keys(document, assignment), assignment)
         else:
             run = yaml_file.override(run, assignment)
-    run = _without_the_links_of_another(run)
+    by_hand = set_by_hand(run)
+    if "gpu" in by_hand:  # the links that the file gives are another's
+        run = run._replace(data=layered(without_links(run.data), by_hand))
     keys = yaml_file.checked(FigureKeys, document._replace(data=document.data | {"run": run.data}))
-    _check_not_taken(set_by_hand(run), keys.study)
-    by_hand = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
-    quickly = {name: value for name, value in keys.quick.items() if name not in by_hand}
+    _check_not_taken(by_hand, keys.study)
+    numbers = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
+    quickly = {name: value for name, value in keys.quick.items() if name not in numbers}
     keys = keys.model_copy(update={"quick": quickly})
     new = {name for name, value in keys.study.items() if value != original["study"][name]}
     same = run.data == original["run"] and keys.systems == original.get("systems", {})
@@ -185,7 +210,7 @@ def _key(assignment: str) -> str:
     return assignment.partition("=")[0].strip()
 
 
-def _read(path: Path, above: tuple[Path, ...] = ()) -> yaml_file.Document:
+def _read(path: Path, above: tuple[Path, ...] = ()) -> Document:
     """Return a figure's file, with what it does not say from that of the figure it is like."""
     document = yaml_file.read(path, "title, run, study")
     if "like" not in document.data:
@@ -200,14 +225,14 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> yaml_file.Document:
         data["plot"] = layered(under.data.get("plot", {}), own)
     if isinstance(own := document.data.get("study"), dict):
         data["study"] = {**under.data.get("study", {}), **own}
-    return yaml_file.Document(document.name, data, {**under.places, **document.places})
+    return Document(document.name, data, {**under.places, **document.places})
 
 
 TAKEN = {"requests": "requests", "seed": "seeds", "arrivals": "rates"}
 """Keys of a run's workload that a figure replaces by numbers of its study, if it has them."""
 
 
-def _check_not_taken(by_hand: Mapping[str, Any], study: Mapping[str, Any]) -> None:
+def _check_not_taken(by_hand: Layer, study: Mapping[str, Any]) -> None:
     for key, number in TAKEN.items():
         if key in by_hand.get("workload", {}) and number in study:
             raise UsageError(
@@ -216,7 +241,7 @@ def _check_not_taken(by_hand: Mapping[str, Any], study: Mapping[str, Any]) -> No
             )
 
 
-def _with_its_keys(document: yaml_file.Document, assignment: str) -> yaml_file.Document:
+def _with_its_keys(document: Document, assignment: str) -> Document:
     """Return the document with the keys of a system in place of its name, where one is set."""
     path = _key(assignment).split(".")
     name = document.data.get("systems", {}).get(path[1]) if len(path) > 2 else None
@@ -225,7 +250,7 @@ def _with_its_keys(document: yaml_file.Document, assignment: str) -> yaml_file.D
     return yaml_file.assign(document, path[:2], keys_of_system(name), document.place(("systems",)))
 
 
-def _with_number(document: yaml_file.Document, assignment: str, path: Path) -> yaml_file.Document:
+def _with_number(document: Document, assignment: str, path: Path) -> Document:
     known = document.data["study"]
     key = _key(assignment)
     name = key.removeprefix("study.").partition(".")[0]
@@ -239,13 +264,7 @@ def _with_number(document: yaml_file.Document, assignment: str, path: Path) -> y
     return document
 
 
-def _without_the_links_of_another(run: yaml_file.Document) -> yaml_file.Document:
-    """Drop the links that a figure's file gives where another GPU is set by hand."""
-
-    by_hand = set_by_hand(run)
-    if "gpu" not in by_hand:
-        return run
-    return yaml_file.Document(run.name, layered(without_links(run.data), by_hand), run.places)
+# -- numbers of the kind that the figure has -------------------------------------------------------
 
 
 def check_like(value: Any, known: Any, assignment: str) -> None:
@@ -259,32 +278,31 @@ def check_like(value: Any, known: Any, assignment: str) -> None:
 
 
 def _like(value: Any, known: Any) -> bool:
-    if known is None:
-        numbers = isinstance(value, list) and bool(value) and _all_like(value, [[1.0], 1.0])
-        return value is None or numbers
-    if isinstance(known, bool | str):
-        return type(value) is type(known)
-    if isinstance(known, int | float):
-        return is_number(value) and isinstance(value, type(known) | int) and value > 0
-    if isinstance(known, Mapping):
-        return isinstance(value, Mapping) and bool(value) and _all_like(value.values(), known)
-    return isinstance(value, list) and bool(value) and _all_like(value, known)
+    match known:
+        case None:
+            return value is None or _like(value, [[1.0], 1.0])
+        case bool() | str():
+            return type(value) is type(known)
+        case int() | float():
+            return is_number(value) and isinstance(value, type(known) | int) and value > 0
+    kind = Mapping if isinstance(known, Mapping) else list
+    if not isinstance(value, kind) or not value:
+        return False
+    examples = _inside(known)
+    return all(any(_like_inside(v, each) for each in examples) for v in _inside(value) if examples)
 
 
-def _all_like(values: Any, known: Any) -> bool:
-    """Say whether each value is like one of the known ones; numbers in lists may have fractions."""
-    examples = list(known.values()) if isinstance(known, Mapping) else list(known)
-    if not examples:
-        return True
-    return all(any(_like_inside(value, example) for example in examples) for value in values)
+def _inside(known: Any) -> Collection[Any]:
+    return known.values() if isinstance(known, Mapping) else known
 
 
 def _like_inside(value: Any, example: Any) -> bool:
-    if not is_number(example):
-        return isinstance(example, Mapping) == isinstance(value, Mapping) and (
-            isinstance(example, Mapping) or _like(value, example)
-        )
-    return is_number(value) and value >= 0
+    """Say whether a value is like one inside of the known one; numbers there may have fractions."""
+    if is_number(example):
+        return is_number(value) and value >= 0
+    if isinstance(example, Mapping):
+        return isinstance(value, Mapping)
+    return not isinstance(value, Mapping) and _like(value, example)
 
 
 def _words(known: Any) -> str:
@@ -301,5 +319,70 @@ def _words(known: Any) -> str:
             return f"a text, like {known}"
         case Mapping():
             return f"a mapping that is not empty, like {{{next(iter(known))}: ...}}"
-    shown: Sequence[Any] = known[:3]
-    return f"a list that is not empty, like {str(shown).replace(chr(39), '')}"
+    return f"a list that is not empty, like {str(known[:3]).replace(chr(39), '')}"
+
+
+# -- layers of keys --------------------------------------------------------------------------------
+
+
+def layered(under: Layer, over: Layer) -> dict[str, Any]:
+    """Return `under` with the keys of `over` in place; mappings merge, if they are of one kind."""
+    return patched(Document("", dict(under), {}), as_patch(under, over)).data
+
+
+def set_by_hand(document: Document) -> dict[str, Any]:
+    """Return the keys of a document that the user has set, as a layer."""
+    patch: dict[str, Any] = {}
+    for path, place in document.places.items():
+        if place.startswith("--set"):
+            value: Any = document.data
+            for key in path:
+                value = value[key]
+            patch[".".join(map(str, path))] = value
+    return patched(Document("", {}, {}), patch).data
+
+
+def without_links(run: Layer) -> dict[str, Any]:
+    """Return a run's keys without those that say what connects its GPUs within a machine."""
+    kept = {key: value for key, value in run.items() if key != "link"}
+    if isinstance(costs := kept.get("costs"), Mapping):
+        kept["costs"] = {key: value for key, value in costs.items() if key != "all_reduce"}
+    return kept
+
+
+def gpu_name(given: str | Mapping[str, Any]) -> str:
+    """Return what a figure calls a GPU that is named or described."""
+    return given if isinstance(given, str) else str(given.get("name", "gpu"))
+
+
+def with_host(run: Layer) -> Layer:
+    """Return a run's keys with the links of its GPU's host under them.
+
+    A run that has a link keeps its own, and so does one of one stage that says how its GPUs add up;
+    what they leave open (`link: {latency_us: 100}`) is the host's. Raises UsageError for several
+    GPUs whose links are known neither here nor in the run.
+    """
+    costs = long_form("costs", run.get("costs", "roofline"))
+    if run.get("gpu") is None or costs.get("kind") == "affine":
+        return run
+    one_stage = run.get("stages", 1) == 1
+    given = run.get("link", costs.get("all_reduce") if one_stage else None)
+    says_all = not isinstance(given, Mapping) or {"name", "bandwidth_gb_s", "points"} & given.keys()
+    if given is not None and says_all:
+        return run
+    name = gpu(run["gpu"]).name
+    if name not in HOSTS:
+        if one_stage and run.get("tensor_parallel", 1) == 1:
+            return run
+        known = ", ".join(sorted(link.name for link in links()))
+        raise UsageError(
+            f"gpu {name}: its links are not known; give --set link=NAME ({known}), or "
+            "--set 'link={bandwidth_gb_s: 20, latency_us: 10}'"
+        )
+    host = HOSTS[name]
+    below: dict[str, Any] = {"link": host.link}
+    if host.nodes is not None:
+        below["nodes"] = host.nodes.model_dump(exclude_unset=True)
+    if costs.get("kind") == "roofline" and (host.all_reduce or "all_reduce" in costs):
+        below["costs"] = {"kind": "roofline", "all_reduce": host.all_reduce or host.link}
+    return layered(below, run)

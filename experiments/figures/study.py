@@ -1,7 +1,11 @@
-"""What a figure's module works with: configurations made of layers, runs of them over seeds."""
+"""What a figure is made with: configurations made of layers, runs of them over seeds, and facts.
+
+The facts are what a reader has to know of the runs: they stand under the picture.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -12,12 +16,11 @@ from matplotlib.figure import Figure
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.schedulers import POOLED, parameters, policy
-from experiments.figures.facts import brief_reasons, machine_words, policy_words
-from experiments.figures.layers import Keys, layered, with_host
-from experiments.figures.schema import Plan
-from experiments.outcome import Outcome
+from experiments.figures.measures import overview
+from experiments.figures.schema import Layer, Plan, gpu_name, layered, with_host
+from experiments.run_file.links import link_words
 from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document, long_form
+from experiments.run_file.yaml_file import long_form
 from experiments.study.fair import Side, doubts
 from experiments.study.points import Point, Store
 from experiments.study.trials import Simulator, Trial
@@ -43,12 +46,6 @@ class Drawing:
     shown: Sequence[str] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
     doubts: Sequence[str] = ()
-
-
-def overview(outcome: Outcome) -> dict[str, Any]:
-    """Return a run's summary, and the pages and the cap it had."""
-    deployment = outcome.result.provenance["deployment"]
-    return {**outcome.summary, "kv_pages": deployment.get("kv_pages")}
 
 
 class Study:
@@ -88,19 +85,36 @@ class Study:
         return seeds if self._wrong is None else [s + self._wrong * len(seeds) for s in seeds]
 
     @property
+    def labels(self) -> list[str]:
+        """What the figure's systems are called."""
+        return list(self.plan.keys.systems)
+
+    # -- configurations ----------------------------------------------------------------------------
+
+    @property
     def gpus(self) -> int:
         """How many GPUs the figure's run has."""
         stages = self.plan.run.data.get("stages", 1)
         depth = len(stages) if isinstance(stages, list) else _count("stages", stages)
         return depth * _count("tensor_parallel", self.plan.run.data.get("tensor_parallel", 1))
 
-    def keys_of(self, label: str) -> Keys:
+    @property
+    def gpu_counts(self) -> list[int]:
+        """1, 2, 4 ... up to the number of GPUs that the figure's run has, and that number."""
+        powers = [count for count in range(1, self.gpus) if count & (count - 1) == 0]
+        return [*powers, self.gpus]
+
+    def _given(self, label: str) -> Layer:
+        """Return the keys of a system as the figure has them."""
+        given = self.plan.keys.systems[label]
+        return keys_of_system(given) if isinstance(given, str) else given
+
+    def keys_of(self, label: str) -> Layer:
         """Return the keys of one of the figure's systems, as they are published or given.
 
         What the user has set of the run holds in it too: of the policy, the parameters it has.
         """
-        given = self.plan.keys.systems[label]
-        keys = keys_of_system(given) if isinstance(given, str) else given
+        keys = self._given(label)
         by_hand = {k: v for k, v in self.plan.by_hand.items() if k in keys and k not in PLACED}
         if "scheduler" in by_hand:
             known = _parameters_of(keys)
@@ -111,17 +125,16 @@ class Study:
     def _check_parameters(self) -> None:
         """Raise a UsageError for a parameter set by hand that no system of the figure has."""
         by_hand = self.plan.by_hand.get("scheduler")
-        if by_hand is None or not self.plan.keys.systems:
+        if by_hand is None or not self.labels:
             return
-        labels = ", ".join(self.plan.keys.systems)
+        labels = ", ".join(self.labels)
         if isinstance(by_hand, str) or "name" in by_hand:
             raise UsageError(
                 f"--set scheduler: the figure has a policy for each of {labels}; give "
                 "--set systems.LABEL=NAME, or --set scheduler.PARAMETER=VALUE"
             )
         known: dict[str, set[str]] = {}
-        for given in self.plan.keys.systems.values():
-            keys = keys_of_system(given) if isinstance(given, str) else given
+        for keys in map(self._given, self.labels):
             own = long_form("scheduler", keys["scheduler"])
             for name in _parameters_of(keys):
                 known.setdefault(name, set()).update({str(own[name])} if name in own else {})
@@ -140,13 +153,7 @@ class Study:
         """Return the name of the policy of one of the figure's systems."""
         return str(long_form("scheduler", self.keys_of(label)["scheduler"])["name"])
 
-    @property
-    def gpu_counts(self) -> list[int]:
-        """1, 2, 4 ... up to the number of GPUs that the figure's run has, and that number."""
-        powers = [count for count in range(1, self.gpus) if count & (count - 1) == 0]
-        return [*powers, self.gpus]
-
-    def system(self, label: str, gpus: int | None = None) -> Keys:
+    def system(self, label: str, gpus: int | None = None) -> Layer:
         """Return the keys of one of the figure's systems, on so many GPUs (default: `gpus`).
 
         A system on tensor parallelism gets one stage of all GPUs; any other as many stages as its
@@ -163,21 +170,23 @@ class Study:
         stages = run["stages"] if count == self.gpus else max(1, count // ranks)
         return {"stages": stages, "tensor_parallel": ranks} | keys
 
-    def config(self, *layers: Keys) -> RunConfig:
+    def config(self, *layers: Layer) -> RunConfig:
         """Return the figure's run with `layers` of keys over it; mappings merge, the last wins.
 
         Its requests are as many as the study has; links that are not given are those of the GPU's
         host.
         """
-        data: Keys = self.plan.run.data
-        few = {key: self.numbers[key] for key in ("requests",) if key in self.numbers}
-        for layer in ({"workload": few} if few else {}, *layers):
+        data: Layer = self.plan.run.data
+        if "requests" in self.numbers:
+            data = layered(data, {"workload": {"requests": self.numbers["requests"]}})
+        for layer in layers:
             data = layered(data, layer)
-        document = Document(self.plan.run.name, dict(with_host(data)), self.plan.run.places)
-        config = configured(document)
+        config = configured(self.plan.run._replace(data=dict(with_host(data))))
         if self._wrong is None:
             return config
         return with_(config, factors(config, stated(config, self.plan.beside), self._wrong))
+
+    # -- runs --------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -185,35 +194,28 @@ class Study:
         names: Sequence[str],
         measure: Callable[..., dict[str, Any]] = overview,
         args: Mapping[tuple[Any, ...], Mapping[str, Any]] | None = None,
-        **more: Any,
     ) -> pd.DataFrame:
         """Simulate every case with every seed; return a row each, in order.
 
         `names` are the columns that a case's key fills; `seed`, what `measure` returns and `error`
-        (None unless the run failed) follow. `more` are further arguments of `measure`, `args` those
-        of a case. Raises a UsageError when every run failed.
+        (None unless the run failed) follow. `args` are further arguments of `measure`, by case.
+        Raises a UsageError when every run failed.
         """
-        simulator = Simulator(
-            self.store, self.executor, self.progress(len(cases) * len(self.seeds))
-        )
+        simulator = self.simulator(len(cases) * len(self.seeds))
         rows = []
         for key, config in cases.items():
-            given = tuple({**more, **(args or {}).get(key, {})}.items())
+            more = tuple((args or {}).get(key, {}).items())
             seeded = [with_(config, {"workload.seed": seed}) for seed in self.seeds]
-            points = [Point(each, self.plan.beside, measure, given) for each in seeded]
+            points = [Point(each, self.plan.beside, measure, more) for each in seeded]
             rows.append((dict(zip(names, key, strict=True)), points))
         trials = simulator.trials_of(rows)
         self.doubts += unfair(trials)
-        table = table_of(trials)
-        if len(table) and table["error"].notna().all():
-            raise UsageError(f"no run succeeded, the first because: {table['error'].iloc[0]}")
-        self.note(list(cases.values()), table)
-        return table
+        return self.noted(list(cases.values()), table_of(trials))
 
-    def progress(self, asked: int) -> Callable[[int], None]:
-        """Announce points to come; return what to call with the number of them that are done.
+    def simulator(self, asked: int = 0) -> Simulator:
+        """Return who simulates points, and shows how far it is with the `asked` ones.
 
-        A search, which does not know how many it will need, announces none.
+        A search, which does not know how many it will need, asks for none.
         """
         self._asked += asked
         told = 0
@@ -225,35 +227,41 @@ class Study:
             self._asked = max(self._asked, self._done)
             self._on_progress(self._done, self._asked)
 
-        return tell
+        return Simulator(self.store, self.executor, tell)
 
-    def note(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> None:
-        """Keep what the footnote says of runs: policies, machines, `kv_pages`, and failures."""
+    # -- facts -------------------------------------------------------------------------------------
+
+    def noted(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> pd.DataFrame:
+        """Return the table of runs, when their policies, machines, KV pages and failures are kept.
+
+        Raises a UsageError when every run failed.
+        """
+        if len(table) and table["error"].notna().all():
+            raise UsageError(f"no run succeeded, the first because: {table['error'].iloc[0]}")
         self._schedulers |= {policy_words(config) for config in configs}
         for config in configs:
             self.note_machine(config)
         self._failures += table["error"].dropna().to_list()
         if "kv_pages" in table:
             self._kv_pages |= {int(pages) for pages in table["kv_pages"].dropna()}
+        return table
 
     def note_machine(self, config: RunConfig) -> None:
         """Keep the GPU and the links of a run for the footnote."""
         if config.gpu is not None:
             self._machines.add(machine_words(config))
 
-    def _layout(self) -> dict[str, Any]:
-        """Return how the GPUs are used, or their number where that differs between systems."""
-        if self.plan.keys.systems:
-            return {"gpus": self.gpus}
-        return {key: self.plan.run.data.get(key) for key in PLACED}
-
     def facts(self) -> dict[str, Any]:
-        """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs."""
+        """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs.
+
+        How the GPUs are used, or of several systems, which may differ in that, their number.
+        """
         run, numbers = self.plan.run.data, self.numbers
+        layout = {"gpus": self.gpus} if self.labels else {key: run.get(key) for key in PLACED}
         return {
             "model": run.get("model"),
             "gpu": run.get("gpu"),
-            **self._layout(),
+            **layout,
             "machines": sorted(self._machines),
             "costs": run.get("costs", "roofline"),
             "schedulers": sorted(self._schedulers),
@@ -275,7 +283,7 @@ def _count(key: str, value: object) -> int:
     return value
 
 
-def _parameters_of(system: Keys) -> Sequence[str]:
+def _parameters_of(system: Layer) -> Sequence[str]:
     """Return the parameters of a system's policy; none of one that stands for pools."""
     name = long_form("scheduler", system.get("scheduler"))["name"]
     return () if name in POOLED else list(parameters(policy(name)))
@@ -290,3 +298,74 @@ def unfair(trials: Sequence[Trial]) -> list[str]:
             name = str(trial.labels.get("system", "it"))
             groups.setdefault(str(place), {})[name] = trial.side
     return [line for sides in groups.values() for line in doubts(sides)]
+
+
+# -- facts in words --------------------------------------------------------------------------------
+
+IN_THE_PICTURE = (
+    "pairs",
+    "metrics",
+    "deployments",
+    "datasets",
+    "variants",
+    "readings",
+    "published_set_up",
+)
+"""Facts that the panels and the title show, or the data file; the footnote does without."""
+
+MOST_VALUES, MOST_CHARACTERS = 9, 60
+
+
+def policy_words(config: RunConfig) -> str:
+    """Return a policy with its parameters, and its cap on running requests, given or not."""
+    name, params = config.scheduler.name, config.scheduler.params
+    cap = None if name in POOLED else parameters(policy(name)).get("max_num_seqs")
+    if cap is not None and cap.default is not None:
+        params = {"max_num_seqs": cap.default} | params
+    return " ".join((name, *(f"{key} {_brief(value)}" for key, value in params.items())))
+
+
+def machine_words(config: RunConfig) -> str:
+    """Return a run's GPU with its links, in words."""
+    assert config.gpu is not None  # or there is no machine
+    if config.link is None:
+        return gpu_name(config.gpu)
+    words = f"{gpu_name(config.gpu)} over {link_words(config.link)}"
+    if config.nodes is not None:
+        words += f" in machines of {config.nodes.gpus}, {link_words(config.nodes.link)} between"
+    all_reduce = getattr(config.costs, "all_reduce", None)
+    return words if all_reduce is None else f"{words}, all-reduce {link_words(all_reduce)}"
+
+
+def brief_reasons(errors: Sequence[str]) -> list[str]:
+    """Return why runs failed, each reason once and cut to a few words."""
+    cut = (textwrap.shorten(e, MOST_CHARACTERS, placeholder=" ...") for e in dict.fromkeys(errors))
+    return list(dict.fromkeys(cut))
+
+
+def footnote(facts: Mapping[str, Any], differs: str) -> str:
+    """Return the facts as one text, and how the figure differs from the paper's."""
+    shown = {
+        name.replace("_", " "): value
+        for name, value in facts.items()
+        if name not in IN_THE_PICTURE and value not in (None, [], {}, False)
+        if name != "set" or facts["published_set_up"]
+    }
+    words = (name if value is True else f"{name}: {_brief(value)}" for name, value in shown.items())
+    return f"{'; '.join(words)}. {differs}".strip()
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, Mapping):
+        if list(value) == ["kind"]:
+            return str(value["kind"])
+        if any(isinstance(each, Mapping) for each in value.values()):
+            return ", ".join(map(str, value))
+        return ", ".join(f"{key} {_brief(each)}" for key, each in value.items())
+    if not isinstance(value, list):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if len(value) > MOST_VALUES:
+        return f"{_brief(value[0])} .. {_brief(value[-1])} ({len(value)} values)"
+    return (" | " if any(isinstance(each, str) for each in value) else ", ").join(
+        map(_brief, value)
+    )

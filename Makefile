@@ -202,7 +202,7 @@ comma := ,
 		--editable ".[server,fit]" hypothesis pytest pytest-randomly
 	@touch $@
 
-# SGLang without what it only needs on a GPU: tools/sglang_stand_ins.py stands in for that.
+# SGLang without what it only needs on a GPU: tools/sglang_loads.py stands in for that.
 .venv-sglang/installed:
 	@command -v python3.11 >/dev/null || { echo "error: SGLang needs python3.11; none found" >&2; exit 2; }
 	@python3.11 -m venv --clear $(@D)

@@ -41,15 +41,10 @@ SHAPES = {
 """Vidur's column -> the key of the layer shapes that it must equal."""
 
 
-class Measured(NamedTuple):
-    """One row of a foreign file as one of ours; several of a kind are merged by their median."""
-
-    operator: str
-    seconds: float
-    tokens: int | None = None
-    context_tokens: int | None = None
-    size_bytes: int | None = None
-    ranks: int = 1
+Key = tuple[str, int | None, int | None, int | None, int]
+"""Operator, tokens, context_tokens, bytes, ranks: rows of a kind are merged by their median."""
+Measured = tuple[Key, float]
+"""One row of a foreign file as one of ours, in seconds."""
 
 
 class Imported(NamedTuple):
@@ -70,15 +65,18 @@ def import_files(
     UsageError names the file and the line: unknown layout, other layer shapes, times that are
     negative or no numbers, another unit than milliseconds.
     """
-    merged: dict[Measured, list[float]] = {}
+    merged: dict[Key, list[float]] = {}
     zeros = 0
     for path in paths:
         rows = _read(path)
-        for measured in _reader_of(rows[0], path)(path, rows, spec):
-            zeros += not measured.seconds
-            if measured.seconds:
-                merged.setdefault(measured._replace(seconds=0.0), []).append(measured.seconds)
-    points = [_point(alike, times) for alike, times in merged.items()]
+        for key, seconds in _reader_of(rows[0], path)(path, rows, spec):
+            zeros += not seconds
+            if seconds:
+                merged.setdefault(key, []).append(seconds)
+    points = []
+    for key, times in merged.items():
+        seconds = median(times)
+        points.append(Point(*key, seconds, seconds, seconds, len(times)))
     header = Header(
         device=device,
         device_kind="other",
@@ -109,12 +107,6 @@ def _from_milliseconds(row: Cells, column: str) -> float:
     if math.isnan(milliseconds):
         raise row.wrong(column, "milliseconds, not negative")
     return milliseconds / 1000
-
-
-def _point(alike: Measured, times: Sequence[float]) -> Point:
-    seconds = median(times)
-    sizes = alike.tokens, alike.context_tokens, alike.size_bytes
-    return Point(alike.operator, *sizes, alike.ranks, seconds, seconds, seconds, len(times))
 
 
 def _read(path: Path) -> list[Cells]:
@@ -152,10 +144,10 @@ def _mlp(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measured]:
     for row in _of_model(path, rows, spec):
         tokens, ranks = row.count("num_tokens"), row.count("num_tensor_parallel_workers")
         for theirs, ours in LINEARS.items():
-            yield Measured(ours, _median_s(row, theirs), tokens, ranks=ranks)
+            yield (ours, tokens, None, None, ranks), _median_s(row, theirs)
         norms_s = _median_s(row, "input_layernorm") + _median_s(row, "post_attention_layernorm")
         added_s = _median_s(row, "add") if "time_stats.add.median" in row.texts else 0.0
-        yield Measured("norm", norms_s / 2 + added_s, tokens, ranks=ranks)
+        yield ("norm", tokens, None, None, ranks), norms_s / 2 + added_s
 
 
 def _attention(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measured]:
@@ -164,14 +156,15 @@ def _attention(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measu
         context, batch = row.count("kv_cache_size"), row.count("batch_size")
         if row.texts.get("is_prefill", "").lower() != "true":
             tokens, seconds = batch, _median_s(row, "attn_decode")
-            yield Measured("attention_decode", seconds, tokens, context * batch, ranks=ranks)
+            yield ("attention_decode", tokens, context * batch, None, ranks), seconds
         elif batch > 1:
             continue  # several prompts at once: not one of our points
         else:
             tokens, seconds = row.count("prefill_chunk_size"), _median_s(row, "attn_prefill")
-            yield Measured("attention_prefill", seconds, tokens, context, ranks=ranks)
+            yield ("attention_prefill", tokens, context, None, ranks), seconds
         if row.texts.get("time_stats.attn_kv_cache_save.median"):
-            yield Measured("kv_write", _median_s(row, "attn_kv_cache_save"), tokens, ranks=ranks)
+            seconds = _median_s(row, "attn_kv_cache_save")
+            yield ("kv_write", tokens, None, None, ranks), seconds
 
 
 def _collective(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measured]:
@@ -189,15 +182,15 @@ def _collective(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Meas
         seconds = _median_s(row, "all_reduce" if reduces else "send_recv")
         size_bytes = row.count("size")
         if reduces:
-            yield Measured("all_reduce", seconds, size_bytes=size_bytes, ranks=ranks)
+            yield ("all_reduce", None, None, size_bytes, ranks), seconds
         elif ranks == 2:
-            yield Measured("transfer", seconds, size_bytes=size_bytes)
+            yield ("transfer", None, None, size_bytes, 1), seconds
 
 
 def _total_length(path: Path, rows: list[Cells], spec: ModelSpec) -> Iterator[Measured]:
     for row in _whole(rows):
         tokens = row.count("Total Length")
-        yield Measured("model_prefill", _from_milliseconds(row, "Execute Time"), tokens)
+        yield ("model_prefill", tokens, None, None, 1), _from_milliseconds(row, "Execute Time")
 
 
 def _whole(rows: list[Cells]) -> Iterator[Cells]:

@@ -3,7 +3,7 @@
 Its event loops, admission, retraction, pools and prefix tree are the package's (0.5.23). Replaced
 are the run of a batch (the clock moves on by what it costs), the ways in and out, what only
 reports, the stages behind the first (the first decides), and the profile of dynamic chunks.
-`tools.sglang_stand_ins` is to be installed before this is imported.
+`tools.sglang_loads.stand_in` is to be called before this is imported.
 """
 
 from __future__ import annotations

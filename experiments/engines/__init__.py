@@ -42,11 +42,11 @@ def of_engines(path: Path) -> list[Path]:
         return [] if path.name == NAME else [path]
     if journals_in(path):
         return []
-    return [file for file in sorted(path.rglob("*.jsonl.gz")) if _is_journal(file)]
-
-
-def _is_journal(file: Path) -> bool:
-    return file.is_file() and file.name != NAME and "prompts." not in file.name
+    return [
+        file
+        for file in sorted(path.rglob("*.jsonl.gz"))
+        if file.is_file() and file.name != NAME and "prompts." not in file.name
+    ]
 
 
 def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | None]:
@@ -65,13 +65,9 @@ def replay_engines(
     """Replay journals of engines; of those that cannot be, give the reason."""
     for path in paths:
         try:
-            yield path, _replay(path, scheduler)
+            yield path, replay(path, engine_of(path).form, scheduler)
         except UsageError as error:
             yield path, error
-
-
-def _replay(path: Path, scheduler: str | None) -> Outcome:
-    return replay(path, engine_of(path).form, scheduler)
 
 
 def engine_of(path: Path) -> Engine:

@@ -115,7 +115,8 @@ class Entry:
     def others(self, folder: Path) -> list[Path]:
         """Return those files below a folder that are none of those that the catalogue has read."""
         known = set(self.keys.sha256.values())
-        return [path for path in self.files(folder) if _sha256(path) not in known]
+        files = self.files(folder)
+        return [f for f in files if hashlib.sha256(f.read_bytes()).hexdigest() not in known]
 
     def where_from(self) -> str:
         """Say where the data is to be had."""
@@ -124,8 +125,7 @@ class Entry:
 
 def entries() -> dict[str, Entry]:
     """Return the catalogue, by name."""
-    paths = sorted(FOLDER.glob("*.yaml"))
-    return {path.stem: load_entry(path) for path in paths}
+    return {path.stem: load_entry(path) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def load_entry(path: Path) -> Entry:
@@ -139,17 +139,13 @@ def chosen(names: Sequence[str]) -> list[Entry]:
     return list(known.values()) if not names else [e for n in names for e in _named(n, known)]
 
 
-def _named(name: str, known: Mapping[str, Entry]) -> Iterator[Entry]:
+def _named(name: str, known: Mapping[str, Entry]) -> list[Entry]:
     if name.endswith(".yaml"):
-        yield load_entry(Path(name))
-        return
-    if name in known:
-        yield known[name]
-        return
-    found = [entry for key, entry in known.items() if key.startswith(name)]
-    if not found:
+        return [load_entry(Path(name))]
+    begin = [key for key in known if key.startswith(name)]
+    if not begin:
         raise UsageError(f"reproduce {name}: no such entry; {instead_of(name, known)}")
-    yield from found
+    return [known[key] for key in ([name] if name in known else begin)]
 
 
 def data_folder(given: Path | None) -> Path:
@@ -165,10 +161,6 @@ def data_folder(given: Path | None) -> Path:
             "should hold: evenflow reproduce --list"
         )
     return folder
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # -- simulated again -------------------------------------------------------------------------------
@@ -278,8 +270,12 @@ def reproduce(
         why = next(iter(failures.values()))
         raise UsageError(f"no run can be simulated, the first because: {why}")
     table = pd.DataFrame([row for case, trial in pairs for row in _rows(case, trial)])
+    # Runs that were measured twice have the spread between the two, as a share of their mean.
+    again = table.groupby([*GROUP, "run", "metric"])["measured"]
+    spread = (again.transform("max") - again.transform("min")) / again.transform("mean")
+    table["spread"] = spread.where(again.transform("size") > 1, table["spread"])
     there = [entry for entry in entries if entry.files(data)]
-    return Reproduced(there, _with_repeats(table), failures, [*_unfair(there, pairs)])
+    return Reproduced(there, table, failures, [*_unfair(there, pairs)])
 
 
 def _unfair(
@@ -402,10 +398,3 @@ def _told(found: uncertainty.Range | None, measured: float) -> dict[str, float]:
         "half_width": found.half_width,
         "inside": float(inside),
     }
-
-
-def _with_repeats(table: pd.DataFrame) -> pd.DataFrame:
-    """Give runs that were measured twice the spread between the two, as a share of their mean."""
-    again = table.groupby([*GROUP, "run", "metric"])["measured"]
-    spread = (again.transform("max") - again.transform("min")) / again.transform("mean")
-    return table.assign(spread=spread.where(again.transform("size") > 1, table["spread"]))

@@ -120,8 +120,7 @@ def latencies(outcome: Outcome) -> dict[str, Any]:
     """Return the TTFT and TPOT of each request in ms, in order of arrival, and their means."""
     of = request_metrics(outcome.result)
     order = np.argsort(outcome.result.request_id)
-    means = {name: outcome.summary[name] for name in ("mean_ttft_ms", "mean_tpot_ms")}
-    return means | {
+    return {name: outcome.summary[name] for name in MEANS} | {
         "ttft_ms": (1e3 * of.ttft_s[order]).tolist(),
         "tpot_ms": (1e3 * of.tpot_s[order]).tolist(),
     }

@@ -154,7 +154,11 @@ def validate(
             structure_errors(each) | {"at_once": metric_errors(other.measured, other.again)}
             for each, other in zip(chain(*again), chain(*at_once), strict=True)
         ],
-        "costs": [line for alike in _alike(world, measured) for line in _cost_errors(alike)],
+        "costs": [
+            line
+            for alike in _alike(world, measured)
+            for line in cost_errors([p.result for p in alike], [p.expected_s for p in alike])
+        ],
         "bubbles": {name: bubble_shares([*chain(*some)]) for name, some in results.items()},
         "overheads": _overheads(parts),
         "calibration": None if around is None else _calibration(around),
@@ -287,10 +291,6 @@ def _alike(world: World | PooledWorld, runs: Sequence[Measured]) -> Sequence[Seq
     if isinstance(world, PooledWorld):
         return [*zip(*(run.parts for run in runs), strict=True)]
     return [[part for run in runs for part in run.parts]]
-
-
-def _cost_errors(parts: Sequence[Part]) -> list[dict[str, float]]:
-    return cost_errors([part.result for part in parts], [part.expected_s for part in parts])
 
 
 def _overheads(measured: Sequence[Part]) -> dict[str, float]:

@@ -74,10 +74,18 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "report.json").exists()
 
 
+def modules_after(statement: str) -> set[str]:
+    command = [sys.executable, "-c", f"{statement}; print(*sys.modules)"]
+    return {*subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()}
+
+
 def test_a_bare_machine_has_what_the_report_imports() -> None:
-    statement = "import tools.gpu_report, runtime.torch.timed, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", statement], capture_output=True, text=True, check=True
-    )
+    statement = "import tools.gpu_report, runtime.torch.timed, sys"
     not_there = {"pydantic", "simpy", "typer", "rich", "yaml", "matplotlib"}
-    assert not not_there & set(done.stdout.split())
+    assert not not_there & modules_after(statement)
+
+
+def test_what_serving_imports_is_asked_for_before_anything_is_measured() -> None:
+    statement = "import experiments.real, experiments.validation.write, sys"
+    ours = {"matplotlib", "pandas", "pydantic", "rich", "simpy", "typer", "yaml", "zmq"}
+    assert ours & modules_after(statement) <= set(gpu_report.NEEDED)

@@ -120,6 +120,7 @@ NEEDED = {
     "pydantic": "pydantic",
     "rich": "rich",
     "simpy": "simpy",
+    "typer": "typer",
     "yaml": "pyyaml",
     "zmq": "pyzmq",
 }

@@ -272,14 +272,11 @@ def tile_of(points: Sequence[Point], tiles: Sequence[int] = TILES) -> int:
 
     def mean_error(tile: int) -> float:
         off = [
-            abs(
-                Curve.of({k: v for k, v in known.items() if k != size}, tile)(size) / known[size]
-                - 1
-            )
+            Curve.of({k: v for k, v in known.items() if k != size}, tile)(size) / known[size] - 1
             for known in curves.values()
             for size in sorted(known)[1:-1]
         ]
-        return float(np.mean(off)) if off else 0.0
+        return float(np.mean(np.abs(off))) if off else 0.0
 
     return min((1, *tiles), key=mean_error)
 

@@ -1,11 +1,21 @@
-"""vLLM's V0 policy: what worlds of it (tests/oracle) do not show."""
+"""vLLM, V0 and V1: what recordings (tests/test_engine_journals.py) and tests/oracle do not show."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from evenflow.decodes import Speculation
+from evenflow.errors import PolicyError, UsageError
+from evenflow.kv import KvCache, PagePool
+from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.schedulers import create
-from evenflow.types import Request
+from evenflow.scheduling import View
+from evenflow.types import Plan, Prefill, Request
+from experiments.run_file.build import build
+from experiments.run_file.run import load_config
 from tests.worlds import engine_of, send
 
 
@@ -38,3 +48,152 @@ def test_a_prompt_that_never_fits_into_a_micro_batch_is_refused(
 ) -> None:
     serving = engine_of(create("vllm", {"max_num_batched_tokens": budget}), 100)
     assert serving.add(Request(0, 0.0, 65, 9)) == refused
+
+
+# -- V1 ------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_under_way_preempts_itself_and_nothing_is_sent() -> None:
+    """A step that is empty for want of pages is an answer: the next one admits again."""
+    policy = create("vllm_v1", {"max_num_batched_tokens": 16, "max_num_seqs": 8})
+    batcher = engine_of(policy, 3, [(16, 2)], asks_again=False)
+    batcher.complete(send(batcher, 0.0), 1.0)
+    decode = send(batcher, 1.0)
+    batcher.add(Request(1, 1.0, 20, 2))
+    batcher.pool.allocate(1)
+    assert batcher.next(1.5) is None, "not all of it fits"
+    batcher.complete(decode, 2.0)
+    chunk = send(batcher, 2.0)
+    assert decision_of(chunk) == (((1, 0, 16),), ())
+    batcher.pool.allocate(1)
+    assert batcher.next(3.0) is None
+    assert (batcher.view.preemptions, batcher.queues.owed) == (1, 1)
+    assert batcher.complete(chunk, 4.0) == []
+    assert [prompt.request_id for prompt in batcher.view.waiting] == [1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "stages", "places"),
+    [("off", 4, 4), ("v2", 4, 5), ("v2", 1, 2), ("v1", 1, 2)],
+)
+def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -> None:
+    system = Path(__file__).parent.parent / "examples" / "systems" / "vllm_v1.yaml"
+    changes = [f"stages={stages}", f"scheduler.async_scheduling={mode}", "gpu=H100"]
+    world = build(load_config(system, changes), [], system.parent).world
+    assert world.max_in_flight == places
+
+
+def test_what_decodes_that_run_ahead_do_not_go_with() -> None:
+    policy = create("vllm_v1", {"async_scheduling": "v2"})
+    for kv, asks_again in ((KvCache(PagePool(8)), True), (KvCache(PagePool(8), swap=True), False)):
+        with pytest.raises(UsageError, match="run ahead, which goes with dispatch: engine_loop"):
+            engine_of(policy, kv, depth=1, asks_again=asks_again)
+
+
+def test_runner_v1_runs_ahead_on_one_stage_only() -> None:
+    with pytest.raises(UsageError, match="async_scheduling v1 is for one stage, not 2"):
+        create("vllm_v1", {"async_scheduling": "v1"}, depth=2)
+
+
+class InParts:
+    """Yields the plans it was given, each in answer to one question."""
+
+    preempts_in_flight = True
+
+    def __init__(self, *answers: list[Plan]) -> None:
+        self.answers = list(answers)
+
+    def schedule(self, view: View) -> object:
+        yield from self.answers.pop(0)
+
+
+def in_parts(*answers: list[Plan], asked: int = 2, **options: Any) -> Any:
+    """Return an engine that is asked that many times for 16 tokens and three of output."""
+    plans = InParts(*answers)
+    return engine_of(plans, 4, [(16, 3)] * asked, RecordingBatcher, max_in_flight=4, **options)
+
+
+def test_parts_of_an_answer_are_one_micro_batch() -> None:
+    answers = [[Plan([Prefill(0, 16)]), Plan([Prefill(1, 16)])], [Plan(decodes=1)]]
+    batcher = in_parts(*answers)
+    batch = send(batcher, 0.0)
+    assert decision_of(batch) == (((0, 0, 16), (1, 0, 16)), ())
+    batcher.complete(batch, 1.0)
+    assert decision_of(send(batcher, 1.0)) == ((), (0,))
+    assert replay(batcher.journal, in_parts(*answers, asked=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([Plan(decodes=1), Plan(decodes=1)], "takes decodes in two parts"),
+        ([Plan([Prefill(2, 8)]), Plan(preempt=[2])], "after it was aborted or planned"),
+        ([Plan(decodes=2), Plan(preempt=[1])], "after it was aborted or planned"),
+        ([Plan(decodes=1), "more"], "returned 'more', not a Plan"),
+    ],
+)
+def test_parts_that_cannot_be_carried_out(parts: list[Plan], message: str) -> None:
+    batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], parts, asked=3)
+    batcher.complete(send(batcher, 0.0), 1.0)
+    with pytest.raises(PolicyError, match=message):
+        batcher.next(1.0)
+
+
+def test_who_waits_for_an_output_cannot_be_planned() -> None:
+    batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(preempt=[0]), Plan([Prefill(0, 16)])])
+    send(batcher, 0.0)
+    with pytest.raises(PolicyError, match="while an output of it is in flight"):
+        batcher.next(1.0)
+
+
+def test_a_decode_in_flight_is_preempted_and_waits_for_its_token() -> None:
+    batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(decodes=1)], [Plan(preempt=[0])], [Plan()])
+    batcher.complete(send(batcher, 0.0), 0.5)
+    decode = send(batcher, 1.0)
+    assert batcher.next(1.5) is None
+    assert [seq.owed for seq in batcher.queues.waiting] == [1, 0]
+    batcher.complete(decode, 2.0)
+    assert [seq.generated for seq in batcher.queues.waiting] == [2, 0]
+
+
+def test_a_speculative_decode_in_flight_yields_no_more_than_its_rest() -> None:
+    """A step yields four tokens; the request wants three, and one came with its prompt."""
+    answers = [Plan([Prefill(0, 16)])], [Plan(decodes=1)], [Plan(preempt=[0])], [Plan()]
+    batcher = in_parts(*answers, speculation=Speculation((1.0,) * 3))
+    batcher.complete(send(batcher, 0.0), 0.5)
+    decode = send(batcher, 1.0)
+    assert batcher.next(1.5) is None
+    (ended,) = batcher.complete(decode, 2.0)
+    assert (ended.generated, batcher.queues.gap_s) == (3, [1.5, 0.0])
+
+
+def test_a_decode_taken_while_another_is_in_flight_is_not_preempted() -> None:
+    one = Plan(decodes=1)
+    batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], [one], [one, Plan(preempt=[1])])
+    batcher.complete(send(batcher, 0.0), 0.5)
+    assert decision_of(send(batcher, 1.0)) == ((), (0,))
+    with pytest.raises(PolicyError, match="request 1: preempts it after it was aborted or planned"):
+        batcher.next(1.5)
+
+
+def test_a_client_leaves_while_its_preempted_request_is_in_flight() -> None:
+    batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(preempt=[0])], [Plan()])
+    batch = send(batcher, 0.0)
+    assert batcher.next(0.5) is None
+    assert batcher.abort(0).aborted
+    batcher.abort(1)
+    assert (len(batcher.queues.live), batcher.queues.waiting_tokens, batcher.kv.tokens) == (0, 0, 0)
+    assert batcher.complete(batch, 1.0) == []
+    assert batcher.queues.owed == 0
+
+
+def test_only_policies_that_say_so_preempt_in_flight() -> None:
+    class Quiet(InParts):
+        preempts_in_flight = False
+
+    policy = Quiet([Plan([Prefill(0, 16)])], [Plan(decodes=1, victims="latest_admitted")])
+    batcher = engine_of(policy, 2, [(16, 3)])
+    batcher.complete(send(batcher, 0.0), 1.0)
+    batcher.pool.allocate(1)
+    with pytest.raises(PolicyError, match="does not say preempts_in_flight"):
+        batcher.next(1.0)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
-from evenflow.types import Request
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document
@@ -24,7 +23,7 @@ from experiments.study.capacity import (
 from experiments.study.deployments import on_gpus
 from experiments.study.searches import own_rate, rate_patch
 from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
-from tests.command_line import evenflow, refusal, rows_of, write_trace
+from tests.command_line import done, refusal, rows_of, write_trace
 from tests.sweeps import simulator
 from tests.test_points import RUN
 
@@ -69,10 +68,6 @@ def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
     assert set(found.points["misses"]) == {"", "mean_queue_ms"}
 
 
-def lengths(requests: list[Request]) -> list[tuple[int, int]]:
-    return [(request.prompt_tokens, request.output_tokens) for request in requests]
-
-
 def test_all_rates_see_the_same_requests_and_the_same_draws(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.csv", "0,5,5", "1,6,7", "5,8,9", "7,3,3")
     kinds = (
@@ -88,31 +83,23 @@ def test_all_rates_see_the_same_requests_and_the_same_draws(tmp_path: Path) -> N
         for rate in (start, 3 * start):
             patch = rate_patch(config.workload.arrivals, rate, start)
             requests = load_workload(with_(config, patch), tmp_path).requests
-            times_s = [request.arrival_s * rate / start for request in requests]
-            assert times_s == pytest.approx([request.arrival_s for request in plain])
-            assert lengths(requests) == lengths(plain)
+            for one, other in zip(requests, plain, strict=True):
+                assert one.arrival_s * rate / start == pytest.approx(other.arrival_s)
+                assert one.prompt_tokens == other.prompt_tokens
+                assert one.output_tokens == other.output_tokens
 
 
-def test_a_limit_below_the_service_time_is_never_kept(tmp_path: Path) -> None:
-    found = capacity(tmp_path, queue(tmp_path, requests=200), "mean_ttft_ms=90")
-    assert (found.status, found.rate) == ("never", None)
-    assert facts(found)["capacity_requests_per_s"] is None
-    assert "no rate keeps the SLO" in sentences(found)[0]
-
-
-def test_a_limit_that_no_rate_touches_needs_more_requests(tmp_path: Path) -> None:
-    found = capacity(tmp_path, queue(tmp_path, requests=50), "p99_tpot_ms=1")
-    assert (found.status, found.rate) == ("too_short", None)
+def command(folder: Path, requests: int, *arguments: str, **keys: Any) -> tuple[str, Any]:
+    """Return what the command prints of a queue, and what it writes as capacity.json."""
+    queue(folder, requests=requests)
+    (folder / "RUN.yaml").write_text(json.dumps(QUEUE | keys))
+    output = done("capacity", str(folder / "RUN.yaml"), *arguments, "--out", str(folder / "out"))
+    return output, json.loads((folder / "out" / "capacity.json").read_text())
 
 
 def test_the_command_ends_where_the_queue_grows_though_no_limit_is_touched(tmp_path: Path) -> None:
     """Ten a second are served; an overload is told from a tenth more on."""
-    queue(tmp_path, requests=1000)
-    (tmp_path / "RUN.yaml").write_text(json.dumps(QUEUE))
-    run, out = str(tmp_path / "RUN.yaml"), tmp_path / "out"
-    status, output, _ = evenflow("capacity", run, "--slo", "p99_tpot_ms=1", "--out", str(out))
-    told = json.loads((out / "capacity.json").read_text())
-    assert status == 0
+    output, told = command(tmp_path, 1000, "--slo", "p99_tpot_ms=1")
     assert 10 < told["capacity_requests_per_s"] < 11.2
     assert told["limited_by"] == {"overloaded": 1}
     assert "what fails first above it: overloaded" in output
@@ -142,43 +129,32 @@ def test_the_price_of_a_capacity(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_its_answer(tmp_path: Path) -> None:
-    queue(tmp_path, requests=300)
-    (tmp_path / "RUN.yaml").write_text(json.dumps(QUEUE))
     (tmp_path / "prices.yaml").write_text("L20: 0.5\n")
-    arguments = ["capacity", str(tmp_path / "RUN.yaml"), "--slo", "mean_queue_ms=100"]
-    arguments += ["--set", "gpu=L20", "--per-dollar", str(tmp_path / "prices.yaml")]
-    arguments += ["--tolerance", "0.2", "--out", str(tmp_path / "out")]
-    status, output, errors = evenflow(*arguments)
-    assert (status, errors) == (0, "")
+    arguments = ["--slo", "mean_queue_ms=100", "--set", "gpu=L20", "--tolerance", "0.2"]
+    arguments += ["--per-dollar", str(tmp_path / "prices.yaml")]
+    output, told = command(tmp_path, 300, *arguments)
+    out = tmp_path / "out"
     assert "capacity: " in output
     files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv")
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {*files, "manifest.json", "store"}
-    told = json.loads((tmp_path / "out" / "capacity.json").read_text())
+    assert {path.name for path in out.iterdir()} == {*files, "manifest.json", "store"}
     assert told["status"] == "found"
     assert told["per_dollar"]["dollars_per_hour"] == 0.5
-    rows = rows_of(tmp_path / "out" / "rates.csv")
+    rows = rows_of(out / "rates.csv")
     [capacity_rate] = told["rates"]
     missed = {float(row["rate"]): row["misses"] for row in rows}
     assert missed[capacity_rate] == ""
     assert missed[told["fails_at"][0]] == "mean_queue_ms"
     assert {row["failed"] for row in rows} == {"0"}
-    before = [(tmp_path / "out" / name).read_bytes() for name in files]
-    stored = sorted((tmp_path / "out/store").rglob("*"))
-    (tmp_path / "ones.csv").touch()
-    assert evenflow(*arguments)[0] == 0
-    assert sorted((tmp_path / "out/store").rglob("*")) == stored
-    assert [(tmp_path / "out" / name).read_bytes() for name in files] == before
+    before = [(out / name).read_bytes() for name in files]
+    stored = sorted((out / "store").rglob("*"))
+    command(tmp_path, 300, *arguments)
+    assert sorted((out / "store").rglob("*")) == stored
+    assert [(out / name).read_bytes() for name in files] == before
 
 
-def test_the_command_says_that_no_rate_will_do(tmp_path: Path) -> None:
-    queue(tmp_path, requests=60)
-    (tmp_path / "RUN.yaml").write_text(json.dumps(QUEUE))
-    arguments = ["capacity", str(tmp_path / "RUN.yaml"), "--slo", "mean_ttft_ms=90"]
-    status, output, errors = evenflow(*arguments, "--out", str(tmp_path / "out"))
-    assert (status, errors) == (0, "")
+def test_a_limit_below_the_service_time_is_never_kept(tmp_path: Path) -> None:
+    output, told = command(tmp_path, 60, "--slo", "mean_ttft_ms=90")
     assert output.splitlines()[1].startswith("no rate keeps the SLO: at ")
-    told = json.loads((tmp_path / "out" / "capacity.json").read_text())
     assert (told["status"], told["capacity_requests_per_s"]) == ("never", None)
     assert (tmp_path / "out" / "capacity.png").stat().st_size > 0
 
@@ -186,9 +162,7 @@ def test_the_command_says_that_no_rate_will_do(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_too_few_requests_are_a_mistake_too() -> None:
     """Answers of 500 tokens, each begun at once: all 30 are there before one is done."""
-    Path("long.csv").write_text(
-        "arrived_at,num_prefill_tokens,num_decode_tokens\n" + "0,1,500\n" * 30
-    )
+    write_trace(Path("long.csv"), *["0,1,500"] * 30)
     Path("RUN.yaml").write_text(json.dumps(QUEUE | {"scheduler": "sarathi"}))
     words = ("capacity", "RUN.yaml", "--slo", "p99_itl_ms=900", "--out", "out")
     words += ("--set", "workload.trace=long.csv")

@@ -147,6 +147,8 @@ def launched(**keys: Any) -> str:
 def test_launch_lines_say_what_an_engine_can_express() -> None:
     lines = launched().splitlines()
     vllm, sglang, gllm = (line for line in lines if not line.startswith(" "))
+    for name in ("Qwen3-32B", "Qwen/Qwen3-32B"):  # the repository once
+        assert "vllm serve Qwen/Qwen3-32B --tensor" in launched(model=name)
     assert vllm == (
         "vLLM x 3: vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 1 "
         "--pipeline-parallel-size 1 --gpu-memory-utilization 0.9 --block-size 16 "
@@ -171,11 +173,6 @@ def test_launch_lines_say_what_they_leave_out() -> None:
     assert "--kv-cache-dtype fp8" in own
     assert own.count("not said: kv_dtype fp8") == 2
     assert own.count("not said: dtype fp8; name a checkpoint whose weights are in it") == 3
-
-
-@pytest.mark.parametrize("name", ["Qwen3-32B", "Qwen/Qwen3-32B"])
-def test_launch_lines_name_the_repository_once(name: str) -> None:
-    assert "vllm serve Qwen/Qwen3-32B --tensor" in launched(model=name)
 
 
 def test_advice_is_the_best_change_of_each_kind_simulated(tmp_path: Path) -> None:

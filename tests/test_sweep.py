@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from experiments.study.sweep_file import (
     load_sweep,
 )
 from experiments.study.trials import Part, Trial
-from tests.command_line import write_trace
+from tests.command_line import rows_of, write_trace
 from tests.sweeps import GRID, RUN, simulator, sweep
 
 
@@ -43,11 +43,28 @@ def simulated(asked: Sweep, folder: Path, store: str = "store") -> Findings:
         return run_sweep(asked, who)
 
 
-def test_a_grid_is_every_combination_and_the_last_parameter_varies_fastest(tmp_path: Path) -> None:
-    found = sweep(tmp_path).known
-    assert [tuple(each.values()) for each in found] == [
-        (64, 1), (64, 2), (64, "unlimited"), (128, 1), (128, 2), (128, "unlimited"),
-    ]  # fmt: skip
+def found_of(folder: Path, **changes: Any) -> Findings:
+    """Return the findings of GRID with some keys changed."""
+    return simulated(sweep(folder, **changes), folder)
+
+
+GRIDDED = [(64, 1), (64, 2), (64, "unlimited"), (128, 1), (128, 2), (128, "unlimited")]
+
+
+@pytest.mark.parametrize(
+    ("method", "points"),
+    [
+        ("grid", GRIDDED),  # the last parameter varies fastest
+        ("one_at_a_time", [(128, 2), (64, 2), (128, 1), (128, "unlimited")]),
+    ],
+)
+def test_the_points_that_a_method_lists(tmp_path: Path, method: str, points: list[Any]) -> None:
+    asked = sweep(tmp_path, method=method)
+    assert [tuple(each.values()) for each in asked.known] == points
+    seeds = [point.config.workload.seed for point in asked.study.points(asked.known)]
+    assert seeds == [0] * len(points) + [1] * len(points)  # all of a replication see the same
+    keys = {point.key for point in asked.study.points(asked.known)}
+    assert len(keys) == asked.num_simulations == 2 * len(points)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +94,6 @@ def test_the_default_is_what_the_run_or_its_policy_says(tmp_path: Path) -> None:
     assert sweep(tmp_path, run=lacking, parameters={"stages": [1]}).default is None
 
 
-def test_one_at_a_time_leaves_the_others_as_they_are(tmp_path: Path) -> None:
-    asked = sweep(tmp_path, method="one_at_a_time")
-    found = [tuple(each.values()) for each in asked.known]
-    assert found == [(128, 2), (64, 2), (128, 1), (128, "unlimited")]
-
-
 def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_path: Path) -> None:
     space = {"scheduler.token_budget": {"low": 32, "high": 512, "log": True, "integer": True}}
 
@@ -98,38 +109,29 @@ def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_
     assert list(dict.fromkeys(both)) == drawn(1)
 
 
-def test_all_points_of_a_replication_see_the_same_requests(tmp_path: Path) -> None:
-    asked = sweep(tmp_path)
-    points = asked.study.points(asked.known)
-    assert [point.config.workload.seed for point in points] == [0] * 6 + [1] * 6
-    assert len({point.key for point in points}) == asked.num_simulations == 12
-
-
 def test_replications_may_be_windows_of_the_trace(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.csv", *(f"{i},{10 + i},5" for i in range(9)))
     run = {**RUN, "workload": {"trace": "trace.csv", "requests": 3, "skip": 1}}
-    asked = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
-    check(asked)
-    points = simulated(asked, tmp_path).points
+    windows = {"run": run, "replicate": "windows", "parameters": {"max_in_flight": [1, 2]}}
+    check(sweep(tmp_path, **windows))
+    points = found_of(tmp_path, **windows).points
     assert points[["seed", "skip"]].to_numpy().tolist() == [[0, 1], [1, 4]] * 2
     assert points["total_input_tokens"].to_list() == [11 + 12 + 13, 14 + 15 + 16] * 2
     del run["workload"]["requests"]
-    endless = sweep(tmp_path, run=run, replicate="windows", parameters={"max_in_flight": [1, 2]})
     with pytest.raises(UsageError, match=r"replicate: windows needs .*workload\.requests"):
-        check(endless)
+        check(sweep(tmp_path, **windows))
 
 
 def test_the_run_as_it_is_does_not_weigh_in_an_effect(tmp_path: Path) -> None:
-    found = simulated(sweep(tmp_path, parameters={"scheduler.token_budget": [64, 96]}), tmp_path)
+    found = found_of(tmp_path, parameters={"scheduler.token_budget": [64, 96]})
     assert (found.default, found.default_is_extra) == (0, True)
     assert main_effects(found, "mean_e2el_ms")[0].values == [64, 96]
     assert sensitivity(found)[0].values == [64, 96, 128]
 
 
 def test_findings_and_tables(tmp_path: Path) -> None:
-    found = simulated(sweep(tmp_path), tmp_path)
+    found = found_of(tmp_path)
     points, table = found.points, found.table
-    assert len(found.trials) == 6
     assert points["replication"].to_list() == points["seed"].to_list() == [0, 1] * 6
     assert set(points["status"]) == {"completed"}
     best = table["place"].to_list().index(1)
@@ -138,16 +140,18 @@ def test_findings_and_tables(tmp_path: Path) -> None:
     assert table["mean_e2el_ms"][0] == pytest.approx(points["mean_e2el_ms"][:2].mean())
     assert (found.default, found.default_is_extra) == (4, False)
     assert table["mean_e2el_ms_vs_default"][4] == 0
+    budgets, in_flight = main_effects(found, "mean_e2el_ms")  # over the other parameter
+    assert (budgets.values, in_flight.values) == ([64, 128], [1, 2, "unlimited"])
+    expected = math.fsum(trial.mean("mean_e2el_ms") for trial in found.trials[:3]) / 3
+    assert budgets.means["mean_e2el_ms"][0].mean == pytest.approx(expected)
     write_findings(tmp_path, found, "title")
-    with open(tmp_path / "points.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "points.csv")
     assert [float(row["mean_e2el_ms"]) for row in rows] == points["mean_e2el_ms"].to_list()
     assert (rows[2]["max_in_flight"], rows[2]["completed"]) == ("2", "6")
 
 
 def test_points_that_fail_are_rows_too(tmp_path: Path) -> None:
-    asked = sweep(tmp_path, parameters={"scheduler.token_budget": [0, 128]})
-    found = simulated(asked, tmp_path)
+    found = found_of(tmp_path, parameters={"scheduler.token_budget": [0, 128]})
     points = found.points
     assert points["status"].to_list() == ["failed", "failed", "completed", "completed"]
     assert "token_budget" in points["error"][0]
@@ -158,11 +162,9 @@ def test_points_that_fail_are_rows_too(tmp_path: Path) -> None:
 
 
 def test_a_limit_decides_which_points_count(tmp_path: Path) -> None:
-    free = simulated(sweep(tmp_path), tmp_path)
-    slowest = max(range(6), key=lambda index: free.trials[index].mean("mean_e2el_ms"))
-    limit = free.trials[slowest].mean("mean_e2el_ms")
-    limits = {"mean_e2el_ms": {"at_least": limit}}
-    assert ranked(simulated(sweep(tmp_path, limits=limits), tmp_path)) == [slowest]
+    means = [trial.mean("mean_e2el_ms") for trial in found_of(tmp_path).trials]
+    limits = {"mean_e2el_ms": {"at_least": max(means)}}
+    assert ranked(found_of(tmp_path, limits=limits)) == [means.index(max(means))]
 
 
 TREND = {"kind": "optuna", "trials": 12, "batch": 4, "seed": 3}
@@ -171,26 +173,22 @@ TREND = {"kind": "optuna", "trials": 12, "batch": 4, "seed": 3}
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
 def test_a_search_proposes_the_same_again(tmp_path: Path, sampler: str) -> None:
     pytest.importorskip("optuna")
+    budgets = {"low": 16, "high": 512, "log": True, "integer": True}
+    more = {"max_in_flight": [1, 2, 3], "dispatch": ["stage0", "eager"]}
+    goals = [{"metric": "mean_ttft_ms"}, {"metric": "output_throughput", "goal": "maximize"}]
     asked = sweep(
         tmp_path,
-        parameters={
-            "scheduler.token_budget": {"low": 16, "high": 512, "log": True, "integer": True},
-            "max_in_flight": [1, 2, 3],
-            "dispatch": ["stage0", "eager"],
-        },
+        parameters={"scheduler.token_budget": budgets, **more},
         method={**TREND, "sampler": sampler},
-        objectives=[
-            {"metric": "mean_ttft_ms"},
-            {"metric": "output_throughput", "goal": "maximize"},
-        ],
+        objectives=goals,
         limits={"mean_tpot_ms": {"at_most": 1000}},
-        replications=1,
     )
     first = simulated(asked, tmp_path)
-    again = simulated(asked, tmp_path)
-    afresh = simulated(asked, tmp_path, "other store")
-    pd.testing.assert_frame_equal(first.points, again.points)
-    pd.testing.assert_frame_equal(first.points, afresh.points)
+    kept = Store(tmp_path / "part")
+    for trial in first.trials[:5]:
+        kept.put(trial.records[0])
+    for store in ("store", "part", "other store"):  # all of its results, a part of them, none
+        pd.testing.assert_frame_equal(first.points, simulated(asked, tmp_path, store).points)
     assert 6 < len(first.trials) <= 13
 
 
@@ -200,41 +198,23 @@ def test_tied_keys_change_together_and_points_have_gpus_and_costs(tmp_path: Path
         {"stages": 2, "replicas": {"count": 3}},
         {"stages": 1, "max_in_flight": 3},
     ]
-    asked = sweep(
+    found = found_of(
         tmp_path,
         parameters={"layout": layouts},
         objectives=[{"metric": "gpus"}, {"metric": "mean_e2el_ms"}],
         limits={"mean_e2el_ms": {"at_most": 1.0}},
         price=2.0,
     )
-    found = simulated(asked, tmp_path)
     assert [trial.mean("gpus") for trial in found.trials] == [4, 6, 1]
     assert found.trials[1].mean("dollars_per_hour") == 12
     assert found.trials[1].mean("dollars_per_million_tokens") > 0
     assert not ranked(found)
-    rows = best_table(found)[1]
-    assert len(rows) == 3
-    assert [row[1] for row in rows] == [
-        "PP=1, max_in_flight=3",
-        "PP=2, replicas=3",
-        "PP=4, replicas=1",
-    ]
-    assert "the nearest is point" in headline(found)
-    assert "mean_e2el_ms is" in headline(found)
+    settings = ["PP=1, max_in_flight=3", "PP=2, replicas=3", "PP=4, replicas=1"]
+    assert [row[1] for row in best_table(found)[1]] == settings
+    assert re.search("the nearest is point .: mean_e2el_ms is", headline(found))
     wrong = [{"stages": 4}, {"stage": 2}]
     with pytest.raises(UsageError, match=r'SWEEP.yaml:\d+: unknown key "stage"; did you mean'):
         check(sweep(tmp_path, parameters={"layout": wrong}))
-
-
-def test_a_search_goes_on_from_a_part_of_its_results(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    space = {"scheduler.token_budget": {"low": 16, "high": 512, "integer": True}}
-    asked = sweep(tmp_path, parameters=space, method=TREND)
-    whole = simulated(asked, tmp_path)
-    kept = Store(tmp_path / "part")
-    for trial in whole.trials[:5]:
-        kept.put(trial.records[0])
-    pd.testing.assert_frame_equal(simulated(asked, tmp_path, "part").points, whole.points)
 
 
 COSTS = st.lists(st.tuples(*[st.integers(0, 5).map(float)] * 3), min_size=1, max_size=25)
@@ -251,41 +231,21 @@ def test_the_pareto_front_is_what_its_definition_says(costs: list[tuple[float, .
     assert pareto_front(costs) == [not dominated(point) for point in costs]
 
 
-def made_up(tmp_path: Path, **metrics: list[float]) -> Findings:
-    """Findings of a sweep of token_budget 64 and 128 with these numbers, a point after another."""
-    asked = sweep(tmp_path, parameters={"scheduler.token_budget": [64, 128]})
-    trials = []
-    for index, budget in enumerate([64, 128]):
-        columns = {name: values[2 * index : 2 * index + 2] for name, values in metrics.items()}
-        records = [
-            Record(f"{index}{r}", {name: column[r] for name, column in columns.items()})
-            for r in range(2)
-        ]
-        parts = (Part(0, 0), Part(1, 0))
-        trials.append(Trial({"scheduler.token_budget": budget}, tuple(records), parts))
-    return Findings(asked, trials, 1)
-
-
 def test_sensitivity_is_relative_to_the_default_within_a_replication(tmp_path: Path) -> None:
-    found = made_up(tmp_path, mean_ttft_ms=[10, 100, 20, 200], mean_e2el_ms=[3, 4, 3, 2])
-    (panel,) = sensitivity(found)
-    assert (panel.parameter, panel.values, panel.default) == (
-        "scheduler.token_budget",
-        [64, 128],
-        1,
-    )
+    asked = sweep(tmp_path, parameters={"scheduler.token_budget": [64, 128]})
+    points = {64: ({"ttft": 10, "e2el": 3}, {"ttft": 100, "e2el": 4})}
+    points[128] = ({"ttft": 20, "e2el": 3}, {"ttft": 200, "e2el": 2})
+    trials = []
+    for budget, runs in points.items():
+        values = [{f"mean_{name}_ms": value for name, value in run.items()} for run in runs]
+        records = tuple(Record(f"{budget}{index}", each) for index, each in enumerate(values))
+        trials.append(Trial({"scheduler.token_budget": budget}, records, (Part(0, 0), Part(1, 0))))
+    (panel,) = sensitivity(Findings(asked, trials, 1))
+    assert (panel.parameter, panel.values) == ("scheduler.token_budget", [64, 128])
+    assert panel.default == 1
     ttft = panel.means["mean_ttft_ms"]
     assert [(ratio.mean, ratio.half_width) for ratio in ttft] == [(0.5, 0.0), (1.0, 0.0)]
-    assert found.trials[0].relative(found.trials[1], "mean_e2el_ms").mean == 1.5
-
-
-def test_a_main_effect_averages_over_the_other_parameters(tmp_path: Path) -> None:
-    found = simulated(sweep(tmp_path), tmp_path)
-    budgets, in_flight = main_effects(found, "mean_e2el_ms")
-    assert budgets.values == [64, 128]
-    assert in_flight.values == [1, 2, "unlimited"]
-    expected = math.fsum(trial.mean("mean_e2el_ms") for trial in found.trials[:3]) / 3
-    assert budgets.means["mean_e2el_ms"][0].mean == pytest.approx(expected)
+    assert trials[0].relative(trials[1], "mean_e2el_ms").mean == 1.5
 
 
 def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:

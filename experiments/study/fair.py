@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -231,9 +231,7 @@ def _versions(sides: Sides) -> Iterator[str]:
         yield f"the CPU time of other versions of an engine: {listed(names)}"
 
 
-RULES: Sequence[Callable[[Sides], Iterator[str]]] = (
-    *(_few, _caches, _saturated, _extrapolated, _versions),
-)
+RULES = (_few, _caches, _saturated, _extrapolated, _versions)
 
 
 def version_of(provenance: Mapping[str, Any]) -> str:

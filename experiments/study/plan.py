@@ -15,7 +15,6 @@ from experiments.report.tables import number, percent, write_json, write_table
 from experiments.report.words import metric_words
 from experiments.run_file.run import configured
 from experiments.run_file.yaml_file import Document, patched
-from experiments.study.advice import faster_links
 from experiments.study.deployments import launch_lines, run_yaml
 from experiments.study.plan_search import (
     CHANGE,
@@ -32,7 +31,7 @@ from experiments.study.plan_search import (
     up_to,
 )
 from experiments.study.slo import Condition, costs
-from experiments.study.trials import Case, How, Simulator, Trial, run, table, unfair
+from experiments.study.trials import How, Simulator, Trial, run, table, unfair
 
 SHOWN = 8
 """Points in the table."""
@@ -105,8 +104,7 @@ def answered(question: Question, who: Simulator) -> Planned:
         misses = sorted((each for each in missed if not each.errors), key=question.excess)
         if not misses:
             raise UsageError(f"no point can be simulated: {missed[0].errors[0]}")
-        links = [Case({CHANGE: words}, patch) for words, patch in faster_links(question.config)]
-        tried = run(study, who, remedies(question, misses, links))
+        tried = run(study, who, remedies(question, misses))
         every = (*trials, *missed, *tried)
         changed = [each for each in tried if CHANGE in each.labels and not each.errors]
         changed.sort(key=lambda each: (question.excess(each), each.labels["gpus"]))

@@ -27,6 +27,7 @@ from experiments.run_file.files import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, patched
+from experiments.study.advice import faster_links
 from experiments.study.deployments import (
     LAUNCHED,
     Candidate,
@@ -550,11 +551,8 @@ def nearest(question: Question, trials: Sequence[Trial]) -> Search:
     yield [question.case(each, each.counts[-1]) for each in settings]
 
 
-def remedies(question: Question, misses: Sequence[Trial], links: Sequence[Case]) -> Search:
-    """Simulate what may make the nearest points keep the SLO: other GPUs or more, less traffic.
-
-    `links` are the changes of links.
-    """
+def remedies(question: Question, misses: Sequence[Trial]) -> Search:
+    """Simulate what may make the nearest points keep the SLO: other GPUs or more, less traffic."""
     best = misses[:CONTENDERS]
     cases = [_changed(question, each, "", {}, times) for each in best for times in TIMES]
     config = question.config
@@ -567,7 +565,7 @@ def remedies(question: Question, misses: Sequence[Trial], links: Sequence[Case])
             for each in best
             for times in (1, *TIMES)
         ]
-    cases += [_changed(question, best[0], case.labels[CHANGE], case.patch) for case in links]
+    cases += [_changed(question, best[0], *change) for change in faster_links(config)]
     yield cases
     if question.rate is not None:
         start, probe = rounded(question.rate / TIMES[0]), partial(_probe, question)

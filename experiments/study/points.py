@@ -34,9 +34,10 @@ from evenflow.errors import UsageError, require_package
 from experiments.outcome import Outcome
 from experiments.provenance import code_version
 from experiments.report.folder import SCRATCH
-from experiments.run_file.build import Workload, load_workload, reads_text
+from experiments.run_file.build import Workload, reads_text
 from experiments.run_file.files import files_of
 from experiments.run_file.run import RunConfig
+from experiments.run_file.workload import WorkloadConfig
 from experiments.runs import Job, run_job
 
 CODE = ("evenflow", "sim", "traces", "experiments/run_file", "experiments/runs.py")
@@ -223,22 +224,13 @@ def _digest_at(path: Path, modified_ns: int, size: int) -> str:
 
 def workload_of(point: Point) -> Workload:
     """Load a point's requests, once in a process for all points that have the same."""
-    key = point.config.workload.model_dump_json(), reads_text(point.config), point.beside
-    return _loaded(_Wanted(key, point.config))
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A workload to load; those of one key are the same, so that a process loads it once."""
-
-    key: tuple[str, bool, Path]
-    config: RunConfig = field(compare=False)
+    keys = point.config.workload.model_dump_json()
+    return _loaded(keys, point.beside, keep_text=reads_text(point.config))
 
 
 @lru_cache(maxsize=4)
-def _loaded(wanted: _Wanted) -> Workload:
-    _, keep_text, beside = wanted.key
-    return load_workload(wanted.config, beside, keep_text=keep_text)
+def _loaded(keys: str, beside: Path, *, keep_text: bool) -> Workload:
+    return WorkloadConfig.model_validate_json(keys).load(beside, keep_text=keep_text)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -286,7 +286,17 @@ def dollars_per_hour(config: RunConfig, prices: Mapping[str, float]) -> float:
 
     UsageError when the configuration names no GPU, or one that the table does not have.
     """
-    return sum(count * _price(given, prices) for given, count in _gpus(config))
+    total = 0.0
+    for given, count in _gpus(config):
+        if given is None:
+            raise UsageError("--per-dollar: the run names no gpu; add the key gpu to it")
+        name = gpu(given).name
+        if name not in prices:
+            raise UsageError(
+                f"--per-dollar: the price of {name} is missing; {instead_of(name, prices)}"
+            )
+        total += count * prices[name]
+    return total
 
 
 def _gpus(config: RunConfig) -> list[tuple[Any, int]]:
@@ -298,14 +308,3 @@ def _gpus(config: RunConfig) -> list[tuple[Any, int]]:
     pools = given.pools()
     shares = divide(config, given).items()
     return [(pools[name].gpu or config.gpu, share.gpus) for name, share in shares]
-
-
-def _price(given: Any, prices: Mapping[str, float]) -> float:
-    if given is None:
-        raise UsageError("--per-dollar: the run names no gpu; add the key gpu to it")
-    name = gpu(given).name
-    if name not in prices:
-        raise UsageError(
-            f"--per-dollar: the price of {name} is missing; {instead_of(name, prices)}"
-        )
-    return prices[name]

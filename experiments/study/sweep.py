@@ -37,10 +37,9 @@ from experiments.report.page import (
 )
 from experiments.report.tables import html_table, is_number, number, write_json, write_table
 from experiments.report.words import arrivals_words, metric_words
-from experiments.run_file.build import build
 from experiments.run_file.yaml_file import Patch
 from experiments.study.fair import Interval, interval, signed, with_width
-from experiments.study.points import HEADER, Store, code_digest, workload_of
+from experiments.study.points import HEADER, Store, code_digest
 from experiments.study.searches import Optuna, Score, identity, optuna, proposed
 from experiments.study.slo import missed, pareto_front, shares_beyond
 from experiments.study.sweep_file import Sweep, SweepConfig, check
@@ -405,13 +404,12 @@ def _each(replications: int) -> str:
 
 
 def _does_not_fit(asked: Sweep, patch: Patch) -> str:
-    point = asked.study.points_of(patch)[0]
     try:
-        build(point.config, workload_of(point).requests, point.beside)
+        asked.study.build(patch)
     except DoesNotFitError as error:
         return str(error)
     except UsageError:  # a point that is recorded as failed, for another reason
-        return ""
+        pass
     return ""
 
 

@@ -17,7 +17,6 @@ from pydantic import Field, model_validator
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
 from evenflow.keys import Keys, expect, needed
 from experiments.run_file import yaml_file
-from experiments.run_file.build import build
 from experiments.run_file.files import make_importable
 from experiments.run_file.pools import defaults
 from experiments.run_file.run import RunConfig
@@ -291,9 +290,8 @@ def _first_right(sweep: Sweep, candidates: Sequence[Patch], place: str) -> Patch
     """Return the first of some patches that is no mistake; raise what is wrong with them."""
     mistake: UsageError | None = None
     for patch in islice(candidates, TRIED):
-        point = sweep.study.points_of(patch)[0]
         try:
-            build(point.config, workload_of(point).requests, point.beside)
+            sweep.study.build(patch)
         except (DoesNotFitError, PolicyError):
             return patch
         except UsageError as error:

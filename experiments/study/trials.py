@@ -21,7 +21,7 @@ from evenflow.errors import UsageError
 from experiments.outcome import Outcome
 from experiments.report.folder import check_folder, staged
 from experiments.report.words import LOAD, overload
-from experiments.run_file.build import Workload
+from experiments.run_file.build import Workload, build
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, Patch
 from experiments.runs import Job, run_job
@@ -41,6 +41,7 @@ from experiments.study.points import (
     remove_records,
     simulated,
     summary,
+    workload_of,
 )
 
 
@@ -158,6 +159,11 @@ class Study:
         config = self.config(patch)
         configs = [with_(config, part.patch) for part in self.parts(config)]
         return [Point(each, self.beside, self.measure, self.more) for each in configs]
+
+    def build(self, patch: Patch) -> None:
+        """Build a patch's first point, which tells what is wrong with it; simulates nothing."""
+        point = self.points_of(patch)[0]
+        build(point.config, workload_of(point).requests, point.beside)
 
     def points(self, patches: Iterable[Patch]) -> list[Point]:
         """Return the points of patches, part by part: those of one part share their requests."""

@@ -19,7 +19,6 @@ import pandas as pd
 
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu, gpus
-from evenflow.specs.model import ModelSpec
 from experiments.report.page import Addition
 from experiments.report.tables import number, percent
 from experiments.report.words import metric_words
@@ -77,9 +76,11 @@ def stated(config: RunConfig, beside: Path) -> Stated:
     if kind not in ("roofline", "silicon") or model is None or config.gpu is None:
         known = {"affine": "are given, and taken as exact", "profile": "have no stated error"}
         return Stated(0.0, f"costs {kind} {known.get(kind, 'have no stated error')}")
-    layers = _layers(model)
-    if layers == "latent" and config.speculative is not None:
-        layers = "speculating"
+    layers = "quantised dense" if model.quantization else "dense"
+    if model.num_experts:
+        layers = "mixture"
+    if model.kv_lora_rank:
+        layers = "latent" if config.speculative is None else "speculating"
     share = TABLES[layers]
     words = f"{share:.1%} of {layers} models on measured GPUs"
     if kind == "silicon":
@@ -89,14 +90,6 @@ def stated(config: RunConfig, beside: Path) -> Stated:
     more = "" if spec.p95_error else ", not known and taken as that of the worst GPU"
     against = f"{p95:.1%} (P95) of the roofline of {spec.name} against operators{more}"
     return Stated(math.hypot(share, p95 / 1.96), f"{words}; {against}")
-
-
-def _layers(spec: ModelSpec) -> str:
-    if spec.kv_lora_rank:
-        return "latent"
-    if spec.num_experts:
-        return "mixture"
-    return "quantised dense" if spec.quantization else "dense"
 
 
 def factors(config: RunConfig, error: Stated, index: int) -> Patch:

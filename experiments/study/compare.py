@@ -268,15 +268,11 @@ class Difference:
         for key, value in self.a.summary.items():
             other = self.b.summary.get(key)
             if is_number(value) and is_number(other) and value != other:
-                rows[key] = {"a": value, "b": other, "difference": other - value, **self._of(key)}
+                rows[key] = {"a": value, "b": other, "difference": other - value}
+                if (of := self.interval(key)) is not None:
+                    rows[key] |= {"mean": of.mean, "half_width": of.half_width, "n": of.n}
         columns = ["a", "b", "difference", "mean", "half_width", "n"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
-
-    def _of(self, key: str) -> dict[str, float]:
-        found = self.interval(key)
-        if found is None:
-            return {}
-        return {"mean": found.mean, "half_width": found.half_width, "n": found.n}
 
     def interval(self, key: str) -> Interval | None:
         """Return by how much a mean latency is more in b; None of what no request has."""

@@ -206,6 +206,16 @@ def budget_key(params: Collection[str]) -> str | None:
     return next((each for each in _BUDGETS if each in params), None)
 
 
+def policies_to_try(
+    named: Sequence[str] | None, config: RunConfig, others: Sequence[str] = LAUNCHED
+) -> list[str]:
+    """Return the schedulers that are named, each once; None: the run's own and others."""
+    names = list(dict.fromkeys([config.scheduler.name, *others] if named is None else named))
+    if not names:
+        raise UsageError("--schedulers: names no scheduler; give at least one")
+    return names
+
+
 def dispatch_of(scheduler: str) -> str:
     """Return how the system that a policy is from dispatches; stage0 where it is not said."""
     keys = [keys_of_system(each.name) for each in systems()]

@@ -29,12 +29,12 @@ from experiments.run_file.run import RunConfig, configured, with_
 from experiments.run_file.yaml_file import Document, Patch, patched
 from experiments.study.advice import faster_links
 from experiments.study.deployments import (
-    LAUNCHED,
     Candidate,
     Layout,
     budget_key,
     dispatch_of,
     layouts,
+    policies_to_try,
     why_fixed,
 )
 from experiments.study.searches import (
@@ -354,10 +354,7 @@ def _settings(config: RunConfig, fitting: Sequence[Layout], ask: Ask) -> Iterato
 
 def _policies(config: RunConfig, ask: Ask) -> Iterator[tuple[str, dict[str, Any]]]:
     own = config.scheduler
-    names = dict.fromkeys([own.name, *LAUNCHED] if ask.schedulers is None else ask.schedulers)
-    if not names:
-        raise UsageError("--schedulers: names no scheduler; give at least one")
-    for name in names:
+    for name in policies_to_try(ask.schedulers, config):
         if name in POOLED:
             raise UsageError(f"--schedulers {name}: is a system of pools, which plan cannot divide")
         given = own.params if name == own.name else {}

@@ -281,11 +281,11 @@ class How:
                 remove_records(folder / STORE)
             store = Store(folder / STORE)
             pool = stack.enter_context(executor_of(self.executor, self.workers))
-            if self.watch is None:
-                yield Simulator(store, pool, retry=self.retry_failed)
-            else:
+            told: tuple[Any, ...] = ()
+            if self.watch is not None:
                 shown = stack.enter_context(self.watch([label], total))
-                yield Simulator(store, pool, shown.done, shown.failed, retry=self.retry_failed)
+                told = shown.done, shown.failed
+            yield Simulator(store, pool, *told, retry=self.retry_failed)
 
     def write(self, write: Callable[[Path], None]) -> None:
         """Let `write` fill the folder, whole or not at all; do nothing without one."""

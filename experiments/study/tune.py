@@ -40,6 +40,7 @@ from experiments.study.deployments import (
     Layout,
     layouts,
     pairs_of,
+    policies_to_try,
     run_yaml,
     why_fixed,
 )
@@ -165,7 +166,11 @@ def prepare(document: Document, beside: Path, wish: Wish) -> Tuning:
     base = next((layout for layout in found if not layout.reason), None)
     if base is None:
         raise UsageError(f"--gpus {gpus}: no layout fits: {found[0].label}: {found[0].reason}")
-    spaces = {name: space_of(name) for name in _schedulers(config, wish)}
+    names = policies_to_try(wish.schedulers, config, ONLINE)
+    if wish.schedulers is not None and len(wish.schedulers) > len(names):
+        listed = ",".join(wish.schedulers)
+        raise UsageError(f"--schedulers {listed}: one of them is there twice")
+    spaces = {name: space_of(name) for name in names}
     return Tuning(
         wish,
         document,
@@ -187,16 +192,6 @@ def _requests(config: RunConfig, beside: Path) -> int:
     if total < 2:
         raise UsageError(f"workload.trace: {total} request cannot be divided into two parts")
     return total // 2
-
-
-def _schedulers(config: RunConfig, wish: Wish) -> list[str]:
-    own = config.scheduler.name
-    names = list(wish.schedulers) if wish.schedulers is not None else [own, *ONLINE]
-    if not names:
-        raise UsageError("--schedulers: names no scheduler; give at least one")
-    if wish.schedulers is not None and len(set(names)) < len(names):
-        raise UsageError(f"--schedulers {','.join(names)}: one of them is there twice")
-    return list(dict.fromkeys(names))
 
 
 def space_of(name: str) -> dict[str, Parameter]:

@@ -22,7 +22,7 @@ from experiments.figures.schema import Layer, OwnAxis, gpu_name, layered, withou
 from experiments.figures.study import Study
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Document, patched
-from experiments.study.capacity import Capacity, Question, capacity_of
+from experiments.study.capacity import Question, capacity_of
 from experiments.study.slo import Condition
 
 LAYERS = ("pair", "deployment", "dataset", "trace", "slo", "load", "rate", "system")
@@ -428,19 +428,16 @@ def _search(study: Study, config: RunConfig, slo: tuple[Condition, ...]) -> list
         return [{"error": str(error)}] * count
     kv_pages = answer.provenance["deployment"]["kv_pages"]
     shared = {"limit_ms": slo[0].limit, "kv_pages": kv_pages, "error": None}
-    return [{**row, **shared} for row in _rows(answer)]
-
-
-def _rows(answer: Capacity) -> Iterator[dict[str, Any]]:
     runs = {(each.replication, each.rate): each.values for each in answer.measured}
-    for index, end in enumerate(answer.searches):
-        rate = 0.0 if end.status == "never" else end.rate
-        knee = runs.get((index, end.rate or 0.0), {})
-        yield {
-            "capacity": rate,
+    return [
+        {
+            "capacity": 0.0 if end.status == "never" else end.rate,
             "fails_at": end.fails_at,
             "failed": " ".join(end.failed),
             "status": end.status,
             "enough_requests": end.enough_requests,
-            **{name: knee.get(name) for name in KNEE},
+            **{name: runs.get((index, end.rate or 0.0), {}).get(name) for name in KNEE},
+            **shared,
         }
+        for index, end in enumerate(answer.searches)
+    ]

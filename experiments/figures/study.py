@@ -89,8 +89,6 @@ class Study:
         """What the figure's systems are called."""
         return list(self.plan.keys.systems)
 
-    # -- configurations ----------------------------------------------------------------------------
-
     @property
     def gpus(self) -> int:
         """How many GPUs the figure's run has."""
@@ -186,8 +184,6 @@ class Study:
             return config
         return with_(config, factors(config, stated(config, self.plan.beside), self._wrong))
 
-    # -- runs --------------------------------------------------------------------------------------
-
     def run(
         self,
         cases: Mapping[tuple[Any, ...], RunConfig],
@@ -228,8 +224,6 @@ class Study:
             self._on_progress(self._done, self._asked)
 
         return Simulator(self.store, self.executor, tell)
-
-    # -- facts -------------------------------------------------------------------------------------
 
     def noted(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> pd.DataFrame:
         """Return the table of runs, when their policies, machines, KV pages and failures are kept.

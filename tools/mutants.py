@@ -42,18 +42,17 @@ FIRST = {
     "batcher": "batcher limits",
     "queues": "batcher kv_memory",
     "decodes": "batcher speculation",
-    "loop": "runtime_driver vllm_v1 balance",
+    "loop": "runtime_driver vllm balance",
     "metrics": "metrics slo",
     "td_pipe": "td_pipe",
     "sglang": "sglang",
     "token_throttling": "token_throttling gllm_code",
     "vllm": "vllm",
-    "vllm_v1": "vllm_v1",
 }
 """The tests that notice most of what changes in a module, by its name; else those of its limits."""
 THEN = (
     "batcher kv limits policies metrics slo kv_memory balance td_pipe token_throttling gllm_code "
-    "vllm vllm_v1 sglang speculation disaggregated graphs timeline config",
+    "vllm sglang speculation disaggregated graphs timeline config",
     "plain closed_forms plain_pools runtime_driver prefix_cache engine_journals",
     "abort_properties kv_properties invariants bubbles_properties ends counterfactual replicas "
     "data_parallel",

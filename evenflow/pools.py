@@ -24,9 +24,16 @@ import numpy as np
 from evenflow.batcher import Batcher
 from evenflow.decodes import Sequence
 from evenflow.request import Handover, Request
-from evenflow.results.combine import of_pools
 from evenflow.results.recorder import Blocks, Recorder
-from evenflow.results.run import TRANSFERS, Floats, Ints, RunResult, Transfers, gathered
+from evenflow.results.run import (
+    TRANSFERS,
+    Floats,
+    Ints,
+    RunResult,
+    Transfers,
+    gathered,
+    of_pools,
+)
 from evenflow.world import World
 
 # -- the link between pools -----------------------------------------------------------------------

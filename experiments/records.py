@@ -20,9 +20,9 @@ from evenflow.errors import UsageError
 from evenflow.pools import recovered
 from evenflow.replay import Entry
 from evenflow.results.blocks import BlockFile, read_blocks
-from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
 from evenflow.results.recorder import Block, Blocks, Recorder
+from evenflow.results.run import merged
 from evenflow.world import World
 from experiments.journal import NAME, Journal, Lines
 from experiments.outcome import Outcome

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from evenflow.errors import UsageError
-from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
-from evenflow.results.run import Columns
+from evenflow.results.run import Columns, merged
 from evenflow.scheduling import Scheduler
 from experiments.outcome import Outcome
 from experiments.provenance import provenance, wall_clock

@@ -27,8 +27,7 @@ from evenflow.costs import AffineCost
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
 from evenflow.files import load_tokenizer
-from evenflow.results.around import Around
-from evenflow.results.run import Floats, RunResult
+from evenflow.results.run import Around, Floats, RunResult
 from evenflow.scheduling import Plan, Prefill, View
 from evenflow.types import Request
 from evenflow.world import World

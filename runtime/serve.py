@@ -24,9 +24,8 @@ from evenflow.batcher import Batcher
 from evenflow.errors import UsageError, WorkerError
 from evenflow.pools import PooledWorld, Pools
 from evenflow.replay import Entry, RecordingBatcher
-from evenflow.results.combine import merged
 from evenflow.results.recorder import Blocks
-from evenflow.results.run import Floats, RunResult
+from evenflow.results.run import Floats, RunResult, merged
 from evenflow.world import World
 
 if TYPE_CHECKING:

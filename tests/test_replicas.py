@@ -15,9 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenflow.results.bubbles import attribute
-from evenflow.results.combine import merged
 from evenflow.results.metrics import summarize
-from evenflow.results.run import WAIT_REASONS, RunResult
+from evenflow.results.run import WAIT_REASONS, RunResult, merged
 from evenflow.types import Plan, Prefill, Request, View
 from sim import World, simulate, simulate_replicas
 from tests.command_line import evenflow, write_inputs

@@ -11,8 +11,7 @@ import numpy as np
 
 from evenflow.pools import PooledWorld
 from evenflow.replay import RecordingBatcher
-from evenflow.results.around import Around, around_stages
-from evenflow.results.run import RunResult
+from evenflow.results.run import Around, RunResult, around_stages
 from evenflow.types import Request
 from runtime.driver import Driver
 from runtime.pools import Pool, PooledDriver

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evenflow.results.combine import schedule_order
 from evenflow.results.run import (
     BATCHES,
     STAGES,
@@ -26,6 +25,7 @@ from evenflow.results.run import (
     Floats,
     Ints,
     RunResult,
+    schedule_order,
 )
 
 CAUSES = (

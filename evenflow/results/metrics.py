@@ -229,19 +229,14 @@ def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> dict[
     middle = [(count - 1) // 2, count // 2]
     ranks = np.concatenate([np.floor(places), np.ceil(places), middle])
     low, high, medians = np.split(1e3 * _at_ranks(values_s, counts, ranks), [len(places), -2])
-    points = _between(low, high, places)
+    share = places - np.floor(places)
+    points = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
     return {
         f"mean_{name}_ms": mean,
         f"median_{name}_ms": float(medians.mean()),
         f"std_{name}_ms": math.sqrt(variance),
         **{f"p{p}_{name}_ms": float(v) for p, v in zip(PERCENTILES, points, strict=True)},
     }
-
-
-def _between(low: Floats, high: Floats, places: Floats) -> Floats:
-    """Return what stands at these places, where `low` and `high` are the values to both sides."""
-    share = places - np.floor(places)
-    return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
 
 
 def _at_ranks(values: Floats, counts: Ints, ranks: Floats) -> Floats:
@@ -296,9 +291,7 @@ def _steady(
     """Throughput between warm-up and drain; a prompt counts when its first token comes."""
     if duration <= 0:
         return {}
-    ordered, places = np.sort(result.arrival_s), (len(result.arrival_s) - 1) * np.array([0.1, 0.9])
-    low, high = (ordered[whole(places).astype(int)] for whole in (np.floor, np.ceil))
-    first, last = _between(low, high, places)
+    first, last = np.percentile(result.arrival_s, [10, 90])
     if last - first < 0.1 * duration:
         first, last = start_s + 0.1 * duration, start_s + 0.9 * duration
     inside = (tally.returned_s >= first) & (tally.returned_s < last)

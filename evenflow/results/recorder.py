@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import abc
-from itertools import chain
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +26,8 @@ from evenflow.results.run import (
     RunResult,
     Tally,
     gathered,
+    joined,
+    ordered,
     tallied,
 )
 
@@ -178,18 +179,19 @@ class Recorder:
         """
         blocks = [*self._blocks, self._block(gap_s, gap_count)]
         self._batches = bytearray()  # they are in the last block
-        found: dict[str, Any] = {name: _taken(blocks, name) for name in REQUESTS}
+
+        def taken(name: str) -> Any:
+            return joined([block.pop(name) for block in blocks if name in block])
+
+        found = {name: taken(name) for name in REQUESTS}
         order = np.argsort(found["request_id"], kind="stable")
-        columns: dict[str, Any] = {
-            name: [found[name][i] for i in order] if kind is str else found[name][order]
-            for name, (_, kind, *_) in REQUESTS.items()
-        }
+        columns: dict[str, Any] = {name: ordered(each, order) for name, each in found.items()}
         if not prefix_cache:
             columns["cached_tokens"] = None
-        columns |= {name: _taken(blocks, name) for name in GAPS}
-        tally = None if self.whole else Tally(**{name: _taken(blocks, name) for name in TALLY})
+        columns |= {name: taken(name) for name in GAPS}
+        tally = None if self.whole else Tally(**{name: taken(name) for name in TALLY})
         for name, column in {**BATCHES, **WAITS, **STAGES}.items():
-            columns[name] = _taken(blocks, name) if self.whole else np.zeros(0, column.kind)
+            columns[name] = taken(name) if self.whole else np.zeros(0, column.kind)
         for name in STAGES:
             columns[name] = columns[name].reshape(-1, self._depth)
         result = RunResult(depth=self._depth, kept_tally=tally, **facts, **columns)
@@ -210,9 +212,3 @@ def _extend(block: Block, more: Block) -> None:
         else:
             known.resize(len(known) + len(column), refcheck=False)
             known[len(known) - len(column) :] = column
-
-
-def _taken(blocks: list[Block], name: str) -> Any:
-    """Take a column out of all blocks that have it; return it as one."""
-    parts = [block.pop(name) for block in blocks if name in block]
-    return list(chain(*parts)) if isinstance(parts[0], list) else np.concatenate(parts)

@@ -1,11 +1,13 @@
-"""What happened in a run, as columns. Knows nothing of how it happened, nor what to conclude.
+"""What happened in a run, as columns; and several results as one: of replicas, of a system's pools.
 
-`RunResult` lists the columns, once: whoever records, merges or writes them goes by that list.
+`RunResult` lists the columns, once: whoever records, merges or writes them goes by that list. Knows
+nothing of how it happened, nor what to conclude.
 """
 
 from collections import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
@@ -118,12 +120,12 @@ class RunResult:
     WAIT_REASONS), until the next micro-batch is scheduled; repeats of one answer with nothing
     scheduled in between are left out. `gap_s`, `gap_count`: time between successive tokens of a
     request, and how many such gaps. `replicas`: of how many pipelines these are the micro-batches
-    (see `evenflow.results.combine`). Of `engines` that divide `total_pages` evenly, `free_pages`
+    (see `merged`). Of `engines` that divide `total_pages` evenly, `free_pages`
     and `kv_tokens` are those of the engine that sent the micro-batch.
 
     Of a run that did not keep them there are no micro-batches and no waits, but their tally.
     A system of several pools has a result of its own for each in `pools`, and what moved between
-    them in `transfers`; `evenflow.results.combine` says what the columns of the whole then mean.
+    them in `transfers`; `of_pools` says what the columns of the whole then mean.
     """
 
     depth: int
@@ -239,6 +241,16 @@ def _written(result: object, columns: abc.Mapping[str, Column]) -> dict[str, Any
     return {name: values for name, values in table.items() if values is not None}
 
 
+def joined(parts: abc.Sequence[Any]) -> Any:
+    """Return the parts of a column as one, a list of lists, else an array."""
+    return list(chain(*parts)) if isinstance(parts[0], list) else np.concatenate(parts)
+
+
+def ordered(column: Any, order: Any) -> Any:
+    """Return the rows of a column in an order."""
+    return [column[row] for row in order] if isinstance(column, list) else column[order]
+
+
 def gathered(columns: abc.Mapping[str, Column], records: abc.Iterable[object]) -> dict[str, Any]:
     """Return those columns of records that have a path: each value is where it leads."""
     led_to = {name: column for name, column in columns.items() if column.path is not None}
@@ -249,3 +261,141 @@ def gathered(columns: abc.Mapping[str, Column], records: abc.Iterable[object]) -
         name: list(column) if kind is str else np.array(column, dtype=kind)
         for (name, (_, kind, *_)), column in zip(led_to.items(), values, strict=True)
     }
+
+
+# -- on messages, in the driver, before a stage computes -------------------------------------------
+
+
+class Around(NamedTuple):
+    """What a real run spends around its stages, in seconds.
+
+    A row a micro-batch, and a column a stage or a hop.
+
+    `schedule_s`: from the decision, or when stage 0 has the one before, until stage 0 has it.
+    `prepare_s`: on each stage, until it computes what is there and could start. `hops_s`: from the
+    end of a stage until the next one has what it needs. `freed_s`, `returned_s`: from the end of
+    stage 0, and of the last one, until the driver hears of it.
+    """
+
+    schedule_s: Floats
+    prepare_s: Floats
+    hops_s: Floats
+    freed_s: Floats
+    returned_s: Floats
+
+
+def around_stages(result: RunResult, freed_s: Floats, returned_s: Floats) -> Around:
+    """Return the times around the stages of a real run, whose driver heard at these times of the
+    run that stage 0 was free (nothing with a single stage) and that micro-batches were back."""
+    decided_s = result.scheduled_s.copy()
+    decided_s[1:] = np.maximum(decided_s[1:], result.available_s[:-1, 0])
+    free_s = np.zeros_like(result.end_s)
+    free_s[1:] = result.end_s[:-1]
+    heard_s = freed_s if result.depth > 1 else returned_s
+    return Around(
+        schedule_s=result.available_s[:, 0] - decided_s,
+        prepare_s=result.start_s - np.maximum(result.available_s, free_s),
+        hops_s=result.available_s[:, 1:] - result.end_s[:, :-1],
+        freed_s=heard_s[: len(returned_s)] - result.end_s[:, 0],
+        returned_s=returned_s - result.end_s[:, -1],
+    )
+
+
+# -- several results as one ------------------------------------------------------------------------
+
+
+def merged(results: abc.Sequence[RunResult]) -> RunResult:
+    """Return all requests and all micro-batches of replicas: pipelines of one kind, side by side.
+
+    Requests are in order of request id, micro-batches in the order in which they return. Columns
+    hold what each pipeline wrote, so stages of different replicas overlap and `free_pages` is that
+    of one replica: for idle time and occupancy, look at each result by itself. When the drivers
+    waited is left out. A single result is returned as it is.
+    """
+    if len(results) == 1:
+        return results[0]
+    by_id = _order(results, "request_id")
+    by_return = _order(results, "returned_s")
+    return replace(
+        results[0],
+        **_joined(results, REQUESTS, by_id),
+        **_joined(results, [*BATCHES, *STAGES], by_return),
+        **_joined(results, GAPS),
+        kept_tally=_tally(results),
+        wait_s=np.zeros(0),
+        wait_reason=np.zeros(0, dtype=np.int64),
+        replicas=sum(result.replicas for result in results),
+    )
+
+
+def of_pools(
+    requests: RunResult, pools: abc.Mapping[str, RunResult], transfers: Transfers
+) -> RunResult:
+    """Return the result of a system of pools: the request columns of `requests`, the rest of them.
+
+    The whole has the stages of all pools, side by side in their order; a micro-batch takes no time
+    on those of the other pools, so that busy time and returns are right. Micro-batches are in the
+    order scheduled; those of one instant in the order of the pools. Requests are the clients'; a
+    pool's are as the pool saw them: a prefill pool makes one token of each, a decode pool sees a
+    request arrive when its KV does. `free_pages` counts those of the micro-batch's own pool.
+    """
+    parts = list(pools.values())
+    depths = [part.depth for part in parts]
+    wide = [
+        _among_others(part, sum(depths[:index]), sum(depths[index + 1 :]))
+        for index, part in enumerate(parts)
+    ]
+    caps = [part.max_in_flight for part in parts if part.max_in_flight is not None]
+    return replace(
+        requests,
+        depth=sum(depths),
+        max_in_flight=sum(caps) if len(caps) == len(parts) else None,
+        total_pages=sum(part.total_pages for part in parts),
+        **_joined(wide, [*BATCHES, *STAGES], schedule_order(pools)) | {"kv_tokens": None},
+        **_joined(parts, GAPS),
+        pools=dict(pools),
+        transfers=transfers,
+    )
+
+
+def schedule_order(pools: abc.Mapping[str, RunResult]) -> Ints:
+    """Return which micro-batch, counted pool after pool, is which of the whole's."""
+    return _order(pools.values(), "scheduled_s")
+
+
+def _order(results: abc.Iterable[RunResult], name: str) -> Ints:
+    column = np.concatenate([getattr(result, name) for result in results])
+    return np.argsort(column, kind="stable")
+
+
+def _tally(results: abc.Sequence[RunResult]) -> Tally | None:
+    """Return what is left of the micro-batches of replicas that did not keep them."""
+    tallies = [result.kept_tally for result in results if result.kept_tally is not None]
+    if not tallies:
+        return None
+    columns = _joined(tallies, TALLY)
+    order = np.argsort(columns["returned_s"], kind="stable")
+    rows = {name: columns[name][order] for name in ("returned_s", "sampled_rows")}
+    began = [tally for tally in tallies if len(tally.returned_s)]
+    if began:  # the first one is that of the micro-batch that returns first
+        rows["start_s"] = min(began, key=lambda tally: tally.returned_s[0]).start_s
+    return Tally(**columns | rows)
+
+
+def _joined(
+    results: abc.Sequence[object], columns: abc.Iterable[str], order: Ints | slice = slice(None)
+) -> dict[str, Any]:
+    """Return columns of several results as one, in an order; None where one of them has none."""
+    parts = {name: [getattr(result, name) for result in results] for name in columns}
+    return {
+        name: None if any(each is None for each in of) else ordered(joined(of), order)
+        for name, of in parts.items()
+    }
+
+
+def _among_others(part: RunResult, before: int, after: int) -> RunResult:
+    """Return a pool with stages of others around its own, which take no time."""
+    entered = np.repeat(part.scheduled_s[:, None], before, axis=1)
+    left = np.repeat(part.returned_s[:, None], after, axis=1)
+    stages = {name: np.hstack([entered, getattr(part, name), left]) for name in STAGES}
+    return replace(part, depth=before + part.depth + after, **stages)  # type: ignore[arg-type]

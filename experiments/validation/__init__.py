@@ -20,8 +20,7 @@ import numpy as np
 from evenflow.errors import PolicyError, UsageError
 from evenflow.pools import PooledWorld
 from evenflow.replay import Entry, replay
-from evenflow.results.combine import merged
-from evenflow.results.run import Floats, RunResult
+from evenflow.results.run import Floats, RunResult, merged
 from experiments.real import check_comparable, real_workload, recorded, servable, serve_job
 from experiments.run_file.run import with_
 from experiments.runs import Job

@@ -23,10 +23,9 @@ from evenflow.costs import StageCost
 from evenflow.errors import PolicyError
 from evenflow.pools import PooledWorld, TransferLink
 from evenflow.replay import Entry, replay
-from evenflow.results.around import around_stages
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
-from evenflow.results.run import Floats, Ints, RunResult, Transfers
+from evenflow.results.run import Floats, Ints, RunResult, Transfers, around_stages
 from evenflow.types import MicroBatch
 from runtime import Served
 from sim import World

@@ -14,8 +14,7 @@ from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.profile.file import Profile
 from evenflow.costs.roofline import active_experts
 from evenflow.errors import UsageError
-from evenflow.results.around import Around, around_stages
-from evenflow.results.run import RunResult
+from evenflow.results.run import Around, RunResult, around_stages
 from evenflow.specs.model import ModelSpec
 from evenflow.world import World
 from profiler.machine import require_device

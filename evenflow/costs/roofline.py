@@ -9,6 +9,7 @@ in docs/costs.md, with numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from evenflow.costs.base import BatchShape
@@ -270,10 +271,11 @@ class _Layers:
 
     __slots__ = ("attention", "by_tokens", "counts", "kind")
 
-    def __init__(self, deployment: Deployment, kind: ModelSpec, rates: Rates) -> None:
-        stages = range(deployment.depth)
+    def __init__(
+        self, deployment: Deployment, kind: ModelSpec, counts: Sequence[int], rates: Rates
+    ) -> None:
         self.kind = kind
-        self.counts = [float(deployment.kinds(stage).get(kind, 0)) for stage in stages]
+        self.counts = list(map(float, counts))
         self.attention = AttentionRates.of(
             kind, deployment.tensor_parallel, rates, deployment.verified_tokens
         )
@@ -335,7 +337,8 @@ class RooflineCost:
         self.tile_tokens = tile_tokens
         self._rates = Rates.of(deployment.gpu)
         self._product_rates = Rates.of(deployment.gpu, deployment.arithmetic)
-        self._layers = [_Layers(deployment, kind, self._rates) for kind in model.kinds()]
+        kinds = model.kinds_by_stage(deployment.layers_per_stage)
+        self._layers = [_Layers(deployment, *of, self._rates) for of in kinds.items()]
         self._embedding_per_token_s = embedding_s(int(part != "experts"), model, self._rates)
         self._transfer_bytes_per_token = model.hidden_size * model.dtype_bytes
         self._head_by_rows: dict[int, float] = {}

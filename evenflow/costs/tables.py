@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from evenflow.costs.base import BatchShape
 from evenflow.specs.model import ModelSpec
@@ -368,3 +368,30 @@ class TableCost:
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes of the hidden states that cross from one stage to the next."""
         return self._transfer_bytes_per_token * (batch.prefill_tokens + batch.decode_tokens)
+
+
+class LayerParts(Protocol):
+    """What a layer of one kind and the ends take, from whatever source."""
+
+    def layer(self) -> BySize: ...
+    def attending(self) -> Attending: ...
+    def embedding(self) -> BySize: ...
+    def head(self) -> BySize: ...
+
+
+def table_cost(
+    model: ModelSpec, layers_per_stage: Sequence[int], parts_of: Callable[[ModelSpec], LayerParts]
+) -> TableCost:
+    """Return the costs of a model on stages of so many layers, from the parts of each kind.
+
+    Kinds of layers with the same window attend alike.
+    """
+    kinds, by_window = [], dict[int, Attending]()
+    for kind, counts in model.kinds_by_stage(layers_per_stage).items():
+        parts = parts_of(kind)
+        layer = parts.layer()
+        if kind.sliding_window not in by_window:
+            by_window[kind.sliding_window] = parts.attending()
+        kinds.append(Layers(layer, by_window[kind.sliding_window], counts))
+    bytes_per_token = model.hidden_size * model.dtype_bytes
+    return TableCost(kinds, parts.embedding(), parts.head(), bytes_per_token)

@@ -110,20 +110,13 @@ class _Config:
         if value is None:
             self._missing.append(f'"{keys[0]}"')
             return 1
-        if not isinstance(value, int) or not is_count(value):
-            raise UsageError(
-                f'{self.path}: "{keys[0]}" is {value!r}; it must be a whole number, 1 or above'
-            )
-        return value
+        return int(self._right(keys[0], value, is_count(value), "a whole number, 1 or above"))
 
     def whole(self, key: str, default: int = 0) -> int:
         """Return a whole number, 0 or above; 0 also for null."""
         value = self.get(key, default=default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise UsageError(
-                f'{self.path}: "{key}" is {value!r}; it must be a whole number, 0 or above'
-            )
-        return value
+        is_whole = type(value) is int and value >= 0
+        return int(self._right(key, value, is_whole, "a whole number, 0 or above"))
 
     def require_all(self) -> None:
         """Raise UsageError that names every count that was asked for and is not there."""
@@ -135,14 +128,16 @@ class _Config:
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key, default=default)
-        if not isinstance(value, bool):
-            raise UsageError(f'{self.path}: "{key}" is {value!r}; it must be true or false')
-        return value
+        return bool(self._right(key, value, isinstance(value, bool), "true or false"))
 
-    def number(self, value: object, key: str) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise UsageError(f'{self.path}: "{key}" is {value!r}; it must be a number above 0')
-        return float(value)
+    def number(self, value: Any, key: str) -> float:
+        is_above = type(value) in (int, float) and value > 0
+        return float(self._right(key, value, is_above, "a number above 0"))
+
+    def _right(self, key: str, value: Any, is_right: bool, what: str) -> Any:
+        if not is_right:
+            raise UsageError(f'{self.path}: "{key}" is {value!r}; it must be {what}')
+        return value
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -159,8 +154,6 @@ def read_config(path: str | Path) -> dict[str, Any]:
     family = FAMILIES[model_type]
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
     shape |= _experts(config, family) | _windows(config, family, shape["num_layers"])
-    if family == "deepseek":
-        shape |= _latents(config)
     heads, hidden = shape["num_heads"], config.count("hidden_size")
     vocabulary = config.count("vocab_size")
     config.require_all()
@@ -198,7 +191,8 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
         "tie_word_embeddings": config.flag("tie_word_embeddings", default=family in GEMMA),
         # Qwen2 has the bias by construction; its files have no key for it. Qwen3 has the norms.
         "attention_bias": config.flag("attention_bias", default=family.startswith("qwen2")),
-        "qk_norm": family.startswith(("qwen3", "gemma3")) or _normed(config),
+        "qk_norm": family.startswith(("qwen3", "gemma3"))
+        or config.flag("use_qk_norm", default=False),
         "parallel_attention": False,
         "norm_epsilon": config.number(config.get("rms_norm_eps", default=1e-6), "rms_norm_eps"),
     }
@@ -225,24 +219,21 @@ def _falcon_shape(config: _Config) -> dict[str, Any]:
     }
 
 
+MIXTURES = {
+    "mixtral": ("num_local_experts", "intermediate_size"),
+    "gpt_oss": ("num_local_experts", "intermediate_size"),
+    "minimax_m2": ("num_local_experts", "intermediate_size"),
+    "qwen2_moe": ("num_experts", "moe_intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+    "deepseek": ("n_routed_experts", "moe_intermediate_size"),
+}
+"""Family -> the keys of how many experts a layer has, and of the columns of one."""
+
+
 def _experts(config: _Config, family: str) -> dict[str, Any]:
-    if family == "mixtral":
-        return {
-            "num_experts": config.count("num_local_experts", default=8),
-            "experts_per_token": config.count("num_experts_per_tok", default=2),
-            "expert_intermediate_size": config.count("intermediate_size"),
-        }
-    if family in ("gpt_oss", "minimax_m2"):
-        return {
-            "num_experts": config.count("num_local_experts"),
-            "experts_per_token": config.count("num_experts_per_tok", "experts_per_token"),
-            "expert_intermediate_size": config.count("intermediate_size"),
-            "quantized_experts_only": family == "gpt_oss" or _spares_attention(config),
-        }
-    if family == "deepseek":
-        return _deepseek_experts(config)
-    if family not in ("qwen2_moe", "qwen3_moe"):
+    if family not in MIXTURES:
         return {}
+    number, columns = MIXTURES[family]
     if (
         config.get("mlp_only_layers", default=[])
         or config.get("decoder_sparse_step", default=1) != 1
@@ -251,52 +242,38 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             f"{config.path}: some layers have no experts (mlp_only_layers, decoder_sparse_step), "
             "not supported; all layers must be alike"
         )
-    has_shared = family == "qwen2_moe"
-    return {
-        "num_experts": config.count("num_experts", "num_local_experts"),
-        "experts_per_token": config.count("num_experts_per_tok"),
-        "expert_intermediate_size": config.count("moe_intermediate_size"),
-        "shared_intermediate_size": (
-            config.count("shared_expert_intermediate_size") if has_shared else 0
-        ),
-        "quantized_experts_only": _spares_attention(config),
-        "norm_topk_prob": config.flag("norm_topk_prob", default=False),
+    several, few = (8, 2) if family == "mixtral" else (None, None)
+    shared = "shared_expert_intermediate_size"
+    experts = {
+        "num_experts": config.count(number, "num_local_experts", default=several),
+        "experts_per_token": config.count("num_experts_per_tok", "experts_per_token", default=few),
+        "expert_intermediate_size": config.count(columns),
+        "shared_intermediate_size": config.count(shared) if family == "qwen2_moe" else 0,
+        "quantized_experts_only": family == "gpt_oss" or _spares_attention(config),
+        "norm_topk_prob": config.flag("norm_topk_prob", default=columns == "intermediate_size"),
     }
+    return experts | (_deepseek(config) if family == "deepseek" else {})
 
 
-def _normed(config: _Config) -> bool:
-    return config.flag("use_qk_norm", default=False)
-
-
-def _deepseek_experts(config: _Config) -> dict[str, Any]:
+def _deepseek(config: _Config) -> dict[str, Any]:
+    """Return the latents, and what layers have no experts or a shared one."""
     frequency = config.count("moe_layer_freq", default=1)
     if frequency != 1:
         raise UsageError(
             f'{config.path}: "moe_layer_freq" is {frequency}, not supported; dense layers come '
             'first, "first_k_dense_replace" of them'
         )
-    columns = config.count("moe_intermediate_size")
-    shared = config.whole("n_shared_experts")
     dense, layers = config.whole("first_k_dense_replace"), config.count("num_hidden_layers")
     if dense >= layers > 1:
         raise UsageError(
             f'{config.path}: "first_k_dense_replace" is {dense}; of {layers} layers some must have '
             "experts"
         )
+    columns = config.count("moe_intermediate_size")
     return {
-        "num_experts": config.count("n_routed_experts"),
-        "experts_per_token": config.count("num_experts_per_tok"),
-        "expert_intermediate_size": columns,
-        "shared_intermediate_size": shared * columns,
+        "shared_intermediate_size": config.whole("n_shared_experts") * columns,
         "dense_layers": dense,
-        "quantized_experts_only": _spares_attention(config),
-        "mtp_layers": config.whole("num_nextn_predict_layers", default=0),
-        "norm_topk_prob": config.flag("norm_topk_prob", default=False),
-    }
-
-
-def _latents(config: _Config) -> dict[str, Any]:
-    return {
+        "mtp_layers": config.whole("num_nextn_predict_layers"),
         "num_kv_heads": config.count("num_attention_heads"),
         "head_dim": config.count("qk_nope_head_dim"),
         "kv_lora_rank": config.count("kv_lora_rank"),

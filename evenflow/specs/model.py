@@ -7,8 +7,9 @@ as a model whose layers are all alike.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -152,6 +153,13 @@ class ModelSpec:
             return {self: len(layers)}
         return dict(Counter(map(self._kind, layers)))
 
+    def kinds_by_stage(self, layers_per_stage: Sequence[int]) -> dict[Self, list[int]]:
+        """Return how many layers of each kind every stage has."""
+        pairs = zip(accumulate(layers_per_stage), layers_per_stage, strict=True)
+        stages = [self.kinds(stop - count, stop) for stop, count in pairs]
+        kinds = dict.fromkeys(kind for stage in stages for kind in stage)
+        return {kind: [stage.get(kind, 0) for stage in stages] for kind in kinds}
+
     def _kind(self, layer: int) -> Self:
         kind = replace(self, dense_layers=0, full_every=0)
         if self.full_every and (layer + 1) % self.full_every == 0:
@@ -261,15 +269,29 @@ class ModelSpec:
         Of a mixture's dense layers and the others, of each by itself: `kinds`. `split` is that of
         its experts; None: every rank has its columns of all of them.
         """
-        shapes = self.linear_shapes(tensor_parallel)
-        bias = shapes[0][1] if self.attention_bias else 0
+        matrices = self._matrices(tensor_parallel, split)
+        held = sum(count * parameters((shape,)) for shape, count, _ in matrices)
+        return held + self._vectors(tensor_parallel)
+
+    def layer_bytes(self, tensor_parallel: int = 1, split: Split | None = None) -> int:
+        """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which."""
+        matrices = self._matrices(tensor_parallel, split)
+        held = sum(count * self.matrix_bytes(shape, expert=of) for shape, count, of in matrices)
+        return held + self._vectors(tensor_parallel) * self.dtype_bytes
+
+    def _matrices(self, ranks: int, split: Split | None) -> list[tuple[tuple[int, int], int, bool]]:
+        """Return a layer's matrices on one rank: how often each is there, whether of an expert."""
+        slices, over = split or (ranks, 1)
+        own = [(shape, 1, False) for shape in self.linear_shapes(ranks)]
+        experts = self.num_experts // over
+        return own + [(shape, experts, True) for shape in self.expert_shapes(slices)]
+
+    def _vectors(self, ranks: int) -> int:
+        bias = self.linear_shapes(ranks)[0][1] if self.attention_bias else 0
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        norms += self.kv_lora_rank + self.q_lora_rank
+        latents = self.kv_lora_rank + self.q_lora_rank
         has_gate = self.num_experts and self.shared_columns and self.family == "qwen2_moe"
-        shared_gate = self.hidden_size if has_gate else 0
-        slices, ranks = split or (tensor_parallel, 1)
-        routed = self.num_experts // ranks * parameters(self.expert_shapes(slices))
-        return parameters(shapes) + bias + norms + shared_gate + routed
+        return bias + norms + latents + (self.hidden_size if has_gate else 0)
 
     @property
     def format(self) -> Format | None:
@@ -286,20 +308,6 @@ class ModelSpec:
         """Say whether a matrix that every token passes is in the format; a router never is."""
         plain = self.quantized_experts_only or shape[1] == self.num_experts
         return bool(self.quantization) and not plain
-
-    def layer_bytes(self, tensor_parallel: int = 1, split: Split | None = None) -> int:
-        """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which."""
-        count = self.layer_parameters(tensor_parallel, split)
-        matrices = [(shape, 1, False) for shape in self.linear_shapes(tensor_parallel)]
-        slices, ranks = split or (tensor_parallel, 1)
-        each = self.num_experts // ranks
-        matrices += [(shape, each, True) for shape in self.expert_shapes(slices)]
-        saved = sum(
-            times
-            * (parameters((shape,)) * self.dtype_bytes - self.matrix_bytes(shape, expert=expert))
-            for shape, times, expert in matrices
-        )
-        return count * self.dtype_bytes - saved
 
     @property
     def kv_value_bytes(self) -> int:

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from statistics import fmean
 
 import numpy as np
@@ -31,11 +30,11 @@ from evenflow.costs.tables import (
     BySize,
     Curve,
     Estimate,
-    Layers,
     Surface,
     TableCost,
     added,
     all_reduces,
+    table_cost,
     unmeasured,
 )
 from evenflow.errors import UsageError
@@ -110,24 +109,12 @@ def profile_cost(
     check_units(profile, model, name)
     if fill is None:
         _check_complete(profile, model, tensor_parallel, name)
-    kinds, by_window = [], dict[int, Attending]()
-    for kind, counts in _layers_of(model, layers_per_stage).items():
-        parts = Parts(profile, kind, tensor_parallel, fill, name)
-        layer = parts.whole_layer() if parts.is_total else parts.layer(with_all_reduces)
-        if kind.sliding_window not in by_window:
-            by_window[kind.sliding_window] = parts.attending()
-        kinds.append(Layers(layer, by_window[kind.sliding_window], counts))
-    ends = parts.by_tokens("embedding"), parts.head()
-    return TableCost(kinds, *ends, model.hidden_size * model.dtype_bytes)
+    reduces = with_all_reduces and tensor_parallel > 1
 
+    def parts_of(kind: ModelSpec) -> Parts:
+        return Parts(profile, kind, tensor_parallel, fill, name, reduces=reduces)
 
-def _layers_of(model: ModelSpec, layers_per_stage: Sequence[int]) -> dict[ModelSpec, list[int]]:
-    """Return how many layers of each kind every stage has."""
-    stops = accumulate(layers_per_stage)
-    pairs = zip(stops, layers_per_stage, strict=True)
-    stages = [model.kinds(stop - count, stop) for stop, count in pairs]
-    kinds = dict.fromkeys(kind for stage in stages for kind in stage)
-    return {kind: [stage.get(kind, 0) for stage in stages] for kind in kinds}
+    return table_cost(model, layers_per_stage, parts_of)
 
 
 def hop_of(profile: Profile) -> tuple[float, float] | None:
@@ -274,6 +261,8 @@ class Parts:
         ranks: int,
         fill: RooflineCost | None,
         name: str,
+        *,
+        reduces: bool = False,
     ) -> None:
         self.profile = profile
         self.model = model
@@ -281,9 +270,7 @@ class Parts:
         self.fill = None if fill is None else estimated_operators(fill, model)
         self.fill_attention = None if fill is None else estimated_attention(fill, model)
         self.name = name
-        self.is_total = bool(profile.of("model_prefill", ranks)) and not profile.of(
-            "linear_qkv", ranks
-        )
+        self.reduces = reduces
 
     def attending(self) -> Attending:
         """Return attention of a layer."""
@@ -351,12 +338,14 @@ class Parts:
             return all_reduces(self.model, self._curve("all_reduce").estimate, count)
         return self.by_tokens("all_reduce")
 
-    def layer(self, with_all_reduces: bool) -> BySize:
+    def layer(self) -> BySize:
         """Return a layer without attention: its operators, and what it takes beyond them."""
+        known = self.profile.of
+        if known("model_prefill", self.ranks) and not known("linear_qkv", self.ranks):
+            return self.whole_layer()
         parts = self.summed(operators(self.model))
         beyond = self._beyond_operators(parts)
-        reduces = with_all_reduces and self.ranks > 1
-        total = added([*parts, *([self.all_reduces()] if reduces else ())])
+        total = added([*parts, *([self.all_reduces()] if self.reduces else ())])
 
         def seconds(tokens: int) -> Estimate:
             estimate = total(tokens)
@@ -381,7 +370,7 @@ class Parts:
 
         What a prompt takes less embedding, head and attention, divided by the number of layers.
         """
-        whole, embedding = self.by_tokens("model_prefill"), self.by_tokens("embedding")
+        whole, embedding = self.by_tokens("model_prefill"), self.embedding()
         head, prefill = self.head(), self.attention(attentions(self.model)[0])
         count = self.model.num_layers
 
@@ -392,6 +381,9 @@ class Parts:
             return Estimate(max(rest_s, 0.0), max(rest_s, 0.0) if total.unmeasured_s else 0.0)
 
         return seconds
+
+    def embedding(self) -> BySize:
+        return self.by_tokens("embedding")
 
     def head(self) -> BySize:
         """Return final norm, LM head and sampling against rows."""

@@ -46,12 +46,12 @@ from evenflow.costs.tables import (
     Attention,
     BySize,
     Curve,
-    Layers,
     Surface,
     TableCost,
     added,
     all_reduces,
     beside,
+    table_cost,
     unmeasured,
 )
 from evenflow.errors import UsageError, instead_of
@@ -229,16 +229,11 @@ def silicon_cost(
     `fabric` replaces the measured all-reduces; a UsageError without it where ranks have other links
     than those measured, or were not measured in such number. `part`: as for `RooflineCost`.
     """
-    model = deployment.model
-    kinds, by_window = [], dict[int, Attending]()
-    for kind in model.kinds():
-        parts = _Parts(deployment, source, kind, fabric, product_tflops)
-        if kind.sliding_window not in by_window:
-            by_window[kind.sliding_window] = parts.attending()
-        counts = [deployment.kinds(stage).get(kind, 0) for stage in range(deployment.depth)]
-        kinds.append(Layers(parts.layer(part), by_window[kind.sliding_window], counts))
-    embedding = unmeasured(_free) if part == "experts" else parts.embedding()
-    return TableCost(kinds, embedding, parts.head(), model.hidden_size * model.dtype_bytes)
+
+    def parts_of(kind: ModelSpec) -> _Parts:
+        return _Parts(deployment, source, kind, fabric, part=part, product_tflops=product_tflops)
+
+    return table_cost(deployment.model, deployment.layers_per_stage, parts_of)
 
 
 class _Parts:
@@ -250,9 +245,12 @@ class _Parts:
         source: SiliconSource,
         kind: ModelSpec,
         fabric: Fabric | None,
+        *,
+        part: Part,
         product_tflops: float | None,
     ) -> None:
         self.model = kind
+        self.part = part
         self.least_s_per_flop = 1e-12 / product_tflops if product_tflops else 0.0
         self.deployment = deployment
         self.ranks = deployment.tensor_parallel
@@ -304,11 +302,11 @@ class _Parts:
         launch_s = kernels * self.launch_s
         return unmeasured(lambda size: launch_s + size * bytes_each * self.per_byte_s)
 
-    def layer(self, part: Part) -> BySize:
+    def layer(self) -> BySize:
         """Return a layer without attention, or a part of it."""
-        if part == "experts":
+        if self.part == "experts":
             return self.experts() if self.model.num_experts else added([])
-        if part == "own" or not self.model.num_experts:
+        if self.part == "own" or not self.model.num_experts:
             return added([self.own(), *self.all_reduces()])
         shared, experts = self.model.mlp_shapes(self.ranks), self.experts()
         if shared:
@@ -360,6 +358,8 @@ class _Parts:
         return added([seconds, all_reduces(self.model, once, 1)])
 
     def embedding(self) -> BySize:
+        if self.part == "experts":
+            return unmeasured(lambda tokens: 0.0)
         return self.moving(2 * self.model.hidden_size * self.model.dtype_bytes)
 
     def head(self) -> BySize:
@@ -367,18 +367,16 @@ class _Parts:
         logits = self.product((self.model.hidden_size, columns), plain=True)
         return added([logits, self.moving(8 * self.model.vocab_size)])
 
-    @property
-    def heads(self) -> tuple[int, int]:
-        model, ranks = self.model, self.ranks
-        return -(-model.num_heads // ranks), model.local_kv_heads(ranks)
-
     def attending(self) -> Attending:
         """Return attention of a layer; engines launch one kernel for all prompts."""
-        return Attending(self.prefill(), self.decode(), self.prefill_launch_s())
+        model, ranks = self.model, self.ranks
+        heads = -(-model.num_heads // ranks), model.local_kv_heads(ranks)
+        times = prompt_times(self.tables.context, heads)
+        launch_s = times[min(times)] * self.peak.flops_per_s / self.target.flops_per_s
+        return Attending(self.prefill(times), self.decode(*heads), launch_s)
 
-    def prefill(self) -> Attention:
+    def prefill(self, times: Mapping[int, float]) -> Attention:
         """Return attention of a chunk: prompts are measured, context before a chunk is derived."""
-        times = prompt_times(self.tables.context, self.heads)
         tile = min(self.tables.context)
         chunk = chunk_times(times, self.tables.context[tile], self.model.sliding_window)
         slower = self.peak.flops_per_s / self.target.flops_per_s
@@ -389,12 +387,7 @@ class _Parts:
 
         return _tabled(seconds, sorted(times))
 
-    def prefill_launch_s(self) -> float:
-        """Return what a prompt of hardly any tokens takes: engines launch one kernel for all."""
-        times = prompt_times(self.tables.context, self.heads)
-        return times[min(times)] * self.peak.flops_per_s / self.target.flops_per_s
-
-    def decode(self) -> Attention:
+    def decode(self, own_heads: int, kv_heads: int) -> Attention:
         """Return attention of decoding rows.
 
         KV heads beyond the measured count as more rows: as many blocks of keys to read. Several
@@ -402,7 +395,7 @@ class _Parts:
         read again for each tile of queries.
         """
         tokens = self.deployment.verified_tokens
-        heads, kv_heads = tokens * self.heads[0], self.heads[1]
+        heads = tokens * own_heads
         passes = max(heads / kv_heads / QUERY_TILE, 1.0)
         measured = measured_kv_heads(self.tables.generation, (round(heads / passes), kv_heads))
         factor = kv_heads / measured * passes
@@ -430,10 +423,6 @@ class _Parts:
                 f"the links of {self.tables.device}); give costs.all_reduce, a link"
             )
         return Curve.of(self.tables.all_reduce[ranks]).estimate
-
-
-def _free(size: int) -> float:
-    return 0.0
 
 
 def shape_of(kind: ModelSpec) -> ExpertShape:

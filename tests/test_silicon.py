@@ -11,7 +11,6 @@ from evenflow.costs import StageCost, decode_work, prefill_work
 from evenflow.costs.collectives import Ring
 from evenflow.costs.roofline import pairs
 from evenflow.costs.silicon.cost import GPUS, SiliconSource, silicon_cost, silicon_source
-from evenflow.costs.silicon.latent import uncut
 from evenflow.costs.silicon.points import (
     Peak,
     chunk_times,
@@ -20,6 +19,7 @@ from evenflow.costs.silicon.points import (
     product_times,
     prompt_times,
     step_times,
+    uncut,
 )
 from evenflow.costs.silicon.tables import (
     SiliconTables,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from evenflow.costs.collectives import Fabric
 from evenflow.costs.roofline import Part, Rates, elementwise_s
-from evenflow.costs.silicon.latent import read_latent, require_measured
 from evenflow.costs.silicon.points import (
+    LATENT_SIZES,
     Peak,
     bits_of,
     chunk_times,
@@ -26,6 +26,7 @@ from evenflow.costs.silicon.points import (
     memory_bytes_per_s,
     product_times,
     prompt_times,
+    read_latent,
     step_times,
     windowed,
 )
@@ -172,6 +173,16 @@ def silicon_source(
     return SiliconSource(measured, tables, kinds)
 
 
+def _require_measured(model: ModelSpec) -> None:
+    """Raise UsageError where latents have other sizes than those measured."""
+    sizes = model.kv_lora_rank, model.qk_rope_head_dim, model.head_dim, model.v_head_dim
+    if sizes != LATENT_SIZES:
+        raise NotMeasuredError(
+            f"costs: silicon: latents, rotated keys, keys and values of {model.name} have sizes "
+            f"{sizes}; measured: {LATENT_SIZES}; use costs: roofline"
+        )
+
+
 @lru_cache(maxsize=4)
 def _tables(
     kind: ModelSpec, measured: Measured, framework: str, version: str | None, wanted: Wanted
@@ -199,7 +210,7 @@ def _tables(
         tables = replace(tables, **windowed(tables, kind.sliding_window))
     base = data_folder() / measured.system
     if kind.kv_lora_rank:
-        require_measured(kind)
+        _require_measured(kind)
         on = gpu(measured.on)
         peak = Peak.of(on)
         products = {DTYPE: (tables.gemm, peak)}

@@ -10,19 +10,24 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from evenflow.costs.roofline import active_experts, pairs
 from evenflow.costs.silicon.tables import (
+    DTYPE,
     Experts,
     ExpertShape,
     Heads,
     Products,
     SiliconTables,
     each_product,
+    latent_files,
+    latent_products,
+    latent_steps,
 )
-from evenflow.costs.tables import Surface
+from evenflow.costs.tables import Curve, Surface
 from evenflow.specs.gpu import GpuSpec
 from evenflow.specs.model import Split
 from evenflow.specs.precision import FORMATS
@@ -356,6 +361,94 @@ def bits_of(name: str) -> float:
     """Return the bits of a value of the weights in a format of the tables."""
     known = {"": 16, "w4a16_mxfp4": 4, "w4a8_mxfp4_mxfp8": 4}
     return known[name] if name in known else FORMATS[name].bits
+
+
+# -- attention of latents, from measured kernels or measured modules ------------------------------
+# Prompts and decode steps are given with what the heads' up-projection takes: of keys and values in
+# prompts, of queries and outputs in decode steps.
+
+LATENT, ROTATED, KEY, VALUE = LATENT_SIZES = (512, 64, 128, 128)
+"""Those of DeepSeek-V2 and V3 and Kimi-K2; key and value of a head."""
+
+HIDDEN, QUERIES = 7168, 1536
+"""Hidden size and the queries' latent of the measured modules: DeepSeek-V3's."""
+
+ByTokens = Callable[[int], float]
+
+
+def read_latent(
+    base: Path,
+    framework: str,
+    version: str | None,
+    kv_dtype: str,
+    products: Mapping[str, tuple[Products, Peak]],
+) -> dict[str, Any]:
+    """Return fields of the tables: `context` and `generation` by (heads, 1), and `rotates`.
+
+    Of modules, where there are any, the measured `products` of the same shapes and format are
+    taken: vLLM's in 16 bits, as its quantised ones wait for the host, others' in the model's format
+    if it was measured.
+    """
+    files, around = latent_files(base, framework, version)
+    formats = [DTYPE] if framework == "vllm" or around else [*products][::-1]
+    (prompts, dtype), (steps, _) = (
+        latent_steps(path, (kv_dtype, formats), size)
+        for path, size in zip(files, ("isl", "step"), strict=True)
+    )
+    gemm, peak = products[dtype]
+
+    def product(k: int, n: int) -> ByTokens:
+        return Curve.of(product_times(gemm, n, k, peak))
+
+    heads_known = sorted(set(prompts) & set(steps))
+    if around is None:
+        in_prompts = in_steps = {heads: _less_products(heads, product) for heads in heads_known}
+    else:
+        in_prompts = {heads: product(LATENT, heads * (KEY + VALUE)) for heads in heads_known}
+        batched = latent_products(around, [*products][-1])
+        in_steps = {heads: Curve.of(by_rows) for heads, by_rows in batched.items()}
+    launch_s = min(by_m[min(by_m)] for by_k in gemm.values() for by_m in by_k.values())
+    context = {
+        (heads, 1): uncut(
+            {
+                tokens: max(seconds + in_prompts[heads](tokens), launch_s)
+                for (rows, tokens), seconds in prompts[heads].items()
+                if rows == 1
+            }
+        )
+        for heads in heads_known
+    }
+    generation = {
+        (heads, 1): {
+            (rows, step): max(seconds + in_steps[heads](rows), launch_s)
+            for (rows, step), seconds in steps[heads].items()
+        }
+        for heads in heads_known
+        if heads in in_steps
+    }
+    return {"context": context, "generation": generation, "rotates": around is None}
+
+
+def _less_products(heads: int, product: Callable[[int, int], ByTokens]) -> ByTokens:
+    """Return what a module takes for its products, below 0, as they are counted apart."""
+    shapes = (
+        (HIDDEN, QUERIES + LATENT + ROTATED),
+        (QUERIES, heads * (KEY + ROTATED)),
+        (heads * VALUE, HIDDEN),
+    )
+    parts = [product(*shape) for shape in shapes]
+    return lambda tokens: -sum(part(tokens) for part in parts)
+
+
+def uncut(times: Mapping[int, float]) -> dict[int, float]:
+    """Return tokens -> seconds of prompts without a longest one that the benchmark cut short.
+
+    In attention each token takes longer than the one before. Prompts of 32,768 tokens of these
+    tables take as long as those of 16,384 (all GPUs, engines and heads that were looked at).
+    """
+    *_, before, last = sorted(times)
+    cut = times[last] / last < times[before] / before
+    return {tokens: seconds for tokens, seconds in times.items() if not (cut and tokens == last)}
 
 
 # -- between measured points ----------------------------------------------------------------------

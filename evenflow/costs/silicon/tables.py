@@ -413,6 +413,67 @@ def _all_reduce(path: Path) -> dict[int, dict[int, float]]:
     return {ranks: calm(times) for ranks, times in table.items()}
 
 
+# -- attention of latents -------------------------------------------------------------------------
+
+LATENT_KERNELS = "mla/{framework}/{version}/KIND_mla_perf.parquet"
+LATENT_MODULES = "mla/{framework}/{version}/mla_KIND_module_perf.parquet"
+LATENT_PRODUCTS = "mla_bmm/{framework}/{version}/mla_bmm_perf.parquet"
+
+
+def latent_files(base: Path, framework: str, version: str | None) -> tuple[list[Path], Path | None]:
+    """Return the tables of prompts and of decode steps, and the products that they leave out.
+
+    Of modules, where there are any, which leave nothing out.
+    """
+    known = LATENT_MODULES.replace("KIND", "context").format(
+        framework=framework, version=version or "*"
+    )
+    modules = any(base.glob(known))
+    pattern = LATENT_MODULES if modules else LATENT_KERNELS
+    files = [
+        table_file(base, pattern.replace("KIND", kind), framework, version)
+        for kind in ("context", "generation")
+    ]
+    return files, None if modules else table_file(base, LATENT_PRODUCTS, framework, version)
+
+
+def latent_steps(
+    path: Path, dtypes: tuple[str, Sequence[str]], size: str
+) -> tuple[dict[int, dict[tuple[int, int], float]], str]:
+    """Return heads -> points of attention by rows and the column `size`, and the products' format.
+
+    `dtypes`: that of keys and values, and those of products, of which the first one counts.
+    """
+    kv_dtype, wanted = dtypes
+    names = ("mla_dtype", "kv_cache_dtype", "num_heads", "batch_size", size, "latency")
+    found: dict[str, dict[int, dict[tuple[int, int], float]]] = {}
+    for dtype, kv, heads, rows, tokens, latency_ms, gemm in rows_of(path, *names, gemm_type=DTYPE):
+        if (dtype, kv) == (DTYPE, kv_dtype):
+            found.setdefault(gemm, {}).setdefault(heads, {})[rows, tokens] = latency_ms / 1000
+    gemm = next((each for each in wanted if each in found), None)
+    if gemm is None:
+        raise NotMeasuredError(f"costs: silicon, {path.parent}: no latents with {kv_dtype} KV")
+    return {heads: calm_steps(points) for heads, points in found[gemm].items()}, gemm
+
+
+def latent_products(path: Path, quantization: str) -> dict[int, dict[int, float]]:
+    """Return heads -> seconds of both products of a decode step's queries and outputs, by rows.
+
+    Engines have their matrix in FP8 where the checkpoint has it so, with scales of any kind.
+    """
+    wanted = "fp8" if quantization.startswith("fp8") else DTYPE
+    names = ("bmm_dtype", "op_name", "num_heads", "num_tokens", "latency")
+    times: dict[int, dict[int, dict[str, float]]] = {}
+    for dtype, name, heads, tokens, latency_ms in rows_of(path, *names):
+        if dtype == wanted:
+            by_tokens = times.setdefault(heads, {})
+            by_tokens.setdefault(tokens, {}).setdefault(name, latency_ms / 1000)
+    return {
+        heads: {tokens: sum(both.values()) for tokens, both in by_tokens.items()}
+        for heads, by_tokens in times.items()
+    }
+
+
 # -- mixtures of experts --------------------------------------------------------------------------
 
 MOE = "moe/{framework}/{version}/moe_perf.parquet"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -28,35 +29,26 @@ from evenflow.results.run import (
     schedule_order,
 )
 
-CAUSES = (
-    "fill_drain",
-    "starvation",
-    "kv_limited",
-    "policy",
-    "uneven_prefill",
-    "prefill_decode",
-    "uneven_decode",
-    "uneven_stages",
-    "link",
-    "cpu",
-)
-"""The causes of idle time. What papers call PB1, PB2 and PB3 is `uneven_prefill`, `prefill_decode`
-and `uneven_decode`; `policy` is work that the policy holds back although pages suffice."""
 
-(
-    FILL_DRAIN,
-    STARVATION,
-    KV_LIMITED,
-    POLICY,
-    UNEVEN_PREFILL,
-    PREFILL_DECODE,
-    UNEVEN_DECODE,
-    UNEVEN_STAGES,
-    LINK,
-    CPU,
-) = range(len(CAUSES))
+class Cause(IntEnum):
+    """A cause of idle time. What papers call PB1, PB2 and PB3 is `uneven_prefill`, `prefill_decode`
+    and `uneven_decode`; `policy` is work that the policy holds back although pages suffice."""
 
-CAUSE_OF_WAIT = {"work": STARVATION, "kv": KV_LIMITED, "policy": POLICY}
+    FILL_DRAIN = 0
+    STARVATION = 1
+    KV_LIMITED = 2
+    POLICY = 3
+    UNEVEN_PREFILL = 4
+    PREFILL_DECODE = 5
+    UNEVEN_DECODE = 6
+    UNEVEN_STAGES = 7
+    LINK = 8
+    CPU = 9
+
+
+CAUSES = tuple(cause.name.lower() for cause in Cause)
+
+CAUSE_OF_WAIT = {"work": Cause.STARVATION, "kv": Cause.KV_LIMITED, "policy": Cause.POLICY}
 """The cause for each of WAIT_REASONS."""
 
 RESOLUTION_S = 1e-9
@@ -114,7 +106,7 @@ def first_stage(result: RunResult, timeline: Timeline) -> Rows:
     blocks = chain(
         () if cap is None else _no_slot(result, timeline, cap, slot_s),
         _nothing_sent(result, slot_s, sent_s),
-        [_everyone(start_s, CPU)],
+        [_everyone(start_s, Cause.CPU)],
     )
     return _joined(blocks, start_s - free_s > RESOLUTION_S)
 
@@ -134,15 +126,15 @@ def _no_slot(result: RunResult, timeline: Timeline, cap: int, slot_s: Floats) ->
     )
     gap_s = slot_s[batch] - free_s[batch]
     yield Rows(batch, slot_s[batch] - gap_s * (capped + link + cpu), uneven)
-    yield Rows(batch, slot_s[batch] - gap_s * (link + cpu), np.full(len(batch), POLICY))
-    yield Rows(batch, slot_s[batch] - gap_s * cpu, np.full(len(batch), LINK))
-    yield Rows(batch, slot_s[batch], np.full(len(batch), CPU))
+    yield Rows(batch, slot_s[batch] - gap_s * (link + cpu), np.full(len(batch), Cause.POLICY))
+    yield Rows(batch, slot_s[batch] - gap_s * cpu, np.full(len(batch), Cause.LINK))
+    yield Rows(batch, slot_s[batch], np.full(len(batch), Cause.CPU))
 
 
 def _trip_shares(
     result: RunResult, timeline: Timeline, batch: Ints, cap: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Return which shares of the wait are due to the cap, to links and to CPU work.
+    """Return which shares of the wait are due to the cap, to links and to Cause.CPU work.
 
     On the round trip of the oldest micro-batch stage 0 stood idle for so long in all. Links and CPU
     work explain what they took of the trip, less what the micro-batch queued; a cap below the depth
@@ -187,8 +179,8 @@ def _nothing_sent(result: RunResult, slot_s: Floats, sent_s: Floats) -> list[Row
     )
     following = np.searchsorted(wait_s, slot_s, side="right")
     next_wait_s = np.append(wait_s, np.inf)
-    answer = np.append(cause_of_wait, STARVATION)[following - 1]
-    answer[_latest(wait_s, slot_s) < sent_before_s] = STARVATION
+    answer = np.append(cause_of_wait, Cause.STARVATION)[following - 1]
+    answer[_latest(wait_s, slot_s) < sent_before_s] = Cause.STARVATION
     asked = Rows(everyone, np.minimum(next_wait_s[following], stop_s), answer)
     gap = np.searchsorted(slot_s, wait_s, side="left") - 1
     inside = gap >= 0
@@ -228,14 +220,14 @@ def later_stage(result: RunResult, timeline: Timeline, stage: int, above: Rows) 
         stages_s=service_s[:, stage - 1] - service_s[:, stage],
         batches_s=service_s[:, stage] - previous_s,
     )
-    uneven[0] = FILL_DRAIN
+    uneven[0] = Cause.FILL_DRAIN
     arrived_s = ready_s - late_s - longer_s
     shift_s = arrived_s - timeline.start_s[:, stage - 1]
     blocks = (
         Rows(above.batch, above.stop_s + shift_s[above.batch], above.cause),
         Rows(everyone, ready_s - late_s, uneven),
-        _everyone(ready_s, LINK),
-        _everyone(start_s, CPU),
+        _everyone(ready_s, Cause.LINK),
+        _everyone(start_s, Cause.CPU),
     )
     return _joined(blocks, start_s - timeline.free_s[:, stage] > RESOLUTION_S)
 
@@ -246,8 +238,8 @@ def _uneven(
     """Name unevenness: of stages if they differ more than the micro-batches, else by content."""
     prefills = (result.prefill_tokens[batch] > 0).astype(np.int64)
     prefills += result.prefill_tokens[predecessor] > 0
-    content = np.array([UNEVEN_DECODE, PREFILL_DECODE, UNEVEN_PREFILL])[prefills]
-    return np.where(stages_s > batches_s, UNEVEN_STAGES, content)
+    content = np.array([Cause.UNEVEN_DECODE, Cause.PREFILL_DECODE, Cause.UNEVEN_PREFILL])[prefills]
+    return np.where(stages_s > batches_s, Cause.UNEVEN_STAGES, content)
 
 
 def _everyone(stop_s: Floats, cause: int) -> Rows:
@@ -358,7 +350,7 @@ def _of_pipeline(result: RunResult, window: tuple[float, float]) -> list[Pieces]
         raise ValueError(f"micro-batch {lost} never returned: bubbles need a run that has ended")
     if not len(result.scheduled_s):
         count = result.depth if window[1] > window[0] else 0
-        alike = (np.full(count, value) for value in (*window, STARVATION, -1))
+        alike = (np.full(count, value) for value in (*window, Cause.STARVATION, -1))
         return [(np.arange(count), *alike)]
     result, count = replace(result, arrival_s=np.sort(result.arrival_s)), len(result.scheduled_s)
     blocks = [
@@ -458,5 +450,5 @@ def _pieces(rows: Rows, timeline: Timeline, stage: int, window_end_s: float) -> 
     last_end_s = timeline.start_s[-1, stage] + timeline.service_s[-1, stage]
     if window_end_s - last_end_s > RESOLUTION_S:
         begin_s = np.append(begin_s, last_end_s)
-        rows = Rows(*map(np.append, rows, (-1, window_end_s, FILL_DRAIN)))
+        rows = Rows(*map(np.append, rows, (-1, window_end_s, Cause.FILL_DRAIN)))
     return np.full(len(begin_s), stage), begin_s, rows.stop_s, rows.cause, rows.batch

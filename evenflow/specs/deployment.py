@@ -125,11 +125,8 @@ class Deployment:
     def arithmetic(self) -> Arithmetic:
         """What the layers' products are computed in: the format's, or 16 bits (weight-only)."""
         wanted = self.model.format
-        return (
-            "16-bit"
-            if wanted is None or not self.gpu.peak(wanted.arithmetic)
-            else (wanted.arithmetic)
-        )
+        computed = wanted is not None and self.gpu.peak(wanted.arithmetic) > 0
+        return wanted.arithmetic if wanted and computed else "16-bit"
 
     def precision(self) -> dict[str, str]:
         """Say what is not in the model's own dtype, and how it is computed; nothing if all is."""

@@ -74,21 +74,19 @@ def _object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _said_beside(path: Path) -> dict[str, Any]:
-    """Return the quantisation that a file beside a config.json says, as that would; {} without."""
-    if not path.is_file():
-        return {}
-    return {"quantization_config": _mapping(_object(path).get("quantization"))}
-
-
 class _Config:
     """A config.json that names itself and the key in every complaint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "config.json" if path.is_dir() else path
         values = _object(self.path)
-        if self.path.name == "config.json" and "quantization_config" not in values:
-            values |= _said_beside(self.path.with_name(BESIDE))
+        said = self.path.with_name(BESIDE)
+        if (
+            self.path.name == "config.json"
+            and "quantization_config" not in values
+            and said.is_file()
+        ):
+            values["quantization_config"] = _mapping(_object(said).get("quantization"))
         reading = _mapping(values.get("text_config"))
         beside = {key: values[key] for key in BESIDE_TEXT if reading and key in values}
         self.values: dict[str, Any] = beside | reading or values

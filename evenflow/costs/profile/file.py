@@ -25,19 +25,9 @@ DEVICE_KINDS = ("cpu", "cuda", "other")
 MAX_SECONDS = 3600.0
 """A longer time is a mistake of units: no operator takes an hour."""
 
-COLUMNS = (
-    "operator",
-    "tokens",
-    "context_tokens",
-    "bytes",
-    "ranks",
-    "median_s",
-    "p10_s",
-    "p90_s",
-    "repeats",
-)
 SIZE_COLUMNS = ("tokens", "context_tokens", "bytes")
 TIME_COLUMNS = ("median_s", "p10_s", "p90_s")
+COLUMNS = ("operator", *SIZE_COLUMNS, "ranks", *TIME_COLUMNS, "repeats")
 
 OPERATORS: dict[str, tuple[str, ...]] = {
     "linear_qkv": ("tokens",),

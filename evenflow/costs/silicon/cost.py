@@ -39,7 +39,6 @@ from evenflow.costs.silicon.tables import (
     Wanted,
     data_folder,
     load_tables,
-    package_version,
     read_experts,
 )
 from evenflow.costs.tables import (
@@ -128,12 +127,14 @@ class SiliconSource:
 
     def facts(self) -> dict[str, Any]:
         """Return where the seconds come from, for the provenance."""
+        from importlib.metadata import version
+
         return {
             "device": self.tables.device,
             "system": self.tables.system,
             "framework": self.tables.framework,
             "versions": dict(self.tables.versions),
-            "package": f"aiconfigurator-core {package_version()}",
+            "package": f"aiconfigurator-core {version('aiconfigurator-core')}",
             "compute_share": self.measured.compute_share,
         }
 

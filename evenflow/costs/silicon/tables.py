@@ -26,11 +26,13 @@ PER_TENSOR, PER_BLOCK = "fp8", "fp8_block"
 PROMPT_DTYPES = {"vllm": (DTYPE, "fp8")}
 """What prompts are attended to in with 8-bit keys and values, by what a framework prefers."""
 
-GEMM = "gemm/{framework}/{version}/gemm_perf.parquet"
+TABLES = {
+    "gemm": "gemm/{framework}/{version}/gemm_perf.parquet",
+    "context": "attention/{framework}/{version}/context_attention_perf.parquet",
+    "generation": "attention/{framework}/{version}/generation_attention_perf.parquet",
+    "all_reduce": "comm/{framework}/{version}/custom_allreduce_perf.parquet",
+}
 SCALES = "computescale_perf.parquet"
-CONTEXT = "attention/{framework}/{version}/context_attention_perf.parquet"
-GENERATION = "attention/{framework}/{version}/generation_attention_perf.parquet"
-ALL_REDUCE = "comm/{framework}/{version}/custom_allreduce_perf.parquet"
 
 Products = Mapping[int, Mapping[int, Mapping[int, float]]]
 """Columns, inputs and rows of a product -> seconds."""
@@ -100,13 +102,6 @@ def data_folder() -> Path:
     return Path(spec.origin).parent / "systems" / "data"
 
 
-def package_version() -> str:
-    """Return the version of the package the tables are from."""
-    from importlib.metadata import version
-
-    return version("aiconfigurator-core")
-
-
 def systems(folder: Path) -> dict[str, list[str]]:
     """Return the GPUs that have product and attention tables, with their frameworks."""
     found: dict[str, list[str]] = {}
@@ -144,10 +139,8 @@ def load_tables(
         raise UsageError(f'costs: silicon has no framework "{framework}" for {system}; {hint}')
     base = folder / system
     files = {
-        "gemm": table_file(base, GEMM, framework, version),
-        "context": table_file(base, CONTEXT, framework, version),
-        "generation": table_file(base, GENERATION, framework, version),
-        "all_reduce": table_file(base, ALL_REDUCE, framework, version, or_newest=True),
+        kind: table_files(base, pattern, framework, version, or_newest=kind == "all_reduce")[0]
+        for kind, pattern in TABLES.items()
     }
     products = _gemm(files["gemm"], {DTYPE, PER_TENSOR, quantization})
     quantized: Products = products.get(quantization, {})
@@ -158,7 +151,7 @@ def load_tables(
     prompts = (DTYPE,) if kv_dtype == DTYPE else PROMPT_DTYPES.get(framework, ("fp8", DTYPE))
     return SiliconTables(
         system,
-        _device(files["gemm"]),
+        str(next(rows_of(files["gemm"], "device"))[0]),
         framework,
         {kind: path.parent.name for kind, path in files.items()},
         products[DTYPE],
@@ -234,17 +227,13 @@ def _least(gemm: Products) -> dict[int, float]:
     return least
 
 
-def table_file(
-    base: Path, pattern: str, framework: str, version: str | None, *, or_newest: bool = False
-) -> Path:
-    """Return the table of a version, the newest for None; UsageError lists the versions."""
-    return table_files(base, pattern, framework, version, or_newest=or_newest)[0]
-
-
 def table_files(
     base: Path, pattern: str, framework: str, version: str | None, *, or_newest: bool = False
 ) -> list[Path]:
-    """Return the tables to look into, in turn: of the version if there is one, else the newest."""
+    """Return the tables to look into, in turn: of the version, for None the newest before others.
+
+    UsageError lists the versions where there is no such one, unless the newest do in its place.
+    """
     found = {
         path.parent.name: path
         for path in base.glob(pattern.format(framework=framework, version="*"))
@@ -316,10 +305,6 @@ def calm_steps(points: Mapping[tuple[int, int], float]) -> dict[tuple[int, int],
         for rows, line in lines.items()
         for context, seconds in calm(line).items()
     }
-
-
-def _device(path: Path) -> str:
-    return str(next(rows_of(path, "device"))[0])
 
 
 def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[int, float]]]]:
@@ -431,10 +416,10 @@ def latent_files(base: Path, framework: str, version: str | None) -> tuple[list[
     modules = any(base.glob(known))
     pattern = LATENT_MODULES if modules else LATENT_KERNELS
     files = [
-        table_file(base, pattern.replace("KIND", kind), framework, version)
+        table_files(base, pattern.replace("KIND", kind), framework, version)[0]
         for kind in ("context", "generation")
     ]
-    return files, None if modules else table_file(base, LATENT_PRODUCTS, framework, version)
+    return files, None if modules else table_files(base, LATENT_PRODUCTS, framework, version)[0]
 
 
 def latent_steps(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -181,15 +182,23 @@ def test_where_all_arrive_within_a_tenth_of_the_run_the_window_is_a_part_of_it(
     assert (summary["steady_start_s"], summary["steady_stop_s"]) == pytest.approx(window)
 
 
+def one_a_second(times_s: Iterable[float]) -> dict[str, float]:
+    """Return the summary of prompts that arrive at these times, of which one a second is served."""
+    requests = [Request(index, at_s, 16, 1) for index, at_s in enumerate(sorted(times_s))]
+    found: dict[str, float] = summarize(
+        simulate(small_world(requests, "vllm", {"max_num_seqs": 1}))
+    )
+    return found
+
+
 @pytest.mark.parametrize(
     ("every_s", "served", "overloaded"), [(2.0, 0.5, 0), (1.0, 1.0, 0), (0.95, 1.0, 0), (0.5, 1, 1)]
 )
 def test_what_arrives_faster_than_it_is_served_is_an_overload(
     every_s: float, served: float, overloaded: int
 ) -> None:
-    """Of one prompt a second the stage serves one a second at most; 5 % above that are few."""
-    requests = [Request(index, index * every_s, 16, 1) for index in range(201)]
-    summary = summarize(simulate(small_world(requests, "vllm", {"max_num_seqs": 1})))
+    """One a second is served at most; 5 % above that are few."""
+    summary = one_a_second(index * every_s for index in range(201))
     assert summary["offered_requests_per_s"] == pytest.approx(1 / every_s)
     assert summary["offered_tokens_per_s"] == pytest.approx(17 / every_s)
     assert summary["served_requests_per_s"] == pytest.approx(served, rel=0.03)
@@ -197,26 +206,22 @@ def test_what_arrives_faster_than_it_is_served_is_an_overload(
     assert summary["overloaded"] == overloaded
 
 
-def test_a_burst_that_is_worked_off_is_no_overload() -> None:
-    """Forty requests at once, amid one every two seconds where one a second can be served."""
-    times = sorted([*(2.0 * index for index in range(200)), *[250.0] * 40])
-    requests = [Request(index, at, 16, 1) for index, at in enumerate(times)]
-    summary = summarize(simulate(small_world(requests, "vllm", {"max_num_seqs": 1})))
-    assert summary["p99_ttft_ms"] > 30e3
-    assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
-
-
 @pytest.mark.parametrize(
-    "times",
+    ("times_s", "least_ms"),
     [
-        [*np.arange(0, 10, 0.25), *np.arange(10, 110, 1.0)],
-        [0.0, *np.arange(50, 90, 1.25), *np.arange(90, 100, 0.2)],
+        ([*(2.0 * index for index in range(200)), *[250.0] * 40], 30e3),
+        ([*np.arange(0, 10, 0.25), *np.arange(10, 110, 1.0)], 0),
+        ([0.0, *np.arange(50, 90, 1.25), *np.arange(90, 100, 0.2)], 0),
     ],
+    ids=["a burst that is worked off", "early", "at the very end"],
 )
-def test_a_queue_that_grows_early_or_at_the_very_end_is_no_overload(times: list[float]) -> None:
-    """One a second is served, and no more come in the second and most of the last quarter."""
-    requests = [Request(index, at, 16, 1) for index, at in enumerate(times)]
-    summary = summarize(simulate(small_world(requests, "vllm", {"max_num_seqs": 1})))
+def test_a_queue_that_grows_for_a_while_is_no_overload(
+    times_s: list[float], least_ms: float
+) -> None:
+    """Forty at once amid one every two seconds; or no more than one a second come in the second
+    and most of the last quarter."""
+    summary = one_a_second(times_s)
+    assert summary["p99_ttft_ms"] > least_ms
     assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
 
 
@@ -229,10 +234,8 @@ def test_where_generating_outlasts_the_arrivals_the_queue_is_for_a_first_token()
 
 
 def test_what_is_served_is_a_share_of_what_arrives_while_the_queue_grows() -> None:
-    """Most arrive within 40 of 100 s, five a second; all the time one a second is served."""
-    times = np.sort([*np.arange(0, 100, 5.0), *np.arange(30, 70, 0.2)])
-    requests = [Request(index, at, 16, 1) for index, at in enumerate(times)]
-    summary = summarize(simulate(small_world(requests, "vllm", {"max_num_seqs": 1})))
+    """Most arrive within 40 of 100 s, five a second."""
+    summary = one_a_second([*np.arange(0, 100, 5.0), *np.arange(30, 70, 0.2)])
     served, grows = summary["served_requests_per_s"], summary["queue_growth_per_s"]
     assert served + grows == pytest.approx(summary["offered_requests_per_s"])
     assert (0.3 < served < 1.0, summary["overloaded"]) == (True, 1)

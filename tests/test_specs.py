@@ -77,21 +77,6 @@ QWEN2_MOE = {
     "torch_dtype": "bfloat16",
     "vocab_size": 151936,
 }
-MIXTRAL = {
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 32,
-    "num_experts_per_tok": 2,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 1000000.0,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 32000,
-}
 
 
 def written(folder: Path, values: object, name: str = "config.json") -> Path:
@@ -286,14 +271,6 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert parsed.rope_theta == 10000.0
 
 
-@pytest.mark.parametrize(
-    ("values", "name"), [(MIXTRAL, "Mixtral-8x7B"), (QWEN3_MOE, "Qwen3-30B-A3B")]
-)
-def test_mixtures_of_experts_are_read(tmp_path: Path, values: Any, name: str) -> None:
-    parsed = ModelSpec.from_config_json(written(tmp_path, values))
-    assert replace(parsed, name=name) == model(name)
-
-
 def test_a_shared_expert_is_counted_as_published_for_qwen2_moe(tmp_path: Path) -> None:
     parsed = ModelSpec.from_config_json(written(tmp_path, QWEN2_MOE))
     assert parsed.num_parameters / 1e9 == pytest.approx(14.3, rel=2e-3)
@@ -376,6 +353,13 @@ def test_a_wrong_config_names_the_key(tmp_path: Path, change: Any, message: str)
 def test_a_quantised_checkpoint_is_read(tmp_path: Path, said: Any, quantization: str) -> None:
     file = written(tmp_path, QWEN | {"quantization_config": said})
     assert ModelSpec.from_config_json(file).quantization == quantization
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_mixture_is_read_whose_attention_is_not_quantised(tmp_path: Path, family: str) -> None:
+    said = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]}
+    values = QWEN3_MOE | {"model_type": family, "quantization_config": said}
+    assert ModelSpec.from_config_json(written(tmp_path, values)).quantized_experts_only
 
 
 def test_a_quantisation_that_stands_beside_the_config_is_read(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ import numpy as np
 from evenflow.errors import UsageError
 from evenflow.pools import recovered
 from evenflow.replay import Entry
-from evenflow.results.blocks import BlockFile, read_blocks
 from evenflow.results.metrics import summarize
-from evenflow.results.recorder import Block, Blocks, Recorder
+from evenflow.results.recorder import Block, BlockFile, Blocks, Recorder, read_blocks
 from evenflow.results.run import merged
 from evenflow.world import World
 from experiments.journal import NAME, Journal, Lines

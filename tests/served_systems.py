@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evenflow.results.blocks import read_blocks
+from evenflow.results.recorder import read_blocks
 from experiments.real import job_of
 from experiments.report.folder import RECORDS
 from experiments.report.tables import markdown_table, percent

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
-from evenflow.results.blocks import BlockFile, read_blocks
+from evenflow.results.recorder import BlockFile, read_blocks
 from experiments.journal import NAME, Entries
 from experiments.real import job_of, replay_folder, serve_into
 from experiments.records import recover

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.results.blocks import read_blocks
+from evenflow.results.recorder import read_blocks
 from experiments.real import job_of
 from experiments.report.folder import RECORDS
 from experiments.validation import validate

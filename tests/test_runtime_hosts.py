@@ -16,7 +16,7 @@ import pytest
 
 zmq = pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.results.blocks import read_blocks  # noqa: E402
+from evenflow.results.recorder import read_blocks  # noqa: E402
 from experiments.report.folder import RECORDS  # noqa: E402
 from runtime import Workers  # noqa: E402
 from runtime import serve as serve_world  # noqa: E402

@@ -1,10 +1,18 @@
-"""A profile made of formulas, for tests: what a prediction from it must be is known."""
+"""What tests predict: models on GPUs by name, and a profile of formulas, so that all is known."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
 from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
-from evenflow.specs.gpu import GpuSpec
-from evenflow.specs.model import ModelSpec
+from evenflow.costs.silicon.cost import silicon_cost, silicon_source
+from evenflow.costs.tables import TableCost
+from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.gpu import GpuSpec, gpu
+from evenflow.specs.model import ModelSpec, model
 
 TINY = ModelSpec("tiny", 4, 64, 4, 2, 16, 128, 1000, 2048, 1e4)
 PLAIN = GpuSpec("plain", 1000, 1000, 80, 1.0, 1.0, 0.0)
@@ -15,6 +23,24 @@ OTHERS = {"norm": 0.5, "rope": 0.25, "activation": 0.25, "kv_write": 0.125}
 ENDS = {"embedding": 0.1, "head": 5.0, "sample": 1.0}
 SIZES = (1, 16, 128, 129, 256, 257, 512)
 """Microseconds = factor x (100 + tokens), measured at these tokens."""
+
+
+def deployed(
+    of: str | ModelSpec,
+    on: str = "H200",
+    stages: int | Sequence[int] = 1,
+    ranks: int = 1,
+    **more: Any,
+) -> Deployment:
+    """Return a model on GPUs of a name, its layers evenly over stages."""
+    spec = model(of) if isinstance(of, str) else of
+    return Deployment(spec, gpu(on), split_layers(spec.num_layers, stages), ranks, **more)
+
+
+def measured(deployment: Deployment, framework: str = "vllm", **how: Any) -> TableCost:
+    """Return costs from the tables of real GPUs; without them the test is skipped."""
+    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
+    return silicon_cost(deployment, silicon_source(deployment, framework, **how))
 
 
 def point(

@@ -20,10 +20,9 @@ from evenflow.costs.base import Span
 from evenflow.decodes import Sequence
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
-from evenflow.specs.model import model
 from evenflow.types import Chunk, MicroBatch, Request
 from tests.command_line import refused
-from tests.profiles import PLAIN, TINY
+from tests.profiles import PLAIN, TINY, deployed
 
 # Of the tiny model: qkv 64 x 128, o 64 x 64, gate and up 64 x 256, down 128 x 64; 16-bit.
 MATRICES = 64 * 128 + 64 * 64 + 64 * 256 + 128 * 64
@@ -36,8 +35,7 @@ def tiny_cost(stages: int = 1, ranks: int = 1, tile_tokens: int = 128) -> Roofli
 
 
 def l20_cost(stages: int = 4, name: str = "Qwen2.5-32B") -> RooflineCost:
-    spec = model(name)
-    return RooflineCost(Deployment(spec, gpu("L20"), split_layers(spec.num_layers, stages)))
+    return RooflineCost(deployed(name, "L20", stages))
 
 
 # ---- affine
@@ -126,8 +124,7 @@ def test_a_ring_takes_bandwidth_and_a_latency_a_step() -> None:
 
 
 def test_parallel_attention_reduces_once_a_layer() -> None:
-    spec = model("Falcon-180B")
-    cost = RooflineCost(Deployment(spec, gpu("A100-80G"), (40, 40), 4), RING)
+    cost = RooflineCost(deployed("Falcon-180B", "A100-80G", 2, 4), RING)
     assert cost.all_reduce_s(8) == pytest.approx(Ring(RING).all_reduce_s(8 * 14848 * 2, 4))
 
 

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from evenflow.costs import RooflineCost, decode_work, prefill_work
 from evenflow.costs.roofline import Rates, active_experts, all_to_all_bytes, experts_s
-from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.silicon.points import Peak, expert_times, least_s
 from evenflow.costs.silicon.tables import Experts, ExpertShape
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import ModelSpec, Split, model
 from tests.command_line import refused
-from tests.profiles import PLAIN
+from tests.profiles import PLAIN, deployed, measured
 
 RING = LinkSpec(10, 5)
 # 4 experts of 32 columns, 2 a token: gate and up 64 x 64, down 32 x 64, 16-bit.
@@ -34,11 +33,6 @@ BOUND_BY_MEMORY = Rates(1e18, 1e6)
 def cost(ranks: int, *, expert_parallel: bool, imbalance: float = 1.0) -> RooflineCost:
     deployment = Deployment(TINY, PLAIN, (2,), ranks, expert_parallel=expert_parallel)
     return RooflineCost(deployment, RING, expert_imbalance=imbalance)
-
-
-def on_h100(name: str, ranks: int, parallel: bool) -> Deployment:
-    spec = model(name)
-    return Deployment(spec, gpu("H100"), (spec.num_layers,), ranks, expert_parallel=parallel)
 
 
 def seconds(rates: Rates, ranks: int = 1, parallel: bool = False, imbalance: float = 1.0) -> float:
@@ -124,7 +118,8 @@ def test_wrong_experts_are_refused(
     name: str, parallel: bool, imbalance: float, message: str
 ) -> None:
     with refused(message):
-        RooflineCost(on_h100(name, 2, parallel), RING, expert_imbalance=imbalance)
+        on = deployed(name, ranks=2, expert_parallel=parallel)
+        RooflineCost(on, RING, expert_imbalance=imbalance)
 
 
 @given(
@@ -137,7 +132,7 @@ def test_wrong_experts_are_refused(
 def test_more_tokens_are_never_cheaper(
     name: str, ranks: int, parallel: bool, tokens: int, more: int
 ) -> None:
-    times = RooflineCost(on_h100(name, ranks, parallel), RING).times
+    times = RooflineCost(deployed(name, ranks=ranks, expert_parallel=parallel), RING).times
     few_s, more_s = times(prefill_work(tokens))[0], times(prefill_work(tokens + more))[0]
     assert few_s <= more_s * (1 + 1e-12)
 
@@ -173,14 +168,9 @@ def test_experts_of_another_shape_keep_their_launches_and_their_rows_an_expert()
 
 def test_a_named_kernel_is_the_one_that_counts() -> None:
     """Marlin widens four bits to sixteen: as fast as Triton's for few rows, half as for many."""
-    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
-    spec = model("gpt-oss-120b")
-    deployment = Deployment(spec, gpu("H200"), (spec.num_layers,))
-    triton, marlin = (
-        silicon_cost(deployment, silicon_source(deployment, kernel=kernel)).times
-        for kernel in (None, "marlin")
-    )
+    placed = deployed("gpt-oss-120b")
+    triton, marlin = (measured(placed, kernel=kernel).times for kernel in (None, "marlin"))
     assert marlin(decode_work(4, 4096))[0] < 1.1 * triton(decode_work(4, 4096))[0]
     assert marlin(prefill_work(8192))[0] > 1.4 * triton(prefill_work(8192))[0]
     with refused('costs: silicon has no experts of a kernel "martin" of vllm for h200_sxm'):
-        silicon_source(deployment, kernel="martin")
+        measured(placed, kernel="martin")

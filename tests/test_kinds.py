@@ -11,11 +11,10 @@ import pytest
 
 from evenflow.costs import RooflineCost, balanced_layers, decode_work, prefill_work
 from evenflow.costs.roofline import AttentionRates, Rates, pairs
-from evenflow.costs.silicon.cost import silicon_cost, silicon_source
-from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import ModelSpec, model
 from tests.command_line import refused
+from tests.profiles import deployed, measured
 
 DEEPSEEK: dict[str, Any] = {
     "model_type": "deepseek_v3",
@@ -136,19 +135,19 @@ def test_attention_to_a_window_stops_growing() -> None:
 def test_stages_cost_their_own_kinds_and_split_by_them() -> None:
     spec = replace(model("DeepSeek-V3"), num_layers=8)
     link, work = LinkSpec(450, 5), decode_work(64, 64 * 1024)
-    even = RooflineCost(Deployment(spec, gpu("H200"), (4, 4), 8), link).times(work)
+    even = RooflineCost(deployed(spec, stages=2, ranks=8), link).times(work)
     uneven = balanced_layers(spec, gpu("H200"), 2, tensor_parallel=8, fabric=link)
     assert uneven[0] > uneven[1]  # three of the first are dense, and the last has the head
-    balanced = RooflineCost(Deployment(spec, gpu("H200"), uneven, 8), link).times(work)
+    balanced = RooflineCost(deployed(spec, stages=uneven, ranks=8), link).times(work)
     assert max(balanced) < max(even)
 
 
 def test_pages_leave_room_for_windows() -> None:
     spec = model("Gemma-3-27B")
-    few = Deployment(spec, gpu("H200"), (62,), logits_rows=4)
-    whole = Deployment(replace(spec, sliding_window=0, full_every=0), gpu("H200"), (62,))
+    few = deployed(spec, logits_rows=4)
+    whole = deployed(replace(spec, sliding_window=0, full_every=0))
     assert 5 < few.kv_pages() / whole.kv_pages() < 6.2  # 10 of 62 layers keep all
-    many = Deployment(spec, gpu("H200"), (62,), logits_rows=1024)
+    many = deployed(spec, logits_rows=1024)
     assert many.kv_pages() <= few.kv_pages()
 
 
@@ -166,11 +165,9 @@ def test_pages_leave_room_for_windows() -> None:
 def test_measured_costs_are_between_the_peaks_and_a_few_times_them(
     name: str, card: str, ranks: int, framework: str, whole_experts: bool
 ) -> None:
-    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
-    spec = model(name)
-    layers = (spec.num_layers // 2, spec.num_layers - spec.num_layers // 2)
-    deployment = Deployment(spec, gpu(card), layers, ranks, expert_parallel=whole_experts)
-    cost = silicon_cost(deployment, silicon_source(deployment, framework))
+    spec, half = model(name), model(name).num_layers // 2
+    layers = half, spec.num_layers - half
+    cost = measured(deployed(spec, card, layers, ranks, expert_parallel=whole_experts), framework)
     read_s = spec.active_parameters / ranks / (gpu(card).memory_bandwidth_gb_s * 1e9)
     read_s *= 2 if spec.format is None else spec.format.bits / 8
     assert read_s < sum(cost.times(decode_work(1, 128))) < 25 * read_s

@@ -11,19 +11,16 @@ from evenflow.costs.roofline import RooflineCost
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
-from evenflow.specs.gpu import gpu
 from evenflow.specs.model import Split, in_precision, model
 from evenflow.specs.precision import FORMATS
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
 from tests.command_line import RUN, refused, write_inputs
+from tests.profiles import deployed, measured
 
 
-def deployed(
-    name: str, gpu_name: str, dtype: str | None, kv_dtype: str | None = None
-) -> Deployment:
-    spec = in_precision(model(name), dtype, kv_dtype)
-    return Deployment(spec, gpu(gpu_name), (spec.num_layers,))
+def on(gpu_name: str, dtype: str | None, kv_dtype: str | None = None) -> Deployment:
+    return deployed(in_precision(model("Llama-3.1-8B"), dtype, kv_dtype), gpu_name)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +43,7 @@ def test_a_matrix_has_its_bits_and_its_scales(dtype: str, by_hand: float) -> Non
     [("bfloat16", 2), ("fp8", 1), ("fp8_block", 1 + 4 / 128**2), ("nvfp4", 0.5 + 1 / 16)],
 )
 def test_embedding_and_head_stay_as_they_are(dtype: str, bytes_each: float) -> None:
-    deployment = deployed("Llama-3.1-8B", "H200", dtype)
+    deployment = on("H200", dtype)
     ends = 2 * deployment.model.embedding_parameters
     layers = deployment.model.num_parameters - ends
     by_hand = 2 * ends + bytes_each * layers
@@ -61,7 +58,7 @@ def test_ranks_share_quantised_layers_and_experts_alike() -> None:
 
 
 def test_keys_and_values_of_8_bits_take_half() -> None:
-    narrow, wide = (deployed("Llama-3.1-8B", "H200", None, kv) for kv in ("fp8", None))
+    narrow, wide = (on("H200", None, kv) for kv in ("fp8", None))
     assert 2 * narrow.kv_bytes_per_token(0) == wide.kv_bytes_per_token(0)
     step = decode_work(64, 64 * 4096)
     assert RooflineCost(narrow).times(step)[0] < 0.75 * RooflineCost(wide).times(step)[0]
@@ -82,7 +79,7 @@ def test_keys_and_values_of_8_bits_take_half() -> None:
 def test_what_products_are_computed_in_is_said_and_decides_prompts(
     gpu_name: str, dtype: str, said: str
 ) -> None:
-    quantised, plain = (deployed("Llama-3.1-8B", gpu_name, each) for each in (dtype, None))
+    quantised, plain = (on(gpu_name, each) for each in (dtype, None))
     assert quantised.precision() == {"weights": said}
     assert plain.precision() == {}
     prompt, step = prefill_work(4096), decode_work(1, 1024)
@@ -102,22 +99,19 @@ def test_what_is_not_known_is_refused() -> None:
 
 
 def test_measured_products_are_used_by_format() -> None:
-    reason = "the tables of real GPUs: pip install 'evenflow[silicon]'"
-    pytest.importorskip("aiconfigurator_core", reason=reason)
     steps = {}
     for dtype in (None, "fp8", "int4_wo"):
-        deployment = deployed("Llama-3.1-8B", "H200", dtype)
-        cost = silicon_cost(deployment, silicon_source(deployment, "vllm"))
+        cost = measured(on("H200", dtype))
         steps[dtype] = cost.times(decode_work(1, 1024))[0], cost.extrapolated_share
     assert steps["int4_wo"][0] < steps["fp8"][0] < steps[None][0]
     assert steps["fp8"][1] < 0.2 < steps["int4_wo"][1]  # no engine of the tables has int4 there
     with pytest.raises(UsageError, match="heads of 128 with fp8 KV; measured: 128 with bfloat16"):
-        silicon_source(deployed("Llama-3.1-8B", "A100-80G", "fp8", "fp8"), "vllm")
+        measured(on("A100-80G", "fp8", "fp8"))
 
 
 def test_products_of_a_slower_kernel_reach_no_more_than_it_does() -> None:
     pytest.importorskip("aiconfigurator_core")
-    deployment = deployed("Llama-3.1-8B", "B200", "fp8_block")
+    deployment = on("B200", "fp8_block")
     source = silicon_source(deployment, "sglang")
     fast, slow = (silicon_cost(deployment, source, product_tflops=most) for most in (None, 440))
     tokens = 8192

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from evenflow.costs import StageCost, decode_work, prefill_work
+from evenflow.costs import decode_work, prefill_work
 from evenflow.costs.collectives import Ring
 from evenflow.costs.roofline import pairs
 from evenflow.costs.silicon.cost import GPUS, SiliconSource, silicon_cost, silicon_source
@@ -31,9 +31,9 @@ from evenflow.costs.silicon.tables import (
 )
 from evenflow.costs.tables import Estimate, beside
 from evenflow.errors import UsageError
-from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import ModelSpec, model
+from tests.profiles import deployed, measured
 from tools.silicon_errors import GPUS as NAMES
 from tools.silicon_errors import (
     attention_errors,
@@ -73,8 +73,7 @@ def made_tables() -> SiliconTables:
 
 
 def made_cost(spec: ModelSpec = TINY, ranks: int = 1, name: str = "A100-80G"):
-    deployment = Deployment(spec, gpu(name), (spec.num_layers,), ranks)
-    return silicon_cost(deployment, SiliconSource(GPUS[name], made_tables()))
+    return silicon_cost(deployed(spec, name, 1, ranks), SiliconSource(GPUS[name], made_tables()))
 
 
 # ---- on tables that are formulas
@@ -163,7 +162,7 @@ def test_derived_gpus_scale_with_their_rooflines() -> None:
 def test_ranks_use_the_measured_all_reduce_or_a_link() -> None:
     cost, work = made_cost(ranks=2), prefill_work(128)
     assert cost.times(work)[0] > 0
-    deployment = Deployment(TINY, gpu("A100-80G"), (4,), 4)
+    deployment = deployed(TINY, "A100-80G", 1, 4)
     source = SiliconSource(GPUS["A100-80G"], made_tables())
     with pytest.raises(UsageError, match=r"no measured all-reduce of 4 ranks .measured: 2 ove"):
         silicon_cost(deployment, source)
@@ -184,10 +183,10 @@ def test_what_is_not_in_the_tables_counts_as_unmeasured() -> None:
 
 def test_unknown_gpus_and_types_are_refused() -> None:
     with pytest.raises(UsageError, match=r'no measurements of "L20"; did you mean "L40S"\? known:'):
-        silicon_source(Deployment(TINY, gpu("L20"), (4,)))
-    floats = dataclasses.replace(TINY, dtype_bytes=4)
+        silicon_source(deployed(TINY, "L20"))
+    floats = deployed(dataclasses.replace(TINY, dtype_bytes=4))
     with pytest.raises(UsageError, match="use a 2-byte dtype"):
-        silicon_source(Deployment(floats, gpu("H100"), (4,)))
+        silicon_source(floats)
 
 
 def test_a_release_is_newer_than_its_candidates() -> None:
@@ -206,17 +205,10 @@ def package() -> None:
     pytest.importorskip("pyarrow", reason=reason)
 
 
-def on_one_stage(name: str, gpu_name: str, ranks: int = 1) -> tuple[Deployment, StageCost]:
-    spec = model(name)
-    deployment = Deployment(spec, gpu(gpu_name), (spec.num_layers,), ranks)
-    return deployment, silicon_cost(deployment, silicon_source(deployment))
-
-
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("name", sorted(GPUS))
 def test_every_gpu_of_the_list_predicts(name: str) -> None:
-    spec = model("Llama-3.1-8B")
-    deployment = Deployment(spec, gpu(name), (16, 16))
+    deployment = deployed("Llama-3.1-8B", name, 2)
     source = silicon_source(deployment)
     cost = silicon_cost(deployment, source)
     weights_s = deployment.weight_bytes(0) / (gpu(name).memory_bandwidth_gb_s * 1e9)
@@ -258,10 +250,10 @@ def test_points_left_out_are_estimated_within_the_bound(system: str) -> None:
     assert products.p95 <= 0.21 < floor.p95
 
 
-@pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("name", ["A100-80G", "L40S", "H100", "H200"])
 def test_keys_and_values_come_from_memory(name: str) -> None:
-    deployment, cost = on_one_stage("Llama-3.1-8B", name)
+    deployment = deployed("Llama-3.1-8B", name)
+    cost = measured(deployment)
     for rows, context in ((4, 4096), (16, 1024), (64, 1024)):
         full, empty = decode_work(rows, rows * context), decode_work(rows, rows)
         step_s = cost.times(full)[0] - cost.times(empty)[0]
@@ -287,28 +279,25 @@ def test_a_product_takes_no_longer_than_larger_ones_but_for_a_kernel_of_its_own(
     assert table[32] == {8: {1: 5.0, 2: 5.0, 4: 4.0}, 16: {1: 6.0, 2: 6.0, 4: 6.0}}
 
 
-@pytest.mark.usefixtures("package")
 def test_a_step_of_deepseek_is_not_slowed_by_one_hiccup() -> None:
     """A step of 32 rows with 3 tokens each is 190 times too long in TensorRT-LLM's table."""
-    spec = model("DeepSeek-V3")
-    placed = Deployment(spec, gpu("H200"), (61,), 8)
-    cost = silicon_cost(placed, silicon_source(placed, "trtllm"))
+    cost = measured(deployed("DeepSeek-V3", ranks=8), "trtllm")
     assert cost.times(decode_work(32, 32 * 1536))[0] < 0.03
 
 
 @pytest.mark.usefixtures("package")
 def test_many_runs_on_the_same_gpus_read_the_tables_once() -> None:
-    spec, card = model("Llama-3.1-70B"), gpu("H100")
-    two, four = (silicon_source(Deployment(spec, card, (80,), ranks)) for ranks in (2, 4))
+    twice, further = (deployed("Llama-3.1-70B", ranks=ranks) for ranks in (2, 4))
+    two, four = map(silicon_source, (twice, further))
     assert two.tables is four.tables
-    assert silicon_source(Deployment(spec, card, (80,), 4), "sglang").tables is not two.tables
+    assert silicon_source(further, "sglang").tables is not two.tables
 
 
 @pytest.mark.usefixtures("package")
 def test_attention_of_latents_takes_what_its_module_was_measured_to_take() -> None:
     """TensorRT-LLM's table has 64 rows with 1,024 tokens of context at 72.4 us, FP8 all of it."""
     spec = dataclasses.replace(model("DeepSeek-V3"), kv_dtype="fp8")
-    tables = silicon_source(Deployment(spec, gpu("H200"), (61,), 8), "trtllm").tables
+    tables = silicon_source(deployed(spec, ranks=8), "trtllm").tables
     peak = Peak(1979e12, 4.8e12, 8)
     shapes = ((7168, 2112), (1536, 3072), (2048, 7168))
     around_s = sum(product_times(tables.quantized, n, k, peak)[64] for k, n in shapes)
@@ -318,7 +307,7 @@ def test_attention_of_latents_takes_what_its_module_was_measured_to_take() -> No
 
 @pytest.mark.usefixtures("package")
 def test_what_attention_was_measured_with_is_not_launched_again() -> None:
-    placed = Deployment(model("Llama-3.1-70B"), gpu("H100"), (80,), 4)
+    placed = deployed("Llama-3.1-70B", "H100", 1, 4)
     source = silicon_source(placed, "trtllm")
     apart = dataclasses.replace(source.tables, rotates=False)
     step = decode_work(8, 8 * 1024)
@@ -342,11 +331,10 @@ def test_a_shared_expert_is_computed_beside_the_others_up_to_a_size() -> None:
     assert [seconds(size) for size in (1, 8, 9)] == [(4.0, 1.0), (24.0, 0.0), (31.0, 1.0)]
 
 
-@pytest.mark.usefixtures("package")
 def test_published_decode_steps_without_tuning() -> None:
     """Sarathi-Serve, strict SLO / 5: batch 32, 4096 tokens of context, in ms."""
     for name, ranks, published_ms, off in (("Mistral-7B", 1, 20, 0.21), ("Yi-34B", 2, 40, -0.01)):
-        _, cost = on_one_stage(name, "A100-80G", ranks)
+        cost = measured(deployed(name, "A100-80G", 1, ranks))
         predicted_ms = 1000 * cost.times(decode_work(32, 32 * 4096))[0]
         assert predicted_ms / published_ms - 1 == pytest.approx(off, abs=0.02)
 

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
-from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.deployment import split_layers
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.model import ModelSpec, in_precision, listed, model, models
 from evenflow.specs.tables import read_rows, read_table
 from experiments.run_file.run import RuntimeConfig
 from tests.command_line import refused
+from tests.profiles import deployed
 
 QWEN = {
     "model_type": "qwen2",
@@ -474,11 +475,6 @@ def test_a_wrong_link_is_refused() -> None:
 
 
 # ---- deployments
-
-
-def deployed(name: str, gpu_name: str, stages: int = 1, ranks: int = 1, **more: Any) -> Deployment:
-    spec = model(name)
-    return Deployment(spec, gpu(gpu_name), split_layers(spec.num_layers, stages), ranks, **more)
 
 
 def test_left_over_layers_go_to_the_stages_before_the_last() -> None:

@@ -263,7 +263,7 @@ def gathered(columns: abc.Mapping[str, Column], records: abc.Iterable[object]) -
     }
 
 
-# -- on messages, in the driver, before a stage computes -------------------------------------------
+# -- around the stages of a real run ---------------------------------------------------------------
 
 
 class Around(NamedTuple):

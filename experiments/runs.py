@@ -12,7 +12,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,50 +34,35 @@ TIMELINE_BATCHES = 20_000
 """Micro-batches that a timeline shows if no window is asked for."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GivenPolicy:
     """A class, which is called, or an object, which is copied: now, and for each engine and run.
 
+    `label` is what tables call it; as `name`, `module:Class`, it stands in the configuration.
     UsageError for what has no method schedule(view).
     """
 
-    policy: type[Scheduler] | Scheduler
-    _kept: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        if not callable(getattr(self.policy, "schedule", None)):
+    def __init__(self, policy: type[Scheduler] | Scheduler) -> None:
+        if not callable(getattr(policy, "schedule", None)):
             raise UsageError(
                 "scheduler: should be a name, a mapping, or a class or object with a method "
-                f"schedule(view), not {self.policy!r}"
+                f"schedule(view), not {policy!r}"
             )
-        object.__setattr__(self, "_kept", copy.deepcopy(self.policy))
-
-    @property
-    def cls(self) -> type:
-        return self.policy if isinstance(self.policy, type) else type(self.policy)
-
-    @property
-    def label(self) -> str:
-        """What tables call it."""
-        return self.cls.__name__
-
-    @property
-    def name(self) -> str:
-        """The policy as `module:Class`, which stands in the configuration."""
-        return f"{self.cls.__module__}:{self.cls.__qualname__}"
+        self._policy = copy.deepcopy(policy)
+        self._cls: type = policy if isinstance(policy, type) else type(policy)
+        self.label = self._cls.__name__
+        self.name = f"{self._cls.__module__}:{self._cls.__qualname__}"
 
     def make(self, **facts: Any) -> Scheduler:
         """Return a fresh policy; a class gets those facts of the deployment that it takes."""
-        if not isinstance(self.policy, type):
-            made: Scheduler = copy.deepcopy(self._kept)
-            return made
-        accepted = inspect.signature(self.policy).parameters
-        return self.policy(**{name: fact for name, fact in facts.items() if name in accepted})
+        if not isinstance(self._policy, type):
+            return copy.deepcopy(self._policy)
+        accepted = inspect.signature(self._policy).parameters
+        return self._policy(**{name: fact for name, fact in facts.items() if name in accepted})
 
     def source(self) -> Mapping[str, str | None]:
         """Return the name, and the SHA-256 of the class's source where Python can find it."""
         try:
-            digest = hashlib.sha256(inspect.getsource(self.cls).encode()).hexdigest()
+            digest = hashlib.sha256(inspect.getsource(self._cls).encode()).hexdigest()
         except (OSError, TypeError):
             digest = None
         return {"name": self.name, "source_sha256": digest}

@@ -6,10 +6,9 @@ deployment's. `python -m experiments.systems` prints the table of the document.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -17,8 +16,7 @@ from evenflow.errors import UsageError, instead_of
 from experiments.report.tables import markdown_table
 
 
-@dataclass(frozen=True, slots=True)
-class System:
+class System(NamedTuple):
     """A system: its `keys` are YAML laid over a run with four GPUs; `name` is its example's."""
 
     name: str

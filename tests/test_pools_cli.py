@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.run_file.pools import divide, system
+from experiments.run_file.pools import runs_of_pools, system
 from experiments.run_file.run import RunConfig
 from experiments.run_file.workload import WorkloadConfig
 from tests.command_line import done, evenflow, rows_of, summary_of
@@ -120,8 +120,8 @@ def shares(stages: int, ranks: int, line: dict[str, object]) -> dict[str, tuple[
         scheduler={"name": "splitwise", **line},
         workload=WorkloadConfig(trace="any"),
     )
-    found = divide(config, system(config.scheduler))
-    return {name: (share.stages, share.tensor_parallel) for name, share in found.items()}
+    found = runs_of_pools(config, system(config.scheduler))
+    return {name: (run.num_stages, run.tensor_parallel) for name, run in found.items()}
 
 
 @pytest.mark.parametrize(

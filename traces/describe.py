@@ -32,25 +32,21 @@ def info(trace: Trace) -> dict[str, Any]:
     `span_s` is from the first arrival to the last, `rate_per_s` the arrivals after the first over
     it, and `gap_cv` the coefficient of variation of the times between arrivals.
     """
-    summary: dict[str, Any] = {
-        "name": trace.name,
-        "format": trace.format,
-        "path": trace.path,
-        "sha256": trace.sha256,
-        "rows_read": trace.rows_read,
+    origin = {key: getattr(trace, key) for key in ("name", "format", "path", "sha256", "rows_read")}
+    return {
+        **origin,
         "requests": len(trace),
         "dropped": trace.dropped,
         "reordered": trace.reordered,
+        **arrival_summary(trace.arrival_s),
+        "prompt_tokens": length_summary(trace.prompt_tokens),
+        "output_tokens": length_summary(trace.output_tokens),
+        "spearman": spearman(trace.prompt_tokens, trace.output_tokens),
+        "neighbours": {
+            "prompt": _neighbours(trace.prompt_tokens),
+            "output": _neighbours(trace.output_tokens),
+        },
     }
-    summary |= arrival_summary(trace.arrival_s)
-    summary["prompt_tokens"] = length_summary(trace.prompt_tokens)
-    summary["output_tokens"] = length_summary(trace.output_tokens)
-    summary["spearman"] = spearman(trace.prompt_tokens, trace.output_tokens)
-    summary["neighbours"] = {
-        "prompt": _neighbours(trace.prompt_tokens),
-        "output": _neighbours(trace.output_tokens),
-    }
-    return summary
 
 
 def _neighbours(lengths: Ints) -> float | None:

@@ -137,12 +137,21 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def unlike(column: str, value: object, expected: str) -> ValueError:
+    """Return the error of a column's value that is not what is expected."""
+    return ValueError(f"{column} is {shown(value)}; expected {expected}")
+
+
 def token_count(column: str, value: object) -> int:
     """Return a number of tokens from text or JSON. Raises ValueError unless whole and 0 to 10^9."""
+    return whole(column, value, 0, "a whole number of tokens, 0 to 10^9")
+
+
+def whole(column: str, value: object, least: int, expected: str) -> int:
+    """Return a whole number from text or JSON, `least` to 10^9. Raises ValueError otherwise."""
     count = number(value)
-    if not (0 <= count <= MOST_TOKENS and count.is_integer()):
-        expected = "a whole number of tokens, 0 to 10^9"
-        raise ValueError(f"{column} is {shown(value)}; expected {expected}")
+    if not (least <= count <= MOST_TOKENS and count.is_integer()):
+        raise unlike(column, value, expected)
     return int(count)
 
 
@@ -156,22 +165,10 @@ def number(value: object) -> float:
         return math.nan
 
 
-def priority_of(column: str, value: object) -> int:
-    """Return a priority, 0 where nothing is said. Raises ValueError unless a whole number."""
-    if value in (None, ""):
-        return 0
-    priority = number(value)
-    if not (abs(priority) <= MOST_TOKENS and priority.is_integer()):
-        raise ValueError(
-            f"{column} is {shown(value)}; expected a whole number, -10^9 to 10^9, lower first"
-        )
-    return int(priority)
-
-
 def block_ids(column: str, value: object) -> tuple[int, ...]:
     """Return the names of a prompt's blocks. Raises ValueError unless a list of whole numbers."""
     if not isinstance(value, list) or any(type(block) is not int for block in value):
-        raise ValueError(f"{column} is {shown(value)}; expected a list of whole numbers")
+        raise unlike(column, value, "a list of whole numbers")
     return tuple(value)
 
 
@@ -266,6 +263,7 @@ def encoder(path: str | Path) -> Callable[[str], list[int]]:
 # -- tables of requests, and all formats by name -------------------------------------------------
 
 MAX_NEW, PRIORITY = "max_new", "priority"
+URGENCY = -MOST_TOKENS, "a whole number, -10^9 to 10^9, lower first"
 HEAD_CHARACTERS = 65536
 NANOSECONDS_PER_S = 10**9
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -280,7 +278,7 @@ def elapsed(column: str, value: object) -> float:
     """Return a time counted from some start: a number, 0 or more, in the column's own unit."""
     time = number(value)
     if not 0 <= time < math.inf:
-        raise ValueError(f"{column} is {shown(value)}; expected a time, a number of at least 0")
+        raise unlike(column, value, "a time, a number of at least 0")
     return time
 
 
@@ -298,7 +296,7 @@ def timestamp(column: str, value: object) -> int:
         since = datetime.fromisoformat(second + (zone or "Z")) - EPOCH
     except ValueError:
         example = "2023-11-16 18:15:46.6805900, with or without a zone"
-        raise ValueError(f"{column} is {shown(value)}; expected a time such as {example}") from None
+        raise unlike(column, value, f"a time such as {example}") from None
     nanoseconds = int((fraction or "").ljust(9, "0"))
     return (since.days * 86400 + since.seconds) * NANOSECONDS_PER_S + nanoseconds
 
@@ -348,13 +346,11 @@ class Table(NamedTuple):
                     token_count(self.output, output),
                     blocks=() if blocks is None else block_ids(str(self.blocks), blocks),
                     max_new=None if max_new in (None, "") else token_count(MAX_NEW, max_new),
-                    priority=priority_of(PRIORITY, priority),
+                    priority=0 if priority in (None, "") else whole(PRIORITY, priority, *URGENCY),
                 )
                 if row.max_new is not None and row.max_new < row.output_tokens:
-                    raise ValueError(
-                        f"{MAX_NEW} is {row.max_new}; expected at least the {row.output_tokens} "
-                        f"tokens of {self.output}"
-                    )
+                    least = f"at least the {row.output_tokens} tokens of {self.output}"
+                    raise unlike(MAX_NEW, row.max_new, least)
             except ValueError as error:
                 raise source.error(str(error), line=line) from None
             yield row if row.output_tokens else row._replace(dropped=self.no_output)

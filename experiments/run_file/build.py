@@ -116,7 +116,7 @@ def _build_pools(
     Where policies of several pools predict lengths, the last pool's predictions hold.
     """
     from evenflow.pools import PooledWorld
-    from experiments.run_file.pools import divide, run_of_pool, system, transfer_link
+    from experiments.run_file.pools import runs_of_pools, system, transfer_link
 
     given = system(config.scheduler)
     for key, plain in (("virtual_engines", False), ("replicas", None), ("data_parallel", 1)):
@@ -125,10 +125,9 @@ def _build_pools(
                 f"{key}: not with {config.scheduler.name}, whose pools are one engine each; leave "
                 "it out"
             )
-    pools, built = given.pools(), {}
-    for name, share in divide(config, given).items():
+    built = {}
+    for name, part in runs_of_pools(config, given).items():
         try:
-            part = run_of_pool(config, pools[name], share)
             built[name] = _build_world(part, requests, beside, texts)
         except UsageError as error:
             raise UsageError(f"scheduler {config.scheduler.name}: {name} pool: {error}") from None
@@ -142,7 +141,7 @@ def _build_pools(
         **worlds,
         link=link,
         watermark=given.watermark,
-        borrow_tokens=getattr(pools.get("mixed"), "borrow_tokens", 0),
+        borrow_tokens=getattr(given.pools().get("mixed"), "borrow_tokens", 0),
         concurrency=config.workload.concurrency,
     )
     facts = {name: pool.deployment for name, pool in built.items()}

@@ -177,7 +177,7 @@ def _flat(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
 # -- a run for each pool --------------------------------------------------------------------------
 
 
-class Share(NamedTuple):
+class _Share(NamedTuple):
     """The GPUs of one pool: `stages` (or their layers) of `tensor_parallel` each."""
 
     stages: int | list[int]
@@ -189,14 +189,14 @@ class Share(NamedTuple):
         return stages * self.tensor_parallel
 
 
-def divide(config: RunConfig, given: DistServeConfig) -> dict[str, Share]:
-    """Return each pool's share of the run's GPUs: as given; what is left over, evenly.
+def runs_of_pools(config: RunConfig, given: DistServeConfig) -> dict[str, RunConfig]:
+    """Return the run that each pool is, on its GPUs: as given; what is left over, evenly.
 
     UsageError unless the pools use exactly the GPUs that any other scheduler would.
     """
     total, pools = config.pipeline_gpus, given.pools()
     shares = {
-        name: Share(pool.stages, pool.tensor_parallel or config.tensor_parallel)
+        name: _Share(pool.stages, pool.tensor_parallel or config.tensor_parallel)
         for name, pool in pools.items()
         if pool.stages is not None
     }
@@ -214,10 +214,10 @@ def divide(config: RunConfig, given: DistServeConfig) -> dict[str, Share]:
             f"the run has {total}: stages {config.num_stages} x tensor_parallel "
             f"{config.tensor_parallel}"
         )
-    return {name: shares[name] for name in pools}
+    return {name: _run_of_pool(config, name, pool, shares[name]) for name, pool in pools.items()}
 
 
-def _share(config: RunConfig, name: str, pool: PoolConfig, gpus: int) -> Share:
+def _share(config: RunConfig, name: str, pool: PoolConfig, gpus: int) -> _Share:
     """Return a pool's stages on so many GPUs; few GPUs shrink a tensor-parallel group not given."""
     if gpus < 1:
         raise UsageError(
@@ -230,10 +230,10 @@ def _share(config: RunConfig, name: str, pool: PoolConfig, gpus: int) -> Share:
             f"scheduler {config.scheduler.name}: the {name} pool's {gpus} GPUs are no whole number "
             f"of stages of {ranks}; give its stages and tensor_parallel"
         )
-    return Share(gpus // ranks, ranks)
+    return _Share(gpus // ranks, ranks)
 
 
-def run_of_pool(config: RunConfig, pool: PoolConfig, share: Share) -> RunConfig:
+def _run_of_pool(config: RunConfig, name: str, pool: PoolConfig, share: _Share) -> RunConfig:
     """Return the configuration of a run that is one pool; UsageError if its keys cannot be.
 
     On 1/n of the GPUs a stage has n times the layers: affine costs are n times as long, and a
@@ -256,16 +256,8 @@ def run_of_pool(config: RunConfig, pool: PoolConfig, share: Share) -> RunConfig:
         patch["kv.pages"] = pool.pages
     elif isinstance(config.kv.pages, int):
         patch["kv.pages"] = max(int(config.kv.pages * part), 1)
-    return with_(config.document("its part of the run"), patch)
-
-
-def runs_of_pools(config: RunConfig, given: DistServeConfig) -> dict[str, RunConfig]:
-    """Return the run that each pool is."""
-    pools = given.pools()
-    return {
-        name: run_of_pool(config, pools[name], share)
-        for name, share in divide(config, given).items()
-    }
+    part_of = f"scheduler {config.scheduler.name}: {name} pool: its part of the run"
+    return with_(config.document(part_of), patch)
 
 
 def transfer_link(

@@ -101,19 +101,18 @@ class PartConfig(Keys):
         if self.conversations:
             trace = with_conversations(trace)
         requests = make_requests(trace, self.arrivals, self.requests, self.seed)
-        if self.max_new is not None:
-            requests = [_allowing(request, self.max_new) for request in requests]
+        if (most := self.max_new) is not None:
+            requests = [
+                replace(each, max_new_tokens=max(most, each.output_tokens))
+                if each.max_new_tokens is None
+                else each
+                for each in requests
+            ]
         facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
         origin = {name: getattr(trace, name) for name in facts}
         if trace.path is not None:
             origin["path"] = self.trace  # as written: the same from whichever folder it was found
         return Workload(requests, origin, trace.texts)
-
-
-def _allowing(request: Request, max_new: int) -> Request:
-    if request.max_new_tokens is not None:
-        return request
-    return replace(request, max_new_tokens=max(max_new, request.output_tokens))
 
 
 class WorkloadConfig(PartConfig):

@@ -24,7 +24,7 @@ from evenflow.specs.gpu import gpu
 from experiments.outcome import Outcome
 from experiments.report.tables import is_number
 from experiments.run_file import yaml_file
-from experiments.run_file.pools import divide, system
+from experiments.run_file.pools import runs_of_pools, system
 from experiments.run_file.run import RunConfig
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
@@ -304,7 +304,5 @@ def _gpus(config: RunConfig) -> list[tuple[Any, int]]:
     replicas = 1 if config.replicas is None else config.replicas.count
     if config.scheduler.name not in POOLED:
         return [(config.gpu, replicas * config.pipeline_gpus)]
-    given = system(config.scheduler)
-    pools = given.pools()
-    shares = divide(config, given).items()
-    return [(pools[name].gpu or config.gpu, share.gpus) for name, share in shares]
+    runs = runs_of_pools(config, system(config.scheduler)).values()
+    return [(run.gpu, run.pipeline_gpus) for run in runs]

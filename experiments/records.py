@@ -26,7 +26,7 @@ from evenflow.world import World
 from experiments.journal import NAME, Journal, Lines
 from experiments.outcome import Outcome
 from experiments.report.folder import RECORDS, recovery
-from experiments.runs import Job, write_details, write_page, write_results
+from experiments.runs import Job, write_details, write_results
 from runtime.serve import REQUESTS, facts_of
 
 TOKENS = "tokens.jsonl.gz"
@@ -139,6 +139,8 @@ def write_served(
 
     Results come first: what does not fit is added to `lost`. UsageError when the results do not.
     """
+    from experiments.report.run_page import write_report
+
     try:
         _with_room(folder, lambda: write_results(folder, outcome, "all", {"real_run": facts}))
     except OSError as error:
@@ -148,8 +150,8 @@ def write_served(
     with _left_out_if_full(folder, lost):
         _with_room(folder, lambda: write_details(folder, outcome))
     with _left_out_if_full(folder, lost):
-        source = outcome.result.provenance
-        _with_room(folder, lambda: write_page(folder, outcome.parts, title, source))
+        page, source = folder / "report.html", outcome.result.provenance
+        _with_room(folder, lambda: write_report(page, outcome.parts, title, source))
 
 
 def _with_room(folder: Path, write: Callable[[], None]) -> None:

@@ -158,20 +158,9 @@ def write_run(
         return
     write_details(folder, outcome, window, form)
     if title is not None:
-        write_page(folder, outcome.parts, title, outcome.result.provenance, more)
+        from experiments.report.run_page import write_report
 
-
-def write_page(
-    folder: Path,
-    runs: Mapping[str, Outcome],
-    title: str,
-    provenance: Mapping[str, Any],
-    more: Sequence[str] = (),
-) -> None:
-    """Write one report about all runs, with `more` HTML below the summary."""
-    from experiments.report.run_page import write_report
-
-    write_report(folder / "report.html", runs, title, provenance, more)
+        write_report(folder / "report.html", outcome.parts, title, outcome.result.provenance, more)
 
 
 def write_results(

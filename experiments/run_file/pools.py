@@ -105,7 +105,8 @@ class DistServeConfig(Keys):
 
     def pools(self) -> dict[str, PoolConfig]:
         """Return the pools there are, in the order in which they are listed everywhere."""
-        return {"prefill": self.prefill, "decode": self.decode}
+        pools = {name: getattr(self, name, None) for name in ("prefill", "mixed", "decode")}
+        return {name: pool for name, pool in pools.items() if pool is not None}
 
 
 class SplitwiseConfig(DistServeConfig):
@@ -117,10 +118,6 @@ class SplitwiseConfig(DistServeConfig):
 
     mixed: MixedPoolConfig | None = None
     """The pool that either side may borrow; null: none."""
-
-    def pools(self) -> dict[str, PoolConfig]:
-        mixed = {} if self.mixed is None else {"mixed": self.mixed}
-        return {"prefill": self.prefill, **mixed, "decode": self.decode}
 
 
 POOLED: Mapping[str, type[DistServeConfig]] = {
@@ -144,24 +141,20 @@ def system(scheduler: SchedulerConfig) -> DistServeConfig:
 
 def catalogue() -> list[schedulers.Entry]:
     """Return the policies and systems with their parameters, defaults and sources."""
-    pooled = [schedulers.entry(name, cls, parameters(name)) for name, cls in POOLED.items()]
+    pooled = [schedulers.entry(name, cls, tuple(_flat(cls))) for name, cls in POOLED.items()]
     return schedulers.catalogue() + pooled
-
-
-def parameters(name: str) -> tuple[tuple[str, Any], ...]:
-    """Return (name, default) pairs of a system's parameters, those of pools as `pool.name`."""
-    return tuple(_flat(POOLED[name], ""))
 
 
 def defaults(name: str) -> dict[str, Any]:
     """Return the defaults of a policy's or a system's parameters, of those that have one."""
     if name in POOLED:
-        return dict(parameters(name))
+        return dict(_flat(POOLED[name]))
     declared = schedulers.parameters(schedulers.policy(name)).items()
     return {key: each.default for key, each in declared if each.default is not each.empty}
 
 
-def _flat(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flat(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of a system with their defaults, those of pools as `pool.name`."""
     for key, field in model.model_fields.items():
         if key == "mixed":
             yield prefix + key, field.default

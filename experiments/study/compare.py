@@ -28,7 +28,7 @@ from experiments.report.words import metrics, overload
 from experiments.run_file.build import load_workload, reads_text
 from experiments.run_file.run import RunConfig, with_
 from experiments.run_file.yaml_file import Patch, flat, value_of
-from experiments.runs import GivenPolicy, Job, Save, run_job, write_page, write_run
+from experiments.runs import GivenPolicy, Job, Save, run_job, write_run
 from experiments.study.fair import (
     Interval,
     Side,
@@ -82,9 +82,11 @@ class Comparison:
 
     def write(self, folder: Path, title: str) -> None:
         """Write comparison.csv and report.html."""
+        from experiments.report.run_page import write_report
+
         write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
         sources = {name: run.result.provenance for name, run in self.runs.items()}
-        write_page(folder, self.runs, title, sources)
+        write_report(folder / "report.html", self.runs, title, sources)
 
 
 def parse_schedulers(text: str) -> list[object]:

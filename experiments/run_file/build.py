@@ -163,7 +163,9 @@ def _build_world(
     made = config.costs.make(hardware).scaled(config.scale.costs)
     costs, spec, speculative = made.cost, hardware.spec, config.speculative
     groups = config.data_parallel
-    pages = config.kv.num_pages(hardware)
+    pages = config.kv.pages
+    if isinstance(pages, str):  # auto
+        pages = hardware.deployment.kv_pages()
     most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
     max_model_len = config.max_model_len or min(most, MOST_MODEL_LEN)
     alike = made.on_ranks(costs, groups)

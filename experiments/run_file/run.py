@@ -157,10 +157,6 @@ class KvConfig(Keys):
             raise needed("kv.host_link", '"kv.swap: true"')
         return self
 
-    def num_pages(self, hardware: Hardware) -> int:
-        """Return the pages of the pool: as given, or as many as fit."""
-        return hardware.deployment.kv_pages() if isinstance(self.pages, str) else self.pages
-
     def swapped(self, costs: StageCost, hardware: Hardware) -> StageCost:
         """Return the costs with those of copying pages to the host and back, if any are swapped."""
         host = self.host_link

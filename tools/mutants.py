@@ -289,6 +289,10 @@ def main() -> int:
     os.environ |= {"CI": "true", "HYPOTHESIS_PROFILE": "mutants", "OPENBLAS_NUM_THREADS": "1"}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(ROOT)
+    told = {name for names in (*FIRST.values(), *THEN) for name in names.split()}
+    if lost := sorted(name for name in told if not any(ROOT.glob(f"tests/**/test_{name}.py"))):
+        print(f"error: no tests of these names: {', '.join(lost)}", file=sys.stderr)
+        return 2
     for name in LIBRARIES:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder, results.open("a", encoding="utf-8") as file:

@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -99,6 +100,21 @@ def test_half_open_connections_keep_nobody_waiting() -> None:
             assert server.interrupted() == (0, "")
 
 
+def within_limits(app: Any, messages: Iterable[dict[str, Any]]) -> None:
+    """Run an application whose client sends so much, and then is silent."""
+    left = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        for message in left:
+            return message
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def send(message: Any) -> None: ...
+
+    asyncio.run(http_app.BodyLimits(app, lambda: None)({"type": "http"}, receive, send))
+
+
 def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_app, "BODY_LIMIT_S", 0.2)
     monkeypatch.setattr(http_app, "LOOK_S", 0.05)
@@ -108,36 +124,21 @@ def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         while not read or read[-1].get("more_body"):
             read.append(await receive())
 
-    async def receive() -> dict[str, Any]:
-        if read:
-            await asyncio.sleep(3600)
-        return {"type": "http.request", "body": b"{", "more_body": True}
-
-    async def send(message: Any) -> None: ...
-
-    limited = http_app.BodyLimits(app, lambda: None)
     with pytest.raises(http_app.HTTPException) as refused:
-        asyncio.run(limited({"type": "http"}, receive, send))
+        within_limits(app, [{"type": "http.request", "body": b"{", "more_body": True}])
     assert (refused.value.status_code, len(read)) == (408, 1)
 
 
 def test_who_is_answered_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_app, "BODY_LIMIT_S", 0.1)
-    messages = iter(
-        [{"type": "http.request", "body": b"{}", "more_body": False}, {"type": "http.disconnect"}]
-    )
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await asyncio.sleep(0.2)
         assert (await receive())["type"] == "http.disconnect"
 
-    async def receive() -> dict[str, Any]:
-        return next(messages)
-
-    async def send(message: Any) -> None: ...
-
-    asyncio.run(http_app.BodyLimits(app, lambda: None)({"type": "http"}, receive, send))
+    body = {"type": "http.request", "body": b"{}", "more_body": False}
+    within_limits(app, [body, {"type": "http.disconnect"}])
 
 
 def test_an_http_server_that_is_killed_ends_the_run_within_seconds() -> None:

@@ -276,10 +276,10 @@ def _refused(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
     counts = {name: int(own["rejected"]) for name, own in numbers.items()}
     if not any(counts.values()):
         return []
-    if len(set(counts.values())) == 1:
-        return [f"Requests refused because they can never fit: {max(counts.values())}."]
-    parts = listed([f"{count} with {_name(name)}" for name, count in counts.items()])
-    return [f"Requests refused because they can never fit: {parts}."]
+    told = str(max(counts.values()))
+    if len(set(counts.values())) > 1:
+        told = listed([f"{count} with {_name(name)}" for name, count in counts.items()])
+    return [f"Requests refused because they can never fit: {told}."]
 
 
 def _ranked(

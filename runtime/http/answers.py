@@ -82,7 +82,6 @@ class Reply:
 
     def __init__(self, first_id: int, count: int) -> None:
         self.request_ids = range(first_id, first_id + count)
-        self.open = set(self.request_ids)
         self._missing = count
         self._admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pieces: asyncio.Queue[Piece | ServiceError] = asyncio.Queue()
@@ -107,8 +106,6 @@ class Reply:
             self._admitted.set_result(None)
 
     def add(self, piece: Piece) -> None:
-        if piece.finish_reason is not None:
-            self.open.discard(self.request_ids[piece.choice])
         self._pieces.put_nowait(piece)
 
     def fail(self, error: ServiceError) -> None:
@@ -207,11 +204,10 @@ class Answers:
 
     def withdraw(self, reply: Reply) -> None:
         """Abort what is still open of a call whose client has left."""
-        for request_id in reply.open:  # one that was refused is known no more
+        for request_id in reply.request_ids:  # one that has ended is known no more
             if self._answers.pop(request_id, None) is not None:
                 self.counted.finished["abort"] += 1
                 self._tell("withdraw", request_id)
-        reply.open.clear()
 
     @property
     def num_waiting(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -225,6 +226,17 @@ def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
         assert status == 130, errors
         assert "ended early: interrupted; 1 of 2 requests are done" in errors
         assert server.statuses() == ["completed", "aborted"]
+
+
+def test_what_asyncio_says_of_each_attempt_is_said_once_or_not_at_all() -> None:
+    full, gone, other = "socket.accept() out of system resource", "socket.send() raised", "other"
+    heard = http_app.FewerWords()
+    said = [
+        words
+        for words in (full, gone, other, full, gone, other)
+        if heard.filter(logging.LogRecord("asyncio", 30, "", 0, words, None, None))
+    ]
+    assert said == [full, other, other], "of a client that has left, the counts tell"
 
 
 def test_connections_that_send_half_a_head_are_ended_and_the_server_answers() -> None:

@@ -356,16 +356,20 @@ def most_connections() -> int:
     return max(most // 2, most - 2 * OTHER_FILES)
 
 
-class SaidOnce(logging.Filter):
-    """Lets asyncio say once that no connection could be accepted; it would at each attempt."""
+class FewerWords(logging.Filter):
+    """Lets asyncio say once that no connection could be accepted; it would at each attempt.
+
+    And never that what is written reaches nobody, as when a client leaves with tokens on their way.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._said = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if "socket.accept() out of system resource" not in record.getMessage():
-            return True
+        message = record.getMessage()
+        if "socket.accept() out of system resource" not in message:
+            return "socket.send() raised" not in message
         first, self._said = not self._said, True
         return first
 
@@ -376,7 +380,7 @@ def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(NAME, encoding="ascii")
-    logging.getLogger("asyncio").addFilter(SaidOnce())
+    logging.getLogger("asyncio").addFilter(FewerWords())
     asyncio.run(FrontEnd(serving, channel).serve([bound]))
 
 

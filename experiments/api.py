@@ -64,6 +64,9 @@ Policy = str | Mapping[str, Any] | type[Scheduler] | Scheduler
 """A policy's name or `module:Class`; a mapping of `name` and parameters; a class; an object."""
 
 
+Limits = Mapping[str, float] | str | Sequence[str]
+"""Limits by metric, `{"p99_itl_ms": 200}`, or as the option `--slo` says them, "p99_itl_ms=200"."""
+
 Gpus = int | str
 """A number of GPUs, or several, as the option `--gpus` says them: 8, "4,8", "4..64"."""
 
@@ -189,7 +192,7 @@ def sweep(
 
 def capacity(
     run: RunFile,
-    slo: Mapping[str, float],
+    slo: Limits,
     *,
     tolerance: float = 0.02,
     replications: int = 1,
@@ -213,7 +216,7 @@ def capacity(
 
 def tune(
     run: RunFile,
-    slo: Mapping[str, float],
+    slo: Limits,
     *,
     schedulers: Sequence[str] | None = None,
     objective: str | None = None,
@@ -241,7 +244,7 @@ def tune(
 
 def plan(
     run: RunFile,
-    slo: Mapping[str, float],
+    slo: Limits,
     gpus: Gpus,
     *,
     rate: float | str | None = None,
@@ -390,8 +393,10 @@ def _document(run: RunFile, patch: Mapping[str, Any] | None = None) -> tuple[Doc
     return patched(document, dict(patch or {})), file
 
 
-def _conditions(slo: Mapping[str, float]) -> tuple[Condition, ...]:
-    return tuple(parse_slo([f"{metric}={limit}" for metric, limit in slo.items()]))
+def _conditions(slo: Limits) -> tuple[Condition, ...]:
+    if isinstance(slo, Mapping):
+        slo = [f"{metric}={limit}" for metric, limit in slo.items()]
+    return tuple(parse_slo([slo] if isinstance(slo, str) else slo))
 
 
 def _named_or_given(policy: Policy) -> str | dict[str, Any] | GivenPolicy:

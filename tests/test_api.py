@@ -146,6 +146,8 @@ def test_a_capacity_is_a_rate_and_its_points() -> None:
     assert found.status == "found"
     assert found.points.rate.min() <= found.rate.mean <= found.points.rate.max()
     assert Path("out/capacity.json").exists()
+    for slo in ("mean_queue_ms=100", ["mean_queue_ms=100"]):
+        assert ef.capacity(RUN, slo, tolerance=0.3, workers=1).rate == found.rate
 
 
 def test_a_tuning_is_its_trials_and_checks(folder: Path) -> None:

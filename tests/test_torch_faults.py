@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +19,8 @@ from evenflow.errors import WorkerError
 from runtime.driver import Driver
 from runtime.pipeline import Pipeline
 from runtime.torch.settings import TorchSettings
-from tests.command_line import complaint, gone, group, spawn
+from runtime.worker import Place
+from tests.command_line import START_S, complaint, gone, group, spawn
 from tests.tiny_models import save_checkpoint
 from tests.torch_pipeline import TEXTS, pipeline_of, settings_of, world_of
 
@@ -100,6 +103,16 @@ def test_workers_outlive_no_driver(when: str, torch_run: Path, sockets: Path) ->
     process.kill()
     process.communicate(timeout=LIMIT_S)
     assert gone(process, LIMIT_S)
+
+
+def test_who_comes_when_the_driver_has_left_waits_for_nobody(tmp_path: Path) -> None:
+    place = Place(0, 2, 16, 100, str(tmp_path / "left"))
+    imports = "from runtime.torch.carriers import meet; from runtime.worker import Place"
+    come = [sys.executable, "-c", f"{imports}; meet({place}, 'gloo', 60)"]
+    here = {"cwd": Path(__file__).parent.parent, "timeout": START_S}
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        subprocess.run(come, check=True, capture_output=True, text=True, **here)
+    assert "FileNotFoundError" in caught.value.stderr
 
 
 def test_a_damaged_file_is_one_line_of_the_command(torch_run: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from typer.testing import CliRunner
 
 from evenflow.errors import UsageError
@@ -25,6 +27,7 @@ from experiments.cli import terminal
 from experiments.cli.app import app
 
 terminal.FIRST_LINE_S = terminal.LINE_EVERY_S  # what is told is not how fast the machine is
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # 40 ms a command
 
 RUN = """\
 stages: 2

@@ -48,8 +48,8 @@ QUICK = {
     "sweep-search": "sweep search.yaml --out out",
     "tune-layouts": "tune examples/tune/bursty.yaml --slo p99_ttft_ms=8000 --out out --gpus 4"
     " --trials 6 --replications 2 --checks 2 --set workload.requests=40",
-    "capacity": "capacity run.yaml --slo p99_ttft_ms=2500 --tolerance 0.1 --out out"
-    " --set workload.requests=1000",
+    "capacity": "capacity run.yaml --slo p99_ttft_ms=5000 --tolerance 0.1 --out out"
+    " --set workload.requests=300",
     "replay": "replay journal",
 }
 WHOLE = {**QUICK, "figures": "figures --quick --out out"}

@@ -15,7 +15,7 @@ help:
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
-	@echo "make test-systems  every system from its own file, by torch workers on tiny models"
+	@echo "make test-systems  every system from its own file, by torch workers on tiny models; the long tests"
 	@echo "make test-fuzz  odd values, files, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
@@ -62,7 +62,8 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --out "$$folder" && \
 	.venv-test/bin/evenflow replay "$$folder"
 
-# Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
+# Every system from its own file, by torch workers: tokens of transformers, decisions that replay;
+# and the tests that CI leaves out because they are long.
 test-systems: .venv-test/installed
 	.venv-test/bin/python -m tests.served_systems
 	.venv-test/bin/python -m pytest -m long

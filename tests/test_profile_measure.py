@@ -223,6 +223,7 @@ def test_an_interrupted_profile_goes_on(
     assert read_profile(out).points
 
 
+@pytest.mark.long
 def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -> None:
     profile_model(config, tmp_path / "p.csv", replace(QUICKER, tensor_parallel=2, max_rows=2))
     profile = read_profile(tmp_path / "p.csv")

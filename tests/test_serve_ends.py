@@ -239,6 +239,7 @@ def test_what_asyncio_says_of_each_attempt_is_said_once_or_not_at_all() -> None:
     assert said == [full, other, other], "of a client that has left, the counts tell"
 
 
+@pytest.mark.long
 def test_connections_that_send_half_a_head_are_ended_and_the_server_answers() -> None:
     with serving() as server:
         resource.prlimit(server.front, resource.RLIMIT_NOFILE, (100, 100))

@@ -234,7 +234,15 @@ def test_frameworks_and_versions_are_chosen_or_refused() -> None:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize("system", ["a100_sxm", "l40s", "h100_sxm", "h200_sxm"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        "l40s",
+        "h100_sxm",
+        pytest.param("a100_sxm", marks=pytest.mark.long),
+        pytest.param("h200_sxm", marks=pytest.mark.long),
+    ],
+)
 def test_points_left_out_are_estimated_within_the_bound(system: str) -> None:
     tables = from_memory(load_tables(system, "vllm"), 4 * 128)
     products = product_errors(tables, peak_of(NAMES[system]), shapes=40)

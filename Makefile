@@ -166,6 +166,7 @@ clean:
 comma := ,
 
 # A candidate has to run: a version manager may put names on the path that only print an error.
+# Nothing is compiled to bytecode but what is imported later: that is a minute less.
 .venv-demo/installed .venv-test/installed .venv-newest/installed: pyproject.toml constraints.txt
 	@python=""; for name in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
 		if $$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
@@ -176,7 +177,7 @@ comma := ,
 		exit 1; fi; \
 	echo "installing evenflow$(if $(extras),[$(extras)]) into $(@D) with $$($$python --version)"; \
 	$$python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile \
 		$(constraints) --editable ".$(if $(extras),[$(extras)])" $(TORCH)
 	@touch $@
 

@@ -48,6 +48,7 @@ from experiments.study.trials import How
 from experiments.study.tune import Tuned, Wish
 from experiments.study.tune import tune as study_tune
 from experiments.study.uncertainty import Prediction, predict
+from experiments.systems import parse_systems
 
 
 class Simulators(TypedDict, total=False):
@@ -129,26 +130,29 @@ def simulate(
 
 def compare(
     run: RunFile,
-    schedulers: Sequence[Policy],
+    schedulers: Sequence[Policy] = (),
     *,
+    systems: Sequence[str] = (),
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     save: Save = "all",
     format: Format = "csv",
     force: bool = False,
 ) -> Comparison:
-    """Simulate several schedulers on the same requests; `.table` has a row for each.
+    """Simulate several schedulers, or published systems, on the same requests.
 
-    Schedulers are as for `simulate`; a class or an object goes by the name of its class. `set`
-    gives keys of the run new values. `out`, `save`, `format` and `force` are as for `simulate`,
-    with a folder for each scheduler. Raises UsageError for what cannot be.
+    `.table` has a row for each. Schedulers are as for `simulate`; a class or an object goes by the
+    name of its class. `systems` are names of `evenflow systems`. `set` gives keys of the run new
+    values. `out`, `save`, `format` and `force` are as for `simulate`, with a folder for each.
+    Raises UsageError for what cannot be.
     """
     check_format(format)
-    entries = [_named_or_given(policy) for policy in schedulers]
+    policies = list(map(_named_or_given, schedulers))
     document, file = _document(run)
-    first = {} if "scheduler" in document.data else {"scheduler": _key(entries[0])}
+    given = "scheduler" in document.data or not policies
+    first = {} if given else {"scheduler": _key(policies[0])}
     config = with_(document, first | dict(set or {}))
-    jobs = line_up(entries, config, file.parent)
+    jobs = line_up([*policies, *parse_systems(",".join(systems))], config, file.parent)
     if out is None:
         return run_all(jobs)
     with staged(Path(out), force=force, reads=inputs_of(config, file)) as scratch:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 import evenflow as ef
 from evenflow import Plan, Prefill, View
@@ -116,6 +117,22 @@ def test_schedulers_are_compared_on_the_same_requests(folder: Path) -> None:
     assert Path("out/OneByOne/batches.csv").exists()
     with pytest.raises(ef.UsageError, match="OneByOne is there twice"):
         ef.compare("RUN.yaml", [OneByOne, OneByOne()])
+
+
+def test_published_systems_are_compared_as_the_command_does(folder: Path) -> None:
+    found = ef.compare("RUN.yaml", ["vllm"], systems=["vllm_v0", "orca"]).table
+    assert list(found.index) == ["vllm", "vllm_v0", "orca"]
+    words = ("--schedulers", "vllm", "--systems", "vllm_v0,orca", "--out", "out")
+    assert evenflow("compare", "RUN.yaml", *words)[0] == 0
+    written = pd.read_csv("out/comparison.csv")
+    assert list(written.mean_e2el_ms) == pytest.approx(list(found.mean_e2el_ms), rel=1e-6)
+    with pytest.raises(ef.UsageError, match="--systems orka: no such system"):
+        ef.compare("RUN.yaml", systems=["orka"])
+    with pytest.raises(ef.UsageError, match="nothing is named"):
+        ef.compare("RUN.yaml")
+    nameless = {key: value for key, value in yaml.safe_load(WRITTEN).items() if key != "scheduler"}
+    with pytest.raises(ef.UsageError, match="scheduler"):
+        ef.compare(nameless)
 
 
 def test_a_script_needs_no_guard(folder: Path) -> None:

@@ -20,7 +20,14 @@ from evenflow.errors import UsageError
 from evenflow.pools import recovered
 from evenflow.replay import Entry
 from evenflow.results.metrics import summarize
-from evenflow.results.recorder import Block, BlockFile, Blocks, Recorder, read_blocks
+from evenflow.results.recorder import (
+    DAMAGED,
+    Block,
+    BlockFile,
+    Blocks,
+    Recorder,
+    read_blocks,
+)
 from evenflow.results.run import merged
 from evenflow.world import World
 from experiments.journal import NAME, Journal, Lines
@@ -192,9 +199,10 @@ def recover(scratch: Path) -> tuple[Path, Outcome, dict[str, Any], list[str]]:
             raise UsageError(f"{scratch}: the run was killed before it served anything")
         try:
             outcome, facts = _outcome(head, list(blocks))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            title = str(head["title"])
+        except DAMAGED as error:
             raise UsageError(f"{scratch / RECORDS}: no records of a run: {error}") from None
-        write_served(scratch, outcome, facts, head["title"], lost)
+        write_served(scratch, outcome, facts, title, lost)
     return folder, outcome, facts, lost
 
 

@@ -261,22 +261,20 @@ def test_a_journal_cut_anywhere_replays_as_far_as_it_goes(scratch: Path) -> None
 
 
 def test_what_cannot_be_recovered_is_one_line(tmp_path: Path) -> None:
-    for words, told in {
-        "": "holds no records of a run that was killed",
-        "nowhere": "holds no records of a run that was killed",
-        ".partial-0": "the run was killed before it served anything",
-        ".partial-1": "no records of a run: maximum recursion",
-        ".partial-2": "damaged before byte",
-        ".partial-3": "no records of a run: 'flushed_s'",
-    }.items():
-        folder = tmp_path / words
-        if "partial" in words:
-            folder.mkdir()
-            odd = (
-                b"",
-                b"[" * 100_000 + b"\n",
-                b'{"depth": 1}\n{}\n',
-                b'{"depth": 1}\n[{}, {"a": ["<f8", 0]}]\n',
-            )
-            (folder / RECORDS).write_bytes(odd[int(words[-1])])
+    odd = {
+        "the run was killed before it served anything": b"",
+        "no records of a run: maximum recursion": b"[" * 100_000 + b"\n",
+        "damaged before byte": b'{"depth": 1}\n{}\n',
+        "no records of a run: 'flushed_s'": b'{"depth": 1}\n[{}, {"a": ["<f8", 0]}]\n',
+        "no records of a run: bad char in struct": b'{"depth": -9}\n',
+        "no records of a run: total struct size": b'{"depth": 1000000000000000000}\n',
+        "cannot fit 'int'": b'{"depth": 1}\n[{}, {"a": ["<f8", 99999999999999999999]}]\n',
+    }
+    for words in ("", "nowhere"):
+        told = complaint("recover", tmp_path / words)
+        assert "holds no records of a run that was killed" in told
+    for number, (told, text) in enumerate(odd.items()):
+        folder = tmp_path / f".partial-{number}"
+        folder.mkdir()
+        (folder / RECORDS).write_bytes(text)
         assert told in complaint("recover", folder)

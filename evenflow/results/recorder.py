@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from array import array
 from collections import abc
 from pathlib import Path
@@ -46,6 +47,12 @@ class Ended(NamedTuple):
     status: str
     reason: str
 
+
+DAMAGED = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    struct.error,
+)
+"""What comes of a file of blocks that no run wrote."""
 
 Block = dict[str, NDArray[Any] | list[str]]
 """What was recorded in a while: columns by name, which need not be equally long."""
@@ -276,7 +283,7 @@ def read_blocks(path: Path) -> tuple[Any, abc.Iterator[Block]]:
         with open(path, "rb") as file:
             head = _line(file)
             return head, _blocks(path, file.tell())
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, *DAMAGED) as error:
         raise UsageError(f"{path}: no records of a run: {error}") from None
 
 
@@ -294,7 +301,7 @@ def _blocks(path: Path, start: int) -> abc.Iterator[Block]:
                         return
                     block[name] = np.frombuffer(data, dtype)
                 yield block
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except DAMAGED as error:
             raise UsageError(f"{path}: damaged before byte {file.tell()}: {error}") from None
 
 

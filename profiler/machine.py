@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evenflow.children import end_with_parent
 from evenflow.errors import UsageError, require_package
 from profiler.shapes import Shape
 from profiler.timed_runs import CpuStopwatch, Subject, time_run
@@ -169,9 +170,10 @@ def _compute(
     make: Callable[[], Subject], shapes: Sequence[Shape], cores: Sequence[int], ready: Connection
 ) -> None:
     """Be a neighbour until the parent process ends it, or is no more."""
-    parent, rng = os.getppid(), np.random.default_rng(os.getpid())
+    end_with_parent()
+    rng = np.random.default_rng(os.getpid())
     placed(cores)
     subject, stopwatch = make(), CpuStopwatch(len(cores))
     ready.send(True)
-    while os.getppid() == parent:
+    while True:
         time_run(subject, shapes[int(rng.integers(len(shapes)))], stopwatch, rng, marked=False)

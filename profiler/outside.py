@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evenflow.children import end_with_parent, meeting
 from evenflow.costs import AffineCost
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
@@ -269,12 +270,13 @@ def _rank(rank: int, job: Job, folder: str) -> None:
     import torch
     from torch import distributed
 
+    end_with_parent(folder)
     torch.set_num_threads(1)
     if job.backend == "nccl":
         torch.cuda.set_device(rank)
     distributed.init_process_group(
         job.backend,
-        init_method=f"file://{folder}/meeting",
+        store=meeting(folder, job.ranks),
         rank=rank,
         world_size=job.ranks,
         timeout=timedelta(seconds=TIMEOUT_S),

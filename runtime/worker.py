@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import os
 import queue
-import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import zmq
 
+from evenflow.children import end_with_parent
 from evenflow.errors import UsageError, WorkerError
 from runtime.wire import (
     Activation,
@@ -288,7 +287,7 @@ class _Outlet:
 
 def run_process(stages: Sequence[tuple[Place, Settings]]) -> None:
     """Be these stages until the driver says stop or is gone. The entry point of a process."""
-    _end_without_driver(stages[0][0].folder)
+    end_with_parent(stages[0][0].folder)
     run_stages(stages)
     os._exit(0)  # all is closed; to take torch apart would take a second
 
@@ -301,20 +300,6 @@ def run_stages(stages: Sequence[tuple[Place, Settings]]) -> None:
     run_worker(*stages[0])
     for thread in threads:
         thread.join()
-
-
-def _end_without_driver(folder: str) -> None:
-    """Watch the driver from a thread; nothing that a stage waits for outlives it."""
-    driver = parent_process()
-
-    def watch() -> None:
-        assert driver is not None
-        driver.join()
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    if driver is not None:
-        threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
 def run_worker(place: Place, settings: Settings) -> str | None:

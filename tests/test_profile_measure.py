@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,14 @@ from profiler.profile import errors_table  # noqa: E402
 from profiler.timed_runs import MIN_ROUNDS  # noqa: E402
 from runtime.torch import timed  # noqa: E402
 from runtime.torch.timed import profile_model, timed_stage  # noqa: E402
-from tests.command_line import complaint, evenflow, mistake  # noqa: E402
+from tests.command_line import (  # noqa: E402
+    START_S,
+    complaint,
+    evenflow,
+    gone,
+    group,
+    mistake,
+)
 from tests.virtual_run import serve_with_known_host  # noqa: E402
 
 CONFIG = {
@@ -330,3 +340,15 @@ def test_cuda_is_measured_by_the_same_code(config: Path, tmp_path: Path) -> None
     profile_model(config, out, Settings("cuda", minutes=0.05, max_tokens=32, max_rows=4))
     assert read_profile(out).header.tile_tokens in (1, 64, 128, 256)
     assert check_profile(out, timed_stage, batches=6, repeats=3, layers=2)[-1].operator == "stage"
+
+
+def test_ranks_that_measure_outlive_no_parent() -> None:
+    endless = "from profiler.outside import *; all_reduce_points('cpu', 2, [1 << 20], 10**9)"
+    here = {"cwd": Path(__file__).parent.parent, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", endless], **here) as measuring:
+        limit_s = time.monotonic() + START_S
+        while len(group(measuring)) < 4:  # with the tracker of resources
+            assert time.monotonic() < limit_s, "the ranks do not start"
+            time.sleep(0.05)
+        measuring.kill()
+    assert gone(measuring)

@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
@@ -24,12 +23,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import evenflow
+from evenflow.children import end_with_parent
 from evenflow.errors import UsageError, require_package
 from experiments.outcome import Outcome
 from experiments.provenance import code_version
@@ -297,17 +296,9 @@ def _without_main() -> Iterator[None]:
 
 def _start_worker(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent tells the user; a worker just ends
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     if start is not None:
         start(*arguments)
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is killed: it would wait for work forever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
+from evenflow.children import meeting
 from runtime.torch.model import ALONE, Ranks
 from runtime.worker import Place
 
@@ -118,13 +119,11 @@ def meet(place: Place, backend: str, limit_s: float) -> Ranks:
 
     They find each other by a file in the run's folder. Raises when one is missing after `limit_s`.
     """
-    # Open already: for a folder that went with the driver, torch would wait and hold the GIL.
-    meeting = os.open(f"{place.folder}/meeting", os.O_RDWR | os.O_CREAT)
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback[0]
     distributed.init_process_group(
         backend,
-        store=distributed.FileStore(f"/dev/fd/{meeting}", place.workers),
+        store=meeting(place.folder, place.workers),
         rank=place.number,
         world_size=place.workers,
         timeout=(limit := timedelta(seconds=limit_s)),

@@ -1,0 +1,42 @@
+"""Processes that a process has started: none outlives it, nor what it left in its folder for them.
+
+Nothing that one of them waits for may hold it when the other is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from multiprocessing import parent_process
+from typing import Any
+
+
+def end_with_parent(folder: str = "") -> None:
+    """Watch the parent from a thread; when it is gone, remove its `folder` and end this process.
+
+    In a process that no other started it does nothing.
+    """
+    parent = parent_process()
+
+    def watch() -> None:
+        assert parent is not None
+        parent.join()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
+def meeting(folder: str, processes: int) -> Any:
+    """Return torch's store in a file of `folder`, by which so many processes find each other.
+
+    The file is open already: for one in a folder that has gone, torch waits five minutes, and holds
+    the GIL. OSError when the folder is gone.
+    """
+    from torch import distributed
+
+    descriptor = os.open(f"{folder}/meeting", os.O_RDWR | os.O_CREAT)
+    return distributed.FileStore(f"/dev/fd/{descriptor}", processes)

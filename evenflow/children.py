@@ -9,7 +9,6 @@ import os
 import shutil
 import threading
 from multiprocessing import parent_process
-from typing import Any
 
 
 def end_with_parent(folder: str = "") -> None:
@@ -30,13 +29,10 @@ def end_with_parent(folder: str = "") -> None:
         threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
-def meeting(folder: str, processes: int) -> Any:
-    """Return torch's store in a file of `folder`, by which so many processes find each other.
+def meeting(folder: str) -> str:
+    """Return the path of a file in `folder` by which torch's processes find each other.
 
-    The file is open already: for one in a folder that has gone, torch waits five minutes, and holds
+    It is open already: for a file of a folder that has gone, torch waits five minutes, and holds
     the GIL. OSError when the folder is gone.
     """
-    from torch import distributed
-
-    descriptor = os.open(f"{folder}/meeting", os.O_RDWR | os.O_CREAT)
-    return distributed.FileStore(f"/dev/fd/{descriptor}", processes)
+    return f"/dev/fd/{os.open(f'{folder}/meeting', os.O_RDWR | os.O_CREAT)}"

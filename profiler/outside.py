@@ -276,7 +276,7 @@ def _rank(rank: int, job: Job, folder: str) -> None:
         torch.cuda.set_device(rank)
     distributed.init_process_group(
         job.backend,
-        store=meeting(folder, job.ranks),
+        store=distributed.FileStore(meeting(folder), job.ranks),
         rank=rank,
         world_size=job.ranks,
         timeout=timedelta(seconds=TIMEOUT_S),

@@ -123,7 +123,7 @@ def meet(place: Place, backend: str, limit_s: float) -> Ranks:
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback[0]
     distributed.init_process_group(
         backend,
-        store=meeting(place.folder, place.workers),
+        store=distributed.FileStore(meeting(place.folder), place.workers),
         rank=place.number,
         world_size=place.workers,
         timeout=(limit := timedelta(seconds=limit_s)),

@@ -27,8 +27,8 @@ Beside = Annotated[
 ]
 profile_app = typer.Typer(help="Measure what this machine's operators cost.")
 LEGEND = """\
-error: of predictions, against the mean run of each micro-batch. spread: of the machine, single
-runs against that median; halves: the median of its first runs against that of its last.
+The error is of predictions, against the mean run of each micro-batch; the spread is the machine's,
+of single runs against that median; halves: the median of its first runs against that of its last.
 """
 
 

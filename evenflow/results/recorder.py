@@ -12,7 +12,6 @@ import struct
 from array import array
 from collections import abc
 from pathlib import Path
-from struct import Struct
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -80,7 +79,7 @@ class Recorder:
         self._blocks: Blocks = self._kept if blocks is None else blocks
         self._num_flushed = 0
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
-        row = Struct(f"{len(BATCHES) + len(STAGES) * depth}d")
+        row = struct.Struct(f"{len(BATCHES) + len(STAGES) * depth}d")
         self._row_bytes, self._pack_into = row.size, row.pack_into
         self._batches = bytearray(1000 * row.size)
         self.num_bytes = 0

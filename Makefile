@@ -104,7 +104,7 @@ test-compiled: TESTS ?= tests/test_freeze.py tests/properties tests/oracle tests
 	tests/test_policies.py tests/test_replicas.py tests/test_disaggregated.py tests/test_engine_journals.py
 test-compiled: .venv-test/installed
 	@$(MAKE) --no-print-directory .venv-compiled-$(OPT)/installed
-	cd .venv-compiled-$(OPT)/src/evenflow-*/ && ../../bin/python -c "from evenflow import batcher; \
+	cd .venv-compiled-$(OPT)/src/evenflow-*/ && ../../bin/python -c "from evenflow.core import batcher; \
 		assert not batcher.__file__.endswith('.py'), batcher.__file__" && \
 	../../bin/python -m pytest -n 2 $(if $(CI),-p no:randomly) $(TESTS)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import simpy
 
-from evenflow import batcher
 from evenflow.compiled import is_compiled
+from evenflow.core import batcher
 from evenflow.costs import AffineCost
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from evenflow.core.request import Request
+from evenflow.core.scheduling import Plan, Prefill, Scheduler, View
 from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.request import Request
-from evenflow.scheduling import Plan, Prefill, Scheduler, View
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, Unpack
 
-from evenflow.scheduling import Scheduler
+from evenflow.core.scheduling import Scheduler
 from experiments.figures.make import chosen, make, write_claims
 from experiments.figures.study import Drawing
 from experiments.outcome import Outcome

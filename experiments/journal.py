@@ -1,6 +1,6 @@
 """The journal of a real run as a file, a line an entry.
 
-Does not know what an entry means to a Batcher: that is `evenflow.replay`.
+Does not know what an entry means to a Batcher: that is `evenflow.core.replay`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import evenflow
-from evenflow.errors import UsageError
-from evenflow.replay import (
+from evenflow.core.replay import (
     VERBS,
     Aborted,
     Added,
@@ -26,6 +25,7 @@ from evenflow.replay import (
     Released,
     Reserved,
 )
+from evenflow.errors import UsageError
 from evenflow.types import Handover, Prefix, Request
 from experiments.run_file.run import RunConfig
 

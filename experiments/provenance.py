@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import evenflow
-from evenflow import batcher
 from evenflow.compiled import is_compiled
+from evenflow.core import batcher
 from evenflow.runtimes import RuntimeOverheads
 from experiments.run_file.run import RunConfig
 

@@ -12,18 +12,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import replay
+from evenflow.core.request import Prefix, Request
+from evenflow.core.world import World
+from evenflow.engines.pools import PooledWorld
 from evenflow.errors import PolicyError, UsageError, require_package
-from evenflow.pools import PooledWorld
-from evenflow.replay import replay
-from evenflow.request import Prefix, Request
 from evenflow.results.metrics import summarize
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.huggingface import read_dtype
 from evenflow.specs.model import ModelSpec, listed, model
-from evenflow.world import World
 from experiments import journal
 from experiments.outcome import Outcome
 from experiments.records import LINK, Records, write_served

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.core.replay import Entry
+from evenflow.core.world import World
+from evenflow.engines.pools import recovered
 from evenflow.errors import UsageError
-from evenflow.pools import recovered
-from evenflow.replay import Entry
 from evenflow.results.metrics import summarize
 from evenflow.results.recorder import (
     DAMAGED,
@@ -29,7 +30,6 @@ from evenflow.results.recorder import (
     read_blocks,
 )
 from evenflow.results.run import merged
-from evenflow.world import World
 from experiments.journal import NAME, Journal, Lines
 from experiments.outcome import Outcome
 from experiments.report.folder import RECORDS, recovery

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
 from evenflow.results.metrics import summarize
 from evenflow.results.run import Columns, merged
-from evenflow.scheduling import Scheduler
 from experiments.outcome import Outcome
 from experiments.provenance import provenance, wall_clock
 from experiments.report.tables import Format, write_json, write_table

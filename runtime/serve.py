@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evenflow.answers import answers_in
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Entry, RecordingBatcher
+from evenflow.core.world import World
+from evenflow.engines.pools import PooledWorld, Pools
 from evenflow.errors import UsageError, WorkerError
-from evenflow.pools import PooledWorld, Pools
-from evenflow.replay import Entry, RecordingBatcher
 from evenflow.results.recorder import Blocks
 from evenflow.results.run import Floats, RunResult, merged
-from evenflow.world import World
 
 if TYPE_CHECKING:
     from runtime.driver import Driver, Heard, System

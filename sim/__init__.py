@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from evenflow import later
 from evenflow.answers import answers_in
-from evenflow.batch import MicroBatch
+from evenflow.core.batch import MicroBatch
+from evenflow.core.routing import Router
+from evenflow.core.world import Link, World
 from evenflow.results.run import RunResult
-from evenflow.routing import Router
 from evenflow.runtimes import RuntimeOverheads, runtimes
-from evenflow.world import Link, World
 from sim.arrivals import serve
 from sim.clock import Clock
 from sim.driver import Driver, Stages
@@ -24,7 +24,7 @@ from sim.stages import StageProcesses
 from sim.tandem import Tandem
 
 if TYPE_CHECKING:
-    from evenflow.pools import PooledWorld
+    from evenflow.engines.pools import PooledWorld
     from sim.timed import Timing
 
 __all__ = [
@@ -40,9 +40,9 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        "PooledWorld": "evenflow.pools",
+        "PooledWorld": "evenflow.engines.pools",
         "Timing": "sim.timed",
-        "TransferLink": "evenflow.pools",
+        "TransferLink": "evenflow.engines.pools",
         "simulate_timed": "sim.timed",
     },
 )

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from simpy import Event, Store
 
-from evenflow.batch import MicroBatch
+from evenflow.core.batch import MicroBatch
+from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
-from evenflow.world import World
 from sim.clock import Clock
 
 Process = Generator[Event, "_Travel", None]

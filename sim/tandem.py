@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evenflow.batch import MicroBatch
 from evenflow.compiled import mypyc_attr
+from evenflow.core.batch import MicroBatch
+from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
-from evenflow.world import World
 from sim.clock import Clock
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import Any, NamedTuple
 
-from evenflow.batch import MicroBatch
-from evenflow.pools import PooledWorld, TransferLink
+from evenflow.core.batch import MicroBatch
+from evenflow.core.world import Link, World
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.world import Link, World
 from sim.clock import Clock
 from sim.disaggregated import Disaggregated
 from sim.driver import Driver

@@ -25,8 +25,8 @@ SCHEMAS = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
 HOUSE = {
     "evenflow.types": {"Request", "Chunk", "MicroBatch", "View", "Plan", "Scheduler"},
     "evenflow.specs": {"ModelSpec", "GpuSpec", "LinkSpec", "Deployment"},
-    "evenflow.kv": {"PagePool"},
-    "evenflow.batcher": {"Batcher"},
+    "evenflow.core.kv": {"PagePool"},
+    "evenflow.core.batcher": {"Batcher"},
     "evenflow.costs": {"StageCost"},
     "evenflow.results.run": {"RunResult"},
     "evenflow.results.metrics": {"summarize"},

@@ -8,7 +8,7 @@ import pytest
 
 from evenflow.costs import AffineCost
 from evenflow.costs.base import BatchShape
-from evenflow.pools import PooledWorld, TransferLink
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
 from evenflow.types import Request

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.core.world import PromptWait
 from evenflow.costs import AffineCost, RanksCost, RooflineCost, Work, decode_work
 from evenflow.costs.collectives import Ring
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
@@ -19,7 +20,6 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
 from evenflow.types import Request
-from evenflow.world import PromptWait
 from experiments.figures.schema import load_plan
 from experiments.run_file.run import with_
 from sim import simulate

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from evenflow.batcher import Batcher
-from evenflow.pools import PooledWorld, TransferLink
+from evenflow.core.batcher import Batcher
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from evenflow.core.scheduling import Plan, Prefill, View
 from evenflow.errors import PolicyError
 from evenflow.schedulers import create
-from evenflow.scheduling import Plan, Prefill, View
 from experiments.engines import gllm
 from experiments.engines.journal import Replayer, read, replayed
 from tests.worlds import engine_of, send

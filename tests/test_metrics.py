@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
-from evenflow.pools import PooledWorld
+from evenflow.engines.pools import PooledWorld
 from evenflow.results.metrics import PERCENTILES, meets, statistics, summarize
 from evenflow.results.run import RunResult
 from evenflow.types import Request

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from evenflow.kv import CachedPage, Holder, PrefixCache
-from evenflow.replay import decision_of
+from evenflow.core.kv import CachedPage, Holder, PrefixCache
+from evenflow.core.replay import decision_of
 from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
 from evenflow.types import Prefix, Request

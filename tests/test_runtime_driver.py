@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime.driver
+from evenflow.core.replay import RecordingBatcher
+from evenflow.core.scheduling import View
 from evenflow.errors import PolicyError, StallError, WorkerError
-from evenflow.replay import RecordingBatcher
 from evenflow.schedulers import create
-from evenflow.scheduling import View
 from evenflow.types import Plan, Request, Scheduler
 from runtime.front import TraceReplay
 from runtime.wire import Free, Message, Step

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime.driver
-from evenflow.batcher import Batcher
-from evenflow.replay import Aborted, RecordingBatcher, replay
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Aborted, RecordingBatcher, replay
 from evenflow.types import Request
 from runtime.driver import Driver
 from runtime.page_tables import PageTable

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import zmq
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Entry, RecordingBatcher, replay
 from evenflow.costs import AffineCost
 from evenflow.errors import UsageError, WorkerError
-from evenflow.replay import Entry, RecordingBatcher, replay
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers import POLICIES
 from evenflow.types import Request

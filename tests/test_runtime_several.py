@@ -18,11 +18,11 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.batcher import Batcher
-from evenflow.pools import PooledWorld, TransferLink
-from evenflow.replay import Entry, replay
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Entry, replay
+from evenflow.core.routing import Router
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.run import RunResult
-from evenflow.routing import Router
 from evenflow.types import Prefix, Request
 from experiments.real import job_of
 from experiments.validation import validate

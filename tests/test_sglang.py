@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.decodes import Sequence
-from evenflow.replay import replay
+from evenflow.core.decodes import Sequence
+from evenflow.core.replay import replay
+from evenflow.core.scheduling import Decode, Prompt
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers.sglang import Room, SGLang
-from evenflow.scheduling import Decode, Prompt
 from evenflow.types import Request
 from experiments.engines import sglang
 from experiments.engines.journal import first_line, lines

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.core.decodes import Speculation, SpeculativeGroup
 from evenflow.costs import (
     AffineCost,
     DraftedCost,
@@ -20,7 +21,6 @@ from evenflow.costs import (
 )
 from evenflow.costs.modifiers import prompts_of, share_of, step_of
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
-from evenflow.decodes import Speculation, SpeculativeGroup
 from evenflow.results.run import RunResult
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu, link

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.replay import RecordingBatcher, replay
+from evenflow.core.replay import RecordingBatcher, replay
 from evenflow.types import Prefix, Request
 from runtime.pipeline import Pipeline
 from runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.kv import PagePool
 from evenflow.errors import UsageError
-from evenflow.kv import PagePool
 from evenflow.schedulers import create
 from experiments.run_file.build import load_workload
 from experiments.run_file.run import configured

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenflow.core.replay import Asked
 from evenflow.costs import AffineCost
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import PolicyError
-from evenflow.pools import PooledWorld, TransferLink
-from evenflow.replay import Asked
 from evenflow.results.run import RunResult
 from evenflow.types import MicroBatch, Request
 from experiments.report.plots import save

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from evenflow.kv import PagePool  # noqa: E402
+from evenflow.core.kv import PagePool  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
 from runtime.torch.model import Stage  # noqa: E402
 from runtime.torch.sample import sample  # noqa: E402

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import runtime.pipeline
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
 from evenflow.specs.deployment import split_layers
 from evenflow.types import Request
 from runtime.driver import Driver

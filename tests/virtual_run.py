@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.pools import PooledWorld
-from evenflow.replay import RecordingBatcher
+from evenflow.core.replay import RecordingBatcher
+from evenflow.engines.pools import PooledWorld
 from evenflow.results.run import Around, RunResult, around_stages
 from evenflow.types import Request
 from runtime.driver import Driver

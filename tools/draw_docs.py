@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from evenflow.batch import MicroBatch
+from evenflow.core.batch import MicroBatch
+from evenflow.core.decodes import Sequence as ServedSequence
+from evenflow.core.request import Request
 from evenflow.costs import AffineCost
-from evenflow.decodes import Sequence as ServedSequence
-from evenflow.pools import PooledWorld, TransferLink
-from evenflow.request import Request
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from evenflow.request import Request
+from evenflow.core.request import Request
 from experiments.real import job_of, servable, workers_of
 from runtime.front import TraceReplay
 from runtime.vllm import EngineWorkers, arguments

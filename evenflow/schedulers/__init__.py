@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from evenflow.compiled import docstring
+from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
 from evenflow.schedulers.limits import Policy, refuse
-from evenflow.scheduling import Scheduler
 
 POLICIES = {
     "static": "evenflow.schedulers.reserving:Static",

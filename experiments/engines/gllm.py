@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from evenflow.batch import MicroBatch
-from evenflow.batcher import Batcher
-from evenflow.request import Request
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Request
 from evenflow.schedulers import create, parameters, policy
 from experiments.engines import journal
 from experiments.engines.journal import Answers, Ask, Event

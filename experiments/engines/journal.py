@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from evenflow.batch import MicroBatch
-from evenflow.batcher import Batcher
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Prefix, Request
+from evenflow.core.scheduling import Scheduler
 from evenflow.costs import AffineCost
 from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.request import Prefix, Request
-from evenflow.scheduling import Scheduler
 from sim import World, simulate
 
 Event = Mapping[str, Any]

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.batcher import Batcher
-from evenflow.request import Request
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Request
+from evenflow.core.scheduling import Scheduler
 from evenflow.schedulers import create, parameters, policy
-from evenflow.scheduling import Scheduler
 from experiments.engines import journal
 from experiments.engines.journal import (
     Answers,

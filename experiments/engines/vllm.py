@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Request
+from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
-from evenflow.request import Request
 from evenflow.schedulers import create, parameters, policy
-from evenflow.scheduling import Scheduler
 from experiments.engines import journal
 from experiments.engines.journal import (
     Answers,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.roofline import AttentionRates, Rates, linear_s
+from evenflow.engines.pools import PooledWorld
 from evenflow.errors import UsageError
-from evenflow.pools import PooledWorld
 from experiments.figures.schema import Layer, layered
 from experiments.figures.study import Study
 from experiments.run_file.build import build

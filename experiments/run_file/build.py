@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
 from evenflow.errors import PolicyError, UsageError
 from evenflow.keys import MOST_MODEL_LEN
@@ -21,7 +22,6 @@ from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec, in_precision, model
 from evenflow.types import Request, Scheduler
-from evenflow.world import Link, World
 from experiments.run_file.costs import Hardware, MadeCosts
 from experiments.run_file.files import make_importable
 from experiments.run_file.run import RunConfig
@@ -30,7 +30,7 @@ from experiments.run_file.yaml_file import find
 from traces import with_own_prefixes
 
 if TYPE_CHECKING:
-    from evenflow.pools import PooledWorld
+    from evenflow.engines.pools import PooledWorld
 
 __all__ = ["Built", "Workload", "build", "load_workload", "reads_text"]
 
@@ -115,7 +115,7 @@ def _build_pools(
 
     Where policies of several pools predict lengths, the last pool's predictions hold.
     """
-    from evenflow.pools import PooledWorld
+    from evenflow.engines.pools import PooledWorld
     from experiments.run_file.pools import runs_of_pools, system, transfer_link
 
     given = system(config.scheduler)

@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from evenflow.core.world import Link
 from evenflow.costs import Fabric, Measured, Ring, TwoLevel
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, NameOr, NonNegative, Positive, expect, needed
 from evenflow.specs.gpu import LinkSpec, link
-from evenflow.world import Link
 
 
 class LinkKeys(Keys):

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, Field
 
 from evenflow import schedulers
+from evenflow.engines.pools import TransferLink
 from evenflow.errors import UsageError, is_count
 from evenflow.keys import Count, Keys, NameOr, Positive, expect
-from evenflow.pools import TransferLink
 from evenflow.specs.model import ModelSpec
 from experiments.run_file.costs import AffineCosts, Costs
 from experiments.run_file.links import LinkKeys, link_spec

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from evenflow.core.routing import Router
+from evenflow.core.world import Dispatch, PromptWait
 from evenflow.costs import Fabric, StageCost, SwapCost
 from evenflow.errors import MOST, is_count
 from evenflow.keys import (
@@ -29,10 +31,8 @@ from evenflow.keys import (
     short_form,
 )
 from evenflow.results.metrics import Limit
-from evenflow.routing import Router
 from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import gpu
-from evenflow.world import Dispatch, PromptWait
 from experiments.run_file import yaml_file
 from experiments.run_file.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
 from experiments.run_file.links import (

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.core.replay import Entry, replay
+from evenflow.engines.pools import PooledWorld
 from evenflow.errors import PolicyError, UsageError
-from evenflow.pools import PooledWorld
-from evenflow.replay import Entry, replay
 from evenflow.results.run import Floats, RunResult, merged
 from experiments.real import check_comparable, real_workload, recorded, servable, serve_job
 from experiments.run_file.run import with_

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Entry, replay
 from evenflow.costs import StageCost
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import PolicyError
-from evenflow.pools import PooledWorld, TransferLink
-from evenflow.replay import Entry, replay
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, Ints, RunResult, Transfers, around_stages

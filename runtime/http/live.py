@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
 from evenflow.errors import UsageError
 from evenflow.types import Prefix, Request
 from runtime.driver import Driver

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evenflow.core.world import World
 from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.profile.file import Profile
 from evenflow.costs.roofline import active_experts
 from evenflow.errors import UsageError
 from evenflow.results.run import Around, RunResult, around_stages
 from evenflow.specs.model import ModelSpec
-from evenflow.world import World
 from profiler.machine import require_device
 from profiler.outside import Service
 from profiler.profile import DTYPES, Settings, profile, tokenizer_beside

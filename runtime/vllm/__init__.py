@@ -15,8 +15,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from evenflow.core.world import World
 from evenflow.errors import UsageError
-from evenflow.world import World
 from runtime.serve import Workers
 
 VERSION = "0.32.0"

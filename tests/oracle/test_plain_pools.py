@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from evenflow.pools import PooledWorld, TransferLink
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.run import RunResult
 from evenflow.types import Request
 from sim import simulate

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from evenflow.batcher import Batcher
-from evenflow.pools import PooledWorld, TransferLink
-from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Added, Asked, Completed, RecordingBatcher, replay
+from evenflow.core.world import World
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.types import Request
-from evenflow.world import World
 from sim import simulate
 from sim.disaggregated import Disaggregated
 from sim.driver import Driver

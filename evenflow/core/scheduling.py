@@ -12,9 +12,9 @@ from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
-from evenflow.decodes import DecodeGroup, DecodeLengths, Sequence
-from evenflow.kv import pages_in_use
-from evenflow.queues import Queues
+from evenflow.core.decodes import DecodeGroup, DecodeLengths, Sequence
+from evenflow.core.kv import pages_in_use
+from evenflow.core.queues import Queues
 
 _is_owed = attrgetter("owed")
 
@@ -396,7 +396,7 @@ class Scheduler(Protocol):
     - `by_priority` (bool, default False): who waits does so by `Request.priority`, then by arrival,
       preempted or not, and the order "arrival" is that in which requests began to run;
     - `preempted_last` (bool, default False): who is preempted waits last, not first;
-    - `radix_cache` (bool, default False): a prefix cache is a radix tree, see `evenflow.kv`;
+    - `radix_cache` (bool, default False): a prefix cache is a radix tree, see `evenflow.core.kv`;
     - `append_only_pages` (bool, default False): where a prefix cache is on, a request keeps the
       pages it got even if others hold the same, and pages are found as soon as decodes fill them;
     - `padded` (bool, default False): the requests of a micro-batch compute as much as the longest

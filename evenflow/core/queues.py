@@ -1,7 +1,7 @@
 """The sequences that an engine serves: where each is, and what moves it from there.
 
 A sequence waits, is prefilled in chunks, decodes in a group, and ends; preempted, it waits again.
-The counters follow. Knows no policy and no clock: `evenflow.batcher` says what happens.
+The counters follow. Knows no policy and no clock: `evenflow.core.batcher` says what happens.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
 
-from evenflow.batch import Chunk, MicroBatch
-from evenflow.decodes import (
+from evenflow.core.batch import Chunk, MicroBatch
+from evenflow.core.decodes import (
     AheadGroup,
     DecodeGroup,
     ReadyQueue,
@@ -21,8 +21,8 @@ from evenflow.decodes import (
     Speculation,
     SpeculativeGroup,
 )
-from evenflow.kv import KvCache
-from evenflow.request import Request
+from evenflow.core.kv import KvCache
+from evenflow.core.request import Request
 
 
 def _by_arrival(seq: Sequence) -> int:

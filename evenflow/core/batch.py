@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import abc
 
+from evenflow.core.decodes import DecodeGroup, Rectangle, Sequence
 from evenflow.costs.base import ChunkShape, Span, Work
-from evenflow.decodes import DecodeGroup, Rectangle, Sequence
 
 
 class Chunk:

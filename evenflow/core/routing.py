@@ -11,7 +11,7 @@ from itertools import cycle
 from operator import attrgetter
 from typing import Literal, Protocol, TypeVar
 
-from evenflow.request import Request
+from evenflow.core.request import Request
 
 Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
 """Which pipeline gets the next request: each in turn; the one with the fewest requests that are

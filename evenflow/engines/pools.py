@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from evenflow.batcher import Batcher
-from evenflow.decodes import Sequence
-from evenflow.request import Handover, Request
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.request import Handover, Request
+from evenflow.core.world import World
 from evenflow.results.recorder import Blocks, Recorder
 from evenflow.results.run import (
     TRANSFERS,
@@ -34,7 +35,6 @@ from evenflow.results.run import (
     gathered,
     of_pools,
 )
-from evenflow.world import World
 
 # -- the link between pools -----------------------------------------------------------------------
 

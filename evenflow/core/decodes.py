@@ -15,7 +15,7 @@ from itertools import accumulate, chain, islice, repeat
 from operator import mul
 from typing import NamedTuple
 
-from evenflow.kv import Holder
+from evenflow.core.kv import Holder
 
 
 @dataclass(slots=True, eq=False)

@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Protocol
 
-from evenflow.batch import MicroBatch, joined
-from evenflow.batcher import Batcher
 from evenflow.compiled import mypyc_attr
-from evenflow.decodes import Sequence
+from evenflow.core.batch import MicroBatch, joined
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.request import Request
+from evenflow.core.world import World
 from evenflow.errors import PolicyError
-from evenflow.request import Request
 from evenflow.results.recorder import Block, Recorder
 from evenflow.results.run import WAIT_REASONS, RunResult
-from evenflow.world import World
 
 
 class Pipeline(Protocol):

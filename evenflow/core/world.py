@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Speculation
+from evenflow.core.kv import KvCache, PagePool, PrefixCache, RadixCache
+from evenflow.core.request import LATEST_S, Request
+from evenflow.core.routing import Router
+from evenflow.core.scheduling import Scheduler
 from evenflow.costs import StageCost
-from evenflow.decodes import Speculation
 from evenflow.errors import UsageError
-from evenflow.kv import KvCache, PagePool, PrefixCache, RadixCache
-from evenflow.request import LATEST_S, Request
-from evenflow.routing import Router
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.scheduling import Scheduler
 
 Dispatch = Literal["stage0", "eager", "engine_loop"]
 
@@ -52,7 +52,7 @@ class World:
     all (data parallelism), and prompts wait for those of the others as `prompt_wait` says
     (None: they do not). `dispatch`: the driver asks for a micro-batch when stage 0 can take
     one (`stage0`) or whenever the cap allows (`eager`), or in turns with waiting for one
-    (`engine_loop`, see `evenflow.loop.EngineLoop`). `max_in_flight` None: no cap. `hop_links`
+    (`engine_loop`, see `evenflow.core.loop.EngineLoop`). `max_in_flight` None: no cap. `hop_links`
     gives each hop between stages a link of its own kind, in place of `link`. `replicas` > 1: as
     many pipelines of this kind, each with its own pages and policy, among which `router`
     divides the requests. `prefix_cache`: requests share the pages of common prefixes. `swap`:

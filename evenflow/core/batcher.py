@@ -3,8 +3,8 @@
 `add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a
 micro-batch back; where clients may leave, `abort` ends a request, and where KV moves between
 engines, `release`, `reserve` and `adopt` follow it. The Batcher has no clock and decides nothing:
-mechanism is here, in `evenflow.queues` and in `evenflow.kv`, policy in `evenflow.schedulers`. One
-thread or process owns it.
+mechanism is here, in `queues` and in `kv`, policy in `evenflow.schedulers`. One thread or process
+owns it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
 
-from evenflow.batch import Chunk, MicroBatch, padded_work, rectangle
 from evenflow.compiled import mypyc_attr
+from evenflow.core.batch import Chunk, MicroBatch, padded_work, rectangle
+from evenflow.core.decodes import DecodeGroup, Sequence, Speculation
+from evenflow.core.kv import KvCache, PagePool
+from evenflow.core.queues import Queues
+from evenflow.core.request import Handover, Request
+from evenflow.core.scheduling import Order, Plan, Prefill, Prompt, Scheduler, Upkeep, View
 from evenflow.costs.base import work_of
-from evenflow.decodes import DecodeGroup, Sequence, Speculation
 from evenflow.errors import PolicyError, StallError, UsageError, instead_of
-from evenflow.kv import KvCache, PagePool
-from evenflow.queues import Queues
-from evenflow.request import Handover, Request
-from evenflow.scheduling import Order, Plan, Prefill, Prompt, Scheduler, Upkeep, View
 
 ORDERS = frozenset(get_args(Order))
 

@@ -12,7 +12,7 @@ from collections import OrderedDict, abc
 from dataclasses import dataclass, field
 from itertools import islice
 
-from evenflow.request import Prefix, Request
+from evenflow.core.request import Prefix, Request
 
 
 class PagePool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
-from evenflow.batch import MicroBatch
-from evenflow.batcher import Batcher
-from evenflow.decodes import Sequence
-from evenflow.request import Handover, Request
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.request import Handover, Request
 
 
 class Decision(NamedTuple):

@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.kv import PagePool, PrefixCache, RadixCache
+from evenflow.core.kv import PagePool, PrefixCache
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
+from evenflow.engines.handover import Handover, PoolBatcher
+from evenflow.engines.radix import RadixCache
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import PolicyError, StallError
-from evenflow.types import Handover, Plan, Prefill, Prefix, Request
+from evenflow.types import Plan, Prefill, Prefix, Request, Rules
 from tests.worlds import engine_of, send
 
 
 class Scripted:
     """Returns the plans it was given, one a call."""
 
-    pipelined_chunks = False
+    rules = Rules()
 
     def __init__(self, *plans: Plan) -> None:
         self.plans = list(plans)
@@ -28,8 +31,12 @@ class Scripted:
         return self.plans.pop(0)
 
 
-class LeavesOut(Scripted):
-    leaves_out = True
+class Cuts(Scripted):
+    rules = EngineRules(cuts=True)
+
+
+class Radix(Scripted):
+    rules = EngineRules(cache="radix")
 
 
 def batcher(
@@ -178,15 +185,20 @@ def test_a_decode_in_flight_is_not_preempted_by_a_policy_that_does_not_say_so() 
     serving = batcher(prefill(0, 4), Plan(decodes=1), Plan(preempt=[0]), asked=two)
     serving.complete(send(serving, 0.0), 0.5)
     send(serving, 1.0)
-    with pytest.raises(PolicyError, match="request 0: preempts it while it is in flight"):
+    with pytest.raises(PolicyError, match="preempts request 0, which is in flight"):
         serving.next(2.0)
 
 
-@pytest.mark.parametrize(("pool", "waits"), [(RadixCache, 42 + 40), (PrefixCache, 10 + 8)])
-def test_of_who_is_preempted_what_is_not_cached_waits(pool: type[PagePool], waits: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "pool", "waits"),
+    [(Radix, RadixCache, 42 + 40), (Scripted, PrefixCache, 10 + 8)],
+)
+def test_of_who_is_preempted_what_is_not_cached_waits(
+    policy: type[Scripted], pool: type[PagePool], waits: int
+) -> None:
     """Request 1 found 32 of its 40 tokens and made two. A radix tree is looked into when asked."""
     plans = prefill(0, 40), prefill(1, 8), Plan(decodes=1), Plan(preempt=[1]), Plan()
-    serving = batcher(*plans, pages=pool(10))
+    serving = batcher(*plans, pages=pool(10), policy=policy)
     for number, blocks in enumerate([(1, 2, 3), (1, 2, 4), (1, 2, 4)]):
         prefix = Prefix(blocks, 16, 40)
         serving.add(Request(number, 0.0, 40, 4 if number else 1, prefix=prefix))
@@ -210,7 +222,7 @@ def test_who_is_preempted_computes_again_what_it_had_left_out() -> None:
     """Six of its ten tokens are enough for request 0 once; after its preemption it needs all."""
     short, whole = Plan([Prefill(0, 6, ends=True)]), Plan([Prefill(0, 11)])
     answers = short, Plan(preempt=[0]), whole
-    serving = batcher(*answers, asked=[(0, 10, 4)], policy=LeavesOut)
+    serving = batcher(*answers, asked=[(0, 10, 4)], policy=Cuts)
     serving.complete(send(serving, 0.0), 0.5)
     (seq,) = serving.queues.live.values()
     assert seq.held_tokens == 6
@@ -240,7 +252,8 @@ def test_a_policy_may_ask_to_be_woken_so_often_and_no_more(
     comes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evenflow.core.batcher.MOST_WAKES", 3)
-    serving, request = batcher(*[Plan(wake_at_s=9.0)] * 3), Request(0, 0.0, 4, 2)
+    plans, request = [Plan(wake_at_s=9.0)] * 3, Request(0, 0.0, 4, 2)
+    serving = batcher(*plans, kind=PoolBatcher)
     if comes == "as a request":
         serving.add(request)
     else:

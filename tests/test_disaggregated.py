@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from evenflow.core.batcher import Batcher
+from evenflow.engines.handover import Handover, PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
-from evenflow.types import Handover, Request
+from evenflow.types import Request
 from sim import simulate
 from tests.worlds import send
 from tools.draw_docs import LINK, pool, pooled_scenario
@@ -121,7 +121,7 @@ def test_a_pool_is_one_engine() -> None:
 
 
 def test_the_verbs_of_a_move() -> None:
-    engine = pool(10).batcher(partial(Batcher, keeps_pages=True))
+    engine = pool(10).batcher(partial(PoolBatcher, keeps_pages=True))
     handover = Handover(Request(7, 0.0, 32, 3), 1, 0.5, 0.5, 0)
     assert handover.context_tokens == 32
     assert engine.has_room(160, spare_pages=9)  # nothing runs: no page need stay free

@@ -21,6 +21,8 @@ import zmq
 from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Entry, RecordingBatcher, replay
 from evenflow.costs import AffineCost
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, WorkerError
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers import POLICIES
@@ -48,8 +50,8 @@ def _nothing_stays_behind(sockets: Path) -> None: ...
 def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> World:
     sizes = {"depth": DEPTH, "total_pages": PAGES, "max_model_len": PAGES * 16}
     world = small_world(requests, name, costs=COSTS, **sizes)
-    slotted = getattr(world.make_scheduler(), "slotted", False)
-    return replace(world, dispatch="engine_loop") if slotted else world
+    slotted = EngineRules.of(world.make_scheduler()).slotted
+    return replace(world, loop=EngineLoop) if slotted else world
 
 
 def driver_of(

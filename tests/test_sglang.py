@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 from evenflow.core.decodes import Sequence
 from evenflow.core.replay import replay
-from evenflow.core.scheduling import Decode, Prompt
+from evenflow.core.scheduling import Prompt
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.swap import SwapCache
+from evenflow.engines.view import Decode
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers.sglang import Room, SGLang
 from evenflow.types import Request
@@ -91,7 +94,7 @@ def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> Non
 
 
 def room_of(pages: int, *decodes: Decode) -> Room:
-    view = small_world([], "sglang", {}, total_pages=pages, dispatch="engine_loop").batcher().view
+    view = small_world([], "sglang", {}, total_pages=pages, loop=EngineLoop).batcher().view
     return Room(view, 64, 64, 0, 0.5, decodes)
 
 
@@ -118,8 +121,8 @@ def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
     others = [(64, 34), (3, 1), (1, 1), (49, 1), (81, 1)]
     requests = [*first, *(Request(n, 0.503, *tokens) for n, tokens in enumerate(others, 3))]
     params = {"chunked_prefill_size": 208, "schedule_conservativeness": 0.1}
-    fields: dict[str, Any] = {"max_in_flight": 4, "total_pages": 16, "dispatch": "engine_loop"}
-    fields |= {"depth": 4, "times_s": (0.005, 1e-4), "swap": True}
+    fields: dict[str, Any] = {"max_in_flight": 4, "total_pages": 16, "loop": EngineLoop}
+    fields |= {"depth": 4, "times_s": (0.005, 1e-4), "kv": SwapCache}
     result = simulate(small_world(requests, "sglang", params, **fields))
     assert result.preemptions.sum() == 1
 
@@ -136,5 +139,5 @@ def test_who_comes_is_seen_after_some_steps_of_decodes_or_one_of_prompts(
     """
     requests = [Request(n, s, 16, 20) for n, s in enumerate((0.0, 1.5, 5.5, 100.5))]
     params = {"scheduler_recv_interval": interval, "overlap": False}
-    result = simulate(small_world(requests, "sglang", params, dispatch="engine_loop"))
+    result = simulate(small_world(requests, "sglang", params, loop=EngineLoop))
     assert result.first_token_s.tolist() == first_tokens_s

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost, estimates
+from evenflow.engines.handover import Handover, PoolBatcher
 from evenflow.schedulers import create
 from evenflow.schedulers.td_pipe import (
     FutureUsage,
@@ -23,7 +24,7 @@ from evenflow.schedulers.td_pipe import (
     stealing_share,
     temporal_intensity,
 )
-from evenflow.types import Handover, Request
+from evenflow.types import Request
 from experiments.run_file.build import build
 from experiments.run_file.run import load_config
 from sim import simulate
@@ -38,7 +39,7 @@ def td_pipe(**params: object) -> Any:
 
 
 def batcher_of(policy: Any, asked: Any = (), depth: int = 4, pages: int = 10**6) -> Any:
-    return engine_of(policy, pages, asked, depth=depth, max_in_flight=None)
+    return engine_of(policy, pages, asked, PoolBatcher, depth=depth, max_in_flight=None)
 
 
 def test_the_example_of_figure_9() -> None:

@@ -11,13 +11,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.decodes import Speculation
+from evenflow.core.decodes import ONE_TOKEN
 from evenflow.core.kv import KvCache, PagePool
-from evenflow.core.replay import RecordingBatcher
 from evenflow.costs import AffineCost, SwapCost, estimates
+from evenflow.engines.handover import Handover, RecordingPoolBatcher
+from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
+from evenflow.engines.speculation import Speculation
+from evenflow.engines.swap import SwapCache
 from evenflow.schedulers import create
-from evenflow.types import Handover, MicroBatch, Prefix, Request
+from evenflow.types import MicroBatch, Prefix, Request
 from sim import Link, World, runtimes
 
 MAX_MODEL_LEN = 256
@@ -116,12 +119,12 @@ def small_world(
     return replace(plain, **changes)
 
 
-class AuditedBatcher(RecordingBatcher):
+class AuditedBatcher(RecordingPoolBatcher):
     """Counts its pages and waiting tokens anew after all that may move one."""
 
     def audit(self) -> None:
         queues = self.queues
-        held = {id(seq): seq for seq in (*queues.live.values(), *queues.moving.values())}
+        held = {id(seq): seq for seq in (*queues.live.values(), *self.moving.values())}
         self.pool.check_integrity([page for seq in held.values() for page in seq.pages])
         remaining = [seq.remaining for seq in queues.live.values() if not seq.decoding]
         assert queues.waiting_tokens == sum(remaining)
@@ -137,18 +140,18 @@ class AuditedBatcher(RecordingBatcher):
         return finished
 
     def release(self, request_id: int) -> None:
-        assert self.queues.moving[request_id].pages, "KV left from nowhere"
+        assert self.moving[request_id].pages, "KV left from nowhere"
         super().release(request_id)
         self.audit()
 
     def reserve(self, handover: Handover) -> None:
         super().reserve(handover)
-        held = self.queues.moving[handover.request.request_id].pages
+        held = self.moving[handover.request.request_id].pages
         assert len(held) * self.pool.page_tokens >= handover.context_tokens
         self.audit()
 
     def adopt(self, request_id: int) -> None:
-        assert self.queues.moving[request_id].pages, "KV arrived nowhere"
+        assert self.moving[request_id].pages, "KV arrived nowhere"
         super().adopt(request_id)
         self.audit()
 
@@ -157,7 +160,7 @@ def require_idle(engine: Batcher) -> None:
     """Fail unless nothing is left in an engine: no request, no token, no page."""
     queues = engine.queues
     engine.pool.check_integrity([])
-    assert not [*queues.live, *queues.moving, *queues.aborted]
+    assert not [*queues.live, *getattr(engine, "moving", ()), *queues.aborted]
     assert (len(queues.admitted), queues.running_decodes, queues.ready.num_sequences) == (0, 0, 0)
     assert (queues.waiting_tokens, len(queues.in_flight)) == (0, 0)
     assert (engine.kv.tokens, engine.view.expected_output_tokens) == (0, 0)
@@ -192,6 +195,8 @@ def prefixes(draw: st.DrawFn, tokens: int, block_tokens: int) -> Prefix | None:
     return Prefix(tuple(blocks), block_tokens, known) if blocks else None
 
 
+ENGINE_LOOP: dict[str, Any] = {"loop": EngineLoop}
+SPECULATIONS = st.sampled_from([ONE_TOKEN, ONE_TOKEN, Speculation((0.7,) * 3)])
 LINKS = (None, Link(per_token_s=1e-5, latency_s=1e-4))
 
 
@@ -229,7 +234,7 @@ def running_ahead(draw: st.DrawFn) -> World:
         total_pages=draw(st.sampled_from([16, 20, 60])),
         max_model_len=MAX_MODEL_LEN,
         max_in_flight=depth + 1,
-        dispatch="engine_loop",
+        loop=EngineLoop,
         concurrency=draw(st.sampled_from([None, None, 4])),
         prefix_cache=draw(st.booleans()),
     )
@@ -256,7 +261,7 @@ def sglang_worlds(draw: st.DrawFn, depths: st.SearchStrategy[int], *, overlap: b
         total_pages=draw(st.sampled_from([17, 20, 32, 400])),
         max_model_len=MAX_MODEL_LEN,
         max_in_flight=depth + (overlap or draw(st.integers(0, int(depth > 1)))),
-        dispatch="engine_loop",
+        loop=EngineLoop,
         link=draw(st.sampled_from(LINKS)),
         prefix_cache=draw(st.booleans()),
         concurrency=draw(st.sampled_from([None, None, 1, 4])),
@@ -273,7 +278,7 @@ def worlds(draw: st.DrawFn) -> World:
     world = drawn_world(
         draw,
         [16, 17, 20, 32, 400],
-        dispatch=draw(st.sampled_from(["stage0", "eager", "engine_loop"])),
+        **draw(st.sampled_from([{"dispatch": "stage0"}, {"dispatch": "eager"}, ENGINE_LOOP])),
         pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
         overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
@@ -282,16 +287,16 @@ def worlds(draw: st.DrawFn) -> World:
     world = replace(world, requests=draw(requests()))
     if draw(st.integers(0, 5)) == 0:
         world = replace(world, concurrency=draw(st.integers(1, 5)))
-    if draw(st.integers(0, 5)) == 0 and world.dispatch != "engine_loop":
+    if draw(st.integers(0, 5)) == 0 and world.loop is not EngineLoop:
         world = replace(world, virtual_engines=world.depth)
     if draw(st.integers(0, 3)) == 0:
         speculation = Speculation(
             (draw(st.sampled_from([0.0, 0.7, 1.0])),) * draw(st.integers(1, 5))
         )
-        world = replace(world, speculation=speculation)
+        world = replace(world, decoding=speculation)
     if draw(st.integers(0, 2)) == 0:
         costs = SwapCost(world.costs, [1_000] * world.depth, 1e6, 0.0005)
-        world = replace(world, costs=costs, swap=True)
+        world = replace(world, costs=costs, kv=SwapCache)
     return world
 
 
@@ -328,7 +333,7 @@ def pools(draw: st.DrawFn) -> World:
         costs_s=(draw(st.sampled_from([0.002, 0.005])), 0.0001),
         overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
-        speculation=draw(st.sampled_from([None, None, Speculation((0.7,) * 3)])),
+        decoding=draw(SPECULATIONS),
     )
 
 

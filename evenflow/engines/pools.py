@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.core.request import Handover, Request
+from evenflow.core.request import Request
 from evenflow.core.world import World
+from evenflow.engines.handover import Handover, PoolBatcher
 from evenflow.results.recorder import Blocks, Recorder
 from evenflow.results.run import (
     TRANSFERS,
@@ -226,7 +226,7 @@ class Pool(Protocol):
     there.
     """
 
-    engine: Batcher
+    engine: PoolBatcher
 
     def record(self, seq: Sequence) -> None: ...
     def changed(self, now_s: float) -> None: ...

@@ -15,7 +15,10 @@ from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Decode, Order, Plan, Prefill, Prompt, SearchSpace, Upkeep, View
+from evenflow.core.scheduling import Action, Order, Plan, Prefill, Prompt, SearchSpace
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.upkeep import Upkeep
+from evenflow.engines.view import Decode, EngineView
 from evenflow.keys import Count, NonNegative
 from evenflow.schedulers.limits import Policy
 
@@ -52,8 +55,6 @@ class SGLang(Policy):
     micro-batch that may be in flight has decodes of its own. Requests are also received after a
     step of prompts and where nobody runs (its SchedulerRecvSkipper).
     """
-
-    pipelined_chunks = preempted_last = radix_cache = True
 
     search_space: ClassVar[SearchSpace] = {
         "chunked_prefill_size": [512, 1024, 2048, 4096, 8192, 16384],
@@ -93,8 +94,8 @@ class SGLang(Policy):
 
     def __post_init__(self) -> None:
         chunk, depth = self.chunked_prefill_size, self.depth
-        self.slotted = not (depth == 1 if self.overlap is None else self.overlap)
-        if depth > 1 and not self.slotted:
+        slotted = not (depth == 1 if self.overlap is None else self.overlap)
+        if depth > 1 and not slotted:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
         if chunk % self.page_tokens:
             what = f"chunked_prefill_size {chunk} is no multiple of"
@@ -102,9 +103,15 @@ class SGLang(Policy):
         if self.dynamic_chunking and (self.prefill_s is None or self.max_model_len is None):
             raise ValueError("dynamic_chunking needs max_model_len and a cost model")
         self.max_rows = self.pp_max_micro_batch_size or max(self.max_running_requests // depth, 1)
-        self.newest_first = self.mixed_chunk
-        self.leaves_out = self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking)
-        self.decodes_ahead = None if self.slotted else "question"
+        self.rules = EngineRules(
+            pipelined_chunks=True,
+            preempted_last=True,
+            cache="radix",
+            slotted=slotted,
+            ahead=None if slotted else "question",
+            newest_first=self.mixed_chunk,
+            cuts=self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking),
+        )
         self.new_token_ratio = self._most_ratio = min(0.7 * self.schedule_conservativeness, 1.0)
         self._slots: dict[int, Slot] = {}
         self._idles = self._passes = 0
@@ -118,9 +125,9 @@ class SGLang(Policy):
             return None
         return f"{tokens} tokens, a page of them spare, do not leave one of the pool"
 
-    def schedule(self, view: View) -> Iterator[Plan | Upkeep]:
+    def schedule(self, view: EngineView) -> Iterator[Plan | Action]:
         slot = self._slots.setdefault(view.slot, Slot())
-        running = view.ready_decodes if self.slotted else view.running - len(view.partials)
+        running = view.ready_decodes if self.rules.slotted else view.running - len(view.partials)
         slot.full &= running >= slot.running
         if view.idles != self._idles:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
@@ -139,7 +146,7 @@ class SGLang(Policy):
             yield from _go_on(ready)
 
     def _take_prompts(
-        self, view: View, slot: Slot, running: int
+        self, view: EngineView, slot: Slot, running: int
     ) -> Generator[Upkeep, None, list[tuple[Prompt, int]]]:
         """Take the next chunk of the prompt under way, then prompts that wait, in order."""
         if view.asked <= self._decodes_until:
@@ -171,7 +178,7 @@ class SGLang(Policy):
             slot.full = yield from self._admit(room, places, waiting)
         return room.taken
 
-    def _received(self, view: View) -> Iterator[Prompt]:
+    def _received(self, view: EngineView) -> Iterator[Prompt]:
         """Iterate over the prompts that wait and that the scheduler has been told of."""
         if self.scheduler_recv_interval == 1:
             return view.waiting
@@ -197,7 +204,7 @@ class SGLang(Policy):
                 return True
         return False
 
-    def _look_up(self, view: View) -> Iterator[Upkeep]:
+    def _look_up(self, view: EngineView) -> Iterator[Upkeep]:
         """Look up those that wait: to order them, or lest what they begin with is evicted."""
         if self.schedule_policy == "lpm" and view.num_waiting <= LOOKED_UP:
             yield Upkeep(waiting=_longest_prefix_first(view))
@@ -208,8 +215,8 @@ class SGLang(Policy):
         self._passes += 1
 
     def _prefill(
-        self, view: View, prompts: Sequence[tuple[Prompt, int]]
-    ) -> Iterator[Plan | Upkeep]:
+        self, view: EngineView, prompts: Sequence[tuple[Prompt, int]]
+    ) -> Iterator[Plan | Action]:
         """Plan prompts; of those that are cut only the last goes on, the others decode."""
         cut = [prompt for prompt, tokens in prompts if tokens < prompt.remaining]
         spare_pages = len(prompts) if view.page_tokens > 1 else 0
@@ -224,7 +231,7 @@ class SGLang(Policy):
             ]
         )
 
-    def _decode(self, view: View, running: int) -> Iterator[Plan | Upkeep]:
+    def _decode(self, view: EngineView, running: int) -> Iterator[Plan | Action]:
         """Plan the decodes of a slot, without those whose last allowed token is in flight."""
         ready = view.ready_decodes
         short = view.decode_pages(ready, ORDER) > view.free_pages
@@ -243,7 +250,7 @@ class SGLang(Policy):
         else:
             yield Plan(kv_limited=short or view.num_waiting > 0)
 
-    def _retract(self, view: View) -> Iterator[Plan | Upkeep]:
+    def _retract(self, view: EngineView) -> Iterator[Plan | Action]:
         """Retract who has generated least until the others fit; estimate the ratio anew."""
         decodes = view.decodes
         while view.decode_pages(view.ready_decodes, ORDER) > view.free_pages:
@@ -298,7 +305,7 @@ class Room:
     length and no prefix cache (`walks`), it is looked ahead to the ends instead.
     """
 
-    view: View
+    view: EngineView
     chunk: int
     inputs: int
     planned: int
@@ -392,12 +399,12 @@ class Room:
         return request.output_limit * self.share(request) - request.generated, request.tokens
 
 
-def _go_on(decodes: int) -> Iterator[Plan | Upkeep]:
+def _go_on(decodes: int) -> Iterator[Plan | Action]:
     yield Upkeep(empty_pages=decodes)
     yield Plan(decodes=decodes, order=ORDER)
 
 
-def _longest_prefix_first(view: View) -> list[int]:
+def _longest_prefix_first(view: EngineView) -> list[int]:
     """Return those that wait by how much of them is cached, the most first.
 
     Of those that begin with the same tokens, little of them cached, all but the first go last.

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from evenflow.core.routing import Router
-from evenflow.core.world import Dispatch, PromptWait
 from evenflow.costs import Fabric, StageCost, SwapCost
+from evenflow.engines.lock_step import PromptWait
 from evenflow.errors import MOST, is_count
 from evenflow.keys import (
     MOST_MODEL_LEN,
@@ -262,7 +262,7 @@ class RunConfig(Keys):
     """Factors on predicted seconds."""
     workers: Workers = EmulatedWorkers(kind="emulated")
     """Who computes in `evenflow run` and `serve`; a simulation has no workers."""
-    dispatch: Dispatch = "stage0"
+    dispatch: Literal["stage0", "eager", "engine_loop"] = "stage0"
     """When the policy is asked for a micro-batch: when stage 0 can take one, whenever the cap
     allows (`eager`), or in turns with waiting for one that is done (`engine_loop`).
     """

@@ -11,8 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from evenflow.core.kv import Holder, PrefixCache
+from evenflow.core.kv import Holder, KvCache, PrefixCache
 from evenflow.core.world import World
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.swap import SwapCache
 from evenflow.types import MicroBatch, Prefix, Request
 from sim.driver import Driver
 from sim.tandem import Tandem
@@ -149,8 +151,7 @@ class CheckedBatcher(AuditedBatcher):
             batch.decodes for batch in self.queues.in_flight.values() if batch.decodes is not None
         ]
         context = {seq.order: seq.computed for seq in self.queues.live.values()}
-        ready = (group for slot in self.queues.slots for group in slot.groups)
-        for group in (*ready, *flying):
+        for group in self.queues.decode_groups():
             for seq in group.sequences():
                 gained = min(group.stride, seq.finish_tick - group.tick) if group in flying else 0
                 context[seq.order] = group.context_of(seq) + gained
@@ -167,8 +168,9 @@ def test_pages_and_tokens_at_every_step(
     world: World, prefix_cache: bool, swap: bool, total_pages: int
 ) -> None:
     # Decodes that run ahead are never swapped, and this count knows one token on its way, not two.
-    assume(not getattr(world.make_scheduler(), "decodes_ahead", None))
-    world = replace(world, prefix_cache=prefix_cache, swap=swap, total_pages=total_pages)
+    assume(not EngineRules.of(world.make_scheduler()).ahead)
+    kv = SwapCache if swap else KvCache
+    world = replace(world, prefix_cache=prefix_cache, kv=kv, total_pages=total_pages)
     driver = Driver(world, Tandem, batcher=CheckedBatcher)
     result = driver.run()
     assert len(result.request_id) == len(world.requests)

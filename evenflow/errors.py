@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 import math
+import traceback
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from evenflow.compiled import own_annotations
@@ -57,6 +59,21 @@ def instead_of(word: object, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(given, begun or by_lower, n=1, cutoff=0.0 if begun else 0.5)
     hint = f'did you mean "{by_lower[nearest[0]]}"? ' if nearest else ""
     return f"{hint}known: {', '.join(names)}"
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file, line and source of an error, the last not of this package.
+
+    Of an attribute that an object of ours lacks, also the ones that it has.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    package = str(Path(__file__).parent)
+    last = ([frame for frame in frames if not frame.filename.startswith(package)] or frames)[-1]
+    hint = ""
+    if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("evenflow."):
+        known = [name for name in dir(error.obj) if not name.startswith("_")]
+        hint = f"; {instead_of(error.name, known)}"
+    return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"
 
 
 def require_package(module: str, who: str, extra: str, package: str = "") -> None:

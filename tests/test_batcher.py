@@ -16,7 +16,7 @@ from evenflow.engines.radix import RadixCache
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import PolicyError, StallError
 from evenflow.types import Plan, Prefill, Prefix, Request, Rules
-from tests.worlds import engine_of, send
+from tests.worlds import check_integrity, engine_of, send
 
 
 class Scripted:
@@ -288,7 +288,7 @@ def test_an_early_stop_ends_a_request_and_frees_its_pages() -> None:
     batch = send(serving, 1.0)
     assert decision_of(batch).decodes == (1,)
     serving.complete(batch, 2.0)
-    serving.pool.check_integrity([])
+    check_integrity(serving.pool, [])
     assert serving.view.expected_output_tokens == 0
 
 

@@ -35,7 +35,7 @@ from runtime.wire import Failed, driver_address, encode, open_socket
 from runtime.worker import Settings
 from sim import World
 from tests.failing_workers import PREPARE_S, Failing, SlowToPrepare
-from tests.worlds import small_world
+from tests.worlds import check_integrity, small_world
 
 PAGES, DEPTH = 24, 4
 COSTS = AffineCost(0.002, 1e-6, DEPTH)
@@ -94,7 +94,7 @@ def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
     assert replay(owner.journal, world.batcher()) is None
     assert result.status == ["completed"] * len(REQUESTS)
     assert tokens == made_up(REQUESTS)
-    owner.pool.check_integrity([])
+    check_integrity(owner.pool, [])
     assert result.sampled_rows.sum() == result.output_tokens.sum()
     assert result.gap_count.sum() == (result.output_tokens - 1).sum()
     check_causes(result)

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from evenflow.core.decodes import Sequence
 from evenflow.core.replay import replay
-from evenflow.core.scheduling import Prompt
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.swap import SwapCache
-from evenflow.engines.view import Decode
+from evenflow.engines.view import Decode, EnginePrompt
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers.sglang import Room, SGLang
 from evenflow.types import Request
@@ -85,7 +84,7 @@ def test_chunks_of_a_time_that_bends_down_at_first_are_those_of_its_square() -> 
 def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> None:
     """Each takes two pages of 16 and 40 more tokens: of 208, two prompts, not three."""
     room = room_of(13)
-    prompts = [Prompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(3)]
+    prompts = [EnginePrompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(3)]
     taken = []
     for prompt in prompts:
         taken.append(room.fits(prompt))
@@ -102,7 +101,9 @@ def room_of(pages: int, *decodes: Decode) -> Room:
 def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) -> None:
     """Both hold two pages and write 40 tokens each: 64 + 80 of the pool, and two to spare."""
     room = room_of(pages)
-    first, second = (Prompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(2))
+    first, second = (
+        EnginePrompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(2)
+    )
     room.take(first, 16)
     assert room.fits(second) == fits
 
@@ -111,7 +112,7 @@ def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) ->
 def test_what_has_ended_leaves_nothing_behind_to_wait_for(generated: int, fits: bool) -> None:
     """Beside 32 + 40 tokens of a prompt; a decode frees 100 with its ninth, if that is to come."""
     room = room_of(4, Decode(1, 91, generated, 9, exact=True))
-    assert room.fits(Prompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
+    assert room.fits(EnginePrompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
 
 
 def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:

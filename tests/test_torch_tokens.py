@@ -29,6 +29,7 @@ from tests.torch_pipeline import (
     threads_for_processes,
     world_of,
 )
+from tests.worlds import check_integrity
 
 POLICIES: list[tuple[str, dict[str, Any]]] = [
     ("static", {"max_num_seqs": 4}),
@@ -67,7 +68,7 @@ def test_greedy_tokens_are_those_of_transformers(
     with pipeline_of(settings_of(folder, stages, transport="one_process")) as pipeline:
         tokens = serve(pipeline, world, batcher)
     assert tokens == expected
-    batcher.pool.check_integrity([])
+    check_integrity(batcher.pool, [])
     if name not in ("static", "orca"):  # they reserve all pages beforehand
         assert batcher.queues.preemptions
 
@@ -157,7 +158,7 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
         stop = ends.get(number)
         assert tokens[number] == (full[: full.index(stop[0]) + 1] if stop else full)
     assert any(len(tokens[number]) < len(full) for number, full in greedy.items())
-    batcher.pool.check_integrity([])
+    check_integrity(batcher.pool, [])
     assert batcher.pool.free_pages == batcher.pool.total_pages
 
 
@@ -222,7 +223,7 @@ def test_virtual_engines_write_what_one_writes(llama: tuple[Path, Any]) -> None:
             assert serve(pipeline, world, *engines) == expected
         assert any(engine.queues.preemptions for engine in engines)
         for engine in engines:
-            engine.pool.check_integrity([])
+            check_integrity(engine.pool, [])
             assert engine.pool.free_pages == engine.pool.total_pages == FEW_PAGES
             assert replay(engine.journal, world.batcher()) is None
 

@@ -119,13 +119,35 @@ def small_world(
     return replace(plain, **changes)
 
 
+def check_integrity(pool: Any, held: list[int]) -> None:
+    """Fail unless every page is empty, idle or held, and counts its holders.
+
+    `held` are the ids of all requests; a page that n of them share is there n times.
+    """
+    published, idle = getattr(pool, "_published", {}), getattr(pool, "_idle", {})
+    for page, node in published.items():
+        assert node.page == page, f"page {page} is published as {node.page}"
+        counts = f"page {page}: {node.holders} holders counted, {held.count(page)} hold it"
+        assert node.holders == held.count(page), counts
+        assert (page in idle) == (not node.holders), counts
+    distinct = list(dict.fromkeys(held))
+    shared = [page for page in held if page in published]
+    assert pool.saved_pages == len(shared) - len(set(shared)), f"{pool.saved_pages} saved"
+    assert len(held) - pool.saved_pages == len(distinct), "an unpublished page is held twice"
+    free = [*pool._free_ids, *range(pool._unused, pool.total_pages), *idle]
+    counts = f"{pool.free_pages} free, {len(distinct)} held, {pool.total_pages} in all"
+    assert len(free) == pool.free_pages, counts
+    assert len(free) + len(distinct) == pool.total_pages, counts
+    assert len(set(free).union(distinct)) == pool.total_pages, counts
+
+
 class AuditedBatcher(RecordingPoolBatcher):
     """Counts its pages and waiting tokens anew after all that may move one."""
 
     def audit(self) -> None:
         queues = self.queues
         held = {id(seq): seq for seq in (*queues.live.values(), *self.moving.values())}
-        self.pool.check_integrity([page for seq in held.values() for page in seq.pages])
+        check_integrity(self.pool, [page for seq in held.values() for page in seq.pages])
         remaining = [seq.remaining for seq in queues.live.values() if not seq.decoding]
         assert queues.waiting_tokens == sum(remaining)
 
@@ -159,7 +181,7 @@ class AuditedBatcher(RecordingPoolBatcher):
 def require_idle(engine: Batcher) -> None:
     """Fail unless nothing is left in an engine: no request, no token, no page."""
     queues = engine.queues
-    engine.pool.check_integrity([])
+    check_integrity(engine.pool, [])
     assert not [*queues.live, *getattr(engine, "moving", ()), *queues.aborted]
     assert (len(queues.admitted), queues.running_decodes, queues.ready.num_sequences) == (0, 0, 0)
     assert (queues.waiting_tokens, len(queues.in_flight)) == (0, 0)

@@ -1,7 +1,4 @@
-"""Micro-batches: chunks of prompts and a group of decodes that travel through the stages together.
-
-Knows their numbers, not their cost.
-"""
+"""Micro-batches: chunks of prompts and a group of decodes that pass through the stages together."""
 
 from __future__ import annotations
 
@@ -61,11 +58,11 @@ class Notes:
 class MicroBatch:
     """Work that travels through the stages together.
 
-    `decodes` is the group of sequences that decode (None: no decode), on `decode_tokens` tokens;
-    before this step they attend to `decode_context` tokens, summed. `sampled_rows` tokens need
-    logits: every decode token and every last chunk. `output_tokens` come out at the end.
-    `free_pages` are left when it was scheduled; `kv_tokens` token slots are filled in the others,
-    its own included. `charged` is the work that costs time where that differs from the above.
+    `decodes` is a group (None: no decode) that computes `decode_tokens` and attends to
+    `decode_context` tokens before this step, summed. `sampled_rows` tokens need logits: decode
+    tokens and last chunks. `output_tokens` come out at the end. `free_pages` are left when it was
+    scheduled, and `kv_tokens` slots filled in the others, its own included. `charged` is the work
+    that costs time where that differs from the above.
 
     NOTE: no dataclass, whose constructor mypyc does not compile.
     """

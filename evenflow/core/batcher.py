@@ -1,18 +1,15 @@
-"""The serving state machine of one engine, with three verbs: `add`, `next` and `complete`.
+"""The serving state machine of one engine, with three verbs.
 
 `add` takes an arrival, `next` asks the policy and carries out its plan, `complete` takes a
-micro-batch back; where clients may leave, `abort` ends a request. The Batcher has no clock and
-decides nothing: mechanism is in `queues` and `kv`, policy in `evenflow.schedulers`. One thread or
-process owns it.
+micro-batch back. The Batcher has no clock and decides nothing: mechanism is in `queues` and `kv`,
+policy in `evenflow.schedulers`. One thread or process owns it.
 """
 
 from __future__ import annotations
 
-import traceback
 from collections import abc
 from dataclasses import replace
 from numbers import Integral
-from pathlib import Path
 from typing import Any, get_args
 
 from evenflow.compiled import mypyc_attr
@@ -21,8 +18,8 @@ from evenflow.core.decodes import ONE_TOKEN, DecodeGroup, Decoding, Sequence
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.request import Request
 from evenflow.core.rules import rules_of
-from evenflow.core.scheduling import Action, Order, Plan, Prefill, Prompt, Scheduler, View
-from evenflow.errors import PolicyError, StallError, UsageError, instead_of
+from evenflow.core.scheduling import Action, Order, Plan, Prefill, Scheduler
+from evenflow.errors import PolicyError, StallError, UsageError, place_of
 
 ORDERS = frozenset(get_args(Order))
 
@@ -30,8 +27,7 @@ UNCAPPED = 1 << 60
 """Micro-batches in flight without a cap."""
 
 MOST_WAKES = 10_000
-"""How often in a row a policy may ask to be woken, with requests that wait and nothing in flight,
-and send nothing: a poll each millisecond of 10 s in which nothing else happens."""
+"""How often in a row a policy may ask to be woken while nothing is in flight: each ms of 10 s."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -58,6 +54,7 @@ class Batcher:
         asks_again: bool = True,
     ) -> None:
         self.scheduler = scheduler
+        self.policy_name = type(scheduler).__name__
         self.rules = rules_of(scheduler)
         if pipelined_chunks is not None:
             self.rules = replace(self.rules, pipelined_chunks=pipelined_chunks)
@@ -92,7 +89,7 @@ class Batcher:
     # -- the three verbs ------------------------------------------------------------------------
 
     def add(self, request: Request) -> str | None:
-        """Queue an arrival; return None, or why it can never be served (it is then not queued)."""
+        """Queue an arrival; return None, or why it can never be served."""
         reason = self.refusal(request)
         if reason is not None:
             return reason
@@ -106,8 +103,8 @@ class Batcher:
         """Ask the policy for a micro-batch and put it in flight; None means wait.
 
         The policy is asked only when there is something it could send. `wait_reason` then says why
-        nothing is sent, `wake_at_s` when the policy wants to be asked again. Raises PolicyError for
-        a plan that cannot be carried out, StallError for one that would never send anything.
+        nothing is sent, `wake_at_s` when to ask again. Raises PolicyError for a plan that cannot be
+        carried out, StallError for one that would never send anything.
         """
         queues = self.queues
         self.wake_at_s = None
@@ -135,13 +132,13 @@ class Batcher:
         """
         if self.queues.in_flight.pop(batch.batch_id, None) is not batch:
             raise ValueError(f"micro-batch {batch.batch_id} is not in flight")
-        return self.queues.take_back(batch, now_s, stopped)
+        self.queues.now_s = now_s
+        return self.queues.take_back(batch, stopped)
 
     def abort(self, request_id: int) -> Sequence:
         """End a request before its time, wherever it is; return it, `generated` up to date.
 
-        While micro-batches compute with its pages, these stay and it counts as running. Raises
-        ValueError for a request that is not being served.
+        Raises ValueError for a request that is not being served.
         """
         seq = self.queues.live.get(request_id)
         if seq is None or seq.aborted:
@@ -167,9 +164,8 @@ class Batcher:
     def wait_reason(self) -> str:
         """Why nothing is sent (one of WAIT_REASONS): the policy's answer, or what is in the way.
 
-        It is the policy's doing if work waits (behind the cap, or behind an earlier chunk), or if
-        it has put the running decodes, enough for every stage, into fewer micro-batches than there
-        are stages. Otherwise there is too little work.
+        It is the policy if work waits behind the cap or an earlier chunk, or if running decodes,
+        enough for every stage, are in fewer micro-batches than there are stages.
         """
         if self._answer and self.can_send():
             return self._answer
@@ -190,16 +186,12 @@ class Batcher:
         reason: str | None = self._refuse(request.prompt_tokens, request.output_limit, self.pool)
         return reason
 
-    @property
-    def policy_name(self) -> str:
-        return type(self.scheduler).__name__
-
     # -- carrying out an answer -----------------------------------------------------------------
 
     def _ask(self, chunks: list[Chunk]) -> tuple[Plan, DecodeGroup | None]:
-        """Ask the policy and carry out its answer, adding `chunks`; return the last plan, decodes.
+        """Ask the policy and carry out its answer, perhaps in parts; return the plan and decodes.
 
-        An answer in parts is carried out part by part, as the policy makes them.
+        Chunks are added to `chunks`.
         """
         try:
             answer = self.scheduler.schedule(self.view)
@@ -229,10 +221,7 @@ class Batcher:
             raise self._raised(error) from error
 
     def _carry_out(self, plan: tuple[Any, ...], chunks: list[Chunk]) -> DecodeGroup | None:
-        """Add the chunks of a plan to `chunks`; return its decodes.
-
-        It is a Plan, in which a user's policy may have put anything.
-        """
+        """Add the chunks of a Plan to `chunks`; return its decodes. It may hold anything."""
         prefills, decodes, order, victims, preempt, _, _ = plan
         for request_id in preempt:
             self.queues.preempt(self.preemptible(request_id))
@@ -357,23 +346,8 @@ class Batcher:
         return self._broken(f"plans {value!r} as {what}; {right} is right")
 
     def _raised(self, error: BaseException) -> PolicyError:
-        return self._broken(f"raised {type(error).__name__}: {error}{_place_of(error)}")
+        return self._broken(f"raised {type(error).__name__}: {error}{place_of(error)}")
 
     def _broken(self, what: str, seq: Sequence | None = None) -> PolicyError:
         of = "" if seq is None else f", request {seq.request.request_id}:"
         return PolicyError(f"policy {self.policy_name}{of} {what}")
-
-
-def _place_of(error: BaseException) -> str:
-    """Return the file, line and source of an error, the last not of this package.
-
-    Of an attribute that is missing, also the ones there are.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    package = str(Path(__file__).parent.parent)
-    last = ([frame for frame in frames if not frame.filename.startswith(package)] or frames)[-1]
-    hint = ""
-    if isinstance(error, AttributeError) and isinstance(error.obj, View | Prompt | Plan):
-        known = [name for name in dir(error.obj) if not name.startswith("_")]
-        hint = f"; {instead_of(error.name, known)}"
-    return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"

@@ -2,7 +2,6 @@
 
 Sequences that decode together advance together, so a group keeps one tick. The next page and the
 end of a sequence wait in buckets under their ticks: a step costs O(changes), not O(sequences).
-Knows no policy, no pool and no clock.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ class Sequence(Holder):
 
     `prompt_tokens` is what the current prefill must compute: the prompt, and after a preemption the
     output so far. `computed` of it has been scheduled, or kept. `cached_tokens` of the prompt were
-    never computed; the last `left_out` are not computed at all, where a prefill ends early.
-    `order` numbers arrivals, `epoch` counts preemptions. An `aborted` sequence is still there only
-    while micro-batches compute with its pages.
+    never computed; the last `left_out` never are, where a prefill ends early. `order` numbers
+    arrivals, `epoch` counts preemptions. An `aborted` sequence waits for micro-batches to return.
     """
 
     prompt_tokens: int
@@ -76,21 +74,12 @@ Buckets = dict[int, list[Sequence]]
 class DecodeGroup:
     """Sequences that decode in lock-step: an ordered handle with its length and total context.
 
-    `members` maps request ids to sequences, in the order in which they joined. `context` is the
-    number of tokens they attend to, summed. `last_s` is when the group last stepped; a member that
-    joined since then has its own last time. A step yields `stride` tokens a member (here one).
+    `members` are by request id, in the order in which they joined; they attend to `context` tokens,
+    summed. `last_s` is when the group last stepped; a member that joined since then has its own
+    last time. A step yields `stride` tokens a member (here one).
     """
 
-    __slots__ = (
-        "_fresh",
-        "context",
-        "finish_at",
-        "last_s",
-        "members",
-        "page_at",
-        "stride",
-        "tick",
-    )
+    __slots__ = ("_fresh", "context", "finish_at", "last_s", "members", "page_at", "stride", "tick")
 
     def __init__(self) -> None:
         self.members: dict[int, Sequence] = {}
@@ -219,10 +208,9 @@ class DecodeGroup:
             self.page_at.setdefault(later, []).extend(again)
 
     def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
-        """Record one token for every member at `now_s`; return the members that end with it.
+        """Record one token for every member at `now_s`; return the members that end, which leave.
 
-        Appends the times since each member's previous token to `gap_s`, with how many members they
-        hold for. Members that end have left the group.
+        Appends the times since their previous tokens to `gap_s`, and the members of each time.
         """
         size = settled = len(self.members)
         if self._fresh:
@@ -274,8 +262,7 @@ ONE_TOKEN = Decoding()
 class ReadyQueue:
     """Groups in the order in which they returned; `num_sequences` counts their members.
 
-    Taking whole groups costs O(1) a group; taking part of one costs O(members that move). The
-    members that go first are always the same, but by arrival or row only where that is the order.
+    Taking whole groups costs O(1) a group; taking part of one costs O(members that move).
     """
 
     __slots__ = ("_page_tokens", "groups", "num_sequences")

@@ -1,8 +1,4 @@
-"""The KV cache: free pages, the content of full pages, and the pages of each request.
-
-A `PagePool` hands out pages. A `PrefixCache` finds full pages of known content again and shares
-them. A `KvCache` gives pages to holders. Knows no queue and no policy.
-"""
+"""The KV cache: free pages, the content of full pages, and the pages of each request."""
 
 from __future__ import annotations
 
@@ -60,20 +56,9 @@ class PagePool:
     """A pool of page ids; an id means the same page on every stage.
 
     `free_pages` + the pages held by requests is always `total_pages`. Pages that were never used
-    are counted, not listed, so a large pool costs no more than a small one. `saved_pages`: pages
-    that requests would hold more without sharing (here none do). `keeps`: content can be found
-    again (here never).
+    are counted, not listed. `saved_pages`: pages that requests would hold more without sharing.
+    `keeps`: content can be found again. Here nothing is shared and no content is kept.
     """
-
-    __slots__ = (
-        "_free_ids",
-        "_unused",
-        "free_pages",
-        "keeps",
-        "page_tokens",
-        "saved_pages",
-        "total_pages",
-    )
 
     def __init__(self, total_pages: int, page_tokens: int = 16) -> None:
         if total_pages < 1 or page_tokens < 1:
@@ -93,10 +78,7 @@ class PagePool:
         return -(-tokens // self.page_tokens)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` page ids; ask `free_pages` first.
-
-        Raises ValueError when fewer are free.
-        """
+        """Take `count` page ids; ValueError when fewer are free."""
         if count > self.free_pages:
             raise ValueError(f"{count} pages asked of {self.free_pages} free")
         self.free_pages -= count
@@ -136,26 +118,15 @@ class PagePool:
     def publish(self, holder: Holder, prefix: Prefix, tokens: int) -> None:
         """Make the full pages of a holder's first `tokens` tokens findable."""
 
-    def check_integrity(self, held: list[int]) -> None:
-        """Raise AssertionError unless the `held` ids and the free ones are all pages, once each."""
-        free = [*self._free_ids, *range(self._unused, self.total_pages)]
-        counts = f"{self.free_pages} free, {len(held)} held, {self.total_pages} in all"
-        assert len(free) == self.free_pages, counts
-        assert len(free) + len(held) == self.total_pages, counts
-        assert len(set(free).union(held)) == self.total_pages, counts
-
 
 class PrefixCache(PagePool):
     """A pool whose published pages stay findable until they are evicted.
 
-    A page is known by its content and that of all pages before it, so the cached pages are a tree,
-    and a lookup walks down from the root. Whether a page is computed yet is not known here.
-    `free_pages` counts pages that no request holds: empty ones, and idle ones with content. Idle
-    pages are evicted when no empty one is left, the longest idle first. A page is given back after
-    its successors in the chain, so it is never evicted before them.
+    A page is known by its content and that of all pages before it: cached pages are a tree, and a
+    lookup walks down from the root. `free_pages` counts pages that no request holds: empty ones,
+    and idle ones with content. Idle pages are evicted when no empty one is left, the longest idle
+    first; a page is given back after its successors, so it is never evicted before them.
     """
-
-    __slots__ = ("_idle", "_published", "_root")
 
     def __init__(self, total_pages: int, page_tokens: int = 16) -> None:
         super().__init__(total_pages, page_tokens)
@@ -219,10 +190,7 @@ class PrefixCache(PagePool):
         return known
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` page ids, evicting idle pages as needed; ask `free_pages` first.
-
-        Raises ValueError when fewer are free.
-        """
+        """Take `count` page ids, evicting idle pages as needed; ValueError when fewer are free."""
         if count <= self.free_pages:
             self.make_room(count)
         return super().allocate(count)
@@ -272,33 +240,12 @@ class PrefixCache(PagePool):
         stop = start + self.page_tokens - 1
         return prefix.blocks[start // prefix.block_tokens : stop // prefix.block_tokens + 1]
 
-    def check_integrity(self, held: list[int]) -> None:
-        """Raise AssertionError unless every page is empty, idle or held, and counts its holders.
-
-        `held` are the ids of all requests; a page that n of them share is there n times.
-        """
-        for page, node in self._published.items():
-            assert node.page == page, f"page {page} is published as {node.page}"
-            counts = f"page {page}: {node.holders} holders counted, {held.count(page)} hold it"
-            assert node.holders == held.count(page), counts
-            assert (page in self._idle) == (not node.holders), counts
-        distinct = list(dict.fromkeys(held))
-        shared = [page for page in held if page in self._published]
-        assert self.saved_pages == len(shared) - len(set(shared)), f"{self.saved_pages} saved"
-        assert len(held) - self.saved_pages == len(distinct), "an unpublished page is held twice"
-        self.free_pages -= len(self._idle)
-        try:
-            super().check_integrity([*distinct, *self._idle])
-        finally:
-            self.free_pages += len(self._idle)
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KvCache:
-    """The pages of a pool in the hands of holders.
+    """The pages of a pool in the hands of holders, with `tokens` tokens, shared ones several times.
 
-    `tokens` are computed and held, shared ones once for each holder. `keeps`: what a waiting holder
-    has computed before may be there still.
+    `keeps`: what a waiting holder has computed before may be there still.
     """
 
     def __init__(self, pool: PagePool) -> None:

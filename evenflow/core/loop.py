@@ -1,10 +1,8 @@
 """The loop of both worlds: finish the instant, then ask.
 
-All that happens at one instant (requests come, micro-batches return, stage 0 is free again) is
-applied first. When the instant is over, its owner calls `settle`, and the policies are asked while
-the dispatch rule allows it and one of them sends something. The owner is the driver of a simulation
-or of a real run: it has the clock, and a pipeline that takes micro-batches. The loop has neither,
-so both worlds ask at the same moments, with the same consequences.
+What happens at one instant (requests come, micro-batches return, stage 0 is free again) is applied
+first. When it is over, the owner calls `settle`, and the policies are asked while the dispatch rule
+allows it and one of them sends something. The owner, a driver, has the clock and the pipeline.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ from evenflow.results.run import WAIT_REASONS, RunResult
 
 
 class Pipeline(Protocol):
-    """The stages: they take micro-batches, which come back in the order in which they were sent.
+    """The stages, from which micro-batches come back in the order in which they were sent.
 
-    `is_free`: stage 0 could start one now. `submit` sends one to stage 0. `call_when_free`: have
-    `Loop.freed` called when stage 0, which is not free now, will be.
+    `is_free`: stage 0 could start one now. `call_when_free`: have `Loop.freed` called when stage 0,
+    which is not free now, will be.
     """
 
     def is_free(self, now_s: float) -> bool: ...
@@ -37,10 +35,8 @@ class Pipeline(Protocol):
 
 
 class Owner(Protocol):
-    """The driver of a loop, which has the clock.
-
-    `changed`: something happened, so `Loop.settle` is to be called when this instant is over.
-    `wake`: a policy asks to be asked again at that time. `finished`: sequences that have ended.
+    """The driver of a loop: `changed` calls for `settle` when this instant is over, `wake` at that
+    time. `finished` takes sequences that have ended.
     """
 
     def changed(self, now_s: float) -> None: ...
@@ -54,8 +50,7 @@ class Loop:
 
     The owner calls `admit` for an arrival, `returned` for each micro-batch that has left the last
     stage, and `freed` when stage 0 has computed one. `eager`: stage 0 need not be free for a
-    micro-batch to be sent. `recorder` hears of rejected requests and of waits; the pipeline tells
-    it of micro-batches, the owner of finished requests.
+    micro-batch to be sent. `recorder` hears from the loop of rejected requests and of waits.
     """
 
     asks_again: ClassVar[bool] = True
@@ -81,15 +76,12 @@ class Loop:
         self._travelling: deque[list[tuple[Batcher, MicroBatch]]] = deque()  # in order of return
         self._last_wait = ""
         self._is_free = None if eager else pipeline.is_free
-        self.freed: Callable[[float], None] = ignore if eager else self._changed
+        self.freed: Callable[[float], None] = _ignore if eager else self._changed
 
     # -- what happens at an instant -------------------------------------------------------------
 
     def admit(self, request: Request) -> str | None:
-        """Give an arrival to the engine with the fewest live requests.
-
-        Return None, or why it is rejected.
-        """
+        """Give an arrival to the engine with the fewest requests; return why not, or None."""
         reason = self._add(request)
         if reason is not None:
             self._recorder.reject(request, reason)
@@ -171,32 +163,25 @@ class Loop:
 
     def flush(self, more: Block) -> None:
         """Have the recorder put what it has, and `more` columns, where it keeps them."""
-        self._recorder.flush(*self._gaps(), more)
+        self._recorder.flush(**self._gaps(), more=more)
         for engine in self.engines:
             engine.queues.gap_s.clear()
             engine.queues.gap_count.clear()
 
     def result(self, **facts: Any) -> RunResult:
         """Return what happened so far; `facts` are those of `World.facts`."""
-        gap_s, gap_count = self._gaps()
-        return self._recorder.result(
-            gap_s=gap_s,
-            gap_count=gap_count,
-            total_pages=sum(engine.pool.total_pages for engine in self.engines),
-            **facts,
-        )
+        total_pages = sum(engine.pool.total_pages for engine in self.engines)
+        return self._recorder.result(total_pages=total_pages, **self._gaps(), **facts)
 
-    def _gaps(self) -> tuple[list[float], list[int]]:
+    def _gaps(self) -> dict[str, Any]:
         queues = [engine.queues for engine in self.engines]
-        return (
-            list(chain(*(one.gap_s for one in queues))),
-            list(chain(*(one.gap_count for one in queues))),
-        )
+        names = ("gap_s", "gap_count")
+        return {name: [*chain(*(getattr(one, name) for one in queues))] for name in names}
 
 
 def _num_live(engine: Batcher) -> int:
     return len(engine.queues.live)
 
 
-def ignore(_: float) -> None:
+def _ignore(_: float) -> None:
     """Take no notice that stage 0 is free: all that could be sent was sent before."""

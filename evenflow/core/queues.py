@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import abc, deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import Chunk, MicroBatch
@@ -16,13 +17,11 @@ from evenflow.core.decodes import DecodeGroup, Decoding, ReadyQueue, Sequence
 from evenflow.core.kv import KvCache
 from evenflow.core.request import Request
 
+Free = abc.Callable[[Sequence, int], None]
+"""Gives back the pages of a sequence, in which so many tokens are."""
 
-def by_arrival(seq: Sequence) -> int:
-    return seq.order
 
-
-def _by_pages(seq: Sequence) -> tuple[int, int]:
-    return len(seq.pages), seq.order
+_by_arrival = attrgetter("order")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -30,11 +29,10 @@ def _by_pages(seq: Sequence) -> tuple[int, int]:
 class Queues:
     """The sequences of one engine, and their counters.
 
-    `live` are all that are served: those `waiting`, `partials` (partly scheduled and free to go on,
+    `live` are all that are served: `waiting` ones, `partials` (partly scheduled and free to go on,
     by arrival), those `ready` to decode, and those of the micro-batches `in_flight`. All but the
     waiting ones are `admitted`, in that order. `aborted` ones end when what is in flight returns.
-    `waiting_tokens` await prefill. `gap_s` has each gap between tokens, for `gap_count` requests
-    each. `now_s` is when something last happened.
+    `gap_s` has the gaps between tokens, for `gap_count` requests each.
     """
 
     kv: KvCache
@@ -54,12 +52,10 @@ class Queues:
     completed_tokens: int = 0
     gap_s: list[float] = field(default_factory=list)
     gap_count: list[int] = field(default_factory=list)
-    victims: tuple[str, ...] = ("latest_arrived", "last_returned", "most_pages")
-    """Rules by which a running sequence is chosen for preemption."""
+    victims: tuple[str, ...] = ("latest_arrived", "last_returned", "most_pages")  # to preempt
     _arrived: int = 0
     ready: ReadyQueue = field(init=False)
-    free: abc.Callable[[Sequence, int], None] = field(init=False)
-    """Gives back the pages of a sequence that ended, in which so many tokens are."""
+    free: Free = field(init=False)  # pages of what ended
 
     def __post_init__(self) -> None:
         self.ready = ReadyQueue(self.kv.pool.page_tokens)
@@ -75,19 +71,17 @@ class Queues:
         self.kv.charge(batch)
         self.in_flight[batch.batch_id] = batch
 
-    def take_back(
-        self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int]
-    ) -> list[Sequence]:
+    def take_back(self, batch: MicroBatch, stopped: abc.Collection[int]) -> list[Sequence]:
         """Take back a micro-batch, in which requests `stopped` early; return what finished."""
         group, finished = batch.decodes, []
         if group is not None:
-            finished = group.step(now_s, self.gap_s, self.gap_count)
+            finished = group.step(self.now_s, self.gap_s, self.gap_count)
         if batch.chunks:
-            group = self.take_chunks(batch, group, finished, now_s)
+            group = self.take_chunks(batch, group, finished)
         if stopped or self.aborted:
             finished = self.end_early(finished, batch.chunks, group, stopped)
         for seq in finished:
-            self.retire(seq, now_s)
+            self.retire(seq)
         if group is not None and group.members:
             self.ready.append(group)
         return finished
@@ -159,7 +153,7 @@ class Queues:
         if start == seq.kept_tokens:
             self.admit(seq)
             if goes_on:
-                insort(self.partials, seq, key=by_arrival)
+                insort(self.partials, seq, key=_by_arrival)
         elif not goes_on:
             self.partials.remove(seq)
         seq.computed = stop
@@ -170,7 +164,7 @@ class Queues:
 
     def admit(self, seq: Sequence) -> None:
         """Take a sequence out of the queue: it runs from now on."""
-        self._leave_queue(seq)
+        self.waiting.remove(seq)
         if not seq.epoch:
             seq.first_scheduled_s = self.now_s
         self.admitted[seq.request.request_id] = seq
@@ -181,17 +175,13 @@ class Queues:
         self.kv.publish(seq, stop)
 
     def take_chunks(
-        self,
-        batch: MicroBatch,
-        group: DecodeGroup | None,
-        finished: list[Sequence],
-        now_s: float,
+        self, batch: MicroBatch, group: DecodeGroup | None, finished: list[Sequence]
     ) -> DecodeGroup | None:
         """Take chunks back; add what ends to `finished`, return the group of what decodes now."""
         for chunk in batch.chunks:
             if not self.return_chunk(chunk):
                 continue
-            if self.token_of_prefill(chunk.sequence, now_s) or chunk.sequence.aborted:
+            if self.token_of_prefill(chunk.sequence) or chunk.sequence.aborted:
                 finished.append(chunk.sequence)
             else:
                 group = self.empty_group() if group is None else group
@@ -203,22 +193,13 @@ class Queues:
         seq = chunk.sequence
         seq.chunks_in_flight -= 1
         if not (chunk.last or self.pipelined_chunks or seq.aborted):
-            insort(self.partials, seq, key=by_arrival)
+            insort(self.partials, seq, key=_by_arrival)
         return chunk.last
-
-    def _leave_queue(self, seq: Sequence) -> None:
-        if self.waiting[0] is seq:
-            self.waiting.popleft()
-        else:
-            self.waiting.remove(seq)
 
     # -- decoding, and the end ------------------------------------------------------------------
 
     def take_decodes(self, count: int, order: str, victims: str) -> DecodeGroup | None:
-        """Take ready decodes and give them pages, preempting by a rule while too few are free.
-
-        Return the group, None when nothing of it is left.
-        """
+        """Take ready decodes and give them pages, preempting by a rule while too few are free."""
         ready, pool = self.ready, self.kv.pool
         group = ready.take(count, order)
         due = group.due_pages()
@@ -230,13 +211,14 @@ class Queues:
             group.grow(pool.allocate(len(due)), pool.page_tokens)
         return group if group.members else None
 
-    def token_of_prefill(self, seq: Sequence, now_s: float) -> bool:
+    def token_of_prefill(self, seq: Sequence) -> bool:
         """Record a token that a sequence gets alone; return whether it is the request's last."""
-        self.record_token(seq, now_s)
+        self.record_token(seq)
         seq.generated += 1
         return seq.generated >= seq.request.output_tokens
 
-    def record_token(self, seq: Sequence, now_s: float) -> None:
+    def record_token(self, seq: Sequence) -> None:
+        now_s = self.now_s
         if seq.first_token_s <= now_s:
             self.gap_s.append(now_s - seq.last_token_s)
             self.gap_count.append(1)
@@ -261,11 +243,11 @@ class Queues:
             if batch.decodes is not None:
                 yield batch.decodes
 
-    def retire(self, seq: Sequence, now_s: float) -> None:
+    def retire(self, seq: Sequence) -> None:
         """End a sequence that has all its output."""
         held_tokens = seq.held_tokens
         seq.generated = min(seq.generated, seq.request.output_tokens)
-        seq.completion_s = now_s
+        seq.completion_s = self.now_s
         self.completed += 1
         self.completed_tokens += seq.generated
         if seq.pages:
@@ -274,9 +256,7 @@ class Queues:
             self.leave_queues(seq)
         self.forget(seq, held_tokens, self.free)
 
-    def forget(
-        self, seq: Sequence, held_tokens: int, free: abc.Callable[[Sequence, int], None]
-    ) -> None:
+    def forget(self, seq: Sequence, held_tokens: int, free: Free) -> None:
         """Let go a sequence that is in no queue and no micro-batch, and its pages, if any."""
         request_id = seq.request.request_id
         del self.live[request_id]
@@ -295,14 +275,10 @@ class Queues:
         group = next((group for group in sent if group is not None and seq in group), None)
         if group is not None:
             group.settle(seq)
-        if group is not None or self.computes(seq):
+        if group is not None or seq.chunks_in_flight:
             self.aborted.add(seq.request.request_id)
         else:
             self.drop(seq)
-
-    def computes(self, seq: Sequence) -> bool:
-        """Whether chunks in flight fill the pages of a sequence."""
-        return seq.chunks_in_flight > 0
 
     def drop(self, seq: Sequence) -> None:
         """Forget a sequence that was aborted."""
@@ -316,7 +292,7 @@ class Queues:
             return
         self.waiting_tokens -= seq.remaining
         if not seq.pages:
-            self._leave_queue(seq)
+            self.waiting.remove(seq)
         elif seq in self.partials:
             self.partials.remove(seq)
 
@@ -344,25 +320,19 @@ class Queues:
     # -- preemption -----------------------------------------------------------------------------
 
     def victim(self, rule: str, forming: DecodeGroup | None = None) -> Sequence:
-        """Choose among what is not in flight: ready decodes, those `forming`, partials by arrival.
-
-        `rule` is one of `victims`. The last returned is the last member of the last group.
-        """
+        """Choose by a rule of `victims` among ready decodes, those `forming`, and partials."""
         groups = [*self.ready.groups, forming] if forming is not None else self.ready.groups
         members = [(group.last_token_of(seq), seq) for group in groups for seq in group.sequences()]
         if rule == "last_returned":
             return max(reversed(members), key=lambda member: member[0])[1]
         decoding = [seq for _, seq in members]
         if rule == "most_pages":
-            return max(decoding, key=_by_pages)
+            return max(decoding, key=lambda seq: (len(seq.pages), seq.order))
         partials = [seq for seq in self.partials if not seq.chunks_in_flight]
-        return max(decoding + partials, key=by_arrival)
+        return max(decoding + partials, key=_by_arrival)
 
     def preempt(self, seq: Sequence, group: DecodeGroup | None = None) -> None:
-        """Free all pages and queue the sequence first; its output is part of its next prompt.
-
-        `group` is what is forming, which may hold the sequence.
-        """
+        """Free all pages and queue the sequence first; its output is part of its next prompt."""
         self.withdraw(seq, group)
         self.kv.publish(seq, seq.held_tokens)
         self.suspend(seq, seq.held_tokens)

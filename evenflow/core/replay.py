@@ -1,7 +1,4 @@
-"""Replay: a recorded run's inputs through a fresh Batcher must give the same decisions.
-
-A run of either world is checked against the rules like this, whatever the noise of the machine.
-"""
+"""Replay: a recorded run's inputs through a fresh Batcher must give the same decisions."""
 
 from __future__ import annotations
 
@@ -96,11 +93,10 @@ def replay(journal: Iterable[Entry], batcher: Batcher) -> str | None:
 
     ValueError for an input that cannot follow those before it: no run recorded that.
     """
-    in_flight: dict[int, MicroBatch] = {}
     for position, entry in enumerate(journal):
         place = f"entry {position} ({getattr(entry, 'verb', type(entry).__name__)})"
         try:
-            outcome, expected = _again(entry, batcher, in_flight)
+            outcome, expected = _again(entry, batcher)
         except (KeyError, ValueError) as error:
             raise ValueError(f"{place}: cannot follow those before it: {error}") from None
         if outcome != expected:
@@ -108,22 +104,18 @@ def replay(journal: Iterable[Entry], batcher: Batcher) -> str | None:
     return None
 
 
-def _again(
-    entry: Entry, batcher: Batcher, in_flight: dict[int, MicroBatch]
-) -> tuple[object, object]:
+def _again(entry: Entry, batcher: Batcher) -> tuple[object, object]:
     """Repeat one input; return its outcome, and the recorded one."""
     match entry:
         case Added(request, refusal):
             return batcher.add(request), refusal
         case Asked(now_s, decision):
-            batch = batcher.next(now_s)
-            if batch is not None:
-                in_flight[batch.batch_id] = batch
-            return decision_of(batch), decision
+            return decision_of(batcher.next(now_s)), decision
         case Completed(now_s, batch_id, stopped, finished):
-            if batch_id not in in_flight:
+            batch = batcher.queues.in_flight.get(batch_id)
+            if batch is None:
                 raise ValueError(f"micro-batch {batch_id} is not in flight")
-            sequences = batcher.complete(in_flight.pop(batch_id), now_s, stopped)
+            sequences = batcher.complete(batch, now_s, stopped)
             return tuple(seq.request.request_id for seq in sequences), finished
         case Call(verb, argument):
             getattr(batcher, verb)(argument)

@@ -36,9 +36,8 @@ class Rules:
     """What a policy asks of the queues that serve it; the default is what papers have.
 
     `pipelined_chunks`: consecutive chunks of a prompt may be in flight at once. `uncapped`: the
-    policy limits the micro-batches in flight itself; else there is one a stage, where the
-    deployment says nothing. `predictor`: the predictor that fills in `predicted_output_tokens`
-    before the run. An engine's rules are a subclass, which makes queues of its own.
+    policy limits the micro-batches in flight itself. `predictor` fills in `predicted_output_tokens`
+    before the run. The rules of an engine are a subclass, which makes other queues.
     """
 
     pipelined_chunks: bool = False
@@ -72,10 +71,7 @@ class Rules:
 
 
 def rules_of(policy: object) -> Rules:
-    """Return the rules of a policy, the default where it declares none.
-
-    Raises UsageError for rules of another type, and for an attribute that rules have replaced.
-    """
+    """Return the rules of a policy, by default the plain ones; UsageError for other types."""
     name, rules = type(policy).__name__, getattr(policy, "rules", None)
     if not isinstance(rules, Rules | None):
         raise UsageError(f"policy {name}: rules = {rules!r}; rules = Rules(...) is right")

@@ -1,7 +1,6 @@
 """What a policy reads and writes: a View of the serving, and a Plan for the next micro-batch.
 
-A View is a live facade over queues and counters: nothing is copied when a policy is asked, and
-nothing here shows the true length of an output.
+A View is a live facade: nothing is copied, and nothing shows the true length of an output.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from evenflow.core.decodes import DecodeLengths, Sequence
 from evenflow.core.queues import Queues
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Prompt:
     """A request that awaits prefill, as a policy sees it. Lengths are in tokens."""
 
@@ -36,8 +36,7 @@ class Prompt:
 
     @property
     def computed(self) -> int:
-        """How many of `tokens` need not be planned: scheduled, or kept from before (see
-        docs/kv.md)."""
+        """How many of `tokens` are scheduled, or kept from before (see docs/kv.md)."""
         return self._sequence.computed
 
     @property
@@ -71,25 +70,13 @@ class Prompt:
         """Output tokens that the client allows."""
         return self._sequence.request.output_limit
 
-    @property
-    def exact(self) -> bool:
-        """Whether the client asks for exactly so many output tokens (`ignore_eos`)."""
-        return self._sequence.request.max_new_tokens is None
-
-    def begins_with(self, tokens: int) -> tuple[int, ...] | None:
-        """Return names of its first blocks, of `tokens` tokens in all; None if it has fewer."""
-        prefix = self._sequence.request.prefix
-        if prefix is None or min(prefix.tokens, self.tokens) < tokens:
-            return None
-        return prefix.blocks[: -(-tokens // prefix.block_tokens)]
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class View:
     """The state of serving at the moment a policy is asked. Every counter is O(1).
 
-    Whatever iterates says over what; a policy that looks at every request at each question is slow.
-    Constants of the run: `depth` pipeline stages, `total_pages` of `page_tokens` tokens each.
+    A policy that iterates over the requests at each question is slow. Constants of the run: `depth`
+    pipeline stages, `total_pages` of `page_tokens` tokens each.
     """
 
     def __init__(self, queues: Queues, depth: int) -> None:
@@ -120,7 +107,7 @@ class View:
         return len(self._queues.waiting)
 
     @property
-    def partials(self) -> list[Prompt]:
+    def partials(self) -> abc.Sequence[Prompt]:
         """Partly scheduled prompts whose next chunk may go now, by arrival."""
         return [Prompt(seq) for seq in self._queues.partials]
 
@@ -131,10 +118,7 @@ class View:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens awaiting prefill: all waiting prompts, and the rest of partly scheduled ones.
-
-        Tokens count as cached that were when a prompt was last looked up.
-        """
+        """Tokens awaiting prefill, less what was cached when their prompts were last looked up."""
         return self._queues.waiting_tokens
 
     @property
@@ -188,8 +172,7 @@ class View:
     def expected_output_tokens(self) -> float:
         """Tokens the running decodes are still expected to produce; looks at each of them.
 
-        A request counts with its predicted output, or else with the mean output of the completed
-        requests (0 before the first), less what it has produced, and never below 0.
+        Without a prediction, a request is expected to produce the mean of the completed ones.
         """
         queues = self._queues
         mean = queues.completed_tokens / max(queues.completed, 1)
@@ -225,17 +208,15 @@ Victim = Literal[
 ]
 """The request that is preempted when a decode needs a page and none is free.
 
-The first three choose among what is not in flight. The last two are for rules that preempt in
-flight: the last to start to run, or the least urgent, of several the last to arrive."""
+The last two are for rules that preempt in flight: the last to start to run, or the least urgent."""
 
 
 class Prefill(NamedTuple):
     """A plan's order to compute the next `tokens` of a request's prompt.
 
     `hold_tokens`: the request holds pages for at least this many tokens from now on (the whole
-    prompt, or the model's length where memory is reserved); 0 means as many as are computed.
-    `ends`: the request decodes after these tokens, whatever they leave out, where the policy's
-    rules allow it.
+    prompt, or more where memory is reserved); 0 means as many as are computed. `ends`: the request
+    decodes after these tokens, whatever they leave out, where the policy's rules allow it.
     """
 
     request_id: int

@@ -21,9 +21,8 @@ from evenflow.runtimes import RuntimeOverheads
 
 
 class Link(NamedTuple):
-    """The link between neighbouring stages: it is busy for `per_token_s` seconds a token, and the
-    activations arrive `latency_s` later. `shared`: all hops queue for one link; else each hop has
-    one.
+    """The link between neighbouring stages: busy for `per_token_s` seconds a token, and the
+    activations arrive `latency_s` later. `shared`: all hops queue for one link.
     """
 
     per_token_s: float
@@ -40,11 +39,11 @@ class World:
     pages evenly among engines with a policy and one micro-batch in flight each. `dispatch`: the
     driver asks for a micro-batch when stage 0 can take one (`stage0`) or whenever the cap allows
     (`eager`). `max_in_flight` None: no cap. `hop_links` gives each hop between stages another link
-    than `link`. `replicas` > 1: as many pipelines of this kind, among which `router` divides the
-    requests. `prefix_cache`: requests share the pages of common prefixes. `before`: sets of
-    requests that the same engines served earlier, of which only their prefix caches are left.
-    `loop`, with its `loop_options`, `decoding` and `kv` are other kinds than the plain ones.
-    Raises UsageError for more engines than pages, and for an arrival after LATEST_S.
+    than `link`. `replicas` > 1: as many pipelines, among which `router` divides the requests.
+    `prefix_cache`: requests share the pages of common prefixes. `before`: sets of requests that the
+    same engines served earlier, of which only the prefix caches are left. `loop`, with its
+    `loop_options`, `decoding` and `kv` name other kinds than the plain ones. Raises UsageError for
+    more engines than pages, and for an arrival after LATEST_S.
     """
 
     requests: Sequence[Request]

@@ -50,8 +50,6 @@ class TwinPage(CachedPage):
 class AppendOnlyCache(PrefixCache):
     """A prefix cache in which the same content may be there several times."""
 
-    __slots__ = ()
-
     def find(self, chain: list[CachedPage], prefix: Prefix, tokens: int) -> int:
         """Find the cached full pages of the first `tokens` anew; return how many."""
         chain.clear()

@@ -48,24 +48,18 @@ class PaddedQueues(Queues):
         batch.charged = padded_work(batch.chunks, group, rectangle, self.decoding.row_tokens)
         super().sent(batch)
 
-    def take_back(
-        self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int]
-    ) -> list[Sequence]:
+    def take_back(self, batch: MicroBatch, stopped: abc.Collection[int]) -> list[Sequence]:
         """Take back a micro-batch, in which requests `stopped` early; return what finished."""
-        finished = super().take_back(batch, now_s, stopped)
+        finished = super().take_back(batch, stopped)
         if batch.decodes is not None and not batch.decodes.members:
             self.rectangles.pop(batch.decodes, None)
         return finished
 
     def take_chunks(
-        self,
-        batch: MicroBatch,
-        group: DecodeGroup | None,
-        finished: list[Sequence],
-        now_s: float,
+        self, batch: MicroBatch, group: DecodeGroup | None, finished: list[Sequence]
     ) -> DecodeGroup | None:
         """Take chunks back; a group that begins with them is padded to the longest."""
-        joined = super().take_chunks(batch, group, finished, now_s)
+        joined = super().take_chunks(batch, group, finished)
         if joined is not None and joined is not group:
             longest = max(chunk.stop for chunk in batch.chunks)
             self.rectangles[joined] = Rectangle(len(batch.chunks), longest)

@@ -16,7 +16,7 @@ from operator import attrgetter
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import Chunk, MicroBatch, Notes
 from evenflow.core.decodes import DecodeGroup, ReadyQueue, Sequence
-from evenflow.core.queues import Queues
+from evenflow.core.queues import Free, Queues
 from evenflow.engines.ahead import AheadGroup
 from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.engines.radix import RadixCache
@@ -120,26 +120,24 @@ class EngineQueues(Queues):
         if self.ahead:
             self._run_ahead(batch, sent)
 
-    def take_back(
-        self, batch: MicroBatch, now_s: float, stopped: abc.Collection[int]
-    ) -> list[Sequence]:
+    def take_back(self, batch: MicroBatch, stopped: abc.Collection[int]) -> list[Sequence]:
         """Take back a micro-batch, in which requests `stopped` early; return what finished."""
         sent, group = sent_of(batch), batch.decodes
         finished: list[Sequence] = []
         if sent.ahead is not None:
-            group, finished = None, self._catch_up(batch, sent.ahead, now_s)
+            group, finished = None, self._catch_up(batch, sent.ahead)
         else:
             if group is not None:
-                finished = group.step(now_s, self.gap_s, self.gap_count)
+                finished = group.step(self.now_s, self.gap_s, self.gap_count)
             if batch.chunks:
-                group = self.take_chunks(batch, group, finished, now_s)
+                group = self.take_chunks(batch, group, finished)
         if self.owed:
-            finished += self._deliver(batch, sent, now_s, stopped)
+            finished += self._deliver(batch, sent, stopped)
         if stopped or self.aborted:
             finished = self.end_early(finished, batch.chunks, group, stopped)
         for seq in self._rows_of(batch, finished) if self._late else finished:
             if seq in finished:
-                self.retire(seq, now_s)
+                self.retire(seq)
             else:
                 self.kv.publish(seq, seq.prompt_tokens)
         if group is not None and group.members:
@@ -264,16 +262,14 @@ class EngineQueues(Queues):
         begun = [seq for seq in begun if seq.pages and seq.computed == seq.prompt_tokens]
         return sorted(dict.fromkeys([*begun, *finished]), key=self.row_key)
 
-    def forget(
-        self, seq: Sequence, held_tokens: int, free: abc.Callable[[Sequence, int], None]
-    ) -> None:
+    def forget(self, seq: Sequence, held_tokens: int, free: Free) -> None:
         """Let go a sequence that is in no queue and no micro-batch, and its pages, if any."""
         super().forget(seq, held_tokens, free)
         self._prefilled_s.pop(seq, None)
 
     def abort(self, seq: Sequence) -> None:
         """End a sequence early: at once, or when what is in flight of it returns."""
-        if self.ahead:
+        if self.ahead or seq in self.owed:  # no micro-batch computes with its pages
             seq.aborted = True
             self.leave_queues(seq)
             late_tokens = self._recall(seq)
@@ -281,10 +277,6 @@ class EngineQueues(Queues):
             seq.generated -= late_tokens
         else:
             super().abort(seq)
-
-    def computes(self, seq: Sequence) -> bool:
-        """Whether chunks in flight fill the pages of a sequence."""
-        return super().computes(seq) and seq not in self.owed
 
     def leave_queues(self, seq: Sequence) -> None:
         """Take a sequence out of where it could be scheduled from; it still holds its pages."""
@@ -365,7 +357,7 @@ class EngineQueues(Queues):
         return late_tokens
 
     def _deliver(
-        self, batch: MicroBatch, sent: Sent, now_s: float, stopped: abc.Collection[int]
+        self, batch: MicroBatch, sent: Sent, stopped: abc.Collection[int]
     ) -> list[Sequence]:
         """Record what a micro-batch yields sequences preempted since; return those that end."""
         chunks = (chunk for chunk in batch.chunks if chunk.epoch != chunk.sequence.epoch)
@@ -378,7 +370,7 @@ class EngineQueues(Queues):
                 continue
             seq.prompt_tokens += tokens
             self.waiting_tokens += tokens
-            ended = [self.token_of_prefill(seq, now_s) for _ in range(tokens)][-1]
+            ended = [self.token_of_prefill(seq) for _ in range(tokens)][-1]
             if ended or seq.request.request_id in stopped:
                 finished.append(seq)
         return finished
@@ -415,12 +407,12 @@ class EngineQueues(Queues):
             self.resting.append((self.asked + self.ahead, group))
 
     def _catch_up(
-        self, batch: MicroBatch, ahead: dict[int, tuple[Sequence, int]], now_s: float
+        self, batch: MicroBatch, ahead: dict[int, tuple[Sequence, int]]
     ) -> list[Sequence]:
         """Record the tokens that decodes, gone ahead, get now; return those that end."""
         for chunk in batch.chunks:
             self.return_chunk(chunk)
-        self._record_tokens([seq for seq, _ in ahead.values()], now_s)
+        self._record_tokens([seq for seq, _ in ahead.values()])
         if self._append_only:
             for seq, generated in ahead.values():
                 self._publish_full(seq, seq.request.prompt_tokens + generated - 1)
@@ -430,12 +422,13 @@ class EngineQueues(Queues):
             self._recall(seq)
         return ended
 
-    def _record_tokens(self, sequences: list[Sequence], now_s: float) -> None:
+    def _record_tokens(self, sequences: list[Sequence]) -> None:
         """Record a token of each; equal times since the last are counted together."""
+        now_s = self.now_s
         for last_s, alike in groupby(sequences, _LAST_TOKEN_S):
             if not last_s <= now_s:  # not a number: these are the first
                 for seq in alike:
-                    self.record_token(seq, now_s)
+                    self.record_token(seq)
                 continue
             count = 0
             for seq in alike:

@@ -31,8 +31,6 @@ class RadixCache(PrefixCache):
     it, where another prompt goes on differently, and where a prompt ends whose output is in it.
     """
 
-    __slots__ = ("_node_of", "_nodes", "_uses")
-
     def __init__(self, total_pages: int, page_tokens: int = 16) -> None:
         super().__init__(total_pages, page_tokens)
         self._nodes: dict[TreeNode, None] = {}

@@ -12,6 +12,25 @@ from evenflow.core.scheduling import Prompt, View
 from evenflow.engines.queues import EngineQueues
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EnginePrompt(Prompt):
+    """A request that awaits prefill, with what its client asks for."""
+
+    __slots__ = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the client asks for exactly so many output tokens (`ignore_eos`)."""
+        return self._sequence.request.max_new_tokens is None
+
+    def begins_with(self, tokens: int) -> tuple[int, ...] | None:
+        """Return names of its first blocks, of `tokens` tokens in all; None if it has fewer."""
+        prefix = self._sequence.request.prefix
+        if prefix is None or min(prefix.tokens, self.tokens) < tokens:
+            return None
+        return prefix.blocks[: -(-tokens // prefix.block_tokens)]
+
+
 class Decode(NamedTuple):
     """A request whose prompt is computed, with the output tokens that are there of those allowed.
 
@@ -39,17 +58,22 @@ class EngineView(View):
         self._engine = queues
 
     @property
-    def waiting(self) -> abc.Iterator[Prompt]:
+    def waiting(self) -> abc.Iterator[EnginePrompt]:
         """Prompts of which nothing is scheduled, in order; preempted ones only when nothing of them
         is in flight."""
         if self._engine.kv.keeps:
-            return map(Prompt, map(self._engine.looked_up, self._waiting))
-        return map(Prompt, self._waiting)
+            return map(EnginePrompt, map(self._engine.looked_up, self._waiting))
+        return map(EnginePrompt, self._waiting)
 
     @property
-    def queue(self) -> abc.Iterator[Prompt]:
+    def queue(self) -> abc.Iterator[EnginePrompt]:
         """The `waiting` prompts, without a lookup of what a cache keeps of them."""
-        return map(Prompt, self._waiting)
+        return map(EnginePrompt, self._waiting)
+
+    @property
+    def partials(self) -> abc.Sequence[EnginePrompt]:
+        """Partly scheduled prompts whose next chunk may go now, by arrival."""
+        return [EnginePrompt(seq) for seq in self._engine.partials]
 
     @property
     def _waiting(self) -> abc.Iterator[Sequence]:

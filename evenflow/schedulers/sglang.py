@@ -15,10 +15,10 @@ from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Action, Order, Plan, Prefill, Prompt, SearchSpace
+from evenflow.core.scheduling import Action, Order, Plan, Prefill, SearchSpace
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.upkeep import Upkeep
-from evenflow.engines.view import Decode, EngineView
+from evenflow.engines.view import Decode, EnginePrompt, EngineView
 from evenflow.keys import Count, NonNegative
 from evenflow.schedulers.limits import Policy
 
@@ -147,7 +147,7 @@ class SGLang(Policy):
 
     def _take_prompts(
         self, view: EngineView, slot: Slot, running: int
-    ) -> Generator[Upkeep, None, list[tuple[Prompt, int]]]:
+    ) -> Generator[Upkeep, None, list[tuple[EnginePrompt, int]]]:
         """Take the next chunk of the prompt under way, then prompts that wait, in order."""
         if view.asked <= self._decodes_until:
             return []
@@ -178,7 +178,7 @@ class SGLang(Policy):
             slot.full = yield from self._admit(room, places, waiting)
         return room.taken
 
-    def _received(self, view: EngineView) -> Iterator[Prompt]:
+    def _received(self, view: EngineView) -> Iterator[EnginePrompt]:
         """Iterate over the prompts that wait and that the scheduler has been told of."""
         if self.scheduler_recv_interval == 1:
             return view.waiting
@@ -215,7 +215,7 @@ class SGLang(Policy):
         self._passes += 1
 
     def _prefill(
-        self, view: EngineView, prompts: Sequence[tuple[Prompt, int]]
+        self, view: EngineView, prompts: Sequence[tuple[EnginePrompt, int]]
     ) -> Iterator[Plan | Action]:
         """Plan prompts; of those that are cut only the last goes on, the others decode."""
         cut = [prompt for prompt, tokens in prompts if tokens < prompt.remaining]
@@ -312,17 +312,17 @@ class Room:
     ratio: float
     decodes: Sequence[Decode]
     reserved: float = field(init=False)
-    taken: list[tuple[Prompt, int]] = field(default_factory=list)
+    taken: list[tuple[EnginePrompt, int]] = field(default_factory=list)
     ends: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rest = ((min(one.output_limit - one.generated, CLIP), one) for one in self.decodes)
         self.reserved = self.planned + sum(tokens * self.share(one) for tokens, one in rest)
 
-    def walks(self, prompt: Prompt) -> bool:
+    def walks(self, prompt: EnginePrompt) -> bool:
         return prompt.exact and not self.view.prefix_cache
 
-    def share(self, request: Decode | Prompt) -> float:
+    def share(self, request: Decode | EnginePrompt) -> float:
         """Return which share of the output it is allowed a request is thought to need."""
         return 1.0 if request.exact else self.ratio
 
@@ -343,12 +343,12 @@ class Room:
         """Return the tokens of as many whole pages as `tokens` fill."""
         return self.view.pages_for(tokens) * self.view.page_tokens
 
-    def next_chunk_of(self, prompt: Prompt) -> int:
+    def next_chunk_of(self, prompt: EnginePrompt) -> int:
         """Return the next chunk of the prompt under way, which goes on in however little room."""
         tokens = min(self.chunk, int(self.total))
         return min(tokens if tokens > 0 else self.chunk, prompt.remaining)
 
-    def chunk_of(self, prompt: Prompt) -> int:
+    def chunk_of(self, prompt: EnginePrompt) -> int:
         """Return how much of a prompt that fits is taken: all of it, or whole pages."""
         tokens = prompt.remaining
         if self.walks(prompt):
@@ -356,7 +356,7 @@ class Room:
         cut = self.chunk // self.view.page_tokens * self.view.page_tokens
         return tokens if self.paged(tokens) <= self.chunk else cut
 
-    def take(self, prompt: Prompt, tokens: int) -> None:
+    def take(self, prompt: EnginePrompt, tokens: int) -> None:
         """Take the next `tokens` of a prompt; with the last of them, all the output it may need."""
         self.taken.append((prompt, tokens))
         output = 0 if tokens < prompt.remaining else min(prompt.output_limit, CLIP)
@@ -366,7 +366,7 @@ class Room:
         self.planned += tokens + self.view.page_tokens
         self.reserved += tokens + self.view.page_tokens + output
 
-    def fits(self, prompt: Prompt) -> bool:
+    def fits(self, prompt: EnginePrompt) -> bool:
         """Say whether a prompt and its output fit beside all that is reserved.
 
         What is kept of it, but comes into pages that are free now, counts too.
@@ -378,10 +378,11 @@ class Room:
         output = min(max(prompt.output_limit - prompt.generated, 0), CLIP)
         return prompt.remaining + output + self.view.page_tokens < self.total - kept
 
-    def _lasts(self, prompt: Prompt, free: int) -> bool:
+    def _lasts(self, prompt: EnginePrompt, free: int) -> bool:
         """Walk through the ends to come: is anything of `free` left before each of them?"""
         if not self.ends:
-            those: list[Decode | Prompt] = [prompt, *self.decodes, *(one for one, _ in self.taken)]
+            taken = [one for one, _ in self.taken]
+            those: list[Decode | EnginePrompt] = [prompt, *self.decodes, *taken]
             self.ends = sorted(map(self._end, those), key=itemgetter(0))
         else:  # before the last at the latest, as there
             end = self._end(prompt)
@@ -394,7 +395,7 @@ class Room:
             free += held_tokens
         return True
 
-    def _end(self, request: Decode | Prompt) -> tuple[float, int]:
+    def _end(self, request: Decode | EnginePrompt) -> tuple[float, int]:
         """Return after how many steps a request ends, and the tokens that it holds now."""
         return request.output_limit * self.share(request) - request.generated, request.tokens
 

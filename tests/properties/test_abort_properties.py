@@ -14,7 +14,14 @@ from evenflow.core.world import World
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.swap import SwapCache
 from evenflow.types import MicroBatch, Request
-from tests.worlds import SPECULATIONS, drawn_world, prefixes, require_idle, running_ahead
+from tests.worlds import (
+    SPECULATIONS,
+    check_integrity,
+    drawn_world,
+    prefixes,
+    require_idle,
+    running_ahead,
+)
 
 ACTIONS = st.lists(
     st.one_of(
@@ -104,7 +111,7 @@ class Play:
     def check(self) -> None:
         queues = self.owner.queues
         live = list(queues.live.values())
-        self.owner.pool.check_integrity([page for seq in live for page in seq.pages])
+        check_integrity(self.owner.pool, [page for seq in live for page in seq.pages])
         waits = [seq for seq in live if not (seq.aborted or seq.decoding)]
         assert queues.waiting_tokens == sum(seq.remaining for seq in waits)
         assert len(queues.admitted) == len(live) - len(queues.waiting)

@@ -18,7 +18,7 @@ from evenflow.engines.swap import SwapCache
 from evenflow.types import MicroBatch, Prefix, Request
 from sim.driver import Driver
 from sim.tandem import Tandem
-from tests.worlds import AuditedBatcher, worlds
+from tests.worlds import AuditedBatcher, check_integrity, worlds
 
 PAGE = 4
 
@@ -121,7 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_counted_once(self) -> None:
-        self.pool.check_integrity([page for holder in self.running for page in holder.pages])
+        check_integrity(self.pool, [page for holder in self.running for page in holder.pages])
         in_tree = self.pages_in_tree()
         assert len(self.cached()) == len(in_tree), "the same content is there twice"
         used = {page for holder in self.running for page in holder.pages}
@@ -175,4 +175,4 @@ def test_pages_and_tokens_at_every_step(
     result = driver.run()
     assert len(result.request_id) == len(world.requests)
     for engine in driver.engines:
-        engine.pool.check_integrity([])
+        check_integrity(engine.pool, [])

@@ -100,8 +100,3 @@ class MicroBatch:
         """Tokens that are computed, padding included."""
         charged = self.charged or self
         return charged.prefill_tokens + charged.decode_tokens
-
-    def sequences(self) -> list[Sequence]:
-        """The sequences of the micro-batch, prefill chunks first."""
-        decoding = list(self.decodes.sequences()) if self.decodes is not None else []
-        return [chunk.sequence for chunk in self.chunks] + decoding

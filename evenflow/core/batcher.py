@@ -27,7 +27,7 @@ UNCAPPED = 1 << 60
 """Micro-batches in flight without a cap."""
 
 MOST_WAKES = 10_000
-"""How often in a row a policy may ask to be woken while nothing is in flight: each ms of 10 s."""
+"""How often in a row a policy may send nothing, with nothing in flight or at one instant."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -80,11 +80,12 @@ class Batcher:
         self.wake_at_s: float | None = None
         self.given_up: list[Sequence] = []  # by the policy; the loop takes them
         self._asks_again = asks_again
+        self._row_tokens = decoding.row_tokens
         self._refuse = getattr(scheduler, "refuse", None)
         self._batches = 0
         self._answer = ""  # to the last question: why nothing is sent
-        self._wakes = 0  # answers in a row to wait and be woken, with nothing in flight
-        self._waited_after = 0  # so many micro-batches
+        self._wakes = 0  # answers in a row to wait, with nothing in flight or at one instant
+        self._waited_at: tuple[int, float | None] = (0, None)  # so many micro-batches, and when
 
     # -- the three verbs ------------------------------------------------------------------------
 
@@ -156,9 +157,10 @@ class Batcher:
         )
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing is on its way that would change what the policy sees."""
-        return not self.queues.in_flight
+    def under_way(self) -> str:
+        """What is under way that will change what the policy sees, in words; "" when idle."""
+        flying = len(self.queues.in_flight)
+        return f"{flying} micro-batches are under way" if flying else ""
 
     @property
     def wait_reason(self) -> str:
@@ -189,10 +191,7 @@ class Batcher:
     # -- carrying out an answer -----------------------------------------------------------------
 
     def _ask(self, chunks: list[Chunk]) -> tuple[Plan, DecodeGroup | None]:
-        """Ask the policy and carry out its answer, perhaps in parts; return the plan and decodes.
-
-        Chunks are added to `chunks`.
-        """
+        """Ask the policy and carry out its answer, adding `chunks`; return its plan and decodes."""
         try:
             answer = self.scheduler.schedule(self.view)
         except (Exception, SystemExit) as error:
@@ -265,11 +264,13 @@ class Batcher:
         for chunk in chunks:
             prefill_tokens += chunk.stop - chunk.start
             prompts += chunk.last
-        queues, kv, pool = self.queues, self.kv, self.pool
+        queues, kv = self.queues, self.kv
         if group is not None:
-            decode_tokens = len(group.members) * queues.decoding.row_tokens
+            decoded = len(group.members)
+            decode_tokens = decoded * self._row_tokens
             decode_context = group.context
-            decoded = group.next_tokens
+            if group.stride > 1:
+                decoded = group.next_tokens
         kv.tokens += prefill_tokens + decoded
         batch = MicroBatch(
             self._batches,
@@ -280,9 +281,9 @@ class Batcher:
             decode_tokens,
             decode_context,
             prompts + decode_tokens,
-            pool.free_pages,
+            self.pool.free_pages,
             prompts + decoded,
-            kv.tokens - pool.saved_pages * pool.page_tokens,
+            kv.held_tokens,
         )
         self._answer = ""
         self._batches += 1
@@ -323,21 +324,21 @@ class Batcher:
 
     def _wait(self, plan: Plan) -> None:
         """Note why nothing is sent; StallError where nothing ever would be."""
-        queues, idle = self.queues, self.is_idle
-        if self._waited_after != self._batches:
-            self._waited_after, self._wakes = self._batches, 0
-        self._wakes += idle
-        waits = plan.wake_at_s is not None or not self._asks_again
-        if idle and (not waits or self._wakes >= MOST_WAKES):
+        queues, idle = self.queues, not self.under_way
+        waited_at = self._batches, None if idle else queues.now_s
+        self._wakes = self._wakes + 1 if waited_at == self._waited_at else 1
+        self._waited_at = waited_at
+        waits = not idle or plan.wake_at_s is not None or not self._asks_again
+        if not waits or self._wakes >= MOST_WAKES:
             seq = next(iter(queues.live.values()))
             times = f" when asked {self._wakes} times" if self._wakes > 1 else ""
             prompts = len(queues.waiting) + len(queues.partials)
             raise StallError(
-                f"policy {self.policy_name} stalls at {queues.now_s:.6g} s: nothing is in flight, "
-                f"{len(queues.live)} requests wait (request {seq.request.request_id} first), "
-                f"and it sends nothing{times}; ready and not taken: {queues.ready.num_sequences} "
-                f"decodes, {prompts} prompts, with {self.pool.free_pages} of "
-                f"{self.pool.total_pages} pages free"
+                f"policy {self.policy_name} stalls at {queues.now_s:.6g} s: "
+                f"{self.under_way or 'nothing is in flight'}, {len(queues.live)} requests wait "
+                f"(request {seq.request.request_id} first), and it sends nothing{times}; ready "
+                f"and not taken: {queues.ready.num_sequences} decodes, {prompts} prompts, with "
+                f"{self.pool.free_pages} of {self.pool.total_pages} pages free"
             )
         self.wake_at_s = plan.wake_at_s
         self._answer = "kv" if plan.kv_limited else "policy"

@@ -208,10 +208,7 @@ class DecodeGroup:
             self.page_at.setdefault(later, []).extend(again)
 
     def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
-        """Record one token for every member at `now_s`; return the members that end, which leave.
-
-        Appends the times since their previous tokens to `gap_s`, and the members of each time.
-        """
+        """Record one token for every member, and the gaps; return the members that end."""
         size = settled = len(self.members)
         if self._fresh:
             settled -= len(self._fresh)

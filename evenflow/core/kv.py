@@ -245,13 +245,19 @@ class PrefixCache(PagePool):
 class KvCache:
     """The pages of a pool in the hands of holders, with `tokens` tokens, shared ones several times.
 
-    `keeps`: what a waiting holder has computed before may be there still.
+    `keeps`: what a waiting holder has computed before may be there still. `copies` are due (none).
     """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.tokens = 0
         self.keeps = pool.keeps
+        self.copies = 0
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that are computed and held, those of shared pages once."""
+        return self.tokens - self.pool.saved_pages * self.pool.page_tokens
 
     def look_up(self, holder: Holder, tokens: int) -> None:
         """Update `kept_tokens` of a waiting holder: the cached full pages of its `tokens`."""
@@ -283,4 +289,4 @@ class KvCache:
         holder.pages = []
 
     def charge(self, batch: Any) -> None:
-        """Add to a MicroBatch the cost of pages that are copied for it (here none)."""
+        """Add to a MicroBatch the cost of the copies that are due."""

@@ -154,8 +154,6 @@ class Loop:
             self._recorder.wait(now_s, reason)
             self._last_wait = reason
 
-    # -- what came of it ------------------------------------------------------------------------
-
     @property
     def outstanding(self) -> int:
         """Requests that were admitted and have not ended."""

@@ -17,8 +17,7 @@ from evenflow.core.decodes import DecodeGroup, Decoding, ReadyQueue, Sequence
 from evenflow.core.kv import KvCache
 from evenflow.core.request import Request
 
-Free = abc.Callable[[Sequence, int], None]
-"""Gives back the pages of a sequence, in which so many tokens are."""
+Free = abc.Callable[[Sequence, int], None]  # gives back pages with so many tokens
 
 
 _by_arrival = attrgetter("order")
@@ -68,7 +67,8 @@ class Queues:
 
     def sent(self, batch: MicroBatch) -> None:
         """Put a micro-batch in flight."""
-        self.kv.charge(batch)
+        if self.kv.copies:
+            self.kv.charge(batch)
         self.in_flight[batch.batch_id] = batch
 
     def take_back(self, batch: MicroBatch, stopped: abc.Collection[int]) -> list[Sequence]:
@@ -88,7 +88,7 @@ class Queues:
 
     def may_preempt(self, seq: Sequence) -> str:
         """Return why a sequence cannot be preempted now, or nothing."""
-        if not seq.pages or seq.chunks_in_flight:
+        if seq.request.request_id not in self.admitted or seq.chunks_in_flight:
             return "which holds no pages or is in flight"
         if seq.decoding and seq not in self.ready:
             return "which is in flight"
@@ -159,7 +159,8 @@ class Queues:
         seq.computed = stop
         seq.chunks_in_flight += 1
         self.waiting_tokens -= stop - start
-        self.publish_chunk(seq, stop, last=last)
+        if self.kv.keeps:
+            self.publish_chunk(seq, stop, last=last)
         return Chunk(seq, start, stop, last, seq.epoch)
 
     def admit(self, seq: Sequence) -> None:
@@ -202,6 +203,8 @@ class Queues:
         """Take ready decodes and give them pages, preempting by a rule while too few are free."""
         ready, pool = self.ready, self.kv.pool
         group = ready.take(count, order)
+        if group.stride == 1 and group.tick not in group.page_at:
+            return group
         due = group.due_pages()
         while len(due) > pool.free_pages:
             self.preempt(self.victim(victims, group), group)

@@ -13,21 +13,10 @@ from evenflow.core.queues import Queues
 from evenflow.core.scheduling import View
 from evenflow.errors import UsageError
 
-OLD_ATTRIBUTES = [
-    "append_only_pages",
-    "by_priority",
-    "decodes_ahead",
-    "leaves_out",
-    "newest_first",
-    "padded",
-    "pipelined_chunks",
-    "predictor",
-    "preempted_last",
-    "preempts_in_flight",
-    "radix_cache",
-    "slotted",
-    "uncapped",
-]
+OLD_ATTRIBUTES = """
+append_only_pages by_priority decodes_ahead leaves_out newest_first padded pipelined_chunks
+predictor preempted_last preempts_in_flight radix_cache slotted uncapped
+""".split()  # noqa: SIM905
 """Attributes that said of a policy what its rules say now."""
 
 

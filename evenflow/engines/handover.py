@@ -53,17 +53,21 @@ class PoolBatcher(Batcher):
             self.queues.keeps_pages = keeps_pages
             if self.queues.ahead and keeps_pages:
                 raise UsageError(
-                    f"policy {self.policy_name} lets decodes run ahead, which does not go with "
-                    "pools"
+                    f"policy {self.policy_name} lets decodes run ahead, which goes with dispatch: "
+                    "engine_loop, without swap, speculative and pools, and with its own "
+                    "prefix_cache"
                 )
 
     def _keep(self, seq: Sequence, held_tokens: int) -> None:
         self.moving[seq.request.request_id] = seq
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing is on its way that would change what the policy sees."""
-        return super().is_idle and not self.moving
+    def under_way(self) -> str:
+        """What is under way that will change what the policy sees, in words; "" when idle."""
+        flying, moving = len(self.queues.in_flight), len(self.moving)
+        if not moving:
+            return super().under_way
+        return f"{flying} micro-batches and the KV of {moving} requests are under way"
 
     def is_lost(self, request_id: int) -> bool:
         """Say whether the next token of a live request is computed again, as its pages are gone."""

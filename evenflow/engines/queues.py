@@ -147,7 +147,8 @@ class EngineQueues(Queues):
     def may_preempt(self, seq: Sequence) -> str:
         """Return why a sequence cannot be preempted now, or nothing."""
         sent_too = self.delivers or (self.ahead and seq.decoding)
-        if not seq.pages or (seq.chunks_in_flight and not sent_too):
+        running = seq.request.request_id in self.admitted
+        if not running or (seq.chunks_in_flight and not sent_too):
             return "which holds no pages or is in flight"
         if seq.decoding and not self.delivers and self._ready_with(seq) is None:
             return "which is in flight"

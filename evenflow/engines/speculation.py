@@ -8,6 +8,7 @@ from operator import mul
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.decodes import DecodeGroup, Decoding, Sequence
+from evenflow.sums import plain_sum
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -86,7 +87,7 @@ class Speculation(Decoding):
         The first wrong proposal ends the step and is replaced by a right token; if all are right,
         the step yields one more (Leviathan et al., 2023, equation 1).
         """
-        return sum(accumulate(self.acceptance, mul, initial=1.0))
+        return plain_sum(accumulate(self.acceptance, mul, initial=1.0))
 
     def group(self) -> DecodeGroup:
         """Return a group of decodes without members."""

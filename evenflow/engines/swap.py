@@ -20,7 +20,7 @@ class SwapCache(KvCache):
     def __init__(self, pool: PagePool) -> None:
         super().__init__(pool)
         self.keeps = True
-        self._rows = self._pages = 0
+        self._pages = 0
 
     def look_up(self, holder: Holder, tokens: int) -> None:
         """Update `kept_tokens` of a waiting holder: its copy, or else cached full pages."""
@@ -42,12 +42,11 @@ class SwapCache(KvCache):
         holder.kept_tokens = holder.swapped_tokens = tokens
 
     def _copy(self, tokens: int) -> None:
-        self._rows += 1
+        self.copies += 1
         self._pages += self.pool.pages_for(tokens)
 
     def charge(self, batch: Any) -> None:
         """Add to a MicroBatch the pages that were copied since the last one."""
-        if self._rows:
-            work = batch.charged or work_of(batch)
-            batch.charged = work._replace(swapped_rows=self._rows, swapped_pages=self._pages)
-            self._rows = self._pages = 0
+        work = batch.charged or work_of(batch)
+        batch.charged = work._replace(swapped_rows=self.copies, swapped_pages=self._pages)
+        self.copies = self._pages = 0

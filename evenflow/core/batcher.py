@@ -200,15 +200,14 @@ class Batcher:
             return answer, self._carry_out(answer, chunks)
         plan, group = Plan(), None
         for part in self._parts(answer):
-            if isinstance(part, Action):
+            if type(part) is Plan:
+                if part.decodes and group is not None:
+                    raise self._broken("takes decodes in two parts of a plan")
+                plan, group = part, self._carry_out(part, chunks) or group
+            elif isinstance(part, Action):
                 part.apply(self)
-                continue
-            if type(part) is not Plan:
+            else:
                 raise self._broken(f"returned {part!r}, not a Plan")
-            if part.decodes and group is not None:
-                raise self._broken("takes decodes in two parts of a plan")
-            plan = part
-            group = self._carry_out(part, chunks) or group
         return plan, group
 
     def _parts(self, answer: object) -> abc.Iterator[object]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import abc
 from itertools import islice
 
-from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import CachedPage, PrefixCache
 from evenflow.core.request import Prefix
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class TwinPage(CachedPage):
     """A node whose content may be on several pages.
 
@@ -46,7 +44,6 @@ class TwinPage(CachedPage):
         return sum(node.holders > 0 for node in chain)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class AppendOnlyCache(PrefixCache):
     """A prefix cache in which the same content may be there several times."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 
-from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import CachedPage, Holder, PrefixCache
 from evenflow.core.request import Prefix
 
@@ -22,7 +21,6 @@ class TreeNode:
         return not self.pages[-1].children and not self.pages[-1].holders
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class RadixCache(PrefixCache):
     """A prefix cache that evicts the leaf that was used least recently, as a whole.
 

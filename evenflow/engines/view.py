@@ -77,7 +77,8 @@ class EngineView(View):
 
     @property
     def _waiting(self) -> abc.Iterator[Sequence]:
-        return filterfalse(self._engine.owed.__contains__, self._engine.waiting)
+        owed, waiting = self._engine.owed, self._engine.waiting
+        return filterfalse(owed.__contains__, waiting) if owed else iter(waiting)
 
     @property
     def decodes(self) -> list[Decode]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
-from evenflow.core.batcher import UNCAPPED
-from evenflow.core.loop import Loop
+from evenflow.core.batcher import UNCAPPED, Batcher
+from evenflow.core.loop import Loop, Owner, Pipeline
 from evenflow.core.request import Request
 from evenflow.engines.queues import EngineQueues
 from evenflow.errors import UsageError
+from evenflow.results.recorder import Recorder
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -27,8 +28,16 @@ class EngineLoop(Loop):
 
     asks_again: ClassVar[bool] = False
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        engines: Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        eager: bool = False,
+    ) -> None:
+        super().__init__(engines, pipeline, owner, recorder, eager=eager)
         if self._others:
             raise UsageError("dispatch: engine_loop is the loop of one engine; virtual_engines: 1")
         (self._engine,) = self.engines

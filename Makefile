@@ -39,6 +39,7 @@ test: .venv-test/installed
 lint: .venv-test/installed
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
+	.venv-test/bin/lint-imports
 	.venv-test/bin/mypy
 
 # Empty where nothing can be compiled.
@@ -104,7 +105,7 @@ test-compiled: TESTS ?= tests/test_freeze.py tests/properties tests/oracle tests
 	tests/test_policies.py tests/test_replicas.py tests/test_disaggregated.py tests/test_engine_journals.py
 test-compiled: .venv-test/installed
 	@$(MAKE) --no-print-directory .venv-compiled-$(OPT)/installed
-	cd .venv-compiled-$(OPT)/src/evenflow-*/ && ../../bin/python -c "from evenflow import batcher; \
+	cd .venv-compiled-$(OPT)/src/evenflow-*/ && ../../bin/python -c "from evenflow.core import batcher; \
 		assert not batcher.__file__.endswith('.py'), batcher.__file__" && \
 	../../bin/python -m pytest -n 2 $(if $(CI),-p no:randomly) $(TESTS)
 
@@ -183,7 +184,7 @@ comma := ,
 
 # In a copy, so that nothing compiled lies beside the sources here; with the packages of .venv-test.
 .venv-compiled-%/installed: .venv-test/installed setup.py $(shell find \
-	evenflow sim traces profiler runtime experiments tools tests examples -type f ! -name '*.pyc')
+	evenflow/ sim traces profiler runtime experiments tools tests examples -type f ! -name '*.pyc')
 	@echo "compiling evenflow into $(@D)"
 	@.venv-test/bin/python -m venv --clear --without-pip $(@D)
 	@echo "$(CURDIR)"/.venv-test/lib/python*/site-packages >$$(echo $(@D)/lib/python*/site-packages)/test.pth

@@ -7,12 +7,13 @@ import sys
 from setuptools import setup
 
 HOT = """
-evenflow/batch.py evenflow/batcher.py evenflow/costs/base.py evenflow/decodes.py evenflow/kv.py
-evenflow/loop.py evenflow/queues.py evenflow/results/recorder.py evenflow/schedulers/admission.py
+evenflow/core/batch.py evenflow/core/batcher.py evenflow/core/decodes.py evenflow/core/kv.py
+evenflow/core/loop.py evenflow/core/queues.py evenflow/core/scheduling.py evenflow/costs/base.py
+evenflow/results/recorder.py evenflow/schedulers/admission.py
 evenflow/schedulers/limits.py evenflow/schedulers/reserving.py evenflow/schedulers/sarathi.py
 evenflow/schedulers/td_pipe.py evenflow/schedulers/token_throttling.py evenflow/schedulers/vllm.py
-evenflow/scheduling.py sim/arrivals.py sim/clock.py sim/driver.py
-sim/stages.py sim/tandem.py
+evenflow/core/scheduling.py evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/driver.py
+evenflow/sim/stages.py evenflow/sim/tandem.py
 """
 
 options: dict[str, list[object]] = {}

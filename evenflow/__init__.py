@@ -3,16 +3,16 @@
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
 `ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.plan`, `ef.figures`,
 `ef.intervals`, `ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for.
-They live upstairs, in `experiments`; no other module looks up there.
+They live upstairs, in `evenflow.api`; no other module looks up there.
 """
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from evenflow.core.request import Request
+from evenflow.core.scheduling import Plan, Prefill, Scheduler, View
 from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.request import Request
-from evenflow.scheduling import Plan, Prefill, Scheduler, View
 
 __version__ = "0.1.0"
 
@@ -56,19 +56,7 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     return loaded
 
 
-_front_door = later(__name__, dict.fromkeys(FRONT_DOOR, "experiments.api"))
-
-
-def __getattr__(name: str) -> Any:
-    try:
-        return _front_door(name)
-    except ModuleNotFoundError as error:
-        if error.name not in ("experiments", "experiments.api"):
-            raise
-        raise ImportError(
-            "experiments: what Python finds under this name is not evenflow's package; rename what "
-            "is in the way, or work in another folder"
-        ) from None
+__getattr__ = later(__name__, dict.fromkeys(FRONT_DOOR, "evenflow.api"))
 
 
 def __dir__() -> list[str]:

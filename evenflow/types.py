@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from evenflow.batch import Chunk, MicroBatch
-from evenflow.request import Handover, Prefix, Request
-from evenflow.scheduling import (
+from evenflow.core.batch import Chunk, MicroBatch
+from evenflow.core.request import Handover, Prefix, Request
+from evenflow.core.scheduling import (
     Order,
     Plan,
     Prefill,

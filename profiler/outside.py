@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenflow.children import end_with_parent, meeting
+from evenflow.core.scheduling import Plan, Prefill, View
+from evenflow.core.world import World
 from evenflow.costs import AffineCost
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
 from evenflow.files import load_tokenizer
+from evenflow.profiler.timed_runs import Key, flush_buffer, point
 from evenflow.results.run import Around, Floats, RunResult
-from evenflow.scheduling import Plan, Prefill, View
 from evenflow.types import Request
-from evenflow.world import World
-from profiler.timed_runs import Key, flush_buffer, point
 
 PROMPT_TOKENS = 16
 WARM_UP = 5

@@ -31,12 +31,16 @@ from evenflow.costs.profile.file import (
 )
 from evenflow.costs.tables import Curve
 from evenflow.errors import Count, Positive, UsageError, require_declared
-from evenflow.specs.deployment import require_shareable
-from evenflow.specs.model import ModelSpec
-from profiler import machine
-from profiler.outside import Service, all_reduce_points, copy_points, detokenise_points, host_points
-from profiler.shapes import Limits, Shape, ladder, random_shapes
-from profiler.timed_runs import (
+from evenflow.profiler import machine
+from evenflow.profiler.outside import (
+    Service,
+    all_reduce_points,
+    copy_points,
+    detokenise_points,
+    host_points,
+)
+from evenflow.profiler.shapes import Limits, Shape, ladder, random_shapes
+from evenflow.profiler.timed_runs import (
     PER_ROW,
     STAGE,
     CpuStopwatch,
@@ -56,6 +60,8 @@ from profiler.timed_runs import (
     time_run,
     undisturbed,
 )
+from evenflow.specs.deployment import require_shareable
+from evenflow.specs.model import ModelSpec
 
 TILES = (64, 128, 256)
 """Tokens of a tile that kernels of GPUs are known for. A grid has points on both sides of the edges

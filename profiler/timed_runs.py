@@ -20,7 +20,7 @@ import numpy as np
 
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
-from profiler.shapes import LEVELS, Limits, Shape, grid
+from evenflow.profiler.shapes import LEVELS, Limits, Shape, grid
 
 UNDISTURBED = 0.97
 """Share of its time for which a run must have had the CPU, to count as undisturbed."""
@@ -146,7 +146,7 @@ def summed(names: list[str], seconds: list[float]) -> dict[str, float]:
 
 PER_ROW = ("head", "sample")
 OUTSIDE = ("cpu_prepare",)
-"""What is no time of a stage: `profiler.outside` measures it where a pipeline serves."""
+"""What is no time of a stage: `evenflow.profiler.outside` measures it where a pipeline serves."""
 STAGE = "stage"
 """All that is not outside, of a run whose operators were not marked."""
 

@@ -14,21 +14,21 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from evenflow.batch import MicroBatch
-from evenflow.batcher import Batcher
-from evenflow.decodes import Sequence
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.loop import loop_of
+from evenflow.core.request import Request
+from evenflow.core.routing import router_of
+from evenflow.core.world import World
 from evenflow.errors import WorkerError
-from evenflow.loop import loop_of
-from evenflow.request import Request
 from evenflow.results.recorder import Block, Blocks, Recorder
 from evenflow.results.run import Floats, RunResult
-from evenflow.routing import router_of
-from evenflow.world import World
-from runtime.front import Front, TraceReplay
-from runtime.page_tables import StepWriter
-from runtime.pipeline import Pipeline
-from runtime.tokens import TextOf, TokenBook
-from runtime.wire import Free, Message, Returned
+from evenflow.runtime.front import Front, TraceReplay
+from evenflow.runtime.page_tables import StepWriter
+from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.tokens import TextOf, TokenBook
+from evenflow.runtime.wire import Free, Message, Returned
 
 LOOK_S = 0.1
 """How often a driver with nothing to do looks whether it shall stop."""

@@ -21,13 +21,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from evenflow.errors import UsageError, WorkerError
-from runtime.emulated import EmulatedSettings, Faults
-from runtime.torch.settings import TorchSettings, cores_of
-from runtime.wire import Key, Net, driver_address, open_socket, secure
-from runtime.worker import Place, Settings, run_worker
+from evenflow.runtime.emulated import EmulatedSettings, Faults
+from evenflow.runtime.torch.settings import TorchSettings, cores_of
+from evenflow.runtime.wire import Key, Net, driver_address, open_socket, secure
+from evenflow.runtime.worker import Place, Settings, run_worker
 
 if TYPE_CHECKING:
-    from runtime.wire import Context
+    from evenflow.runtime.wire import Context
 
 TIMES = 16
 """So often a worker asks for the driver's clock; the fastest answer is the best."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter, abc
 from dataclasses import dataclass, field
 
-from evenflow.batch import MicroBatch
-from evenflow.batcher import Batcher
-from evenflow.decodes import Sequence
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
 from evenflow.errors import WorkerError
-from runtime.tokens import TokenBook
-from runtime.wire import Growth, Piece, Shared, Step
+from evenflow.runtime.tokens import TokenBook
+from evenflow.runtime.wire import Growth, Piece, Shared, Step
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import zmq
 
 from evenflow.errors import WorkerError
-from runtime.wire import (
+from evenflow.runtime.wire import (
     Beat,
     Failed,
     Message,
@@ -36,10 +36,10 @@ from runtime.wire import (
     open_socket,
     step_address,
 )
-from runtime.worker import BEAT_S, Place, Settings, run_process
+from evenflow.runtime.worker import BEAT_S, Place, Settings, run_process
 
 if TYPE_CHECKING:
-    from runtime.hosts import Guest, Hosts
+    from evenflow.runtime.hosts import Guest, Hosts
 
 STOP_LIMIT_S = 2.0
 
@@ -115,7 +115,7 @@ class Pipeline:
         self._poller = zmq.Poller()
         try:
             if self._hosts is not None:
-                from runtime.hosts import gather
+                from evenflow.runtime.hosts import gather
 
                 gathered = gather(self._context, self._hosts, self._told, self._start_limit_s)
                 self._net, self.guests = gathered

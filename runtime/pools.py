@@ -1,4 +1,4 @@
-"""Pools of workers in real time: `evenflow.pools` by the clock of this machine.
+"""Pools of workers in real time: `evenflow.engines.pools` by the clock of this machine.
 
 A pool is a driver with a pipeline of its own; one thread turns all of them. Emulated, KV crosses
 for as long as the link's cost says. Where workers compute, its pages are read in the processes of
@@ -12,13 +12,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from evenflow import decodes
-from evenflow.pools import PooledWorld, Pools, Transfer
+from evenflow.core import decodes
+from evenflow.engines.pools import PooledWorld, Pools, Transfer
 from evenflow.results.recorder import Blocks
-from runtime.driver import Driver, take_turns
-from runtime.front import TraceReplay
-from runtime.tokens import TextOf, TokenBook
-from runtime.wire import Arrived, Message, Move
+from evenflow.runtime.driver import Driver, take_turns
+from evenflow.runtime.front import TraceReplay
+from evenflow.runtime.tokens import TextOf, TokenBook
+from evenflow.runtime.wire import Arrived, Message, Move
 
 _Call = tuple[float, int, Callable[[float], None]]
 

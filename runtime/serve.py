@@ -1,4 +1,5 @@
-"""Serve the requests of a world, or those of clients, in real time: what `sim.simulate` simulates.
+"""Serve the requests of a world, or those of clients, in real time; simulated by
+`evenflow.sim.simulate`.
 
 Knows a world and its workers; no configuration and no command line. torch and ZeroMQ are imported
 once something is served.
@@ -20,20 +21,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evenflow.answers import answers_in
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Entry, RecordingBatcher
+from evenflow.core.world import World
+from evenflow.engines.pools import PooledWorld, Pools
 from evenflow.errors import UsageError, WorkerError
-from evenflow.pools import PooledWorld, Pools
-from evenflow.replay import Entry, RecordingBatcher
 from evenflow.results.recorder import Blocks
 from evenflow.results.run import Floats, RunResult, merged
-from evenflow.world import World
 
 if TYPE_CHECKING:
-    from runtime.driver import Driver, Heard, System
-    from runtime.hosts import Guest, Hosts
-    from runtime.http.live import LiveServer
-    from runtime.tokens import TextOf
-    from runtime.worker import Settings
+    from evenflow.runtime.driver import Driver, Heard, System
+    from evenflow.runtime.hosts import Guest, Hosts
+    from evenflow.runtime.http.live import LiveServer
+    from evenflow.runtime.tokens import TextOf
+    from evenflow.runtime.worker import Settings
 
 Journals = Callable[[str | None], Callable[[Entry], None]]
 """Gives what takes the entries of the engine of a name, for None those of the only one."""
@@ -74,7 +75,7 @@ class Workers:
 
     def start(self, world: World, name: str = "") -> AbstractContextManager[Any]:
         """Return the pipeline of workers for a world, to be entered; of several, it has a name."""
-        from runtime.pipeline import Pipeline
+        from evenflow.runtime.pipeline import Pipeline
 
         return Pipeline(
             self.settings,
@@ -90,7 +91,7 @@ class Workers:
 
     def driver(self) -> Callable[..., Driver]:
         """Return the driver that goes with that pipeline."""
-        from runtime.driver import Driver
+        from evenflow.runtime.driver import Driver
 
         return Driver
 
@@ -163,7 +164,7 @@ def serve(
     second: the first sends new clients away): what is finished is returned. UsageError where the
     workers do not start.
     """
-    from runtime.pools import Pool
+    from evenflow.runtime.pools import Pool
 
     own = workers if isinstance(workers, Mapping) else {"": workers}
     pooled = isinstance(world, PooledWorld)
@@ -222,8 +223,8 @@ def _system(
     blocks: BlocksOf,
 ) -> System:
     """Return what drives the only pipeline, or several."""
-    from runtime.driver import Replicas
-    from runtime.pools import PooledDriver
+    from evenflow.runtime.driver import Replicas
+    from evenflow.runtime.pools import PooledDriver
 
     if isinstance(world, PooledWorld):
         return PooledDriver(
@@ -242,7 +243,7 @@ def _served(
     unfinished: int,
 ) -> Served:
     """Return what drivers came to, whose `result` is of all of them."""
-    from runtime.driver import Heard
+    from evenflow.runtime.driver import Heard
 
     driver_s = np.concatenate([driver.driver_s for driver in drivers])
     free_pages = sum(driver.free_pages for driver in drivers)

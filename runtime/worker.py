@@ -20,7 +20,7 @@ import zmq
 
 from evenflow.children import end_with_parent
 from evenflow.errors import UsageError, WorkerError
-from runtime.wire import (
+from evenflow.runtime.wire import (
     Activation,
     Arrived,
     Beat,
@@ -42,7 +42,7 @@ from runtime.wire import (
 )
 
 if TYPE_CHECKING:
-    from runtime.wire import Context
+    from evenflow.runtime.wire import Context
 
 LOOK_S = 0.25
 """How often a worker with nothing to do looks whether it shall end."""

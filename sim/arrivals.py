@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from evenflow.request import Request
-from evenflow.routing import Router, router_of
+from evenflow.core.request import Request
+from evenflow.core.routing import Router, router_of
+from evenflow.core.world import World
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.world import World
-from sim.clock import Clock
+from evenflow.sim.clock import Clock
 
 if TYPE_CHECKING:
-    from evenflow.pools import PooledWorld
+    from evenflow.engines.pools import PooledWorld
 
 
 class Entrance(Protocol):

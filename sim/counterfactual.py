@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from evenflow.core.world import World
 from evenflow.costs import BatchShape, StageCost
 from evenflow.costs.modifiers import Modified
-from evenflow.pools import PooledWorld, TransferLink
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.world import World
 
 PLENTY_OF_PAGES = 1 << 40
 

@@ -1,4 +1,4 @@
-"""Prefill and decode on pools of their own, simulated: `evenflow.pools` on the clock of SimPy."""
+"""Prefill and decode on pools of their own: `evenflow.engines.pools`, on SimPy's clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import partial
 
 from simpy.events import EventPriority
 
-from evenflow.batcher import Batcher
-from evenflow.decodes import Sequence
-from evenflow.pools import PooledWorld, Pools
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.world import World
+from evenflow.engines.pools import PooledWorld, Pools
 from evenflow.results.run import RunResult
-from evenflow.world import World
-from sim.arrivals import serve
-from sim.clock import LAST, Clock
-from sim.driver import Driver, Stages
+from evenflow.sim.arrivals import serve
+from evenflow.sim.clock import LAST, Clock
+from evenflow.sim.driver import Driver, Stages
 
 
 class Pool(Driver):

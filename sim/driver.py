@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable
 
-from evenflow.batcher import Batcher
 from evenflow.compiled import mypyc_attr
-from evenflow.decodes import Sequence
-from evenflow.kv import PagePool
-from evenflow.loop import loop_of
-from evenflow.request import Request
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.kv import PagePool
+from evenflow.core.loop import loop_of
+from evenflow.core.request import Request
+from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
-from evenflow.world import World
-from sim.arrivals import serve
-from sim.clock import LAST, Clock
-from sim.stages import StageProcesses
-from sim.tandem import Tandem
+from evenflow.sim.arrivals import serve
+from evenflow.sim.clock import LAST, Clock
+from evenflow.sim.stages import StageProcesses
+from evenflow.sim.tandem import Tandem
 
 Stages = Callable[[Clock, World, Recorder], Tandem | StageProcesses]
 """Makes the stages of a pipeline."""

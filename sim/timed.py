@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import Any, NamedTuple
 
-from evenflow.batch import MicroBatch
-from evenflow.pools import PooledWorld, TransferLink
+from evenflow.core.batch import MicroBatch
+from evenflow.core.world import Link, World
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.world import Link, World
-from sim.clock import Clock
-from sim.disaggregated import Disaggregated
-from sim.driver import Driver
-from sim.tandem import Tandem
+from evenflow.sim.clock import Clock
+from evenflow.sim.disaggregated import Disaggregated
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 
 GRID_PER_S = 2.0**30
 

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.emulated import EmulatedSettings, EmulatedWorker, Prepared
-from runtime.wire import Activation, Step
-from runtime.worker import Executed, Place
+from evenflow.runtime.emulated import EmulatedSettings, EmulatedWorker, Prepared
+from evenflow.runtime.wire import Activation, Step
+from evenflow.runtime.worker import Executed, Place
 
 PREPARE_S = 0.03
 

@@ -17,7 +17,7 @@ import pytest
 openai = pytest.importorskip("openai", reason="needs openai: pip install 'evenflow[test]'")
 httpx = pytest.importorskip("httpx")
 
-from runtime.emulated import emulated_token  # noqa: E402
+from evenflow.runtime.emulated import emulated_token  # noqa: E402
 from tests.command_line import START_S, gone, group, rows_of, spawn, summary_of  # noqa: E402
 
 RUN = """\

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from experiments.study.points import Store
-from experiments.study.sweep_file import Sweep, load_sweep
-from experiments.study.trials import Simulator
+from evenflow.study.points import Store
+from evenflow.study.sweep_file import Sweep, load_sweep
+from evenflow.study.trials import Simulator
 
 RUN: dict[str, Any] = {
     "stages": 2,

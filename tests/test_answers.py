@@ -9,8 +9,8 @@ import pytest
 
 from evenflow.answers import answers_in
 from evenflow.errors import PolicyError
+from evenflow.sim import simulate
 from evenflow.types import Plan, Prefill, Request, View
-from sim import simulate
 from tests.worlds import small_world
 
 

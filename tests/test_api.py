@@ -14,7 +14,7 @@ import yaml
 
 import evenflow as ef
 from evenflow import Plan, Prefill, View
-from experiments.run_file.yaml_file import value_of
+from evenflow.config.yaml_file import value_of
 from tests.command_line import RUN as WRITTEN
 from tests.command_line import evenflow, write_trace
 
@@ -225,4 +225,4 @@ def test_the_front_door_is_listed_and_loads_late() -> None:
         text=True,
         check=True,
     )
-    assert not {"numpy", "pandas", "pydantic", "experiments"} & set(json.loads(done.stdout))
+    assert not {"numpy", "pandas", "pydantic", "evenflow.api"} & set(json.loads(done.stdout))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.kv import PagePool, PrefixCache, RadixCache
+from evenflow.core.replay import RecordingBatcher, decision_of, replay
+from evenflow.core.scheduling import View
 from evenflow.errors import PolicyError, StallError
-from evenflow.kv import PagePool, PrefixCache, RadixCache
-from evenflow.replay import RecordingBatcher, decision_of, replay
-from evenflow.scheduling import View
 from evenflow.types import Handover, Plan, Prefill, Prefix, Request
 from tests.worlds import engine_of, send
 
@@ -239,7 +239,7 @@ def test_sending_nothing_with_nothing_in_flight_is_a_stall() -> None:
 def test_a_policy_may_ask_to_be_woken_so_often_and_no_more(
     comes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenflow.batcher.MOST_WAKES", 3)
+    monkeypatch.setattr("evenflow.core.batcher.MOST_WAKES", 3)
     serving, request = batcher(*[Plan(wake_at_s=9.0)] * 3), Request(0, 0.0, 4, 2)
     if comes == "as a request":
         serving.add(request)

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
+from evenflow.config.build import load_workload
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
-from experiments.run_file.build import load_workload
-from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document
-from experiments.study.capacity import (
+from evenflow.study.capacity import (
     Capacity,
     Question,
     capacity_of,
     facts,
     sentences,
 )
-from experiments.study.deployments import on_gpus
-from experiments.study.searches import own_rate, rate_patch
-from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
+from evenflow.study.deployments import on_gpus
+from evenflow.study.searches import own_rate, rate_patch
+from evenflow.study.slo import dollars_per_hour, load_prices, parse_slo
 from tests.command_line import done, refusal, rows_of, write_trace
 from tests.sweeps import simulator
 from tests.test_points import RUN

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import evenflow as package
-from experiments.cli.terminal import progress
+from evenflow.cli.terminal import progress
 from tests.command_line import done, evenflow, refusal, rows_of, summary_of, write_trace
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -48,7 +48,7 @@ def test_the_files_of_a_run(save: str, files: set[str]) -> None:
 
 
 def test_neither_the_folder_nor_the_hash_seed_changes_a_byte(folder: Path) -> None:
-    command = [sys.executable, "-P", "-m", "experiments.cli", "simulate"]
+    command = [sys.executable, "-P", "-m", "evenflow", "simulate"]
     root = str(Path(package.__file__).parents[1])
     for name, beside, seed in (("one", ".", "1"), ("two", "below", "2")):
         Path(beside).mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ def test_traces() -> None:
 
 def test_a_lean_run_loads_no_heavy_module_and_starts_no_thread(folder: Path) -> None:
     code = (
-        "import os, sys; from experiments import cli\n"
+        "import os, sys; from evenflow import cli\n"
         "sys.argv[1:] = ['simulate', 'RUN.yaml', '--save', 'requests']\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
@@ -163,7 +163,7 @@ def test_a_lean_run_loads_no_heavy_module_and_starts_no_thread(folder: Path) -> 
         "tasks = '/proc/self/task'\n"
         "assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1\n"
         "heavy = {'pandas', 'matplotlib', 'scipy', 'torch', 'concurrent.futures',\n"
-        "'evenflow.schedulers.td_pipe', 'experiments.run_file.pools'} & set(sys.modules)\n"
+        "'evenflow.schedulers.td_pipe', 'evenflow.config.pools'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
     root = Path(package.__file__).parent.parent
@@ -176,7 +176,7 @@ def test_a_lean_run_loads_no_heavy_module_and_starts_no_thread(folder: Path) -> 
 
 
 def test_a_command_that_is_not_there_is_looked_for_among_all() -> None:
-    words = [sys.executable, "-m", "experiments.cli", "simulat", "RUN.yaml"]
+    words = [sys.executable, "-m", "evenflow", "simulat", "RUN.yaml"]
     finished = subprocess.run(words, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
     assert "'simulate'" in finished.stderr
@@ -229,7 +229,7 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(
 ) -> None:
     with progress(["points"]) as shown:
         shown.done(3)
-        monkeypatch.setattr("experiments.cli.terminal.LINE_EVERY_S", 0.0)
+        monkeypatch.setattr("evenflow.cli.terminal.LINE_EVERY_S", 0.0)
         shown.done(4, 12)
         shown.failed()
     assert capsys.readouterr().err == "points: 4 of 12\npoints: 4 of 12, 1 failed\n"

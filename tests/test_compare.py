@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 import evenflow as ef
+from evenflow.config.run import load_config
 from evenflow.errors import UsageError
-from experiments.run_file.run import load_config
-from experiments.study.compare import line_up, parse_schedulers, run_all
+from evenflow.study.compare import line_up, parse_schedulers, run_all
 from tests.command_line import complaint, done, evenflow, killed, summary_of
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -49,7 +49,7 @@ def killer(*_: object) -> None:
 def test_a_process_that_dies_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.study.compare._count_in", killer)
+    monkeypatch.setattr("evenflow.study.compare._count_in", killer)
     jobs = line_up(["sarathi"], load_config(tmp_path / "RUN.yaml"), tmp_path)
     with pytest.raises(UsageError, match="a scheduler's process died"):
         run_all(jobs)

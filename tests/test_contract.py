@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 import yaml
 
-from experiments.run_file.run import RunConfig
-from experiments.run_file.schema import reference, schema
-from experiments.run_file.yaml_file import Loader
-from experiments.study.sweep_file import SweepConfig
+from evenflow.config.run import RunConfig
+from evenflow.config.schema import reference, schema
+from evenflow.config.yaml_file import Loader
+from evenflow.study.sweep_file import SweepConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -25,13 +25,13 @@ SCHEMAS = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
 HOUSE = {
     "evenflow.types": {"Request", "Chunk", "MicroBatch", "View", "Plan", "Scheduler"},
     "evenflow.specs": {"ModelSpec", "GpuSpec", "LinkSpec", "Deployment"},
-    "evenflow.kv": {"PagePool"},
-    "evenflow.batcher": {"Batcher"},
+    "evenflow.core.kv": {"PagePool"},
+    "evenflow.core.batcher": {"Batcher"},
     "evenflow.costs": {"StageCost"},
     "evenflow.results.run": {"RunResult"},
     "evenflow.results.metrics": {"summarize"},
     "evenflow.results.bubbles": {"attribute"},
-    "experiments.run_file.run": {"load_config"},
+    "evenflow.config.run": {"load_config"},
 }
 LATER = {
     "sim": ("PooledWorld", "Timing", "TransferLink", "simulate_timed"),

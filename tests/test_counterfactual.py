@@ -8,12 +8,12 @@ import pytest
 
 from evenflow.costs import AffineCost
 from evenflow.costs.base import BatchShape
-from evenflow.pools import PooledWorld, TransferLink
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
+from evenflow.sim import Link, World, runtimes, simulate
+from evenflow.sim.counterfactual import counterfactuals
 from evenflow.types import Request
-from sim import Link, World, runtimes, simulate
-from sim.counterfactual import counterfactuals
 from tests.worlds import small_world
 
 

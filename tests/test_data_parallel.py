@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.config.run import with_
+from evenflow.core.world import PromptWait
 from evenflow.costs import AffineCost, RanksCost, RooflineCost, Work, decode_work
 from evenflow.costs.collectives import Ring
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
+from evenflow.experiments.figures.schema import load_plan
 from evenflow.runtimes import RuntimeOverheads
+from evenflow.sim import simulate
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
 from evenflow.types import Request
-from evenflow.world import PromptWait
-from experiments.figures.schema import load_plan
-from experiments.run_file.run import with_
-from sim import simulate
 from tests.command_line import refused
 from tests.worlds import POLICIES, small_world
 

@@ -12,13 +12,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from evenflow.batcher import Batcher
-from evenflow.pools import PooledWorld, TransferLink
+from evenflow.core.batcher import Batcher
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
+from evenflow.sim import simulate
 from evenflow.types import Handover, Request
-from sim import simulate
 from tests.worlds import send
 from tools.draw_docs import LINK, pool, pooled_scenario
 

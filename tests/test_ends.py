@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report.folder import staged
+from evenflow.report.folder import staged
 from tests.command_line import done, killed, spawn
 
 MANY = ("--set", "workload={trace: azure-conv-sample, requests: 60000, arrivals: offline}")

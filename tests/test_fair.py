@@ -12,9 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.figures.study import unfair
-from experiments.run_file.run import RunConfig
-from experiments.study.fair import (
+from evenflow.config.run import RunConfig
+from evenflow.experiments.figures.study import unfair
+from evenflow.study.fair import (
     Side,
     alike,
     alone,
@@ -24,9 +24,9 @@ from experiments.study.fair import (
     student_quantile,
     unpaired_difference,
 )
-from experiments.study.points import Record
-from experiments.study.trials import Trial
-from experiments.study.trials import unfair as unfair_of
+from evenflow.study.points import Record
+from evenflow.study.trials import Trial
+from evenflow.study.trials import unfair as unfair_of
 from tests.command_line import evenflow
 
 

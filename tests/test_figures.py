@@ -10,16 +10,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from evenflow.config.links import HOSTS
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
+from evenflow.experiments.figures.cases import datasets, pairs, served
+from evenflow.experiments.figures.make import chosen, make, maker, names, write_claims
+from evenflow.experiments.figures.schema import check_like, layered, load_plan, with_host
+from evenflow.experiments.figures.study import Drawing, footnote, machine_words
 from evenflow.specs.gpu import gpus
-from experiments.figures.cases import datasets, pairs, served
-from experiments.figures.make import chosen, make, maker, names, write_claims
-from experiments.figures.schema import check_like, layered, load_plan, with_host
-from experiments.figures.study import Drawing, footnote, machine_words
-from experiments.run_file.links import HOSTS
-from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document
-from experiments.study.points import Store
+from evenflow.study.points import Store
 from tests.command_line import complaint, evenflow, table
 from tests.figure_studies import plan_of, study_of
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenflow.config.build import build, load_workload
+from evenflow.config.run import load_config
 from evenflow.costs import Work, decode_work, prefill_work
-from evenflow.results.metrics import summarize
-from evenflow.runtimes import runtimes
-from evenflow.types import Request
-from experiments.figures.iterations import (
+from evenflow.experiments.figures.iterations import (
     REFERENCE,
     in_chunks,
     iteration,
@@ -21,7 +20,7 @@ from experiments.figures.iterations import (
     roofline_of,
     world_of,
 )
-from experiments.figures.measures import (
+from evenflow.experiments.figures.measures import (
     busy_over_time,
     known_in_advance,
     mean_over_max,
@@ -33,11 +32,12 @@ from experiments.figures.measures import (
     stalls,
     within,
 )
-from experiments.figures.own import steps_of_prompt
-from experiments.outcome import Outcome
-from experiments.run_file.build import build, load_workload
-from experiments.run_file.run import load_config
-from experiments.runs import Job, run_job
+from evenflow.experiments.figures.own import steps_of_prompt
+from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome
+from evenflow.runtimes import runtimes
+from evenflow.study.runs import Job, run_job
+from evenflow.types import Request
 from tests.command_line import write_trace
 from tests.figure_studies import outcome, plan_of, study_of
 

@@ -12,13 +12,21 @@ import pandas as pd
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.figures import claims, own
-from experiments.figures.cases import capacities, cases_of, over, rates, tbt_slo
-from experiments.figures.claims import answer, answers, ends, load_claims, load_misses, score, worst
-from experiments.figures.make import markdown
-from experiments.figures.panels import COLORS, colors_of, draw
-from experiments.figures.schema import FigureKeys, Query
-from experiments.study.uncertainty import COSTS
+from evenflow.experiments.figures import claims, own
+from evenflow.experiments.figures.cases import capacities, cases_of, over, rates, tbt_slo
+from evenflow.experiments.figures.claims import (
+    answer,
+    answers,
+    ends,
+    load_claims,
+    load_misses,
+    score,
+    worst,
+)
+from evenflow.experiments.figures.make import markdown
+from evenflow.experiments.figures.panels import COLORS, colors_of, draw
+from evenflow.experiments.figures.schema import FigureKeys, Query
+from evenflow.study.uncertainty import COSTS
 from tests.figure_studies import study_of
 
 # -- cases ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.report.folder import MANIFEST, check_folder, staged
+from evenflow.report.folder import MANIFEST, check_folder, staged
 from tests.command_line import complaint, write_inputs
 
 

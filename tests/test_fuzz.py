@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report.tables import write_rows
+from evenflow.report.tables import write_rows
 from tests.command_line import done, rows_of
 from tools.fuzz import CLASSES, wrong_tables
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenflow.kv import PagePool
+from evenflow.core.kv import PagePool
 
 
 def test_pages_are_allocated_while_there_are_any_and_come_back() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from evenflow.core.scheduling import View
 from evenflow.errors import UsageError
 from evenflow.keys import Count
 from evenflow.schedulers import create
 from evenflow.schedulers.sarathi import Sarathi
-from evenflow.scheduling import View
 from evenflow.types import Plan
 
 

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
-from evenflow.pools import PooledWorld
+from evenflow.engines.pools import PooledWorld
 from evenflow.results.metrics import PERCENTILES, meets, statistics, summarize
 from evenflow.results.run import RunResult
+from evenflow.sim import World, simulate
 from evenflow.types import Request
-from sim import World, simulate
 from tests.oracle.cases import poisson_requests, world_of
 from tests.oracle.plain import Plain, Row, Setting
 from tests.worlds import small_world

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from experiments.cli.app import MOST_LETTERS
-from experiments.run_file.run import load_config
+from evenflow.cli.app import MOST_LETTERS
+from evenflow.config.run import load_config
 from tests.command_line import HEAD, RUN, evenflow, refusal, spawn, table
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.results.run import RunResult, columns_of
-from experiments.report.tables import (
+from evenflow.report.tables import (
     html_table,
     is_number,
     markdown_table,
@@ -28,6 +27,7 @@ from experiments.report.tables import (
     write_rows,
     write_table,
 )
+from evenflow.results.run import RunResult, columns_of
 from tests.synthetic_run import synthetic_run
 
 

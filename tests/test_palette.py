@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.figures.make import FOLDER
-from experiments.report.style import DECODE, PARTS, PREFILL, SCHEDULER_COLOURS
-from experiments.report.words import cause_label
+from evenflow.experiments.figures.make import FOLDER
+from evenflow.report.style import DECODE, PARTS, PREFILL, SCHEDULER_COLOURS
+from evenflow.report.words import cause_label
 
 SIGHT = {
     "usual": np.eye(3),

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
-from experiments.run_file.run import configured
-from experiments.run_file.yaml_file import Document
-from experiments.study import plan_search
-from experiments.study.advice import advise, best
-from experiments.study.deployments import launch_lines
-from experiments.study.plan import Planned, answered, facts_of, sentences
-from experiments.study.plan_search import Ask, Question, parse_budgets, prepare
-from experiments.study.slo import Condition, parse_slo
-from experiments.study.trials import How
+from evenflow.study import plan_search
+from evenflow.study.advice import advise, best
+from evenflow.study.deployments import launch_lines
+from evenflow.study.plan import Planned, answered, facts_of, sentences
+from evenflow.study.plan_search import Ask, Question, parse_budgets, prepare
+from evenflow.study.slo import Condition, parse_slo
+from evenflow.study.trials import How
 from tests.sweeps import simulator
 
 RUN: dict[str, Any] = {

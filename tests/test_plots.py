@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.report.page import page, picture
-from experiments.report.plots import (
+from evenflow.report.page import page, picture
+from evenflow.report.plots import (
     finish,
     front,
     key,
@@ -20,7 +20,7 @@ from experiments.report.plots import (
     svg,
     whiskers,
 )
-from experiments.report.style import PARTS
+from evenflow.report.style import PARTS
 
 
 def drawn() -> Figure:

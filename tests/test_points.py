@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
-from experiments.outcome import Outcome
-from experiments.run_file.run import configured
-from experiments.run_file.yaml_file import Document
-from experiments.study.points import HEADER, Point, Record, Store, executor_of, simulate_point
-from experiments.study.trials import Simulator
+from evenflow.results.outcome import Outcome
+from evenflow.study.points import HEADER, Point, Record, Store, executor_of, simulate_point
+from evenflow.study.trials import Simulator
 from tests.command_line import write_trace
 from tests.sweeps import simulator
 
@@ -149,17 +149,17 @@ def test_an_executor_that_there_is_not(name: str, told: str) -> None:
 
 def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
-    monkeypatch.setattr("experiments.study.points.CONNECT_LIMIT_S", 5.0)
+    monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 5.0)
     own = {"processes": False, "threads_per_worker": 1, "dashboard_address": ":0"}
     with distributed.LocalCluster(n_workers=1, **own) as cluster:
         name = f"dask:{cluster.scheduler_address}"
         with executor_of(name) as executor:
             records = Simulator(Store(tmp_path), executor).records([point()])
             assert records == [simulate_point(point())]
-        monkeypatch.setattr("experiments.study.points.code_digest", lambda: repr(object()))
+        monkeypatch.setattr("evenflow.study.points.code_digest", lambda: repr(object()))
         with pytest.raises(UsageError, match="runs another version"), executor_of(name):
             pass
-    monkeypatch.setattr("experiments.study.points.CONNECT_LIMIT_S", 0.3)
+    monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 0.3)
     with distributed.LocalCluster(n_workers=0, **own) as cluster:
         name = f"dask:{cluster.scheduler_address}"
         with pytest.raises(UsageError, match="has no workers"), executor_of(name):

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.kv import PagePool
+from evenflow.core.replay import decision_of
+from evenflow.core.scheduling import View
 from evenflow.costs import AffineCost, estimates
 from evenflow.errors import UsageError
-from evenflow.kv import PagePool
-from evenflow.replay import decision_of
 from evenflow.schedulers import GIVEN, POLICIES, catalogue, create, parameters, policy
-from evenflow.scheduling import View
 from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request
 from tests.worlds import engine_of
 

@@ -17,12 +17,11 @@ from evenflow.costs.base import Work
 from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError
-from evenflow.specs.model import model
-from profiler import timed_runs
-from profiler.machine import most_beside, neighbours, places_beside, require_threads
-from profiler.profile import errors, take
-from profiler.shapes import Limits, Shape, grid, random_shapes
-from profiler.timed_runs import (
+from evenflow.profiler import timed_runs
+from evenflow.profiler.machine import most_beside, neighbours, places_beside, require_threads
+from evenflow.profiler.profile import errors, take
+from evenflow.profiler.shapes import Limits, Shape, grid, random_shapes
+from evenflow.profiler.timed_runs import (
     GOOD_ROUNDS,
     MIN_ROUNDS,
     CpuStopwatch,
@@ -37,6 +36,7 @@ from profiler.timed_runs import (
     stage_s,
     summed,
 )
+from evenflow.specs.model import model
 
 LIMITS = Limits(max_tokens=64, max_rows=8, max_context=128, max_total_context=512)
 LAYERS = 3
@@ -372,7 +372,7 @@ def test_a_measurement_whose_neighbour_died_is_refused(tmp_path: Path) -> None:
 
 
 def test_stages_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.machine._cores", lambda: list(range(7)))
+    monkeypatch.setattr("evenflow.profiler.machine._cores", lambda: list(range(7)))
     assert places_beside(2, 2) == [[3, 4], [1, 2]]
     assert (most_beside("cpu", 2), most_beside("cpu", 7), most_beside("cuda", 1)) == (2, 0, 0)
     require_threads(2, 3)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
+from evenflow.report.folder import RECORDS, check_folder
 from evenflow.results.recorder import BlockFile, read_blocks
-from experiments.journal import NAME, Entries
-from experiments.real import job_of, replay_folder, serve_into
-from experiments.records import recover
-from experiments.report.folder import RECORDS, check_folder
+from evenflow.runtime.journal import NAME, Entries
+from evenflow.runtime.real import job_of, replay_folder, serve_into
+from evenflow.runtime.records import recover
 from tests.command_line import complaint, evenflow, gone, rows_of, summary_of
 from tests.serving import Server, serving
 from tests.test_full_disk import files_of_at_most

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from synthetic_run import nothing_ran, synthetic_run
 
-from evenflow.results.bubbles import CAUSES
-from evenflow.results.metrics import summarize
-from experiments.outcome import Outcome
-from experiments.report.data import (
+from evenflow.report.data import (
     binned,
     chunks_of,
     cumulative,
@@ -24,11 +21,14 @@ from experiments.report.data import (
     steady,
     used_share,
 )
-from experiments.report.page import parallel, plotly_library
-from experiments.report.plots import draw_comparison
-from experiments.report.run_page import render, write_report
-from experiments.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
-from experiments.report.words import CAUSE_WORDS, table, verdict
+from evenflow.report.page import parallel, plotly_library
+from evenflow.report.plots import draw_comparison
+from evenflow.report.run_page import render, write_report
+from evenflow.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
+from evenflow.report.words import CAUSE_WORDS, table, verdict
+from evenflow.results.bubbles import CAUSES
+from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome
 
 SUMMARY = {
     "output_throughput": 400.0,

@@ -16,12 +16,12 @@ import pytest
 
 zmq = pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
+from evenflow.report.folder import RECORDS  # noqa: E402
 from evenflow.results.recorder import read_blocks  # noqa: E402
-from experiments.report.folder import RECORDS  # noqa: E402
-from runtime import Workers  # noqa: E402
-from runtime import serve as serve_world  # noqa: E402
-from runtime.hosts import Hosts, _clock, join, read_key  # noqa: E402
-from runtime.worker import run_worker  # noqa: E402
+from evenflow.runtime import Workers  # noqa: E402
+from evenflow.runtime import serve as serve_world  # noqa: E402
+from evenflow.runtime.hosts import Hosts, _clock, join, read_key  # noqa: E402
+from evenflow.runtime.worker import run_worker  # noqa: E402
 from tests.command_line import complaint, evenflow, spawn  # noqa: E402
 
 LIMIT_S = 12.0
@@ -167,7 +167,7 @@ def test_a_model_over_two_hosts_writes_the_tokens_of_transformers(
 ) -> None:
     """The host's clock is another: its times come back in the driver's."""
     pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
-    from runtime import hosts
+    from evenflow.runtime import hosts
     from tests.tiny_models import save_checkpoint
     from tests.torch_pipeline import (
         REQUESTS,

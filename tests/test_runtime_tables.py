@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 
-from evenflow.batcher import Batcher
-from evenflow.decodes import Sequence
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.world import World
 from evenflow.errors import WorkerError
+from evenflow.runtime.page_tables import PageTable, StepWriter
+from evenflow.runtime.tokens import RandomTexts, Text, TokenBook
+from evenflow.runtime.wire import Draw, Growth, Piece, Shared, Step, decode, encode
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 from evenflow.types import Chunk, MicroBatch, Prefix, Request
-from evenflow.world import World
-from runtime.page_tables import PageTable, StepWriter
-from runtime.tokens import RandomTexts, Text, TokenBook
-from runtime.wire import Draw, Growth, Piece, Shared, Step, decode, encode
-from sim.driver import Driver
-from sim.tandem import Tandem
 from tests.worlds import small_world, worlds
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from runtime.emulated import emulated_token
+from evenflow.runtime.emulated import emulated_token
 from tests.command_line import evenflow
 from tests.serving import Server, expected_tokens, httpx, openai, serving
 
-http_app = pytest.importorskip("runtime.http.server")
+http_app = pytest.importorskip("evenflow.runtime.http.server")
 HEAD = {"content-type": "application/json"}
 
 

@@ -22,7 +22,7 @@ from tests.command_line import complaint, evenflow, gone, group
 from tests.serving import RUN, httpx, openai, serving
 
 uvicorn = pytest.importorskip("uvicorn")
-http_app = pytest.importorskip("runtime.http.server")
+http_app = pytest.importorskip("evenflow.runtime.http.server")
 
 HEAD_LIMIT_S = 10.0
 MAIN_LOOP = f"""

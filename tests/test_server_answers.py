@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from evenflow.runtime.front import LiveFront
+from evenflow.runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
+from evenflow.runtime.http.live import Clients
+from evenflow.runtime.http.text import Codec
+from evenflow.runtime.wire import Draw
 from evenflow.types import Prefix, Request
-from runtime.front import LiveFront
-from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
-from runtime.http.live import Clients
-from runtime.http.text import Codec
-from runtime.wire import Draw
 
 
 def asked(max_tokens: int = 3, *, stop: Sequence[str] = (), temperature: float = 0.0) -> Generation:

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.decodes import Sequence
-from evenflow.replay import replay
+from evenflow.core.decodes import Sequence
+from evenflow.core.replay import replay
+from evenflow.core.scheduling import Decode, Prompt
+from evenflow.experiments.recordings import sglang
+from evenflow.experiments.recordings.journal import first_line, lines
+from evenflow.experiments.recordings.journal import replay as replay_journal
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers.sglang import Room, SGLang
-from evenflow.scheduling import Decode, Prompt
+from evenflow.sim import World, simulate
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
-from experiments.engines import sglang
-from experiments.engines.journal import first_line, lines
-from experiments.engines.journal import replay as replay_journal
-from sim import World, simulate
-from sim.driver import Driver
-from sim.tandem import Tandem
 from tests.test_engine_journals import stem
 from tests.worlds import AuditedBatcher, assert_same, require_idle, sglang_worlds, small_world
 

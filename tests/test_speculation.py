@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.core.decodes import Speculation, SpeculativeGroup
 from evenflow.costs import (
     AffineCost,
     DraftedCost,
@@ -20,13 +21,12 @@ from evenflow.costs import (
 )
 from evenflow.costs.modifiers import prompts_of, share_of, step_of
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
-from evenflow.decodes import Speculation, SpeculativeGroup
 from evenflow.results.run import RunResult
+from evenflow.sim import World, simulate
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
 from evenflow.types import Request
-from sim import World, simulate
 from tests.command_line import refused
 from tests.worlds import send, small_world
 

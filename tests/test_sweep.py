@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
-from experiments.study.points import Record, Store
-from experiments.study.searches import Range
-from experiments.study.slo import pareto_front
-from experiments.study.sweep import (
+from evenflow.study.points import Record, Store
+from evenflow.study.searches import Range
+from evenflow.study.slo import pareto_front
+from evenflow.study.sweep import (
     Findings,
     best_table,
     headline,
@@ -28,12 +28,12 @@ from experiments.study.sweep import (
     sensitivity,
     write_findings,
 )
-from experiments.study.sweep_file import (
+from evenflow.study.sweep_file import (
     Sweep,
     check,
     load_sweep,
 )
-from experiments.study.trials import Part, Trial
+from evenflow.study.trials import Part, Trial
 from tests.command_line import rows_of, write_trace
 from tests.sweeps import GRID, RUN, simulator, sweep
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.study.points import HEADER
-from experiments.study.sweep_file import check, load_sweep
+from evenflow.study.points import HEADER
+from evenflow.study.sweep_file import check, load_sweep
 from tests import command_line
 from tests.sweeps import RUN, write
 
@@ -126,7 +126,7 @@ def test_a_dask_scheduler_that_does_not_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("experiments.study.points.CONNECT_LIMIT_S", 0.3)
+    monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 0.3)
     write(folder)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # no one listens there, and no one else can

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.study.points import HEADER
+from evenflow.study.points import HEADER
 from tests.command_line import done, evenflow, killed, rows_of
 from tests.sweeps import RUN, write
 

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.replay import RecordingBatcher, replay
+from evenflow.core.replay import RecordingBatcher, replay
+from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
 from evenflow.types import Prefix, Request
-from runtime.pipeline import Pipeline
-from runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
 from tests.command_line import complaint, evenflow, summary_of, tokens_of, write_inputs
 from tests.tiny_models import PAGE_TOKENS, continued, save_checkpoint
 from tests.torch_pipeline import (

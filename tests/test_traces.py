@@ -16,11 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.types import Request
-from experiments.run_file.workload import WorkloadConfig
-from experiments.run_file.yaml_file import Document, checked
-from tests.command_line import refused
-from traces import (
+from evenflow.config.workload import WorkloadConfig
+from evenflow.config.yaml_file import Document, checked
+from evenflow.traces import (
     SAMPLE_NAMES,
     Arrivals,
     Closed,
@@ -34,8 +32,10 @@ from traces import (
     make_requests,
     sample_trace,
 )
-from traces.describe import FIT_KEYS, convert, fit, fit_values, info, spearman
-from traces.trace import normal_percent, sample_table
+from evenflow.traces.describe import FIT_KEYS, convert, fit, fit_values, info, spearman
+from evenflow.traces.trace import normal_percent, sample_table
+from evenflow.types import Request
+from tests.command_line import refused
 
 THREE = [10, 20, 30], [1, 2, 3]
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
+from evenflow.config.build import load_workload
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.results.bubbles import CAUSES
 from evenflow.schedulers import POLICIES, create, parameters, policy
 from evenflow.schedulers.sarathi import Sarathi
-from experiments.run_file.build import load_workload
-from experiments.run_file.run import configured
-from experiments.run_file.yaml_file import Document
-from experiments.study.deployments import (
+from evenflow.study.deployments import (
     AS_GIVEN,
     Candidate,
     layouts,
@@ -25,11 +25,11 @@ from experiments.study.deployments import (
     parse_gpus,
     shifted,
 )
-from experiments.study.points import Record
-from experiments.study.searches import Range
-from experiments.study.slo import parse_slo
-from experiments.study.trials import Part, Trial
-from experiments.study.tune import (
+from evenflow.study.points import Record
+from evenflow.study.searches import Range
+from evenflow.study.slo import parse_slo
+from evenflow.study.trials import Part, Trial
+from evenflow.study.tune import (
     FRESH,
     GLLM,
     LATER,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.run_file.run import RunConfig
-from experiments.study.uncertainty import COSTS, HOST, Z, range_of, stated
+from evenflow.config.run import RunConfig
+from evenflow.study.uncertainty import COSTS, HOST, Z, range_of, stated
 
 shares = st.floats(0.001, 0.4)
 

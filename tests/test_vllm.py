@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from evenflow.decodes import Speculation
+from evenflow.config.build import build
+from evenflow.config.run import load_config
+from evenflow.core.decodes import Speculation
+from evenflow.core.kv import KvCache, PagePool
+from evenflow.core.replay import RecordingBatcher, decision_of, replay
+from evenflow.core.scheduling import View
 from evenflow.errors import PolicyError, UsageError
-from evenflow.kv import KvCache, PagePool
-from evenflow.replay import RecordingBatcher, decision_of, replay
 from evenflow.schedulers import create
-from evenflow.scheduling import View
 from evenflow.types import Plan, Prefill, Request
-from experiments.run_file.build import build
-from experiments.run_file.run import load_config
 from tests.worlds import engine_of, send
 
 

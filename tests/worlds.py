@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Speculation
+from evenflow.core.kv import KvCache, PagePool
+from evenflow.core.replay import RecordingBatcher
 from evenflow.costs import AffineCost, SwapCost, estimates
-from evenflow.decodes import Speculation
-from evenflow.kv import KvCache, PagePool
-from evenflow.pools import PooledWorld, TransferLink
-from evenflow.replay import RecordingBatcher
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.schedulers import create
+from evenflow.sim import Link, World, runtimes
 from evenflow.types import Handover, MicroBatch, Prefix, Request
-from sim import Link, World, runtimes
 
 MAX_MODEL_LEN = 256
 

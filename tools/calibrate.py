@@ -28,17 +28,17 @@ from evenflow.costs import RooflineCost, StageCost, Work, decode_work, prefill_w
 from evenflow.costs.roofline import Rates, linear_s
 from evenflow.costs.silicon.cost import GPUS, silicon_cost, silicon_source
 from evenflow.errors import UsageError
+from evenflow.experiments.reproduce import Case, cases_of, chosen, data_folder
+from evenflow.experiments.reproduce.calibrate import CONSTANTS, Fit, nearest_of
+from evenflow.profiler import import_files
+from evenflow.report.plots import finish, key, panels
+from evenflow.report.tables import markdown_table, percent
 from evenflow.results.run import Floats
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
-from experiments.report.plots import finish, key, panels
-from experiments.report.tables import markdown_table, percent
-from experiments.reproduce import Case, cases_of, chosen, data_folder
-from experiments.reproduce.calibrate import CONSTANTS, Fit, nearest_of
-from experiments.study.trials import Case as Tried
-from experiments.study.trials import How, Study
-from profiler import import_files
+from evenflow.study.trials import Case as Tried
+from evenflow.study.trials import How, Study
 from tools.published_facts import facts_table, published_facts
 
 HEADS = (

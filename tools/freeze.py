@@ -96,7 +96,7 @@ def outputs_of(command: str) -> Files:
         shutil.copytree(INPUTS, folder, dirs_exist_ok=True)
         shutil.copytree(ROOT / "examples", folder / "examples")
         done = subprocess.run(
-            [sys.executable, "-m", "experiments.cli", *shlex.split(command)],
+            [sys.executable, "-m", "evenflow", *shlex.split(command)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
             capture_output=True,

@@ -37,11 +37,11 @@ import pandas as pd
 import yaml
 from typer.testing import CliRunner
 
+from evenflow.cli.app import app
+from evenflow.config.run import RunConfig
 from evenflow.schedulers import POLICIES
-from experiments.cli.app import app
-from experiments.run_file.run import RunConfig
-from experiments.study import points
-from experiments.study.sweep_file import SweepConfig
+from evenflow.study import points
+from evenflow.study.sweep_file import SweepConfig
 
 ROOT = Path(__file__).parent.parent
 MEMORY_BYTES = 6 * 2**30
@@ -485,7 +485,7 @@ SENT: tuple[Callable[[random.Random], bytes], ...] = (
 def http(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
     """Yield clients of one server; at the end, it must answer, be whole and have lost nobody."""
     (folder / "serve.yaml").write_text(RUN.replace("0.005", "0.001"))
-    command = [sys.executable, "-m", "experiments.cli", "serve", str(folder / "serve.yaml")]
+    command = [sys.executable, "-m", "evenflow", "serve", str(folder / "serve.yaml")]
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(
             [*command, "--port", "0", "--out", str(folder / "served")],

@@ -33,8 +33,13 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 MODULES = (
-    *("evenflow/kv.py", "evenflow/batcher.py", "evenflow/queues.py", "evenflow/decodes.py"),
-    *("evenflow/loop.py", "evenflow/results/metrics.py", "evenflow/schedulers"),
+    *(
+        "evenflow/core/kv.py",
+        "evenflow/core/batcher.py",
+        "evenflow/core/queues.py",
+        "evenflow/core/decodes.py",
+    ),
+    *("evenflow/core/loop.py", "evenflow/results/metrics.py", "evenflow/schedulers"),
 )
 LIBRARIES = ("hypothesis", "matplotlib.figure", "pandas", "pydantic", "pytest", "rich", "simpy")
 FIRST = {
@@ -107,7 +112,7 @@ class Mutant:
         return self.path, before, after
 
 
-UNCHANGED = Mutant("evenflow/batcher.py", 1, 0, 0, "")
+UNCHANGED = Mutant("evenflow/core/batcher.py", 1, 0, 0, "")
 """What every test has to let pass; met first, or a test that always fails would notice all."""
 
 

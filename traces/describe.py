@@ -2,7 +2,7 @@
 
 Fits are of maximum likelihood, have location 0 and treat whole numbers as continuous. Real traces
 are capped and bimodal: look at the Kolmogorov-Smirnov distances before trusting a family;
-`traces.trace` uses quantiles instead. Knows only the format it writes.
+`evenflow.traces.trace` uses quantiles instead. Knows only the format it writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from evenflow.errors import UsageError, instead_of, require_package
 from evenflow.files import write_whole
-from traces.trace import Floats, Ints, Trace
+from evenflow.traces.trace import Floats, Ints, Trace
 
 ROUNDING = 1e-6
 """Values that differ by a smaller share, as the gaps of an even rate do, are equal."""

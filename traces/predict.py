@@ -22,8 +22,8 @@ import numpy as np
 
 from evenflow.errors import UsageError, instead_of, require_package
 from evenflow.files import write_whole
+from evenflow.traces.trace import Floats, Ints, Trace, random_stream
 from evenflow.types import Request
-from traces.trace import Floats, Ints, Trace, random_stream
 
 PERCENTILES = (25, 50, 75, 99)
 NUM_CLASSES = len(PERCENTILES) + 1

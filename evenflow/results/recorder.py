@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evenflow.batch import MicroBatch
-from evenflow.decodes import Sequence
+from evenflow.core.batch import MicroBatch
+from evenflow.core.decodes import Sequence
+from evenflow.core.request import LATEST_S, Request
 from evenflow.errors import UsageError
-from evenflow.request import LATEST_S, Request
 from evenflow.results.run import (
     BATCHES,
     GAPS,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from evenflow.compiled import docstring
+from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
 from evenflow.schedulers.limits import Policy, refuse
-from evenflow.scheduling import Scheduler
 
 POLICIES = {
     "static": "evenflow.schedulers.reserving:Static",
@@ -29,7 +29,7 @@ POLICIES = {
 """Where each is that has a name: one is imported when it is asked for."""
 
 POOLED = ("distserve", "splitwise")
-"""Names that stand for several pools, each with a policy: see `experiments.run_file.pools`."""
+"""Names that stand for several pools, each with a policy: see `evenflow.config.pools`."""
 
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
 """Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`)."""

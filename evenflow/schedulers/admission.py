@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from evenflow.scheduling import Prefill, Prompt, View
+from evenflow.core.scheduling import Prefill, Prompt, View
 
 UNLIMITED = 1 << 60
 """The rows or tokens of a micro-batch without a cap."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.kv import PagePool
+from evenflow.core.scheduling import Plan, SearchSpace, View
 from evenflow.keys import Count
-from evenflow.kv import PagePool
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Policy
-from evenflow.scheduling import Plan, SearchSpace, View
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

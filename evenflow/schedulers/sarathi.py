@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.scheduling import Order, Plan, SearchSpace, Victim, View, decodes_only
 from evenflow.keys import Count, Positive
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, Policy
-from evenflow.scheduling import Order, Plan, SearchSpace, Victim, View, decodes_only
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -14,10 +14,10 @@ import numpy as np
 from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.kv import PagePool
+from evenflow.core.scheduling import Decode, Order, Plan, Prefill, Prompt, SearchSpace, Upkeep, View
 from evenflow.keys import Count, NonNegative
-from evenflow.kv import PagePool
 from evenflow.schedulers.limits import Policy
-from evenflow.scheduling import Decode, Order, Plan, Prefill, Prompt, SearchSpace, Upkeep, View
 
 CLIP = 4096  # more output than this is not reserved
 LOOKED_UP = 128  # prompts that are looked up in a pass, at most

@@ -14,11 +14,11 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.scheduling import Order, Plan, Prompt, SearchSpace, View
 from evenflow.errors import is_count
 from evenflow.keys import Count, Share, expect
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Policy
-from evenflow.scheduling import Order, Plan, Prompt, SearchSpace, View
 
 DecodeTime = Callable[[int, int], float]
 """Seconds that one stage takes for a decode step of (rows, tokens they attend to in all)."""

@@ -16,12 +16,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.scheduling import Plan, Prefill, Prompt, SearchSpace, Victim, View, decodes_only
 from evenflow.errors import MOST
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED
 from evenflow.schedulers.limits import Fraction, Policy
 from evenflow.schedulers.sarathi import Sarathi
-from evenflow.scheduling import Plan, Prefill, Prompt, SearchSpace, Victim, View, decodes_only
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.kv import PagePool
+from evenflow.core.scheduling import Plan, Prefill, SearchSpace, View, decodes_only
 from evenflow.keys import Count
-from evenflow.kv import PagePool
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, Policy
-from evenflow.scheduling import Plan, Prefill, SearchSpace, View, decodes_only
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

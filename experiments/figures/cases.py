@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evenflow.config.run import RunConfig, with_
+from evenflow.config.yaml_file import Document, patched
 from evenflow.errors import UsageError
-from experiments.figures.iterations import REFERENCE, iteration, world_of
-from experiments.figures.schema import Layer, OwnAxis, gpu_name, layered, without_links
-from experiments.figures.study import Study
-from experiments.run_file.run import RunConfig, with_
-from experiments.run_file.yaml_file import Document, patched
-from experiments.study.capacity import Question, capacity_of
-from experiments.study.slo import Condition
+from evenflow.experiments.figures.iterations import REFERENCE, iteration, world_of
+from evenflow.experiments.figures.schema import Layer, OwnAxis, gpu_name, layered, without_links
+from evenflow.experiments.figures.study import Study
+from evenflow.study.capacity import Question, capacity_of
+from evenflow.study.slo import Condition
 
 LAYERS = ("pair", "deployment", "dataset", "trace", "slo", "load", "rate", "system")
 """The order in which the axes' keys lie over each other; a figure's own axes lie over all."""
@@ -368,7 +368,7 @@ def function(name: str) -> Callable[..., Any]:
     """Return the function that a figure names: MODULE.FUNCTION, or one of the measures."""
     module, _, own = name.rpartition(".")
     try:
-        found = importlib.import_module(f"experiments.figures.{module or 'measures'}")
+        found = importlib.import_module(f"evenflow.experiments.figures.{module or 'measures'}")
         made: Callable[..., Any] = getattr(found, own)
     except (ImportError, AttributeError):
         raise UsageError(f"{name}: no such function for a figure, like measures.seat_use") from None

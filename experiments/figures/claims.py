@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from experiments.figures.schema import PAPER, Asked, Query
-from experiments.study.uncertainty import range_of
+from evenflow.experiments.figures.schema import PAPER, Asked, Query
+from evenflow.study.uncertainty import range_of
 
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from operator import add
 from typing import NamedTuple
 
+from evenflow.config.build import build
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.roofline import AttentionRates, Rates, linear_s
+from evenflow.engines.pools import PooledWorld
 from evenflow.errors import UsageError
-from evenflow.pools import PooledWorld
-from experiments.figures.schema import Layer, layered
-from experiments.figures.study import Study
-from experiments.run_file.build import build
-from sim import World
+from evenflow.experiments.figures.schema import Layer, layered
+from evenflow.experiments.figures.study import Study
+from evenflow.sim import World
 
 Seconds = Callable[[Work], float]
 

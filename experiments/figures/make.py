@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from evenflow.errors import UsageError, instead_of
-from experiments.figures.cases import columns_of, exploded, function, table_of
-from experiments.figures.claims import (
+from evenflow.experiments.figures.cases import columns_of, exploded, function, table_of
+from evenflow.experiments.figures.claims import (
     Answer,
     answer,
     answers,
@@ -28,15 +28,15 @@ from experiments.figures.claims import (
     with_papers,
     worst,
 )
-from experiments.figures.panels import annotate, draw
-from experiments.figures.schema import Plan, load_plan
-from experiments.figures.study import Drawing, Study, footnote
-from experiments.report.folder import staged
-from experiments.report.plots import save
-from experiments.report.tables import markdown_table, write_json, write_table
-from experiments.study.fair import alike
-from experiments.study.points import Store
-from experiments.study.uncertainty import COSTS
+from evenflow.experiments.figures.panels import annotate, draw
+from evenflow.experiments.figures.schema import Plan, load_plan
+from evenflow.experiments.figures.study import Drawing, Study, footnote
+from evenflow.report.folder import staged
+from evenflow.report.plots import save
+from evenflow.report.tables import markdown_table, write_json, write_table
+from evenflow.study.fair import alike
+from evenflow.study.points import Store
+from evenflow.study.uncertainty import COSTS
 
 FOLDER = Path(__file__).parent
 NOT_FIGURES = ("claims", "misses")

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.report.data import covered, present, used_share
 from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import request_metrics
+from evenflow.results.outcome import Outcome
 from evenflow.results.run import Floats, Ints, RunResult
-from experiments.outcome import Outcome
-from experiments.report.data import covered, present, used_share
 
 
 def overview(outcome: Outcome) -> dict[str, Any]:

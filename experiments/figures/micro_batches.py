@@ -14,9 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from evenflow.costs import RooflineCost, decode_work, estimates, prefill_work
-from evenflow.schedulers.td_pipe import saturating_rows, spatial_intensity, temporal_intensity
-from experiments.figures.cases import Served, layout_of, pairs, served
-from experiments.figures.iterations import (
+from evenflow.experiments.figures.cases import Served, layout_of, pairs, served
+from evenflow.experiments.figures.iterations import (
     REFERENCE,
     in_chunks,
     iteration,
@@ -26,8 +25,9 @@ from experiments.figures.iterations import (
     roofline_of,
     world_of,
 )
-from experiments.figures.panels import draw
-from experiments.figures.study import Study
+from evenflow.experiments.figures.panels import draw
+from evenflow.experiments.figures.study import Study
+from evenflow.schedulers.td_pipe import saturating_rows, spatial_intensity, temporal_intensity
 
 
 def throughput(study: Study) -> pd.DataFrame:

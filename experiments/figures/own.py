@@ -17,15 +17,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from evenflow.config.build import build
+from evenflow.config.yaml_file import find
 from evenflow.costs import decode_work
 from evenflow.errors import UsageError
-from evenflow.results.metrics import summarize
-from evenflow.results.run import RunResult
-from evenflow.schedulers import parameters, policy
-from evenflow.specs.gpu import link
-from evenflow.specs.model import model
-from evenflow.types import Request
-from experiments.figures.cases import (
+from evenflow.experiments.figures.cases import (
     SEARCH,
     Case,
     cases_of,
@@ -37,19 +33,23 @@ from experiments.figures.cases import (
     tbt_slo,
     traces,
 )
-from experiments.figures.claims import published_value
-from experiments.figures.iterations import iteration, world_of
-from experiments.figures.measures import stalls
-from experiments.figures.panels import COLORS, MARKERS, Panel, draw, draw_panel, grid_lines
-from experiments.figures.schema import Layer
-from experiments.figures.study import Drawing, Study
-from experiments.report.plots import panels
-from experiments.run_file.build import build
-from experiments.run_file.yaml_file import find
-from sim import simulate
-from traces import load_trace
-from traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
-from traces.trace import Trace, random_stream
+from evenflow.experiments.figures.claims import published_value
+from evenflow.experiments.figures.iterations import iteration, world_of
+from evenflow.experiments.figures.measures import stalls
+from evenflow.experiments.figures.panels import COLORS, MARKERS, Panel, draw, draw_panel, grid_lines
+from evenflow.experiments.figures.schema import Layer
+from evenflow.experiments.figures.study import Drawing, Study
+from evenflow.report.plots import panels
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
+from evenflow.schedulers import parameters, policy
+from evenflow.sim import simulate
+from evenflow.specs.gpu import link
+from evenflow.specs.model import model
+from evenflow.traces import load_trace
+from evenflow.traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
+from evenflow.traces.trace import Trace, random_stream
+from evenflow.types import Request
 
 TURN = 5.0
 """TTFT has turned where its mean is so many times that at the lowest rate."""

@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pydantic import Field, model_validator
 
+from evenflow.config.yaml_file import Document, checked
 from evenflow.errors import UsageError
+from evenflow.experiments.figures.schema import PAPER, layered
 from evenflow.keys import Keys, needed
-from experiments.figures.schema import PAPER, layered
-from experiments.report.plots import finish
-from experiments.report.style import DECODE, PREFILL
-from experiments.run_file.yaml_file import Document, checked
+from evenflow.report.plots import finish
+from evenflow.report.style import DECODE, PREFILL
 
 # -- looks -----------------------------------------------------------------------------------------
 

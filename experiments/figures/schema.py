@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
+from evenflow.config import yaml_file
+from evenflow.config.links import HOSTS
+from evenflow.config.systems import keys_of_system
+from evenflow.config.yaml_file import Document, as_patch, long_form, patched
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
+from evenflow.report.tables import is_number
 from evenflow.specs.gpu import gpu, links
-from experiments.report.tables import is_number
-from experiments.run_file import yaml_file
-from experiments.run_file.links import HOSTS
-from experiments.run_file.yaml_file import Document, as_patch, long_form, patched
-from experiments.systems import keys_of_system
 
 Layer: TypeAlias = Mapping[str, Any]
 """Keys of a run."""

@@ -14,19 +14,19 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from evenflow.config.links import link_words
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.systems import keys_of_system
+from evenflow.config.yaml_file import long_form
 from evenflow.errors import UsageError, instead_of
+from evenflow.experiments.figures.measures import overview
+from evenflow.experiments.figures.schema import Layer, Plan, gpu_name, layered, with_host
 from evenflow.schedulers import POOLED, parameters, policy
-from experiments.figures.measures import overview
-from experiments.figures.schema import Layer, Plan, gpu_name, layered, with_host
-from experiments.run_file.links import link_words
-from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import long_form
-from experiments.study.fair import Side, doubts
-from experiments.study.points import Point, Store
-from experiments.study.trials import Simulator, Trial
-from experiments.study.trials import table as table_of
-from experiments.study.uncertainty import factors, stated
-from experiments.systems import keys_of_system
+from evenflow.study.fair import Side, doubts
+from evenflow.study.points import Point, Store
+from evenflow.study.trials import Simulator, Trial
+from evenflow.study.trials import table as table_of
+from evenflow.study.uncertainty import factors, stated
 
 PLACED = ("stages", "tensor_parallel")
 """Keys of a system that follow from the number of GPUs."""

@@ -21,18 +21,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from evenflow.config.run import RunConfig
+from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError, require_package
+from evenflow.experiments.reproduce import served
+from evenflow.experiments.reproduce.measured import Measured
 from evenflow.results.metrics import request_metrics
+from evenflow.results.outcome import Outcome
 from evenflow.results.run import Floats
 from evenflow.runtimes import Holds
-from experiments.outcome import Outcome
-from experiments.reproduce import served
-from experiments.reproduce.measured import Measured
-from experiments.run_file.run import RunConfig
-from experiments.run_file.yaml_file import Document, Patch
-from experiments.study.fair import LEVEL, Side, alone, student_quantile
-from experiments.study.trials import Case, How, Search, Study, Trial
-from experiments.study.trials import run as search
+from evenflow.study.fair import LEVEL, Side, alone, student_quantile
+from evenflow.study.trials import Case, How, Search, Study, Trial
+from evenflow.study.trials import run as search
 
 Answer = TypeVar("Answer")
 

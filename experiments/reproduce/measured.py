@@ -22,9 +22,9 @@ import pandas as pd
 from evenflow.costs.silicon.cost import GPUS as SILICON
 from evenflow.errors import UsageError
 from evenflow.files import require_file
+from evenflow.report.tables import is_number
 from evenflow.results.metrics import statistics
 from evenflow.results.run import Floats
-from experiments.report.tables import is_number
 
 LATENCIES = ("ttft", "tpot", "e2el")
 COLUMNS = ["arrival_s", "input_tokens", "output_tokens", "ttft_ms", "e2el_ms"]

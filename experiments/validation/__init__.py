@@ -2,7 +2,7 @@
 
 A calibration run may come first: other requests, much fewer, served for real, whose driver and
 message times a second prediction then uses. Knows no command line; what is compared is in
-`experiments.validation.layers`.
+`evenflow.experiments.validation.layers`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.config.run import with_
+from evenflow.core.replay import Entry, replay
+from evenflow.engines.pools import PooledWorld
 from evenflow.errors import PolicyError, UsageError
-from evenflow.pools import PooledWorld
-from evenflow.replay import Entry, replay
-from evenflow.results.run import Floats, RunResult, merged
-from experiments.real import check_comparable, real_workload, recorded, servable, serve_job
-from experiments.run_file.run import with_
-from experiments.runs import Job
-from experiments.validation.layers import (
+from evenflow.experiments.validation.layers import (
     METRICS,
     Structure,
     Times,
@@ -41,10 +38,13 @@ from experiments.validation.layers import (
     structure_of,
     summary_of,
 )
-from runtime import Served
-from runtime.serve import LAST, engine_names, names_of
-from sim import World, simulate, simulate_replicas
-from sim.timed import simulate_timed
+from evenflow.results.run import Floats, RunResult, merged
+from evenflow.runtime import Served
+from evenflow.runtime.real import check_comparable, real_workload, recorded, servable, serve_job
+from evenflow.runtime.serve import LAST, engine_names, names_of
+from evenflow.sim import World, simulate, simulate_replicas
+from evenflow.sim.timed import simulate_timed
+from evenflow.study.runs import Job
 
 DRAWS = 5
 """So many simulations, each with a seed of its own, share a calibrated prediction."""

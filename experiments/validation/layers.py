@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Entry, replay
 from evenflow.costs import StageCost
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import PolicyError
-from evenflow.pools import PooledWorld, TransferLink
-from evenflow.replay import Entry, replay
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, Ints, RunResult, Transfers, around_stages
+from evenflow.runtime import Served
+from evenflow.sim import World
+from evenflow.sim.timed import GRID_PER_S, TimedLink, Timing, simulate_timed
 from evenflow.types import MicroBatch
-from runtime import Served
-from sim import World
-from sim.timed import GRID_PER_S, TimedLink, Timing, simulate_timed
 
 NAMES = ("ttft", "tpot", "itl", "e2el")
 METRICS = (
@@ -77,7 +77,7 @@ class Times:
 
 
 def measured_times(served: Served, world: World, num_tokens: Ints) -> Times:
-    """Return the times of a real run of a world, on the grid of `sim.timed`.
+    """Return the times of a real run of a world, on the grid of `evenflow.sim.timed`.
 
     `num_tokens` of each micro-batch, padding included, keep the world's links busy.
     """

@@ -15,16 +15,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from evenflow.config.provenance import wall_clock
+from evenflow.experiments.validation import Validation
+from evenflow.report.plots import finish, key, plain_decades, save
+from evenflow.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
+from evenflow.report.tables import markdown_table, number, percent, print_numbers, write_json
+from evenflow.report.words import metric_words
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, RunResult
-from experiments.provenance import wall_clock
-from experiments.real import notes_of
-from experiments.report.plots import finish, key, plain_decades, save
-from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
-from experiments.report.tables import markdown_table, number, percent, print_numbers, write_json
-from experiments.report.words import metric_words
-from experiments.study.fair import Side, alone, marked
-from experiments.validation import Validation
+from evenflow.runtime.real import notes_of
+from evenflow.study.fair import Side, alone, marked
 
 Found = Mapping[str, Any]
 

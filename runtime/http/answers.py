@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evenflow.results.run import GIVEN_UP
-from runtime.http.exposition import Counted
-from runtime.http.text import Codec, StopStrings
+from evenflow.runtime.http.exposition import Counted
+from evenflow.runtime.http.text import Codec, StopStrings
 
 
 class ServiceError(Exception):

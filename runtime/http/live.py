@@ -20,15 +20,15 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from evenflow.batcher import Batcher
+from evenflow.core.batcher import Batcher
 from evenflow.errors import UsageError
+from evenflow.runtime.driver import Driver
+from evenflow.runtime.front import LiveFront
+from evenflow.runtime.http.answers import Generation, Serving
+from evenflow.runtime.pipeline import Pipeline, ended_error
+from evenflow.runtime.tokens import Text
+from evenflow.runtime.wire import Draw
 from evenflow.types import Prefix, Request
-from runtime.driver import Driver
-from runtime.front import LiveFront
-from runtime.http.answers import Generation, Serving
-from runtime.pipeline import Pipeline, ended_error
-from runtime.tokens import Text
-from runtime.wire import Draw
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -355,7 +355,7 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
 def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
     """Be the HTTP server's process: it alone needs FastAPI."""
     try:
-        from runtime.http.server import serve_clients
+        from evenflow.runtime.http.server import serve_clients
 
         serve_clients(serving, bound, channel)
     except Exception as error:

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
-from runtime.http.answers import Generation, Piece, ServiceError
-from runtime.http.text import Codec
+from evenflow.runtime.http.answers import Generation, Piece, ServiceError
+from evenflow.runtime.http.text import Codec
 
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),

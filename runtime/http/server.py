@@ -2,7 +2,7 @@
 
 A process of its own, at one end of a channel whose other end has the driver; it does not outlive
 that. Knows HTTP, how many connections there may be and how long a request may be on its way; no
-pages and no policy: tokens, text and their order come from `runtime.http.answers`.
+pages and no policy: tokens, text and their order come from `evenflow.runtime.http.answers`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
-from runtime.http.protocol import (
+from evenflow.runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
+from evenflow.runtime.http.protocol import (
     Asked,
     ChatRequest,
     CompletionRequest,

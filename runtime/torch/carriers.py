@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, distributed
 
 from evenflow.children import meeting
-from runtime.torch.model import ALONE, Ranks
-from runtime.worker import Place
+from evenflow.runtime.torch.model import ALONE, Ranks
+from evenflow.runtime.worker import Place
 
 
 class Carrier(Protocol):

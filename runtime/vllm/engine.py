@@ -2,7 +2,7 @@
 
 vLLM's engine asks, and the driver hands it what comes: it lets requests in and out, as
 `runtime.driver` does for our own pipeline, and records what happens. Only for the version that
-`runtime.vllm` asks for.
+`evenflow.runtime.vllm` asks for.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request as EngineRequest
 
-from evenflow.batch import MicroBatch
-from evenflow.batcher import Batcher
-from evenflow.decodes import Sequence
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.loop import Loop
+from evenflow.core.request import Request
+from evenflow.core.world import World
 from evenflow.errors import UsageError, WorkerError
-from evenflow.loop import Loop
-from evenflow.request import Request
-from evenflow.world import World
-from runtime.driver import FLUSH_S, LOOK_S, Driver
-from runtime.tokens import Text, TextOf
-from runtime.vllm.scheduler import Owner, PolicyScheduler
+from evenflow.runtime.driver import FLUSH_S, LOOK_S, Driver
+from evenflow.runtime.tokens import Text, TextOf
+from evenflow.runtime.vllm.scheduler import Owner, PolicyScheduler
 
 
 class Engine:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from evenflow.batch import MicroBatch
-from evenflow.batcher import Batcher
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
 from evenflow.errors import PolicyError
 
 

@@ -7,11 +7,11 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.decodes import Speculation
-from evenflow.kv import PrefixCache
-from evenflow.replay import Aborted, RecordingBatcher, replay
+from evenflow.core.decodes import Speculation
+from evenflow.core.kv import PrefixCache
+from evenflow.core.replay import Aborted, RecordingBatcher, replay
+from evenflow.core.world import World
 from evenflow.types import MicroBatch, Request
-from evenflow.world import World
 from tests.worlds import drawn_world, prefixes, require_idle, running_ahead
 
 ACTIONS = st.lists(

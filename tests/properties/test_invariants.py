@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from evenflow.batcher import Batcher
-from evenflow.pools import PooledWorld, TransferLink
-from evenflow.replay import Added, Asked, Completed, RecordingBatcher, replay
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import Added, Asked, Completed, RecordingBatcher, replay
+from evenflow.core.world import World
+from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
+from evenflow.sim import simulate
+from evenflow.sim.disaggregated import Disaggregated
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
-from evenflow.world import World
-from sim import simulate
-from sim.disaggregated import Disaggregated
-from sim.driver import Driver
-from sim.tandem import Tandem
 from tests.worlds import AuditedBatcher, assert_same, pooled_worlds, require_idle, worlds
 
 AnyWorld = World | PooledWorld

@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from evenflow.kv import Holder, PrefixCache
+from evenflow.core.kv import Holder, PrefixCache
+from evenflow.core.world import World
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 from evenflow.types import MicroBatch, Prefix, Request
-from evenflow.world import World
-from sim.driver import Driver
-from sim.tandem import Tandem
 from tests.worlds import AuditedBatcher, worlds
 
 PAGE = 4

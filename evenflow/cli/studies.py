@@ -1,0 +1,334 @@
+"""The commands that make many runs, or compare them: they parse and print; others do the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evenflow.cli.options import (
+    Executor,
+    Force,
+    Gpus,
+    Intervals,
+    MedianQueue,
+    Out,
+    RunFile,
+    Schedulers,
+    Set,
+    Slo,
+    Workers,
+)
+from evenflow.errors import MOST_RUNS, UsageError
+
+if TYPE_CHECKING:
+    from evenflow.study.plan import Planned
+    from evenflow.study.sweep import Findings
+    from evenflow.study.trials import How
+    from evenflow.study.tune import Tuned
+
+
+def _how(command: str, file: Path, out: Path | None, **more: Any) -> tuple[Path, How]:
+    """Return the folder of a study, `out` or one named after its file, and who simulates it."""
+    from evenflow.cli.terminal import progress
+    from evenflow.study.trials import How
+
+    folder = out or Path("out") / f"{file.stem}-{command}"
+    return folder, How(folder, **{"reads": [file], "watch": progress, **more})
+
+
+def sweep_command(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What to vary, in which run.")],
+    *,
+    executor: Executor = "process",
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Use what is in DIR already, or remove it.")
+    ] = True,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Simulate points again that failed before.")
+    ] = False,
+    workers: Workers = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th part of N.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
+    ] = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Only say how many points there are, and which fit.")
+    ] = False,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Simulate a grid or a search over any keys of a run, several times each, and compare."""
+    from evenflow.study.sweep import dry_run, sweep, sweep_part
+    from evenflow.study.sweep_file import load_sweep
+
+    part = None if shard is None else _part(shard)
+    asked = load_sweep(file, set_ or ())
+    more = {"workers": workers, "resume": resume, "retry_failed": retry_failed}
+    folder, how = _how("sweep", file, out, executor=executor, force=force, **more)
+    if dry:
+        typer.echo("\n".join(dry_run(asked, how)))
+        return
+    try:
+        if part is not None:
+            store = sweep_part(asked, *part, how)
+            typer.echo(f"shard {shard} is done: put {store} together with the others' stores")
+            return
+        findings = sweep(asked, how)
+    except KeyboardInterrupt:
+        typer.echo(
+            "interrupted: what is done is kept, the same command goes on from there", err=True
+        )
+        raise
+    _tell_findings(findings)
+    typer.echo(folder / "report.html")
+    if all(trial.errors for trial in findings.trials):
+        raise typer.Exit(1)
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, second = text.partition("/")
+    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
+        return int(first) - 1, int(second)
+    raise UsageError(f"--shard {text}: should be I/N, from 1/N to N/N")
+
+
+def _tell_findings(findings: Findings) -> None:
+    """Print the best points; on stderr, how many failed."""
+    from evenflow.report.tables import print_table
+    from evenflow.study.sweep import best_table, failures, ranked, told
+
+    point = findings.trials[(ranked(findings) or [0])[0]]
+    typer.echo(findings.sweep.study.config(point.labels).setup())
+    print_table(*best_table(findings))
+    typer.echo("\n".join(told(findings)))
+    if lost := failures(findings):
+        typer.echo(
+            f"{len(lost)} of {len(findings.trials)} points failed, the first of them point "
+            f"{lost[0][0]}: {lost[0][-1]}",
+            err=True,
+        )
+
+
+def capacity_command(
+    run: RunFile,
+    *,
+    slo: Slo = None,
+    gpus: Gpus = None,
+    max_median_queue_s: MedianQueue = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="How exactly, as a share of the rate.")
+    ] = 0.02,
+    replications: Annotated[
+        int,
+        typer.Option("--replications", max=MOST_RUNS, help="Seeds, each with a search of its own."),
+    ] = 1,
+    per_dollar: Annotated[
+        Path | None,
+        typer.Option("--per-dollar", metavar="PRICES.yaml", help="GPU name: dollars per hour."),
+    ] = None,
+    set_: Set = None,
+    executor: Executor = "process",
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Find the largest request rate that keeps limits on latency."""
+    from evenflow.config.files import inputs_of
+    from evenflow.config.run import load_config
+    from evenflow.report.tables import print_table
+    from evenflow.study.capacity import Question, capacity, knee_rows, sentences
+    from evenflow.study.deployments import on_gpus, parse_gpus
+    from evenflow.study.slo import dollars_per_hour, load_prices, parse_slo
+
+    config = load_config(run, set_ or ())
+    config = config if gpus is None else on_gpus(config, parse_gpus(gpus))
+    conditions = tuple(parse_slo(slo or (), max_median_queue_s))
+    per_hour = None if per_dollar is None else dollars_per_hour(config, load_prices(per_dollar))
+    question = Question(config, conditions, run.parent, tolerance, replications, per_hour)
+    reads = inputs_of(config, run)
+    folder, how = _how("capacity", run, out, executor=executor, force=force, reads=reads)
+    answer = capacity(question, how)
+    typer.echo(config.setup())
+    if answer.rate is not None:
+        print_table(("metric", "limit", "at capacity", "just above"), knee_rows(answer))
+    for line in sentences(answer):
+        typer.echo(line)
+    typer.echo(folder / "capacity.json")
+
+
+def tune_command(
+    run: RunFile,
+    *,
+    slo: Slo = None,
+    max_median_queue_s: MedianQueue = None,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", metavar="METRIC", help="Default: goodput, or else E2EL."),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", max=MOST_RUNS, help="Settings to try.")] = 64,
+    schedulers: Schedulers = None,
+    gpus: Gpus = None,
+    replications: Annotated[
+        int, typer.Option("--replications", max=MOST_RUNS, help="Seeds of each trial.")
+    ] = 2,
+    checks: Annotated[
+        int, typer.Option("--checks", max=MOST_RUNS, help="Unseen parts of each kind.")
+    ] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
+    set_: Set = None,
+    executor: Executor = "process",
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Find the best scheduler, parameters and layout, and check them on unseen data."""
+    from evenflow.config.yaml_file import overridden, read
+    from evenflow.study.deployments import parse_gpus
+    from evenflow.study.slo import parse_slo
+    from evenflow.study.tune import Wish, tune
+
+    document = overridden(read(run), set_ or ())
+    names = None if schedulers is None else _names(schedulers)
+    conditions = tuple(parse_slo(slo or (), max_median_queue_s))
+    counts = None if gpus is None else parse_gpus(gpus)
+    wish = Wish(conditions, objective, names, counts, trials, replications, checks, seed)
+    folder, how = _how("tune", run, out, executor=executor, force=force)
+    tuned = tune(document, run.parent, wish, how)
+    _tell_tuned(tuned)
+    typer.echo(folder / "tuned.yaml")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _tell_tuned(tuned: Tuned) -> None:
+    from evenflow.config.run import configured
+    from evenflow.report.tables import print_table
+    from evenflow.study.tune import (
+        TUNED,
+        bubble_rows,
+        check_rows,
+        sentences,
+        worth_rows,
+    )
+
+    tuning = tuned.tuning
+    typer.echo(configured(tuned.winner).setup())
+    left_out = [each for each in tuning.layouts if each.reason]
+    if left_out:
+        print_table(("layout left out", "why"), [(each.label, each.reason) for each in left_out])
+    if tuned.worth:
+        heads = ("setting", "value", "without it", f"{tuning.objective} without it", "kept")
+        print_table(heads, worth_rows(tuned))
+    print_table(
+        ("unseen data", "metric", "against", "its mean", "tuned", "difference, 95 %"),
+        check_rows(tuned),
+    )
+    print_table(("GPU time (s)", tuning.default, TUNED, "difference"), bubble_rows(tuned))
+    for line in sentences(tuned):
+        typer.echo(line)
+
+
+def plan_command(
+    run: RunFile,
+    *,
+    gpus: Gpus = None,
+    slo: Slo = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="RATE", help="Requests/s, or a multiple of the run's: 2x."),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", metavar="DOLLARS", help="Of one GPU, an hour.")
+    ] = None,
+    schedulers: Schedulers = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option("--budgets", metavar="N,M,...", help="Tokens of a micro-batch to try."),
+    ] = None,
+    replications: Annotated[
+        int, typer.Option("--replications", max=MOST_RUNS, help="Seeds of each point.")
+    ] = 1,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Simulate every point, on all requests.")
+    ] = False,
+    max_median_queue_s: MedianQueue = None,
+    intervals: Intervals = False,
+    set_: Set = None,
+    executor: Executor = "process",
+    workers: Workers = None,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Find the cheapest deployment that keeps limits on latency, and say how to start it."""
+    from evenflow.cli.terminal import print_addition, progress
+    from evenflow.config.yaml_file import overridden, read
+    from evenflow.study.deployments import parse_gpus
+    from evenflow.study.plan import plan
+    from evenflow.study.plan_search import Ask, parse_budgets
+    from evenflow.study.slo import parse_slo
+    from evenflow.study.trials import How
+    from evenflow.study.uncertainty import predict, told
+
+    if gpus is None:
+        raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
+    document = overridden(read(run), set_ or ())
+    ask = Ask(
+        slo=tuple(parse_slo(slo or (), max_median_queue_s)),
+        gpus=parse_gpus(gpus),
+        rate=rate,
+        price=price,
+        schedulers=None if schedulers is None else _names(schedulers),
+        budgets=None if budgets is None else parse_budgets(budgets),
+        replications=replications,
+        exhaustive=exhaustive,
+    )
+    folder, how = _how("plan", run, out, executor=executor, force=force, workers=workers)
+    planned = plan(document, run.parent, ask, how)
+    _print_plan(planned)
+    if intervals:
+        print_addition(told(predict(planned.winner, run.parent, How(watch=progress))))
+    typer.echo(folder / "plan.yaml")
+
+
+def _print_plan(planned: Planned) -> None:
+    from evenflow.report.tables import print_numbers
+    from evenflow.study.plan import change_rows, launch, rows, sentences
+
+    for line in sentences(planned):
+        typer.echo(line)
+    print_numbers(*rows(planned))
+    if planned.changed:
+        print_numbers(*change_rows(planned))
+    for line in launch(planned):
+        typer.echo(line)
+    if lost := [trial for trial in planned.trials if trial.errors]:
+        first = f"{lost[0].labels['setting']}: {lost[0].errors[0]}"
+        typer.echo(f"{len(lost)} simulations failed, the first of them {first}", err=True)
+
+
+Saved = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")]
+
+
+def diff_command(out_a: Saved, out_b: Saved) -> None:
+    """Compare two saved runs: what differs in how they were made, and in what they came to."""
+    from evenflow.cli.terminal import print_doubts
+    from evenflow.report.tables import print_numbers
+    from evenflow.study.compare import config_rows, diff, metric_rows
+
+    found = diff(out_a, out_b)
+    setups = (run.provenance.get("setup", "") for run in (found.a, found.b))
+    typer.echo("\n".join(dict.fromkeys(setups)))
+    for (heads, rows), none in (
+        (config_rows(found), "the configurations are equal"),
+        (metric_rows(found), "all numbers are equal"),
+    ):
+        if rows:
+            print_numbers(heads, rows)
+        else:
+            typer.echo(none)
+    print_doubts(found.warnings)

@@ -1,0 +1,188 @@
+"""What the commands show in a terminal: tables, and a bar while something takes time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from evenflow.report.tables import print_numbers
+from evenflow.report.words import metrics, overload
+from evenflow.results.outcome import Outcome
+from evenflow.results.run import RunResult
+from evenflow.study.fair import TOLD_SHARE, Side, doubts, marked
+
+if TYPE_CHECKING:
+    from evenflow.report.page import Addition
+
+FIRST_LINE_S = 10.0
+LINE_EVERY_S = 60.0
+"""Where nobody watches a bar, such as in a log, a line says how far it is: the first after so long,
+then after twice as long each time, up to so long."""
+
+
+def print_folder(folder: Path) -> None:
+    """Say where the results are: the page, where there is one."""
+    page = folder / "report.html"
+    typer.echo(page if page.exists() else folder)
+
+
+def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Print what runs on what, then the runs side by side."""
+    typer.echo("\n".join(dict.fromkeys(run.result.provenance["setup"] for run in outcomes)))
+    print_summaries({run.label: run.summary for run in outcomes})
+    sides = {run.label: Side(run.summary, run.result.provenance) for run in outcomes}
+    print_doubts(doubts(sides))
+
+
+def print_doubts(lines: Sequence[str]) -> None:
+    """Print what makes a comparison unfair, a line each."""
+    for line in marked(lines):
+        typer.echo(line)
+
+
+def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print runs side by side, a column each."""
+    rows = []
+    for key, words, form, *_ in metrics():
+        values = [summary.get(key) for summary in summaries.values()]
+        if any(value is not None for value in values):
+            rows.append([words, *("-" if v is None else form.format(v) for v in values)])
+    print_numbers(["", *summaries], rows)
+    for name, summary in summaries.items():
+        if told := overload(summary):
+            typer.echo(f"OVERLOADED, {name}: {told}")
+
+
+def print_addition(addition: Addition) -> None:
+    """Print what is said of a run beside its numbers."""
+    print_numbers(addition.heads, addition.rows)
+    typer.echo(addition.sentence)
+
+
+def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a row for the run as it is and for each cause of bubbles that is taken away."""
+    keys = ("duration", "total_token_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+    shown = [metric for metric in metrics() if metric.key in keys]
+    rows = [
+        [name.replace("_", " "), *(metric.form.format(each[metric.key]) for metric in shown)]
+        for name, each in summaries.items()
+    ]
+    print_numbers(["without", *(metric.words for metric in shown)], rows)
+
+
+def print_left_out(
+    dropped: Mapping[str, int], result: RunResult, failure: str | None = None
+) -> None:
+    """Say what the run left out: rows of the trace, requests, measurements.
+
+    `failure`: why a real run ended early.
+    """
+    for reason, count in dropped.items():
+        typer.echo(f"dropped {count} rows of the trace: {reason}", err=True)
+    rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
+    if rejected:
+        first = rejected[0]
+        typer.echo(
+            f"rejected {len(rejected)} requests, the first of them request "
+            f"{result.request_id[first]}: {result.reason[first]}",
+            err=True,
+        )
+    aborted = result.status.count("aborted")
+    if aborted:
+        why = "whose clients left" if failure is None else "when the run ended or clients left"
+        typer.echo(f"aborted {aborted} requests, {why}", err=True)
+    share = result.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
+    if share > TOLD_SHARE:
+        typer.echo(
+            f"costs: {100 * share:.0f} % of the predicted time rests on no measurement", err=True
+        )
+
+
+class Progress:
+    """How much is done of one or more tasks, and how many points failed.
+
+    Call it with the counts done, one a task, or `done` with that of the only task; that is cheap.
+    """
+
+    def __init__(self, labels: Sequence[str], total: int | None) -> None:
+        self.labels, self.total = labels, total
+        self.counts: Sequence[int] = [0] * len(labels)
+        self.failures = 0
+        self._told_s = time.monotonic()
+        self._wait_s = FIRST_LINE_S
+
+    def __call__(self, counts: Sequence[int]) -> None:
+        self.counts = counts
+        self._show()
+
+    def done(self, count: int, total: int | None = None) -> None:
+        """Take the count done; `total`, where it has become known how many there will be."""
+        self.total = total or self.total
+        self([count])
+
+    def failed(self, _record: object = None) -> None:
+        """Count a failure."""
+        self.failures += 1
+        self._show()
+
+    def _show(self) -> None:
+        if time.monotonic() - self._told_s >= min(self._wait_s, LINE_EVERY_S):
+            self._told_s = time.monotonic()
+            self._wait_s *= 2
+            typer.echo("; ".join(self.lines()), err=True)
+
+    def lines(self) -> list[str]:
+        """Return in words how far each task is."""
+        of = "" if self.total is None else f" of {self.total}"
+        lost = f", {self.failures} failed" if self.failures else ""
+        pairs = zip(self.labels, self.counts, strict=True)
+        return [f"{label}: {count}{of}{lost}" for label, count in pairs]
+
+
+class _Bars(Progress):
+    """The same as bars, on a terminal."""
+
+    def __init__(self, labels: Sequence[str], total: int | None) -> None:
+        from rich import progress as rich
+        from rich.console import Console
+
+        super().__init__(labels, total)
+        columns = (
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.MofNCompleteColumn(),
+            rich.TextColumn("{task.fields[lost]}"),
+            rich.TimeElapsedColumn(),
+            rich.TextColumn("left"),
+            rich.TimeRemainingColumn(),
+        )
+        console = Console(stderr=True)
+        self.bars = rich.Progress(
+            *columns, console=console, transient=True, speed_estimate_period=300
+        )
+        self.tasks = [self.bars.add_task(label, total=total, lost="") for label in labels]
+
+    def _show(self) -> None:
+        lost = f"{self.failures} failed" if self.failures else ""
+        for task, count in zip(self.tasks, self.counts, strict=True):
+            self.bars.update(task, completed=count, total=self.total, lost=lost)
+
+
+@contextmanager
+def progress(labels: Sequence[str], total: int | None = None) -> Iterator[Progress]:
+    """Show how far some tasks are: a bar each on a terminal, else a line now and then.
+
+    `total` None: nobody knows yet how many there will be.
+    """
+    if not sys.stderr.isatty():
+        yield Progress(labels, total)
+        return
+    shown = _Bars(labels, total)
+    with shown.bars:
+        yield shown

@@ -1,0 +1,194 @@
+"""Links, nodes and all-reduces: their keys, and what they make of the GPUs they connect.
+
+Knows no model: how many bytes cross is told by whoever asks.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from evenflow.core.world import Link
+from evenflow.costs import Fabric, Measured, Ring, TwoLevel
+from evenflow.errors import UsageError
+from evenflow.keys import Count, Keys, NameOr, NonNegative, Positive, expect, needed
+from evenflow.specs.gpu import LinkSpec, link
+
+
+class LinkKeys(Keys):
+    """A link: GB/s (1e9 bytes) and microseconds, or a `name` with what differs from it."""
+
+    KEY: ClassVar[str]
+    """The key of the run that holds such a link, for the error messages."""
+    ELSE: ClassVar[str] = ", or a name"
+
+    name: str | None = None
+    """A name of `evenflow links`; the other keys say what differs."""
+    bandwidth_gb_s: Positive | None = None
+    """1e9 bytes a second, one direction."""
+    latency_us: NonNegative | None = None
+    """Microseconds that a transfer takes on top; 0 where no name is given."""
+
+    @model_validator(mode="after")
+    def _something_is_known(self) -> Self:
+        if not self.says_which_link and getattr(self, "points", None) is None:
+            raise needed(self.KEY, f'"{self.KEY}.bandwidth_gb_s"{self.ELSE}')
+        return self
+
+    @property
+    def says_which_link(self) -> bool:
+        return self.name is not None or self.bandwidth_gb_s is not None
+
+
+def link_spec(given: str | LinkKeys) -> LinkSpec:
+    """Return the link that a name or a mapping means; UsageError for an unknown name."""
+    if isinstance(given, str):
+        return link(given)
+    keys = {"latency_us": 0.0} if given.name is None else {}
+    known = {"name", "bandwidth_gb_s", "latency_us"}
+    return link(keys | given.model_dump(include=known, exclude_none=True))
+
+
+class LinkConfig(LinkKeys):
+    """The link between neighbouring stages."""
+
+    KEY = "link"
+    shared: bool = False
+    """Whether all neighbouring stages queue for one link; else each pair has its own."""
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+Point = Annotated[list[Positive], expect(_is_pair, "a pair [bytes, microseconds]")]
+
+
+class AllReduceConfig(LinkKeys):
+    """The link between the tensor-parallel GPUs of a stage, as `link`; or measured `points`."""
+
+    KEY = "all_reduce"
+    ELSE = ", a name, or points"
+    points: Annotated[list[Point], Field(min_length=1)] | None = None
+    """Measured pairs [bytes, microseconds] of an all-reduce on this number of GPUs; the link then
+    serves the experts' all-to-all only.
+    """
+
+
+NameOrLink = NameOr[str, LinkConfig]
+NameOrAllReduce = NameOr[str, AllReduceConfig]
+
+
+class NodesConfig(Keys):
+    """Machines of several GPUs each."""
+
+    gpus: Count
+    """GPUs of a machine, filled stage by stage."""
+    link: NameOrLink
+    """Between neighbouring machines."""
+    all_reduce: Literal["ring", "hierarchical"] = "ring"
+    """How a stage that spans machines adds up: one ring over `link`, or within the machines first.
+    """
+
+    def fabric(self, within: LinkSpec, ranks: int) -> Fabric:
+        """Return what connects the ranks of a stage that spans nodes; `within` is a node's link."""
+        if ranks % self.gpus:
+            raise UsageError(
+                f"nodes: {ranks} tensor-parallel GPUs do not fill nodes of {self.gpus} evenly"
+            )
+        across = link_spec(self.link)
+        return Ring(across) if self.all_reduce == "ring" else TwoLevel(within, across, self.gpus)
+
+    def crossed(self, stages: int, ranks: int) -> list[bool]:
+        """Say of each hop between neighbouring stages whether it leaves a node."""
+        if ranks <= self.gpus and self.gpus % ranks:
+            raise UsageError(
+                f"nodes: {self.gpus} GPUs hold no whole number of stages of {ranks} GPUs each"
+            )
+        home = [stage * ranks // self.gpus for stage in range(stages)]
+        return [here != there for here, there in pairwise(home)]
+
+
+def link_words(link: str | LinkKeys) -> str:
+    """Return a link in words: its name, and what is given of it."""
+    if isinstance(link, str):
+        return link
+    units = {"name": "{}", "bandwidth_gb_s": "{:g} GB/s", "latency_us": "{:g} us"}
+    given = {name: getattr(link, name) for name in units}
+    return " ".join(units[name].format(value) for name, value in given.items() if value is not None)
+
+
+class Wires(NamedTuple):
+    """What connects GPUs: neighbouring stages, machines, and the GPUs of a stage (null: `link`)."""
+
+    link: str | LinkConfig | None = None
+    nodes: NodesConfig | None = None
+    all_reduce: str | AllReduceConfig | None = None
+
+    def fabric(self, ranks: int) -> Fabric | None:
+        """Return what connects the `ranks` GPUs of a stage; None if no link is known."""
+        points = self.all_reduce.points if isinstance(self.all_reduce, AllReduceConfig) else None
+        within: str | LinkKeys | None = self.all_reduce
+        if within is None or (isinstance(within, LinkKeys) and not within.says_which_link):
+            within = self.link
+        fabric: Fabric | None = None
+        if within is not None:
+            spec = link_spec(within)
+            spans = self.nodes is not None and ranks > self.nodes.gpus
+            fabric = self.nodes.fabric(spec, ranks) if self.nodes and spans else Ring(spec)
+        if points is None:
+            return fabric
+        return Measured([(size, microseconds * 1e-6) for size, microseconds in points], fabric)
+
+    def hops(
+        self, stages: int, ranks: int, token_bytes: float
+    ) -> tuple[Link | None, tuple[Link, ...] | None]:
+        """Return the link of all hops between stages of `ranks` GPUs, or else one for each hop.
+
+        `token_bytes` cross from stage to stage for each token of a micro-batch.
+        """
+        if self.link is None:
+            return None, None
+
+        def timed(spec: LinkSpec, shared: bool = False) -> Link:
+            return Link(token_bytes / (spec.bandwidth_gb_s * 1e9), spec.latency_s, shared)
+
+        shared = isinstance(self.link, LinkConfig) and self.link.shared
+        within = timed(link_spec(self.link), shared)
+        if self.nodes is None:
+            return within, None
+        if shared:
+            where = "there is no one link for all stages where there are nodes"
+            raise UsageError(f"link.shared: {where}")
+        crossed = self.nodes.crossed(stages, ranks)
+        across = timed(link_spec(self.nodes.link))
+        return None, tuple(across if leaves else within for leaves in crossed)
+
+
+_PCIE = Wires("pcie-l20", all_reduce="allreduce-l20")
+_PAIRS = NodesConfig(gpus=2, link="allreduce-a100-pcie")
+
+HOSTS: Mapping[str, Wires] = MappingProxyType(
+    {
+        "L20": _PCIE,
+        "L40S": _PCIE,
+        "A100-40G": Wires("socket-73g"),
+        "A800-80G": Wires("socket-73g"),
+        "A100-80G-PCIe": Wires("pcie-l20", all_reduce="allreduce-a100-pcie"),
+        "A100-80G": Wires("nvlink-a100", _PAIRS),
+        "A40": Wires("nvlink-a40", _PAIRS),
+        "H100": Wires("nvlink-h100"),
+        "H200": Wires("nvlink-h100"),
+        **dict.fromkeys(("B200", "B300", "GB200", "GB300"), Wires("nvlink-b200")),
+        "RTX-PRO-6000": Wires("pcie-gen5"),
+        **dict.fromkeys(("L4", "RTX-4090"), Wires("pcie-gen4")),
+    }
+)
+"""The links of each GPU, where a run names none: L20 (gLLM, TD-Pipe) and A100-80G-PCIe (TD-Pipe)
+share a PCIe switch; A100-40G and A800-80G are a machine each (gLLM); NVLink joins A100-80G and A40
+in pairs, which meet over PCIe (Sarathi-Serve). No paper has the others: L40S is taken to sit as L20
+does, H100 and H200 behind a switch of NVLink 4, B200 to GB300 of NVLink 5 (nominal; latency
+assumed; two GPUs that exchange messages by NCCL take about twice as long), the rest on PCIe.
+"""

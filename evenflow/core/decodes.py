@@ -1,0 +1,462 @@
+"""Sequences, the groups in which they decode together, and the groups that are ready.
+
+Sequences that decode together advance together, so a group keeps one tick; what a sequence needs
+later (its next page, its end) waits in a bucket under the tick at which it happens: a step costs
+O(changes), not O(sequences). Speculative groups gain several tokens a step. Knows no policy, no
+pool and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import accumulate, chain, islice, repeat
+from operator import mul
+from typing import NamedTuple
+
+from evenflow.core.kv import Holder
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Holder):
+    """The serving state of one request, owned by the Batcher.
+
+    Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill
+    must compute (the prompt, plus what was generated before a preemption) and `computed` what has
+    been scheduled of it, or kept. A decoding sequence attends to `context` tokens. `order` numbers
+    arrivals. `epoch` counts preemptions, so that a result from before one is recognised; `owed`
+    micro-batches have such results of it, and until they return it waits. An `aborted` sequence is
+    still there only while micro-batches compute with its pages. Of its prompt `cached_tokens` were
+    never computed; `left_out` counts those that a prefill which was cut short left out. The last
+    chunk of the prompt was sent at `prefilled_s`.
+    """
+
+    prompt_tokens: int
+    computed: int = 0
+    order: int = field(init=False, repr=False)
+    chunks_in_flight: int = 0
+    generated: int = 0
+    epoch: int = 0
+    owed: int = 0
+    decoding: bool = False
+    aborted: bool = False
+    cached_tokens: int = 0
+    left_out: int = 0
+    first_scheduled_s: float = float("nan")
+    prefilled_s: float = float("nan")
+    first_token_s: float = float("nan")
+    last_token_s: float = float("nan")
+    completion_s: float = float("nan")
+    # While in a group: context = base + group.tick, and the ticks of its next page and its end.
+    base: int = field(init=False, repr=False)
+    joined_tick: int = field(init=False, repr=False)
+    page_tick: int = field(init=False, repr=False)
+    finish_tick: int = field(init=False, repr=False)
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens not yet scheduled."""
+        return self.prompt_tokens - self.computed
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens in its pages: what is computed, and of a decode all but the last one generated."""
+        if self.decoding:
+            return self.request.prompt_tokens + self.generated - 1 - self.left_out
+        return self.computed
+
+
+class DecodeLengths(NamedTuple):
+    """A running decode: the tokens it attends to, and its output so far and as predicted."""
+
+    context_tokens: int
+    generated_tokens: int
+    predicted_output_tokens: int | None
+
+
+class Rectangle(NamedTuple):
+    """What the sequences of a padded batch are padded to: `rows` prompts of `prompt_tokens`."""
+
+    rows: int
+    prompt_tokens: int
+
+
+Buckets = dict[int, list[Sequence]]
+
+
+class DecodeGroup:
+    """Sequences that decode in lock-step: an ordered handle with its length and total context.
+
+    `members` maps request ids to sequences, in the order in which they joined. `context` is the
+    number of tokens they attend to, summed. `last_s` is when those that have stepped together last
+    got a token; a member that joined since then remembers its own time. A step yields `stride`
+    tokens a member: one, unless tokens are speculated. `rectangle` is what the group is padded to,
+    where it is.
+    """
+
+    __slots__ = (
+        "_fresh",
+        "context",
+        "finish_at",
+        "last_s",
+        "members",
+        "page_at",
+        "rectangle",
+        "stride",
+        "tick",
+    )
+
+    def __init__(self) -> None:
+        self.members: dict[int, Sequence] = {}
+        self._fresh: list[Sequence] = []
+        self.tick = 0
+        self.stride = 1
+        self.context = 0
+        self.last_s = float("nan")
+        self.rectangle: Rectangle | None = None
+        self.page_at: Buckets = {}
+        self.finish_at: Buckets = {}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.request.request_id in self.members
+
+    def sequences(self) -> abc.Iterator[Sequence]:
+        """Iterate over the members in the order in which they joined."""
+        return iter(self.members.values())
+
+    def empty(self) -> DecodeGroup:
+        """Return a group of the same kind without sequences."""
+        return type(self)()
+
+    def limit_of(self, seq: Sequence) -> int:
+        """Return with how many output tokens a member leaves the group by itself."""
+        return seq.request.output_tokens
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens that the next step yields; a sequence that reaches its end yields fewer."""
+        stop = self.tick + self.stride
+        excess = sum(
+            (stop - tick) * len(self.finish_at.get(tick, ())) for tick in range(self.tick + 1, stop)
+        )
+        return len(self.members) * self.stride - excess
+
+    def context_of(self, seq: Sequence) -> int:
+        return seq.base + self.tick
+
+    def last_token_of(self, seq: Sequence) -> float:
+        """Return when a member got its last token."""
+        return seq.last_token_s if seq in self._fresh else self.last_s
+
+    def lengths(self) -> abc.Iterator[DecodeLengths]:
+        """Iterate over the lengths of the members."""
+        tick = self.tick
+        for seq in self.members.values():
+            predicted = seq.request.predicted_output_tokens
+            yield DecodeLengths(seq.base + tick, self.generated_by(seq), predicted)
+
+    def generated_by(self, seq: Sequence) -> int:
+        """Return how many output tokens a member has."""
+        return seq.generated + self.tick - seq.joined_tick
+
+    def join(self, seq: Sequence, context: int, page_tokens: int) -> None:
+        """Add a sequence that attends to `context` tokens, the last of `seq.last_token_s`."""
+        tick = self.tick
+        self.members[seq.request.request_id] = seq
+        self.context += context
+        seq.base = context - tick
+        seq.joined_tick = tick
+        steps = self.limit_of(seq) - seq.generated
+        room = len(seq.pages) * page_tokens - context
+        seq.finish_tick = tick + steps
+        self.finish_at.setdefault(seq.finish_tick, []).append(seq)
+        seq.page_tick = tick + room if room < steps else -1
+        if room < steps:
+            self.page_at.setdefault(seq.page_tick, []).append(seq)
+        if len(self.members) == 1:
+            self.last_s = seq.last_token_s
+        elif seq.last_token_s != self.last_s:
+            self._fresh.append(seq)
+
+    def leave(self, seq: Sequence) -> int:
+        """Remove a sequence; return the number of tokens it attends to."""
+        del self.members[seq.request.request_id]
+        context = seq.base + self.tick
+        self.context -= context
+        self.settle(seq)
+        _discard(self.finish_at, seq.finish_tick, seq)
+        if seq.page_tick >= 0:
+            _discard(self.page_at, seq.page_tick, seq)
+        if seq in self._fresh:
+            self._fresh.remove(seq)
+        else:
+            seq.last_token_s = self.last_s
+        return context
+
+    def settle(self, seq: Sequence) -> None:
+        """Bring the sequence's own count of generated tokens up to date."""
+        seq.generated += self.tick - seq.joined_tick
+        seq.joined_tick = self.tick
+
+    def split(self, count: int, page_tokens: int, *, last: bool = False) -> DecodeGroup:
+        """Move the first `count` members, or the last, into a group of their own."""
+        members = self.members.values()
+        first = list(islice(reversed(members) if last else members, count))
+        part = self.empty()
+        part.absorb(self, page_tokens, first[::-1] if last else first)
+        return part
+
+    def absorb(
+        self, other: DecodeGroup, page_tokens: int, sequences: abc.Iterable[Sequence]
+    ) -> None:
+        """Take over members of another group."""
+        for seq in sequences:
+            self.join(seq, other.leave(seq), page_tokens)
+
+    def due_pages(self) -> list[Sequence]:
+        """Return the sequences whose next token needs a new page."""
+        return self.page_at.get(self.tick, [])
+
+    def grow(self, pages: list[int], page_tokens: int) -> None:
+        """Give one page to each sequence that is due."""
+        for tick in range(self.tick, self.tick + self.stride):
+            count = len(self.page_at.get(tick, ()))
+            if count:
+                self._grow_at(tick, pages[:count], page_tokens)
+                pages = pages[count:]
+
+    def _grow_at(self, tick: int, pages: list[int], page_tokens: int) -> None:
+        due = self.page_at.pop(tick)
+        later = tick + page_tokens
+        again: list[Sequence] = []
+        for index, seq in enumerate(due):
+            seq.pages.append(pages[index])
+            seq.page_tick = -1
+            if seq.finish_tick > later:
+                seq.page_tick = later
+                again.append(seq)
+        if again:
+            self.page_at.setdefault(later, []).extend(again)
+
+    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
+        """Record one token for every member at `now_s`; return the members that end with it.
+
+        Appends the times since each member's previous token to `gap_s`, with how many members they
+        hold for. Those that end have left the group.
+        """
+        size = settled = len(self.members)
+        if self._fresh:
+            settled -= len(self._fresh)
+            for seq in self._fresh:
+                gap_s.append(now_s - seq.last_token_s)
+                gap_count.append(1)
+            self._fresh = []
+        if settled:
+            gap_s.append(now_s - self.last_s)
+            gap_count.append(settled)
+        self.last_s = now_s
+        self.tick += 1
+        self.context += size
+        if self.tick not in self.finish_at:
+            return []
+        finished = self.finish_at.pop(self.tick)
+        for seq in finished:
+            del self.members[seq.request.request_id]
+            self.context -= seq.base + self.tick
+            seq.generated = self.limit_of(seq)
+        return finished
+
+
+def _discard(buckets: Buckets, tick: int, seq: Sequence) -> None:
+    bucket = buckets[tick]
+    bucket.remove(seq)
+    if not bucket:
+        del buckets[tick]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Tokens are proposed in a step, each of which is accepted with a probability of its own.
+
+    `acceptance`: these probabilities, from 0 to 1, if the proposals before it were accepted.
+    """
+
+    acceptance: tuple[float, ...]
+
+    @property
+    def verified_tokens(self) -> int:
+        """Tokens that a sequence computes in a step: the proposals and the last sure token."""
+        return len(self.acceptance) + 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected tokens that a sequence gains in a step: 1 + a1 + a1 a2 + ... + a1 ... ak.
+
+        The first wrong proposal ends the step and is replaced by a right token; if all are right,
+        the step yields one more (Leviathan et al., 2023, equation 1).
+        """
+        return sum(accumulate(self.acceptance, mul, initial=1.0))
+
+
+class SpeculativeGroup(DecodeGroup):
+    """Sequences that gain several tokens together in a step, `tokens_per_step` on average.
+
+    Every member of the group gains the same whole number of tokens in a step: what is left over
+    from the average is carried to the next step, so n steps yield the average times n, rounded.
+    Known error: real sequences accept independently, so real latencies spread more.
+    """
+
+    __slots__ = ("_carry", "_tokens_per_step")
+
+    def __init__(self, tokens_per_step: float, carry: float = 0.5) -> None:
+        super().__init__()
+        self._tokens_per_step = tokens_per_step
+        self._carry = carry + tokens_per_step
+        self.stride = int(self._carry)
+
+    def empty(self) -> SpeculativeGroup:
+        """Return a group without sequences that goes on at the same point."""
+        return SpeculativeGroup(self._tokens_per_step, self._carry - self._tokens_per_step)
+
+    def due_pages(self) -> list[Sequence]:
+        """Return the sequences whose next step needs a new page."""
+        ticks = range(self.tick, self.tick + self.stride)
+        return [seq for tick in ticks for seq in self.page_at.get(tick, ())]
+
+    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
+        """Record the tokens of a step, which come together; return the members that end."""
+        finished: list[Sequence] = []
+        for _ in range(self.stride):
+            if self.members:
+                finished += super().step(now_s, gap_s, gap_count)
+        self._carry += self._tokens_per_step - self.stride
+        self.stride = int(self._carry)
+        return finished
+
+
+class AheadGroup(DecodeGroup):
+    """Sequences that step when they are sent: lengths run ahead of the tokens that are there.
+
+    The times of tokens are the sequences' own. A member goes on up to the limit of its output: that
+    a token ends it before is known when the token is there, and then one more is on its way.
+    """
+
+    __slots__ = ()
+
+    def limit_of(self, seq: Sequence) -> int:
+        """Return with how many output tokens a member leaves the group by itself."""
+        return seq.request.output_limit
+
+    def leave(self, seq: Sequence) -> int:
+        """Remove a sequence; return the number of tokens it attends to."""
+        last_token_s = seq.last_token_s
+        context = super().leave(seq)
+        seq.last_token_s = last_token_s
+        return context
+
+    def sent(self) -> AheadGroup:
+        """Return what is sent of a group: its members and their lengths as they are now."""
+        copy = AheadGroup()
+        copy.members = dict(self.members)
+        copy.context = self.context
+        return copy
+
+
+class ReadyQueue:
+    """Groups in the order in which they returned; `num_sequences` counts their members.
+
+    Taking whole groups costs O(1) a group; taking part of one costs O(members that move). Which
+    members of a group go first is deterministic; it is by arrival, or the last row first, only
+    where that is the order asked for.
+    """
+
+    __slots__ = ("_page_tokens", "groups", "num_sequences")
+
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self.groups: list[DecodeGroup] = []
+        self.num_sequences = 0
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return any(seq in group for group in self.groups)
+
+    def append(self, group: DecodeGroup) -> None:
+        self.groups.append(group)
+        self.num_sequences += len(group.members)
+
+    def remove(self, seq: Sequence) -> None:
+        group = next(group for group in self.groups if seq in group)
+        group.leave(seq)
+        self.num_sequences -= 1
+        if not len(group):
+            self.groups.remove(group)
+
+    def due_pages(self, count: int, order: str) -> int:
+        """Return how many of the first `count` members need a page for their next token."""
+        if count >= self.num_sequences:
+            return sum(len(group.due_pages()) for group in self.groups)
+        return sum(
+            0 <= seq.page_tick - group.tick < group.stride
+            for group, seq in self.first(count, order)
+        )
+
+    def take(self, count: int, order: str) -> DecodeGroup:
+        """Remove the first `count` members in `order` and return them as one group."""
+        self.num_sequences -= count
+        if order == "last_row" or (order == "arrival" and self.num_sequences):
+            return self._take_rows(count, order)
+        if not self.num_sequences and len(self.groups) == 1:
+            return self.groups.pop()
+        end = 0 if order == "first_returned" else -1
+        taken = self._take_from(end, count)
+        while len(taken.members) < count:
+            taken = self._merge(taken, self._take_from(end, count - len(taken)))
+        return taken
+
+    def top_up(self, group: DecodeGroup, count: int, order: str) -> DecodeGroup:
+        """Return the group with as many more members as are there and it needs to have `count`."""
+        missing = min(count - len(group), self.num_sequences)
+        if not missing:
+            return group
+        more = self.take(missing, order)
+        return self._merge(group, more) if len(group) else more
+
+    def _take_from(self, end: int, count: int) -> DecodeGroup:
+        group = self.groups[end]
+        excess = len(group.members) - count
+        if excess <= 0:
+            return self.groups.pop(end)
+        if count <= excess:
+            return group.split(count, self._page_tokens)
+        self.groups[end] = group.split(excess, self._page_tokens, last=True)
+        return group
+
+    def _merge(self, one: DecodeGroup, other: DecodeGroup) -> DecodeGroup:
+        larger, smaller = (one, other) if len(one) >= len(other) else (other, one)
+        larger.absorb(smaller, self._page_tokens, list(smaller.sequences()))
+        return larger
+
+    def _take_rows(self, count: int, order: str) -> DecodeGroup:
+        taken = self.groups[0].empty()
+        for group, seq in self.first(count, order):
+            taken.join(seq, group.leave(seq), self._page_tokens)
+        self.groups = [group for group in self.groups if len(group)]
+        return taken
+
+    def first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
+        """Return the first `count` members in `order`, each after its group."""
+        if order == "last_row":
+            last_first = [
+                zip(repeat(group), reversed(group.members.values()), strict=False)
+                for group in reversed(self.groups)
+            ]
+            return list(islice(chain(*last_first), count))
+        groups = self.groups if order != "last_returned" else self.groups[::-1]
+        members = chain(*[zip(repeat(group), group.sequences(), strict=False) for group in groups])
+        if order == "arrival":
+            return nsmallest(count, members, key=lambda member: member[1].order)
+        return list(islice(members, count))

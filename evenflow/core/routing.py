@@ -1,0 +1,88 @@
+"""Which of several pipelines gets the next request; the same in both worlds.
+
+Knows how many requests each has that are not done, and which was sent which prefix; nothing of
+what happens to a request there, nor what is still in a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from operator import attrgetter
+from typing import Literal, Protocol, TypeVar
+
+from evenflow.core.request import Request
+
+Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
+"""Which pipeline gets the next request: each in turn; the one with the fewest requests that are
+not done, the first of equals; or one that was sent the longest part of its prefix before."""
+
+
+class Target(Protocol):
+    """A pipeline, as a router sees it: how many requests are there and not done."""
+
+    @property
+    def outstanding(self) -> int: ...
+
+
+Some = TypeVar("Some", bound=Target)
+
+
+def router_of(router: Router, pipelines: Sequence[Some]) -> Callable[[Request], Some]:
+    """Return what chooses the pipeline of each request, asked in the order of arrivals."""
+    if router == "round_robin":
+        turns = cycle(pipelines)
+        return lambda _: next(turns)
+    if router == "least_outstanding":
+        return lambda _: min(pipelines, key=attrgetter("outstanding"))
+    affinity = PrefixAffinity(len(pipelines))
+
+    def choose(request: Request) -> Some:
+        index = affinity.choose(request, lambda index: pipelines[index].outstanding)
+        return pipelines[index]
+
+    return choose
+
+
+class _Node:
+    """A block of content after the blocks above it, and the replicas that were sent it."""
+
+    __slots__ = ("children", "replicas")
+
+    def __init__(self) -> None:
+        self.children: dict[int, _Node] = {}
+        self.replicas: set[int] = set()
+
+
+class PrefixAffinity:
+    """Sends a request where the longest part of its prompt's prefix was sent before.
+
+    Of several such replicas the one with the least load; and of all replicas where less than half
+    of the prompt matches, so that a prefix that all requests share (a system prompt) does not send
+    them all to one.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self._root = _Node()
+        self._root.replicas.update(range(replicas))
+
+    def choose(self, request: Request, load: Callable[[int], int]) -> int:
+        """Return the replica for a request, and remember that it was sent there."""
+        node, blocks, matched = self._root, _prompt_blocks(request), 0
+        while matched < len(blocks) and blocks[matched] in node.children:
+            node = node.children[blocks[matched]]
+            matched += 1
+        candidates = node.replicas if 2 * matched >= len(blocks) else self._root.replicas
+        chosen = min(sorted(candidates), key=load)
+        node = self._root
+        for block in blocks:
+            node = node.children.setdefault(block, _Node())
+            node.replicas.add(chosen)
+        return chosen
+
+
+def _prompt_blocks(request: Request) -> tuple[int, ...]:
+    """Return the full blocks of the prompt."""
+    if (prefix := request.prefix) is None:
+        return ()
+    return prefix.blocks[: min(request.prompt_tokens, prefix.tokens) // prefix.block_tokens]

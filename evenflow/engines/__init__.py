@@ -1,0 +1,1 @@
+"""What single serving engines do differently from the core."""

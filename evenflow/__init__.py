@@ -1,9 +1,9 @@
 """Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world.
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
-`ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.plan`, `ef.figures`,
-`ef.intervals`, `ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for.
-They live upstairs, in `evenflow.api`; no other module looks up there.
+`ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.plan`, `ef.figures`, `ef.intervals`,
+`ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for. They live
+upstairs, in `evenflow.api`; no other module looks up there.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,6 @@ FRONT_DOOR = (
     "reproduce",
     "simulate",
     "sweep",
-    "tune",
 )
 
 __all__ = [

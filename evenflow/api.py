@@ -46,8 +46,6 @@ from evenflow.study.sweep import Findings
 from evenflow.study.sweep import sweep as study_sweep
 from evenflow.study.sweep_file import load_sweep, sweep_of
 from evenflow.study.trials import How
-from evenflow.study.tune import Tuned, Wish
-from evenflow.study.tune import tune as study_tune
 from evenflow.study.uncertainty import Prediction, predict
 
 
@@ -216,34 +214,6 @@ def capacity(
     question = Question(config, _conditions(slo), file.parent, tolerance, replications)
     reads = inputs_of(config, file)
     return study_capacity(question, How(_folder(out), force, reads, **how))
-
-
-def tune(
-    run: RunFile,
-    slo: Limits,
-    *,
-    schedulers: Sequence[str] | None = None,
-    objective: str | None = None,
-    gpus: Gpus | None = None,
-    trials: int = 64,
-    replications: int = 2,
-    checks: int = 8,
-    seed: int = 0,
-    set: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    **how: Unpack[Simulators],
-) -> Tuned:
-    """Find the best scheduler, parameters and layout within limits, and check them on unseen data.
-
-    `.points` has a row for each of the `trials`, `.table` one for each of the `checks`. Schedulers
-    are names; `gpus` also tries all layouts of so many. `slo`, `set`, `out` and `force` are as for
-    `capacity`. Raises UsageError for what cannot be.
-    """
-    document, file = _document(run, set)
-    counts = None if gpus is None else parse_gpus(str(gpus))
-    wish = Wish(_conditions(slo), objective, schedulers, counts, trials, replications, checks, seed)
-    return study_tune(document, file.parent, wish, How(_folder(out), force, [file], **how))
 
 
 def plan(

@@ -106,7 +106,7 @@ def test_the_committed_reference_is_that_of_the_code() -> None:
 
 
 OF_EXAMPLES = {
-    "RUN.yaml": ("quickstart", "systems/", "tune/", "validate/"),
+    "RUN.yaml": ("bursty", "quickstart", "systems/", "validate/"),
     "SWEEP.yaml": ("sweep/",),
 }
 

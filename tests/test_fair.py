@@ -153,8 +153,6 @@ PLANNED = {
     },
 }
 SWEEP = {"run": "RUN.yaml", "parameters": {"scheduler.token_budget": [32, 64]}}
-TRIED = ("--trials=2", "--replications=1", "--checks=2", TWO)
-AT_RANDOM = ("--set", "workload.arrivals={kind: poisson, rate: 9}", "--set", "workload.requests=8")
 
 
 @pytest.mark.parametrize(
@@ -162,10 +160,6 @@ AT_RANDOM = ("--set", "workload.arrivals={kind: poisson, rate: 9}", "--set", "wo
     [
         (("compare", "RUN.yaml", TWO), [FEW.format(20)]),
         (("sweep", "SWEEP.yaml"), [FEW.format(20)]),
-        (
-            ("tune", "RUN.yaml", "--slo=p99_ttft_ms=500", *TRIED, *AT_RANDOM),
-            [FEW.format(8)],
-        ),
         (
             (
                 "plan",

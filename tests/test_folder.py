@@ -138,7 +138,6 @@ COMMANDS = {
     "compare": ("--schedulers", "sarathi,vllm"),
     "sweep": (),
     "capacity": ("--slo", "p99_ttft_ms=5"),
-    "tune": ("--slo", "p99_ttft_ms=5"),
     "run": (),
     "validate": (),
 }

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evenflow.config.build import load_workload
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.study import plan_search
 from evenflow.study.advice import advise, best
-from evenflow.study.deployments import launch_lines
+from evenflow.study.deployments import launch_lines, layouts, pairs_of, parse_gpus
 from evenflow.study.plan import Planned, answered, facts_of, sentences
 from evenflow.study.plan_search import Ask, Question, parse_budgets, prepare
 from evenflow.study.slo import Condition, parse_slo
@@ -142,6 +143,30 @@ def test_budgets_are_numbers() -> None:
 def launched(**keys: Any) -> str:
     run = {**RUN, "replicas": {"count": 3}, **keys}
     return "\n".join(launch_lines(configured(Document("a.yaml", run, {})), keys.get("stages", ())))
+
+
+def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
+    document = Document("a.yaml", {**RUN, "model": "Qwen2.5-32B", "stages": 4}, {})
+    workload = load_workload(configured(document), Path())
+    found = layouts(document, workload, Path(), pairs_of([8]))
+    assert {each.parallel for each in found} == {"PP8", "PP4 x TP2", "PP2 x TP4", "TP8"}
+    assert all(each.reason or sum(each.layers) == 64 for each in found)
+    (one,) = layouts(document, workload, Path(), pairs_of([1]))
+    assert one.label == "PP1, even"
+    assert "does not fit" in one.reason
+    own = layouts(document, workload, Path(), shifts=(1, 2))
+    assert own[0].label == "PP4, as given"
+    divisions = {each.layers for each in own}
+    assert len(divisions) == len(own) > 2
+    assert (17, 17, 16, 14) in divisions
+
+
+def test_numbers_of_gpus_are_said_in_one_way() -> None:
+    for text, numbers in (("4", (4,)), ("8, 4", (4, 8)), ("2..4,8", (2, 3, 4, 8))):
+        assert parse_gpus(text) == numbers
+    for wrong in ("", "0", "4..2", "many", "4...8", "-1", "1..9999999999", "9" * 5000):
+        with pytest.raises(UsageError, match=r"should be a number of GPUs, several \(4,8\)"):
+            parse_gpus(wrong)
 
 
 def test_launch_lines_say_what_an_engine_can_express() -> None:

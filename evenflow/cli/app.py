@@ -278,7 +278,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "schema": lists.schema_command,
     "capacity": studies.capacity_command,
     "plan": studies.plan_command,
-    "tune": studies.tune_command,
     "run": real.run_command,
     "serve": real.serve_command,
     "worker": real.worker_command,

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from evenflow.study.plan import Planned
     from evenflow.study.sweep import Findings
     from evenflow.study.trials import How
-    from evenflow.study.tune import Tuned
 
 
 def _how(command: str, file: Path, out: Path | None, **more: Any) -> tuple[Path, How]:
@@ -160,77 +159,8 @@ def capacity_command(
     typer.echo(folder / "capacity.json")
 
 
-def tune_command(
-    run: RunFile,
-    *,
-    slo: Slo = None,
-    max_median_queue_s: MedianQueue = None,
-    objective: Annotated[
-        str | None,
-        typer.Option("--objective", metavar="METRIC", help="Default: goodput, or else E2EL."),
-    ] = None,
-    trials: Annotated[int, typer.Option("--trials", max=MOST_RUNS, help="Settings to try.")] = 64,
-    schedulers: Schedulers = None,
-    gpus: Gpus = None,
-    replications: Annotated[
-        int, typer.Option("--replications", max=MOST_RUNS, help="Seeds of each trial.")
-    ] = 2,
-    checks: Annotated[
-        int, typer.Option("--checks", max=MOST_RUNS, help="Unseen parts of each kind.")
-    ] = 8,
-    seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
-    set_: Set = None,
-    executor: Executor = "process",
-    out: Out = None,
-    force: Force = False,
-) -> None:
-    """Find the best scheduler, parameters and layout, and check them on unseen data."""
-    from evenflow.config.yaml_file import overridden, read
-    from evenflow.study.deployments import parse_gpus
-    from evenflow.study.slo import parse_slo
-    from evenflow.study.tune import Wish, tune
-
-    document = overridden(read(run), set_ or ())
-    names = None if schedulers is None else _names(schedulers)
-    conditions = tuple(parse_slo(slo or (), max_median_queue_s))
-    counts = None if gpus is None else parse_gpus(gpus)
-    wish = Wish(conditions, objective, names, counts, trials, replications, checks, seed)
-    folder, how = _how("tune", run, out, executor=executor, force=force)
-    tuned = tune(document, run.parent, wish, how)
-    _tell_tuned(tuned)
-    typer.echo(folder / "tuned.yaml")
-
-
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _tell_tuned(tuned: Tuned) -> None:
-    from evenflow.config.run import configured
-    from evenflow.report.tables import print_table
-    from evenflow.study.tune import (
-        TUNED,
-        bubble_rows,
-        check_rows,
-        sentences,
-        worth_rows,
-    )
-
-    tuning = tuned.tuning
-    typer.echo(configured(tuned.winner).setup())
-    left_out = [each for each in tuning.layouts if each.reason]
-    if left_out:
-        print_table(("layout left out", "why"), [(each.label, each.reason) for each in left_out])
-    if tuned.worth:
-        heads = ("setting", "value", "without it", f"{tuning.objective} without it", "kept")
-        print_table(heads, worth_rows(tuned))
-    print_table(
-        ("unseen data", "metric", "against", "its mean", "tuned", "difference, 95 %"),
-        check_rows(tuned),
-    )
-    print_table(("GPU time (s)", tuning.default, TUNED, "difference"), bubble_rows(tuned))
-    for line in sentences(tuned):
-        typer.echo(line)
 
 
 def plan_command(

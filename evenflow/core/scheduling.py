@@ -10,7 +10,7 @@ from collections import abc
 from functools import cache
 from itertools import chain, filterfalse
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from evenflow.core.decodes import DecodeGroup, DecodeLengths, Sequence
 from evenflow.core.kv import pages_in_use
@@ -370,10 +370,6 @@ class Upkeep(NamedTuple):
     empty_pages: int = 0
 
 
-SearchSpace = abc.Mapping[str, abc.Sequence[Any] | abc.Mapping[str, Any]]
-"""Values worth trying of a policy's parameters, by name; see `Scheduler`."""
-
-
 class Scheduler(Protocol):
     """A policy: reads a view, returns a plan. It has no clock, no I/O and no unseeded randomness.
 
@@ -406,8 +402,6 @@ class Scheduler(Protocol):
     - `leaves_out` (bool, default False): it may end a prefill before all of the prompt, or after a
       preemption of the output, is computed, with which no model would write the same;
     - `predictor`: which predictor fills in `predicted_output_tokens` before the run;
-    - `search_space` (class attribute): which values are worth trying of its parameters, by name: a
-      list of them, or a mapping of `low`, `high` and, if so, `log` and `integer`, as in SWEEP.yaml;
     - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve such a
       request, or None.
     """

@@ -6,7 +6,7 @@ What to call:
     whiskers(left, range(3), means, reach, 0, label="sarathi")
     finish(left, "Search")
     figure.legend() or key(left)
-    save(figure, folder / "tune")        # tune.png and tune.svg
+    save(figure, folder / "rates")       # rates.png and rates.svg
 
 - `panels(count, width, height)`: a figure and its axes, `columns` of them in a row;
 - `whiskers`, `front`, `stage_time`: what more than one picture shows;
@@ -125,10 +125,10 @@ def front(
     axes.legend(frameon=False)
 
 
-def stage_time(axes: Axes, runs: Mapping[str, Mapping[str, float]], *, lying: bool = False) -> None:
-    """Draw a bar a run: the percent of its stage time `computing`, and idle by each cause.
+def stage_time(axes: Axes, runs: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw a lying bar a run: the percent of its stage time `computing`, and idle by each cause.
 
-    Values are times or shares; each bar is the whole of its own. `lying`: bars from left to right.
+    Values are times or shares; each bar is the whole of its own.
     """
     columns = {part: np.array([own[part] for own in runs.values()]) for part in PARTS}
     total = sum(columns.values())
@@ -136,12 +136,9 @@ def stage_time(axes: Axes, runs: Mapping[str, Mapping[str, float]], *, lying: bo
     for part, shade in PARTS.items():
         share = 100 * columns[part] / total
         label = cause_label(part) if share.max() > 100 * LEAST_SHARE else None
-        if lying:
-            axes.barh(list(runs), share, 0.55, left=so_far, color=shade, label=label)
-        else:
-            axes.bar(list(runs), share, 0.55, bottom=so_far, color=shade, label=label)
+        axes.barh(list(runs), share, 0.55, left=so_far, color=shade, label=label)
         so_far += share
-    (axes.set_xlim if lying else axes.set_ylim)(0, 100)
+    axes.set_xlim(0, 100)
 
 
 def draw_comparison(runs: Mapping[str, Outcome]) -> Figure:
@@ -152,7 +149,7 @@ def draw_comparison(runs: Mapping[str, Outcome]) -> Figure:
         _draw_tokens(tokens, name, run)
         parts = shares(run)
         busy = parts["computing"]
-        stage_time(time, {name: parts}, lying=True)
+        stage_time(time, {name: parts})
         time.text(50 * busy, 0, f"{100 * busy:.0f} %", ha="center", va="center", fontsize=10)
         time.set(ylim=(-0.6, 0.6), yticks=[])
         finish(time, grid="")

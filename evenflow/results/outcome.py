@@ -108,13 +108,3 @@ def _frame(columns: Columns) -> DataFrame:
     from pandas import DataFrame
 
     return DataFrame(columns)
-
-
-def idle_by_cause(outcome: Outcome, *, ranks: int) -> dict[str, Any]:
-    """Return the seconds that all GPUs together stand idle by cause, and those they compute.
-
-    A stage is `ranks` GPUs; in a system of pools they are taken for as many in each.
-    """
-    idle = [part.idle for part in outcome.parts.values()]
-    totals = [{"computing": each.busy_s, **each.totals()} for each in idle]
-    return {cause: ranks * sum(each[cause] for each in totals) for cause in totals[0]}

@@ -8,14 +8,14 @@ from functools import cached_property
 from itertools import islice
 from math import inf, sqrt
 from operator import itemgetter
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Decode, Order, Plan, Prefill, Prompt, SearchSpace, Upkeep, View
+from evenflow.core.scheduling import Decode, Order, Plan, Prefill, Prompt, Upkeep, View
 from evenflow.keys import Count, NonNegative
 from evenflow.schedulers.limits import Policy
 
@@ -54,12 +54,6 @@ class SGLang(Policy):
     """
 
     pipelined_chunks = preempted_last = radix_cache = True
-
-    search_space: ClassVar[SearchSpace] = {
-        "chunked_prefill_size": [512, 1024, 2048, 4096, 8192, 16384],
-        "max_running_requests": {"low": 16, "high": 4096, "log": True, "integer": True},
-        "schedule_conservativeness": {"low": 0.1, "high": 1.4},
-    }
 
     chunked_prefill_size: Count = 8192
     """Most prompt tokens of a micro-batch; longer prompts are cut."""

@@ -11,10 +11,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from evenflow.compiled import mypyc_attr
-from evenflow.core.scheduling import Order, Plan, Prompt, SearchSpace, View
+from evenflow.core.scheduling import Order, Plan, Prompt, View
 from evenflow.errors import is_count
 from evenflow.keys import Count, Share, expect
 from evenflow.schedulers.admission import UNLIMITED, Room
@@ -153,10 +153,6 @@ class TDPipe(Policy):
     the even split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192
     count as saturated; the end of decode is looked for at one batch a round.
     """
-
-    search_space: ClassVar[SearchSpace] = {
-        "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True}
-    }
 
     predictor: str | Mapping[str, Any] = "oracle"
     """Who foretells output lengths: oracle, mean, {kind: noisy, accuracy}, or {kind: classifier,

@@ -26,11 +26,6 @@ from evenflow.config.yaml_file import Document, Patch, find, long_form
 from evenflow.errors import MOST_RUNS, UsageError
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import model, models
-from evenflow.study.trials import Case
-
-SHIFTS = (-2, -1, 1, 2, 3)
-"""Layers that the last stage gives to the others (below 0: takes from them), beside even and
-balanced splits."""
 
 LAUNCHED = ("vllm_v1", "sglang", "token_throttling")
 """The policies of engines of today, tried beside the run's own: vLLM, SGLang, gLLM."""
@@ -76,29 +71,20 @@ class Candidate:
     def patch(self) -> Patch:
         return {**self.layout.keys, "scheduler": {"name": self.scheduler, **self.params}}
 
-    @property
-    def labels(self) -> dict[str, Any]:
-        """The settings as a row of a table."""
-        told = {f"{self.scheduler}.{name}": value for name, value in self.params.items()}
-        return {"scheduler": self.scheduler, "layout": self.layout.label, **told}
-
-    @property
-    def case(self) -> Case:
-        return Case(self.labels, self.patch)
-
 
 def layouts(
     document: Document,
     workload: Workload,
     beside: Path,
     pairs: Sequence[tuple[int, int]] | None = None,
-    shifts: Sequence[int] = SHIFTS,
+    shifts: Sequence[int] = (),
 ) -> list[Layout]:
     """Return the layouts to try, those that cannot be with the reason; the one given comes first.
 
-    `pairs` are stages and tensor-parallel ranks; None: the run's own. Layouts with the same layers
-    on the same GPUs are listed once. Where the layers do not follow from a model and its memory
-    there is only the one given (`why_fixed`).
+    `pairs` are stages and tensor-parallel ranks; None: the run's own. Each of `shifts` moves so
+    many layers away from the last stage. Layouts with the same layers on the same GPUs are listed
+    once. Where the layers do not follow from a model and its memory there is only the one given
+    (`why_fixed`).
     """
     config = configured(document)
     if why_fixed(config):
@@ -176,15 +162,11 @@ def _divisions(num_layers: int, stages: int, ranks: int, shifts: Sequence[int]) 
 
 
 def shifted(layers: Sequence[int], shift: int) -> tuple[int, ...]:
-    """Return the layers with `shift` of the last stage's on the others, one each from the front on.
-
-    Below 0 the others give to the last stage.
-    """
+    """Return the layers with `shift` of the last stage's on the others, from the front on."""
     moved = list(layers)
-    step = 1 if shift > 0 else -1
-    for count in range(abs(shift)):
-        moved[count % (len(moved) - 1)] += step
-        moved[-1] -= step
+    for count in range(shift):
+        moved[count % (len(moved) - 1)] += 1
+        moved[-1] -= 1
     return tuple(moved)
 
 
@@ -206,11 +188,9 @@ def budget_key(params: Collection[str]) -> str | None:
     return next((each for each in _BUDGETS if each in params), None)
 
 
-def policies_to_try(
-    named: Sequence[str] | None, config: RunConfig, others: Sequence[str] = LAUNCHED
-) -> list[str]:
-    """Return the schedulers that are named, each once; None: the run's own and others."""
-    names = list(dict.fromkeys([config.scheduler.name, *others] if named is None else named))
+def policies_to_try(named: Sequence[str] | None, config: RunConfig) -> list[str]:
+    """Return the schedulers that are named, each once; None: the run's own and LAUNCHED."""
+    names = list(dict.fromkeys([config.scheduler.name, *LAUNCHED] if named is None else named))
     if not names:
         raise UsageError("--schedulers: names no scheduler; give at least one")
     return names

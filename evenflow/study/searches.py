@@ -207,9 +207,9 @@ def optuna(
 
     `propose` makes a case of what `proposed` says of one of Optuna's trials. A batch is told in the
     order in which it was asked, so that the proposals depend on the seed and on results only: an
-    interrupted search, run again, proposes the same. UsageError without the extra `tune`.
+    interrupted search, run again, proposes the same. UsageError without the extra `search`.
     """
-    require_package("optuna", "method: optuna:", "tune")
+    require_package("optuna", "method: optuna:", "search")
     import optuna
     from optuna.samplers import NSGAIISampler, TPESampler
 

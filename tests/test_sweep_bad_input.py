@@ -107,12 +107,9 @@ def test_no_file_or_an_empty_one(folder: Path, text: str | None, told: str) -> N
 
 
 OPTIONS = """\
---shard 3/2 | --shard 3/2: should be I/N
---shard half | --shard half: should be I/N
 --executor slurm | --executor slurm: should be process, dask or dask:ADDRESS
 run.workload.requests=0 | --set run.workload.requests=0: workload.requests:
 replications=0 | --set replications=0: replications: should be at least 1
---shard 1/2 'method={kind: optuna, trials: 4}' | the points of a search follow from its results
 """
 
 

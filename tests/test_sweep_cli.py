@@ -99,22 +99,6 @@ def test_failed_points_are_told_and_counted(folder: Path) -> None:
     assert "does not fit" in (folder / "out/points.csv").read_text()
 
 
-def test_shards_of_several_machines_are_put_together(folder: Path) -> None:
-    write(folder, replications=1)
-    output, _ = sweep("first", "--shard", "1/2")
-    assert "shard 1/2 is done" in output
-    assert not (folder / "first/points.csv").exists()
-    sweep("second", "--shard", "2/2")
-    assert len(records("first")) == len(records("second")) == 3
-    for path in records("second"):
-        target = folder / "first" / path.relative_to("second")
-        target.parent.mkdir(exist_ok=True)
-        path.rename(target)
-    before = records("first")
-    sweep("first")
-    assert records("first") == before
-
-
 def test_a_search_for_two_goals_draws_its_front(folder: Path) -> None:
     pytest.importorskip("optuna")
     write(

@@ -48,9 +48,6 @@ def sweep_command(
         bool, typer.Option("--retry-failed", help="Simulate points again that failed before.")
     ] = False,
     workers: Workers = None,
-    shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th part of N.")
-    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
@@ -62,10 +59,9 @@ def sweep_command(
     force: Force = False,
 ) -> None:
     """Simulate a grid or a search over any keys of a run, several times each, and compare."""
-    from evenflow.study.sweep import dry_run, sweep, sweep_part
+    from evenflow.study.sweep import dry_run, sweep
     from evenflow.study.sweep_file import load_sweep
 
-    part = None if shard is None else _part(shard)
     asked = load_sweep(file, set_ or ())
     more = {"workers": workers, "resume": resume, "retry_failed": retry_failed}
     folder, how = _how("sweep", file, out, executor=executor, force=force, **more)
@@ -73,10 +69,6 @@ def sweep_command(
         typer.echo("\n".join(dry_run(asked, how)))
         return
     try:
-        if part is not None:
-            store = sweep_part(asked, *part, how)
-            typer.echo(f"shard {shard} is done: put {store} together with the others' stores")
-            return
         findings = sweep(asked, how)
     except KeyboardInterrupt:
         typer.echo(
@@ -87,13 +79,6 @@ def sweep_command(
     typer.echo(folder / "report.html")
     if all(trial.errors for trial in findings.trials):
         raise typer.Exit(1)
-
-
-def _part(text: str) -> tuple[int, int]:
-    first, _, second = text.partition("/")
-    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
-        return int(first) - 1, int(second)
-    raise UsageError(f"--shard {text}: should be I/N, from 1/N to N/N")
 
 
 def _tell_findings(findings: Findings) -> None:

@@ -413,20 +413,6 @@ def _does_not_fit(asked: Sweep, patch: Patch) -> str:
     return ""
 
 
-def sweep_part(asked: Sweep, index: int, count: int, how: How) -> Path:
-    """Simulate every `count`-th point from the one at `index` on; return the folder of records.
-
-    UsageError for a search, whose points follow from its results.
-    """
-    check(asked)
-    if isinstance(asked.config.method, Optuna):
-        raise UsageError("--shard: the points of a search follow from its results: run it whole")
-    points = asked.study.points(asked.known)[index::count]
-    with how.simulator("points", len(points)) as who:
-        who.records(points)
-        return who.store.folder
-
-
 def write_findings(folder: Path, findings: Findings, title: str) -> None:
     """Write the tables, the pictures, the page and sweep.json.
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from evenflow.config.run import RunConfig
 from evenflow.experiments.figures.study import unfair
@@ -21,7 +22,6 @@ from evenflow.study.fair import (
     doubts,
     interval,
     paired_difference,
-    student_quantile,
     unpaired_difference,
 )
 from evenflow.study.points import Record
@@ -198,16 +198,8 @@ def test_every_command_that_compares_says_it(
         assert each in (output + errors).replace("\n", " ")
 
 
-@given(st.integers(1, 400), st.sampled_from([0.8, 0.95, 0.975, 0.995]))
-def test_the_quantile_is_that_of_scipy(degrees: int, probability: float) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    expected = stats.t.ppf(probability, degrees)
-    assert student_quantile(probability, degrees) == pytest.approx(expected, rel=1e-9)
-
-
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8).filter(lambda v: max(v) > min(v) + 1))
 def test_the_interval_is_that_of_scipy(values: list[float]) -> None:
-    stats = pytest.importorskip("scipy.stats")
     found, mean = interval(values), math.fsum(values) / len(values)
     ends = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=stats.sem(values))
     assert found.ends == pytest.approx(ends, rel=1e-9, abs=1e-6)
@@ -231,7 +223,6 @@ def test_pairs_that_share_their_noise_are_told_apart() -> None:
 
 
 def test_independent_draws_are_compared_as_welch_does() -> None:
-    stats = pytest.importorskip("scipy.stats")
     values, others = [3.0, 5.5, 4.1, 7.0], [1.0, 1.2, 0.9, 1.3, 1.1, 0.8]
     found = unpaired_difference(values, others)
     right = stats.ttest_ind(values, others, equal_var=False)

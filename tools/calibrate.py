@@ -9,7 +9,7 @@ e26eb8f: medians of one layer on 1, 2, 4 and 8 ranks, without attention. `host`:
 `runtime`, by the search of `evenflow calibrate`, from a stated part of the measured runs of
 `evenflow reproduce`: `host ENTRY... --part WORD` fits on those whose names end with one of them
 (`even`: every other one, from the first), those of `--find` alone, to come near to the metrics
-that have a goal, each in units of it; the rest is reported apart. Fits need the extra `fit`.
+that have a goal, each in units of it; the rest is reported apart.
 """
 
 from __future__ import annotations

@@ -19,9 +19,6 @@ from evenflow.report.words import listed
 
 LEVEL = 0.95
 
-MOST_DEGREES = 10_000
-"""Of more degrees of freedom the quantile is that of so many: 0.01 % above the normal one."""
-
 NUMBER = re.compile(r"[\d.,]+")
 
 FEW = 50
@@ -114,30 +111,10 @@ def signed(gap: Interval) -> str:
 
 
 def student_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of Student's distribution at a probability between 0.5 and 1.
+    """Return the quantile of Student's distribution at a probability."""
+    from scipy.special import stdtrit
 
-    The distribution function is the finite sum for whole degrees of freedom of Abramowitz and
-    Stegun, 26.7.3 and 26.7.4, inverted by bisection in the angle atan(t / sqrt(degrees)).
-    """
-    degrees = min(degrees, MOST_DEGREES)
-    low, high = 0.0, math.pi / 2
-    while low < (middle := (low + high) / 2) < high:
-        if 0.5 + _central_probability(middle, degrees) / 2 < probability:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(degrees) * math.tan(low)
-
-
-def _central_probability(angle: float, degrees: int) -> float:
-    """Return P(|T| < t) for t = sqrt(degrees) * tan(angle)."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for power in range(1 + odd, degrees, 2):
-        total += term
-        term *= cosine**2 * power / (power + 1)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return float(stdtrit(degrees, probability))
 
 
 class Side(NamedTuple):

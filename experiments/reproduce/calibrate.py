@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document, Patch
-from evenflow.errors import UsageError, require_package
+from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import served
 from evenflow.experiments.reproduce.measured import Measured
 from evenflow.results.metrics import request_metrics
@@ -130,10 +130,8 @@ def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: H
     """Return the constants with which a run of these keys comes nearest to measured `runs`.
 
     What the host's time holds up is the run's own `runtime.holds`, or whatever fits best. Relative
-    paths start from `beside`. Raises UsageError where nothing can be compared, and without the
-    extra `fit`.
+    paths start from `beside`. Raises UsageError where nothing can be compared.
     """
-    require_package("scipy", "calibrate:", "fit")
     given = document.data.get("runtime")
     kept = {k: v for k, v in given.items() if k not in CONSTANTS} if isinstance(given, dict) else {}
     with TemporaryDirectory() as scratch:

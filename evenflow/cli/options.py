@@ -15,6 +15,10 @@ Force = Annotated[
     bool,
     typer.Option("--force", help="Write beside files that evenflow did not write; they stay."),
 ]
+AllowRefused = Annotated[
+    bool,
+    typer.Option("--allow-refused", help="Answer though more than 10 % of requests are refused."),
+]
 Engine = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="vllm: real vLLM serves, with our policy in it."),

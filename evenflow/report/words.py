@@ -17,11 +17,14 @@ import numpy as np
 
 from evenflow.report.data import shares
 from evenflow.report.tables import is_number, number
-from evenflow.results.outcome import Outcome
+from evenflow.results.outcome import Outcome, Served
 
 DIGITS = 3
 LOAD = ("offered_requests_per_s", "served_requests_per_s", "queue_growth_per_s", "overloaded")
 """The numbers of a summary that say whether all is served that arrives."""
+
+NOT_FAIR = "NOT FAIR: "
+"""What a sentence begins with that says why an answer is unfair, or weak."""
 
 ALIKE = 0.02
 """Two values that differ by less than this share of the better one are called alike."""
@@ -73,6 +76,20 @@ def metric_words(key: str) -> str:
 def cause_label(cause: str) -> str:
     """Return the words for one cause of idle time, or for `computing`."""
     return CAUSE_WORDS[cause][0] if cause in CAUSE_WORDS else cause.replace("_", " ")
+
+
+def refusals(served: Mapping[str, Served]) -> list[str]:
+    """Return a sentence for each of the runs, by name, that did not complete all that was asked."""
+    groups: dict[Served, list[str]] = {}
+    for name, each in served.items():
+        if each.failed:
+            groups.setdefault(each, []).append(name)
+    return [
+        (NOT_FAIR if each.is_unfair else "")
+        + str(each)
+        + ("" if len(names) == len(served) else f", with {listed(names)}")
+        for each, names in groups.items()
+    ]
 
 
 def figures_of(run: Outcome) -> dict[str, float]:

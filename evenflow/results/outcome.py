@@ -5,7 +5,7 @@ For measures, for reports and for people. Knows no configuration, and not how th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,71 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 STEADY_WINDOW = ("steady_start_s", "steady_stop_s")
+
+
+UNFAIR_SHARE, MOST_SHARE = 0.01, 0.1
+"""With more of its requests refused an answer is not fair; with more than the second it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How many requests an answer was asked for, how many were completed, `why` not all.
+
+    `why` is the reason of the first other one, which was refused, given up by the policy, or left
+    by its client; "" where it is not known.
+    """
+
+    asked: int
+    completed: int
+    why: str = ""
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any], why: str = "") -> Served:
+        """Return the counts of a run's summary."""
+        completed = int(summary.get("completed", 0))
+        return cls(completed + int(summary.get("failed", 0)), completed, why)
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Served]) -> Served:
+        """Return the counts of several runs together."""
+        known = list(parts)
+        why = next((each.why for each in known if each.why), "")
+        return cls(sum(each.asked for each in known), sum(each.completed for each in known), why)
+
+    @property
+    def failed(self) -> int:
+        """Requests that were asked for and not completed."""
+        return self.asked - self.completed
+
+    @property
+    def share(self) -> float:
+        """The share of the requests that were completed."""
+        return self.completed / self.asked if self.asked else 1.0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The counts as an answer's JSON has them."""
+        return {
+            "requests_asked": self.asked,
+            "completed": self.completed,
+            "failed": self.failed,
+            "failed_because": self.why,
+        }
+
+    @property
+    def is_unfair(self) -> bool:
+        return 1 - self.share > UNFAIR_SHARE
+
+    @property
+    def is_no_answer(self) -> bool:
+        return 1 - self.share > MOST_SHARE
+
+    def __str__(self) -> str:
+        because = f", the first because {self.why}" if self.why else ""
+        return (
+            f"{self.failed:,} of {self.asked:,} requests ({1 - self.share:.1%}) were refused or "
+            f"given up{because}"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +101,14 @@ class Outcome:
     wall_s: float = 0.0
     replicas: tuple[RunResult, ...] = ()
     label: str = ""
+
+    @cached_property
+    def served(self) -> Served:
+        """How many of the requests were completed."""
+        ends = zip(self.result.status, self.result.reason, strict=True)
+        reasons = [reason for status, reason in ends if status != "completed"]
+        asked = len(self.result.status)
+        return Served(asked, asked - len(reasons), next(iter(reasons), ""))
 
     @cached_property
     def idle(self) -> Bubbles:

@@ -87,13 +87,15 @@ class Point:
 class Record:
     """What a point came to: its measure as plain data, or else the `error` it ended with.
 
-    `cost_source` is what the run's provenance says of its costs.
+    `cost_source` is what the run's provenance says of its costs, `why` the reason of the first
+    request that was not completed.
     """
 
     key: str
     values: Mapping[str, Any]
     error: str | None = None
     cost_source: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
 
 
 def simulate_point(point: Point) -> Record:
@@ -103,7 +105,7 @@ def simulate_point(point: Point) -> Record:
         values = point.measure(outcome, **dict(point.more))
         source = outcome.result.provenance.get("cost_source", {})
         values, source = json.loads(json.dumps([values, source]))  # as they will be read again
-        return Record(point.key, values, cost_source=source)
+        return Record(point.key, values, cost_source=source, why=outcome.served.why)
     except Exception as error:  # whatever it is, the other points go on
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
         return Record(point.key, {}, kind + " ".join(str(error).split()))

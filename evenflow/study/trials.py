@@ -23,7 +23,7 @@ from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
 from evenflow.report.folder import check_folder, staged
 from evenflow.report.words import LOAD, overload
-from evenflow.results.outcome import Outcome
+from evenflow.results.outcome import Outcome, Served
 from evenflow.study.fair import (
     Interval,
     Side,
@@ -96,12 +96,19 @@ class Trial:
         return Side(first.values, {"config": resolved, "cost_source": first.cost_source})
 
     @property
+    def served(self) -> Served:
+        """How many requests were asked for on all parts, and completed."""
+        done = (record for record in self.records if record.error is None)
+        return Served.of_all(Served.of(record.values, record.why) for record in done)
+
+    @property
     def errors(self) -> list[str]:
         return [record.error for record in self.records if record.error is not None]
 
     def values(self, metric: str) -> list[float]:
         """Return a metric on each part, NaN where there is none."""
-        return [float(record.values.get(metric, math.nan)) for record in self.records]
+        found = (record.values.get(metric) for record in self.records)
+        return [math.nan if value is None else float(value) for value in found]
 
     def mean(self, metric: str) -> float:
         return math.fsum(self.values(metric)) / len(self.records)
@@ -319,11 +326,16 @@ def table(trials: Sequence[Trial]) -> pd.DataFrame:
     """
     return pd.DataFrame(
         [
-            {**trial.labels, "seed": part.seed, **record.values, "error": record.error}
+            {**trial.labels, "seed": part.seed, **_known(record.values), "error": record.error}
             for trial in trials
             for part, record in zip(trial.parts, trial.records, strict=True)
         ]
     )
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with NaN for None, which makes no column one of objects."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:

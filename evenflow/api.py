@@ -42,9 +42,9 @@ from evenflow.study.plan_search import Ask
 from evenflow.study.points import Store, executor_of
 from evenflow.study.runs import GivenPolicy, Job, Save, run_job, write_run
 from evenflow.study.slo import Condition, parse_slo
-from evenflow.study.sweep import Findings
 from evenflow.study.sweep import sweep as study_sweep
 from evenflow.study.sweep_file import load_sweep, sweep_of
+from evenflow.study.sweep_findings import Findings
 from evenflow.study.trials import How
 from evenflow.study.uncertainty import Prediction, predict
 
@@ -173,6 +173,8 @@ def diff(a: str | Path | Outcome, b: str | Path | Outcome) -> Difference:
 def sweep(
     file: str | Path | Mapping[str, Any],
     *,
+    check: bool = False,
+    allow_refused: bool = False,
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -180,6 +182,8 @@ def sweep(
 ) -> Findings:
     """Simulate a SWEEP.yaml (its path, or its keys): `.points` has a row a run, `.table` a point.
 
+    `check`: the best point and the default also see requests that the sweep did not, in `.checks`.
+    `allow_refused`: a point counts even where it refuses more than a tenth of the requests.
     `set` gives its keys, or `run.KEY`, new values. With `out` results are kept there and found
     again, and the command's files are written. Raises UsageError for what cannot be.
     """
@@ -189,7 +193,8 @@ def sweep(
     else:
         asked = load_sweep(Path(file), values)
     reads = [Path(asked.document.name)]
-    return study_sweep(asked, How(_folder(out), force, reads, **how))
+    who = How(_folder(out), force, reads, **how)
+    return study_sweep(asked, who, on_unseen=check, allow_refused=allow_refused)
 
 
 def capacity(

@@ -18,21 +18,12 @@ from evenflow.errors import UsageError
 from evenflow.study.points import Record, Store
 from evenflow.study.searches import Range
 from evenflow.study.slo import pareto_front
-from evenflow.study.sweep import (
-    Findings,
-    best_table,
-    headline,
-    main_effects,
-    ranked,
-    run_sweep,
-    sensitivity,
-    write_findings,
-)
-from evenflow.study.sweep_file import (
-    Sweep,
-    check,
-    load_sweep,
-)
+from evenflow.study.sweep import run_sweep
+from evenflow.study.sweep_file import Sweep, check, load_sweep
+from evenflow.study.sweep_findings import Findings
+from evenflow.study.sweep_page import write_findings
+from evenflow.study.sweep_plots import main_effects, sensitivity
+from evenflow.study.sweep_words import best_table, headline
 from evenflow.study.trials import Part, Trial
 from tests.command_line import rows_of, write_trace
 from tests.sweeps import GRID, RUN, simulator, sweep
@@ -135,7 +126,7 @@ def test_findings_and_tables(tmp_path: Path) -> None:
     assert points["replication"].to_list() == points["seed"].to_list() == [0, 1] * 6
     assert set(points["status"]) == {"completed"}
     best = table["place"].to_list().index(1)
-    assert best == ranked(found)[0]
+    assert best == found.ranked[0]
     assert table["mean_e2el_ms"][best] == table["mean_e2el_ms"].min()
     assert table["mean_e2el_ms"][0] == pytest.approx(points["mean_e2el_ms"][:2].mean())
     assert (found.default, found.default_is_extra) == (4, False)
@@ -143,7 +134,7 @@ def test_findings_and_tables(tmp_path: Path) -> None:
     budgets, in_flight = main_effects(found, "mean_e2el_ms")  # over the other parameter
     assert (budgets.values, in_flight.values) == ([64, 128], [1, 2, "unlimited"])
     expected = math.fsum(trial.mean("mean_e2el_ms") for trial in found.trials[:3]) / 3
-    assert budgets.means["mean_e2el_ms"][0].mean == pytest.approx(expected)
+    assert budgets.means["mean_e2el_ms"]["mean"].iloc[0] == pytest.approx(expected)
     write_findings(tmp_path, found, "title")
     rows = rows_of(tmp_path / "points.csv")
     assert [float(row["mean_e2el_ms"]) for row in rows] == points["mean_e2el_ms"].to_list()
@@ -157,14 +148,14 @@ def test_points_that_fail_are_rows_too(tmp_path: Path) -> None:
     assert "token_budget" in points["error"][0]
     assert math.isnan(points["mean_e2el_ms"][0])
     assert found.table["failed_replications"].to_list() == [2, 0]
-    assert ranked(found) == [1]
+    assert found.ranked == [1]
     assert main_effects(found, "mean_e2el_ms")[0].values == [128]
 
 
 def test_a_limit_decides_which_points_count(tmp_path: Path) -> None:
     means = [trial.mean("mean_e2el_ms") for trial in found_of(tmp_path).trials]
     limits = {"mean_e2el_ms": {"at_least": max(means)}}
-    assert ranked(found_of(tmp_path, limits=limits)) == [means.index(max(means))]
+    assert found_of(tmp_path, limits=limits).ranked == [means.index(max(means))]
 
 
 TREND = {"kind": "optuna", "trials": 12, "batch": 4, "seed": 3}
@@ -208,7 +199,7 @@ def test_tied_keys_change_together_and_points_have_gpus_and_costs(tmp_path: Path
     assert [trial.mean("gpus") for trial in found.trials] == [4, 6, 1]
     assert found.trials[1].mean("dollars_per_hour") == 12
     assert found.trials[1].mean("dollars_per_million_tokens") > 0
-    assert not ranked(found)
+    assert not found.ranked
     settings = ["PP=1, max_in_flight=3", "PP=2, replicas=3", "PP=4, replicas=1"]
     assert [row[1] for row in best_table(found)[1]] == settings
     assert re.search("the nearest is point .: mean_e2el_ms is", headline(found))
@@ -243,9 +234,9 @@ def test_sensitivity_is_relative_to_the_default_within_a_replication(tmp_path: P
     (panel,) = sensitivity(Findings(asked, trials, 1))
     assert (panel.parameter, panel.values) == ("scheduler.token_budget", [64, 128])
     assert panel.default == 1
-    ttft = panel.means["mean_ttft_ms"]
-    assert [(ratio.mean, ratio.half_width) for ratio in ttft] == [(0.5, 0.0), (1.0, 0.0)]
-    assert trials[0].relative(trials[1], "mean_e2el_ms").mean == 1.5
+    ttft, e2el = (panel.means[f"mean_{name}_ms"] for name in ("ttft", "e2el"))
+    assert ttft[["mean", "half_width"]].to_numpy().tolist() == [[0.5, 0.0], [1.0, 0.0]]
+    assert e2el["mean"].to_list() == [1.5, 1.0]
 
 
 def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:

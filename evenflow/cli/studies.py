@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evenflow.cli.options import (
+    AllowRefused,
     Executor,
     Force,
     Gpus,
@@ -24,7 +25,7 @@ from evenflow.errors import MOST_RUNS, UsageError
 
 if TYPE_CHECKING:
     from evenflow.study.plan import Planned
-    from evenflow.study.sweep import Findings
+    from evenflow.study.sweep_findings import Findings
     from evenflow.study.trials import How
 
 
@@ -52,6 +53,10 @@ def sweep_command(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
     ] = None,
+    on_unseen: Annotated[
+        bool, typer.Option("--check", help="Also: does the gain hold on unseen requests?")
+    ] = False,
+    allow_refused: AllowRefused = False,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Only say how many points there are, and which fit.")
     ] = False,
@@ -69,7 +74,7 @@ def sweep_command(
         typer.echo("\n".join(dry_run(asked, how)))
         return
     try:
-        findings = sweep(asked, how)
+        findings = sweep(asked, how, on_unseen=on_unseen, allow_refused=allow_refused)
     except KeyboardInterrupt:
         typer.echo(
             "interrupted: what is done is kept, the same command goes on from there", err=True
@@ -84,9 +89,9 @@ def sweep_command(
 def _tell_findings(findings: Findings) -> None:
     """Print the best points; on stderr, how many failed."""
     from evenflow.report.tables import print_table
-    from evenflow.study.sweep import best_table, failures, ranked, told
+    from evenflow.study.sweep_words import best_table, failures, told
 
-    point = findings.trials[(ranked(findings) or [0])[0]]
+    point = findings.trials[(findings.ranked or [0])[0]]
     typer.echo(findings.sweep.study.config(point.labels).setup())
     print_table(*best_table(findings))
     typer.echo("\n".join(told(findings)))

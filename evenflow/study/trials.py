@@ -24,14 +24,7 @@ from evenflow.errors import UsageError
 from evenflow.report.folder import check_folder, staged
 from evenflow.report.words import LOAD, overload
 from evenflow.results.outcome import Outcome, Served
-from evenflow.study.fair import (
-    Interval,
-    Side,
-    doubts,
-    interval,
-    marked,
-    paired_difference,
-)
+from evenflow.study.fair import Side, doubts, marked
 from evenflow.study.points import (
     Point,
     Record,
@@ -117,19 +110,6 @@ class Trial:
     def overload(self) -> str | None:
         """How much more arrives than is served, on the mean, where any part is overloaded."""
         return overload({key: self.mean(key) for key in LOAD})
-
-    def interval(self, metric: str) -> Interval:
-        """Return the mean of a metric with its confidence interval."""
-        return interval(self.values(metric))
-
-    def above(self, other: Trial, metric: str) -> Interval:
-        """Return by how much a metric is above that of another trial, part by part."""
-        return paired_difference(self.values(metric), other.values(metric))
-
-    def relative(self, other: Trial, metric: str) -> Interval:
-        """Return a metric as a multiple of another trial's, part by part; NaN over zero."""
-        pairs = zip(self.values(metric), other.values(metric), strict=True)
-        return interval([value / base if base else math.nan for value, base in pairs])
 
 
 def unfair(trials: Mapping[str, Trial]) -> list[str]:

@@ -71,7 +71,7 @@ def sweep_command(
     more = {"workers": workers, "resume": resume, "retry_failed": retry_failed}
     folder, how = _how("sweep", file, out, executor=executor, force=force, **more)
     if dry:
-        typer.echo("\n".join(dry_run(asked, how)))
+        typer.echo("\n".join(dry_run(asked, how, on_unseen=on_unseen)))
         return
     try:
         findings = sweep(asked, how, on_unseen=on_unseen, allow_refused=allow_refused)

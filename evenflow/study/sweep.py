@@ -104,12 +104,13 @@ def _score(config: SweepConfig, trial: Trial) -> Score:
     return values, excess
 
 
-def dry_run(asked: Sweep, how: How) -> list[str]:
+def dry_run(asked: Sweep, how: How, *, on_unseen: bool = False) -> list[str]:
     """Return what a sweep would simulate, in sentences; simulates nothing and writes nothing.
 
     UsageError for a mistake in the file, as `sweep`.
     """
     check(asked)
+    to_check = unseen.require_unseen(asked) if on_unseen else 0
     known, method = asked.known, asked.config.method
     count, repeated = len(known), asked.config.replications
     more = (
@@ -128,6 +129,7 @@ def dry_run(asked: Sweep, how: How) -> list[str]:
             lost.setdefault(why, []).append(index)
     done = f", of which {stored} are done" if stored else ""
     total = f"{asked.num_simulations} simulations"
+    total += f", and up to {to_check} that check the best point" if to_check else ""
     return [
         f"{count} points{more}, {replications_words(repeated)}: {total}{done}",
         f"{count - sum(map(len, lost.values()))} of the {count} fit in memory",

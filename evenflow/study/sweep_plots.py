@@ -118,8 +118,10 @@ def _in_order(found: Findings, points: Sequence[int], name: str) -> list[int]:
 
 
 def pictures(found: Findings) -> dict[str, Figure]:
-    """Draw main_effects, and sensitivity and pareto_front where there is one."""
+    """Draw main_effects, sensitivity and pareto_front, each where there is something to draw."""
     config = found.config
+    if not found.answered:
+        return {}
     drawn = {"main_effects": _draw_main_effects([main_effects(found, m) for m in config.metrics])}
     if around := sensitivity(found):
         drawn["sensitivity"] = _draw_sensitivity(around)

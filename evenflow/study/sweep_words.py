@@ -48,6 +48,8 @@ def headline(found: Findings) -> str:
     """Say in a sentence what the best point gains over the default, or that none counts."""
     config, best, base = found.config, found.best, found.base
     counts = _counts(found)
+    if best is None and not found.answered and _num_refusing(found):
+        return f"No point serves nine tenths of its requests ({counts}; see --allow-refused)."
     if best is None:
         return f"No point was completed within the limits ({counts}){_nearest_words(found)}."
     if len(config.objectives) > 1:
@@ -69,10 +71,13 @@ def _counts(found: Findings) -> str:
     counts = f"{len(found.trials)} points, {replications_words(found.config.replications)}"
     if beyond := sum(trial.overload is not None for trial in found.trials):
         counts += f", {beyond} overloaded"
-    done = sum(not trial.errors for trial in found.trials)
-    if lost := done - len(found.answered):
+    if lost := _num_refusing(found):
         counts += f", {lost} without an answer, as more than 10 % of the requests are refused"
     return counts
+
+
+def _num_refusing(found: Findings) -> int:
+    return sum(not trial.errors for trial in found.trials) - len(found.answered)
 
 
 def replications_words(count: int) -> str:

@@ -268,7 +268,7 @@ def test_a_point_that_serves_little_is_no_answer(tmp_path: Path) -> None:
     assert completed == [20, 0, 4, 13, 20, 20]  # 400 pages, the default, come first
     assert sorted(found.answered) == [0, 4, 5]
     assert found.table["counts"].to_list() == ["yes", "no", "no", "no", "yes", "yes"]
-    assert "3 without an answer, as more than 10 % of the requests are refused" in headline(found)
+    assert "3 of them no answer: more than 10 % of the requests are refused" in headline(found)
     allowed = replace(found, allow_refused=True)
     assert sorted(allowed.ranked) == [0, 2, 3, 4, 5]  # one that serves nothing never counts
     assert allowed.ranked[0] == 2

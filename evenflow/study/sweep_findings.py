@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import pandas as pd
@@ -43,8 +44,9 @@ class Findings:
     @property
     def base(self) -> Trial | None:
         """The run as it is; None where there is none, or it gives no answer."""
-        known = self.default is not None and self.default in self.answered
-        return self.trials[self.default] if known else None
+        if self.default is None or self.default not in self.answered:
+            return None
+        return self.trials[self.default]
 
     @property
     def best(self) -> Trial | None:
@@ -89,12 +91,14 @@ class Findings:
 
         Of several objectives, the Pareto front in order of the first objective.
         """
-        table = pd.DataFrame(index=self.counting)
-        for place, goal in enumerate(self.config.objectives):
-            table[place] = [goal.cost(self.trials[i].mean(goal.metric)) for i in self.counting]
-        if len(table.columns) > 1:
-            table = table[pareto_front(table.to_numpy().tolist())]
-        return table.sort_values(list(table), kind="stable").index.tolist()
+        goals = self.config.objectives
+        costs = {
+            index: tuple(goal.cost(self.trials[index].mean(goal.metric)) for goal in goals)
+            for index in self.counting
+        }
+        if len(goals) > 1:
+            costs = dict(compress(costs.items(), pareto_front(list(costs.values()))))
+        return sorted(costs, key=lambda index: (costs[index], index))
 
     @cached_property
     def nearest(self) -> list[int]:
@@ -119,7 +123,7 @@ def within_limits(config: SweepConfig, trial: Trial) -> bool:
 
 def spread(values: pd.DataFrame) -> pd.DataFrame:
     """Return the `mean` of each row and the `half_width` of its interval; NaN where one is NaN."""
-    return pd.DataFrame(map(interval, values.to_numpy().tolist()), index=values.index)
+    return pd.DataFrame([interval(row) for row in values.to_numpy().tolist()], values.index)
 
 
 def point_cells(findings: Findings) -> pd.DataFrame:

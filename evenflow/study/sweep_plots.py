@@ -53,19 +53,21 @@ def sensitivity(found: Findings) -> list[Panel]:
     the default is left out; without a default there are no panels, nor of points drawn or searched
     for, of which hardly any differ in one parameter only.
     """
-    if found.config.method.kind not in ("grid", "one_at_a_time") or found.base is None:
+    default = found.default
+    chosen = found.config.method.kind in ("grid", "one_at_a_time")
+    if not chosen or default is None or found.base is None:
         return []
     ratios = {}
-    for name in dict.fromkeys((*SHOWN, *found.config.metrics)):
-        values = found.values(name)
-        ratios[name] = values / values.loc[found.default].replace(0, math.nan)
+    for metric in dict.fromkeys((*SHOWN, *found.config.metrics)):
+        runs = found.values(metric)
+        ratios[metric] = runs / runs.loc[default].replace(0, math.nan)
     panels = []
-    for name in found.keys:
+    for name in found.config.parameters:
         near = _in_order(found, _beside_default(found, name), name)
         if len(near) > 1:
             values = [found.trials[index].labels[name] for index in near]
             means = {metric: spread(ratio.loc[near]) for metric, ratio in ratios.items()}
-            panels.append(Panel(name, values, near.index(found.default), means))
+            panels.append(Panel(name, values, near.index(default), means))
     return panels
 
 
@@ -75,10 +77,11 @@ def main_effects(found: Findings, metric: str) -> list[Panel]:
     Points are averaged within a replication first: the interval is that of the replications. Of
     a parameter with many values, each point by itself.
     """
-    return [_main_effect(found, name, found.values(metric), metric) for name in found.keys]
+    values = found.values(metric)
+    return [_main_effect(found, name, metric, values) for name in found.config.parameters]
 
 
-def _main_effect(found: Findings, name: str, values: pd.DataFrame, metric: str) -> Panel:
+def _main_effect(found: Findings, name: str, metric: str, values: pd.DataFrame) -> Panel:
     points = _in_order(found, _compared(found, name), name)
     labels = {index: found.trials[index].labels[name] for index in points}
     keys = found.keys[name].loc[points]

@@ -48,8 +48,9 @@ def headline(found: Findings) -> str:
     """Say in a sentence what the best point gains over the default, or that none counts."""
     config, best, base = found.config, found.best, found.base
     counts = _counts(found)
-    if best is None and not found.answered and _num_refusing(found):
-        return f"No point serves nine tenths of its requests ({counts}; see --allow-refused)."
+    if not found.answered and _num_refusing(found):
+        what = "any request" if found.allow_refused else "nine tenths of its requests"
+        return f"No point serves {what} ({counts})."
     if best is None:
         return f"No point was completed within the limits ({counts}){_nearest_words(found)}."
     if len(config.objectives) > 1:
@@ -72,7 +73,8 @@ def _counts(found: Findings) -> str:
     if beyond := sum(trial.overload is not None for trial in found.trials):
         counts += f", {beyond} overloaded"
     if lost := _num_refusing(found):
-        counts += f", {lost} without an answer, as more than 10 % of the requests are refused"
+        part = "all" if found.allow_refused else "more than 10 %"
+        counts += f", {lost} of them no answer: {part} of the requests are refused"
     return counts
 
 
@@ -128,7 +130,7 @@ def best_table(found: Findings) -> tuple[list[str], list[list[str]]]:
     metrics = [*config.metrics]
     if "gpus" not in metrics and len({found.trials[index].mean("gpus") for index in shown}) > 1:
         metrics.append("gpus")
-    varied = [name for name in found.keys if found.keys[name].loc[shown].nunique() > 1]
+    varied = [name for name in config.parameters if found.keys[name].loc[shown].nunique() > 1]
     against = found.best if len(config.objectives) == 1 else None
     heads = ["point", *(["setting"] if varied else []), *map(metric_words, metrics)]
     heads += [] if against is None else ["against the best"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ from evenflow.experiments.reproduce.calibrate import Calibrated
 from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run
 from evenflow.experiments.reproduce.measured import read_results
 from evenflow.experiments.reproduce.write import write as write_reproduced
-from evenflow.report.folder import check_folder, staged
+from evenflow.report.folder import claimed, staged
 from evenflow.report.tables import Format, check_format
 from evenflow.results.outcome import Outcome
 from evenflow.study.capacity import Capacity, Question
@@ -274,9 +275,10 @@ def figures(
     """
     plans = chosen(names, tuple(_assignments(set)), quick=quick)
     who = executor_of(how.get("executor", "process"), how.get("workers"))
-    with TemporaryDirectory() as scratch, who as pool:
-        folder = Path(scratch) if out is None else Path(out)
-        check_folder(folder, force=force)
+    with ExitStack() as stack:
+        folder = Path(out or stack.enter_context(TemporaryDirectory()))
+        stack.enter_context(claimed(folder, force=force))
+        pool = stack.enter_context(who)
         store = Store(folder / "points")
         drawings = {plan.name: make(plan, folder, store, pool) for plan in plans}
         if any(plan.of_a_paper for plan in plans):

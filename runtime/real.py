@@ -25,7 +25,7 @@ from evenflow.core.world import World
 from evenflow.engines.pools import PooledWorld
 from evenflow.errors import PolicyError, UsageError, require_package
 from evenflow.profiler.machine import device_name, driver_version
-from evenflow.report.folder import killed_runs
+from evenflow.report.folder import killed_runs, reading
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.runtime import RandomTexts, Served, Workers, journal, serve
@@ -270,14 +270,15 @@ def replay_folder(folder: Path) -> tuple[str | None, str | None]:
     Beside it, if the journal is cut because its driver was killed, what of it is missing.
     UsageError when the folder holds no record, or one that cannot be read.
     """
-    if not (paths := journal.journals_in(folder)):
-        killed = "".join(f"; {run} is of a run that was killed" for run in killed_runs(folder)[:1])
-        path = folder / journal.NAME
-        raise UsageError(f"{path}: no such file; a folder that evenflow run wrote has one{killed}")
-    for path in paths:
-        difference, missing = _replay_file(path)
-        if difference is not None or missing is not None:
-            break
+    with reading(folder):
+        if not (paths := journal.journals_in(folder)):
+            killed = [f"; {run} is of a run that was killed" for run in killed_runs(folder)[:1]]
+            what = f"no such file; a folder that evenflow run wrote has one{''.join(killed)}"
+            raise UsageError(f"{folder / journal.NAME}: {what}")
+        for path in paths:
+            difference, missing = _replay_file(path)
+            if difference is not None or missing is not None:
+                break
     return difference, missing
 
 

@@ -49,7 +49,7 @@ def figures_command(
 ) -> None:
     """Make the papers' figures, and the table that compares their claims with ours."""
     from evenflow.experiments.figures.make import chosen, write_claims
-    from evenflow.report.folder import check_folder
+    from evenflow.report.folder import claimed
     from evenflow.study.points import Store, executor_of
 
     plans = chosen(names or (), tuple(set_ or ()), quick=quick)
@@ -57,10 +57,9 @@ def figures_command(
         for plan in plans:
             typer.echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
         return
-    check_folder(out, force=force)
     failures: dict[str, str] = {}
-    store = Store(out / "points")
-    with executor_of(executor) as pool:
+    with claimed(out, force=force), executor_of(executor) as pool:
+        store = Store(out / "points")
         for plan in plans:
             try:
                 drawing = _made(plan, out, store, pool, intervals=intervals)
@@ -71,11 +70,11 @@ def figures_command(
                 continue
             if names:
                 typer.echo(table_of(drawing))
-    if any(plan.of_a_paper and plan.name not in failures for plan in plans):
-        _print_claims(write_claims(out))
-        if other := [plan.name for plan in plans if not plan.published]:
-            typer.echo(f"not compared, as set by hand: {', '.join(other)}")
-        typer.echo(out / "claims.md")
+        if any(plan.of_a_paper and plan.name not in failures for plan in plans):
+            _print_claims(write_claims(out))
+            if other := [plan.name for plan in plans if not plan.published]:
+                typer.echo(f"not compared, as set by hand: {', '.join(other)}")
+            typer.echo(out / "claims.md")
     if failures:
         raise UsageError(_reasons(failures, len(plans)))
 

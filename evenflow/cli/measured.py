@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,7 +55,7 @@ def validate_command(
     from evenflow.config.files import inputs_of
     from evenflow.experiments.validation import validate
     from evenflow.experiments.validation.write import markdown, print_validation, write_validation
-    from evenflow.report.folder import check_folder, staged
+    from evenflow.report.folder import claimed, staged
     from evenflow.runtime.real import job_of
     from evenflow.study.compare import line_up, parse_schedulers
 
@@ -63,24 +63,24 @@ def validate_command(
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
     job = job_of(run, set_ or (), engine=engine, say=partial(typer.echo, err=True))
     folder = out or Path("out") / f"{run.stem}-validate"
-    check_folder(folder, force=force, reads=inputs_of(job.config, run))
     contenders = {job.config.scheduler.name: job}
     if schedulers is not None:
         jobs = line_up(parse_schedulers(schedulers), job.config, job.beside)
         contenders = {each.folder: each for each in jobs}
     found = []
-    for name, each in contenders.items():
-        with staged(folder if schedulers is None else folder / name, force=True) as scratch:
-            validation = validate(each, runs, calibrate, _watched)
-            found.append(validation.found)
-            write_validation(scratch, validation, run.name)
-            if schedulers is None:
+    with claimed(folder, force=force, reads=inputs_of(job.config, run)):
+        for name, each in contenders.items():
+            with staged(folder if schedulers is None else folder / name, force=True) as scratch:
+                validation = validate(each, runs, calibrate, _watched)
+                found.append(validation.found)
+                write_validation(scratch, validation, run.name)
+                if schedulers is None:
+                    (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
+            typer.echo(each.config.real_setup())
+            print_validation(validation.found)
+        if schedulers is not None:
+            with staged(folder, force=True) as scratch:
                 (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
-        typer.echo(each.config.real_setup())
-        print_validation(validation.found)
-    if schedulers is not None:
-        with staged(folder, force=True) as scratch:
-            (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
     typer.echo(folder / "validation.md")
 
 
@@ -151,17 +151,16 @@ def reproduce_command(
 
     from evenflow.experiments.reproduce import reproduce
     from evenflow.experiments.reproduce.write import print_reproduced, write
-    from evenflow.report.folder import check_folder, staged
+    from evenflow.report.folder import claimed, staged
     from evenflow.study.fair import marked
     from evenflow.study.trials import How
 
-    if out is not None:
-        check_folder(out, force=force)
     how = How(workers=workers, watch=progress)
-    found = reproduce(entries, folder, how, set_ or (), intervals=intervals)
-    if out is not None:
-        with staged(out, force=force) as scratch:
-            write(scratch, found)
+    with nullcontext() if out is None else claimed(out, force=force):
+        found = reproduce(entries, folder, how, set_ or (), intervals=intervals)
+        if out is not None:
+            with staged(out, force=force) as scratch:
+                write(scratch, found)
     print_reproduced(found)
     for entry in entries:
         if not entry.files(folder):

@@ -7,25 +7,22 @@ name, or names with another hash, is the user's. Knows nothing of what the files
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
-import secrets
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path, PurePosixPath
 
 from evenflow.errors import UsageError
+from evenflow.report import manifest
+from evenflow.report.manifest import NAME as MANIFEST
+from evenflow.report.manifest import RECORDS, SCRATCH, Manifest
 
-MANIFEST = "manifest.json"
-CLOCK = "wall_clock.json"
-"""Differs from run to run, so the manifest names it without its hash."""
-SCRATCH = ".partial-"
-RECORDS = "records.blocks"
-"""In a scratch folder: what a real run records. Without its owner, that is a killed run's."""
 STORE_HEADER = "results.json"
 """In the folder of points that a study keeps."""
+
+_HELD: ContextVar[frozenset[Path]] = ContextVar("_HELD", default=frozenset())
+"""The folders that this command has claimed."""
 
 
 @contextmanager
@@ -35,61 +32,134 @@ def staged(
     """Give a scratch folder whose files move into `folder` if all goes well, and vanish otherwise.
 
     Made before anything is simulated, so that a folder that cannot be written is found at once.
-    Each file is replaced as a whole; a file of an earlier run that this one does not write is
-    removed, unless it `adds` to them, so that a folder never holds parts of two runs. UsageError as
-    for `check_folder`, and when a file of the user's has the name of one that was made: it stays,
-    and the results are kept beside it.
+    A file of an earlier run that this one does not write is removed, unless it `adds` to them, so
+    that a folder never holds parts of two runs. UsageError as for `claimed`, and when a file of the
+    user's has the name of one that was made: it stays, and the results are kept beside it.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    check_folder(folder, force=force, reads=reads)
-    scratch = folder / f"{SCRATCH}{secrets.token_hex(4)}"  # known before it is there, to be removed
-    try:
-        with _held(scratch):
+    with claimed(folder, force=force, reads=reads), _writing(folder):
+        scratch = manifest.scratch_in(folder)  # known before it is there, to be removed
+        try:
+            manifest.begin(scratch)
             yield scratch
-            _move(scratch, folder, adds)
-    except OSError as error:
-        raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        for path in missing:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+            manifest.move(scratch, folder, adds=adds)
+        finally:
+            if not _moves_from(scratch):
+                manifest.remove(scratch)
+
+
+def _moves_from(scratch: Path) -> bool:
+    found = manifest.read(scratch.parent)
+    return found is not None and found.moving == scratch.name
 
 
 @contextmanager
-def _held(scratch: Path) -> Iterator[None]:
-    """Make a scratch folder, having removed those beside it whose owners were killed, and lock it.
+def claimed(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) -> Iterator[None]:
+    """Hold a folder, so that no other command writes there; one command may claim it repeatedly.
 
-    Those with records of a real run stay, for `recovery`. A lock ends with its process. UsageError
-    when it cannot be made.
+    An interrupted move is finished first, and what else killed commands left is removed, but for
+    records of real runs. UsageError while another command holds it, and as for `check_folder`.
     """
+    held, place = _HELD.get(), folder.resolve()
+    if place in held or (folder.exists() and not folder.is_dir()):
+        check_folder(folder, force=force, reads=reads)
+        yield
+        return
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    token = _HELD.set(held | {place})
     try:
-        hold = _locked_new(scratch)
-    except OSError as error:
-        raise UsageError(f"{scratch.parent}: cannot write there: {error.strerror}") from None
+        with _locked(folder):
+            try:
+                with _writing(folder):
+                    manifest.finish(folder)
+                _remove_stale(folder)
+                check_folder(folder, force=force, reads=reads)
+                yield
+            finally:
+                _remove_empty(missing)
+    finally:
+        _HELD.reset(token)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
-    finally:
-        os.close(hold)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
 
 
-def _locked_new(scratch: Path) -> int:
-    folder = scratch.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    door = os.open(folder, os.O_RDONLY)
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for path in folders:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _remove_stale(folder: Path) -> None:
+    for path in folder.glob(f"{SCRATCH}*"):
+        if manifest.is_scratch(path) and not (path / RECORDS).is_file():
+            manifest.remove(path)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, which is made if need be, until the block or the process ends."""
+    with _opened(folder) as door:
+        try:
+            fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{folder}: another command writes there; wait for it, or give another --out"
+            ) from None
+        if _is_at(folder, door):
+            yield
+            return
+    with _locked(folder):  # another command had made it, and has removed it since
+        yield
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
     try:
-        fcntl.flock(door, fcntl.LOCK_EX)  # nobody takes a new one for stale before it is locked
-        for path in folder.glob(f"{SCRATCH}*"):
-            if path.is_dir() and (stale := _locked(path)) is not None:
-                if not (path / RECORDS).is_file():
-                    shutil.rmtree(path, ignore_errors=True)
-                os.close(stale)
-        scratch.mkdir(0o700)
-        hold = os.open(scratch, os.O_RDONLY)
-        fcntl.flock(hold, fcntl.LOCK_EX)
-        return hold
+        folder.mkdir(parents=True, exist_ok=True)
+        door = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
+    try:
+        yield door
     finally:
         os.close(door)
+
+
+def _is_at(folder: Path, door: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(door), folder.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Have a block read what one run wrote to a folder, or to one above; finish its move first.
+
+    UsageError when another run moved in meanwhile.
+    """
+    above = _written(folder)
+    if above is not None and above[1].moving is not None:
+        with _locked(above[0]), _writing(above[0]):
+            manifest.finish(above[0])
+        above = _written(folder)
+    yield
+    if _written(folder) != above:
+        raise UsageError(f"{folder}: another run was written there meanwhile; read it again")
+
+
+def _written(folder: Path) -> tuple[Path, Manifest] | None:
+    """Return the nearest manifest of evenflow's at a folder or above it, and where it is."""
+    for path in (folder, *folder.absolute().parents):
+        with suppress(UsageError):
+            if (found := manifest.read(path)) is not None:
+                return path, found
+    return None
 
 
 def unfinished_runs(folder: Path) -> list[Path]:
@@ -100,49 +170,32 @@ def unfinished_runs(folder: Path) -> list[Path]:
 
 def killed_runs(folder: Path) -> list[Path]:
     """Return those of the unfinished runs whose owners are gone."""
-    holds = {path: _locked(path) for path in unfinished_runs(folder)}
-    for hold in holds.values():
-        if hold is not None:
-            os.close(hold)
-    return [path for path, hold in holds.items() if hold is not None]
+    return [path for path in unfinished_runs(folder) if not _is_held(path.parent)]
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        with _locked(folder):
+            return False
+    except UsageError:
+        return True
 
 
 @contextmanager
 def recovery(scratch: Path) -> Iterator[Path]:
     """Have a killed run's scratch folder completed, and give it a name that is seen.
 
-    Gives that name. UsageError when the run is still alive, or the folder cannot be written.
+    Gives that name. UsageError when the run is still alive, the folder cannot be written, or it
+    holds a link, which a run does not make.
     """
-    suffix = scratch.name.removeprefix(SCRATCH)
-    folder = scratch.parent / f"recovered-{suffix}"
-    try:
-        if (hold := _locked(scratch)) is None:
-            raise UsageError(f"{scratch}: its run is alive; it writes its results when it ends")
-    except OSError as error:
-        raise UsageError(f"{scratch}: cannot read it: {error.strerror}") from None
-    try:
+    if _is_held(scratch.parent):
+        raise UsageError(f"{scratch}: its run is alive; it writes its results when it ends")
+    for path in scratch.rglob("*"):
+        manifest.inside(scratch, path.relative_to(scratch).as_posix())
+    folder = scratch.parent / f"recovered-{scratch.name.removeprefix(SCRATCH)}"
+    with _locked(scratch.parent), _writing(folder):
         yield folder
-        (scratch / RECORDS).unlink()
-        files = [path for path in sorted(scratch.rglob("*")) if path.is_file()]
-        made = {path.relative_to(scratch).as_posix(): _digest(path) for path in files}
-        _write_manifest(scratch, made)
-        shutil.copymode(scratch.parent, scratch)
-        os.rename(scratch, folder)
-    except OSError as error:
-        raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
-    finally:
-        os.close(hold)
-
-
-def _locked(folder: Path) -> int | None:
-    """Return a descriptor that locks a folder; None if another process has it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        manifest.keep(scratch, folder)
 
 
 def check_folder(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) -> None:
@@ -173,72 +226,25 @@ def check_folder(folder: Path, *, force: bool = False, reads: Iterable[Path] = (
 def written_files(folder: Path) -> dict[str, str | None]:
     """Return the files in a folder that evenflow wrote and nobody has changed, with their hashes.
 
-    UsageError for a manifest that cannot be read.
+    UsageError for a manifest that cannot be read, or names what does not lie in the folder.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        return {}
-    try:
-        files = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError(f"{path}: is no manifest that evenflow wrote") from None
-    same = {name: known for name, known in files.items() if _is_same(folder / name, known)}
-    return {MANIFEST: None, **same}
+    found = manifest.read(folder)
+    return {} if found is None else {MANIFEST: None, **manifest.unchanged(folder, found.files)}
 
 
-def _is_same(path: Path, known: str | None) -> bool:
-    return path.is_file() and known in (None, _digest(path))
-
-
-def _others(folder: Path, root: Path, ours: Mapping[str, str | None]) -> Iterator[str]:
+def _others(folder: Path, root: Path, ours: Collection[str]) -> Iterator[str]:
     """Yield what is in a folder and not evenflow's; a folder with a record of its own is."""
+    folders = {str(above) for name in ours for above in PurePosixPath(name).parents}
     for path in folder.iterdir():
         name = path.relative_to(root).as_posix()
-        if path.is_dir() and any(mine.startswith(f"{name}/") for mine in ours):
+        if name in folders and path.is_dir() and not path.is_symlink():
             yield from _others(path, root, ours)
-        elif not (name in ours or path.name.startswith(SCRATCH) or _has_record(path)):
+        elif not (name in ours or _has_record(path) or manifest.is_scratch(path)):
             yield name
 
 
 def _has_record(folder: Path) -> bool:
+    """Say whether a folder says itself what is in it: results, points, or records of a real run."""
+    if folder.name.startswith(SCRATCH):
+        return (folder / RECORDS).is_file()
     return (folder / MANIFEST).is_file() or (folder / STORE_HEADER).is_file()
-
-
-def _move(scratch: Path, folder: Path, adds: bool) -> None:
-    files = [path for path in sorted(scratch.rglob("*")) if path.is_file()]
-    files = [path for path in files if path.name != RECORDS]  # they go once the results are there
-    made = {path.relative_to(scratch).as_posix(): _digest(path) for path in files}
-    ours = written_files(folder)
-    in_the_way = [name for name in made if name not in ours and (folder / name).exists()]
-    if in_the_way:
-        kept = folder / f"results-{scratch.name.removeprefix(SCRATCH)}"
-        os.replace(scratch, kept)
-        raise UsageError(
-            f"{folder / in_the_way[0]}: is not evenflow's and stays; the results are in {kept}"
-        )
-    for name in () if adds else ours.keys() - made.keys():
-        (folder / name).unlink(missing_ok=True)
-        _remove_empty((folder / name).parent, folder)
-    for name in made:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(scratch / name, folder / name)
-    _write_manifest(folder, {**ours, **made} if adds else made)
-
-
-def _remove_empty(folder: Path, root: Path) -> None:
-    while folder != root and folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-        folder = folder.parent
-
-
-def _write_manifest(folder: Path, files: Mapping[str, str | None]) -> None:
-    named = {name: files[name] for name in sorted(files) if name != MANIFEST}
-    text = json.dumps({"written_by": "evenflow", "files": named}, indent=1)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
-def _digest(path: Path) -> str | None:
-    if path.name == CLOCK:
-        return None
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

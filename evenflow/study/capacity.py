@@ -199,6 +199,12 @@ def capacity(question: Question, how: How) -> Capacity:
     asked = replace(question, slo=(*question.slo, KEEPS_UP))
     with how.simulator("rates simulated", None) as who:
         answer = capacity_of(asked, who)
+        _check_long_enough(question, answer)
+        how.write(lambda folder: _write(folder, answer))
+    return answer
+
+
+def _check_long_enough(question: Question, answer: Capacity) -> None:
     for end in answer.searches:
         if end.status == "too_short":
             ran = max(each.rate for each in answer.measured if not each.failed)
@@ -208,8 +214,6 @@ def capacity(question: Question, how: How) -> Capacity:
                 "all requests arrive before one is served; give more, like "
                 f"{end.enough_requests}, or also limit the queue (--max-median-queue-s 2)"
             )
-    how.write(lambda folder: _write(folder, answer))
-    return answer
 
 
 def capacity_of(

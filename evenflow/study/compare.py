@@ -25,6 +25,7 @@ from evenflow.config.run import RunConfig, with_
 from evenflow.config.systems import System, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
 from evenflow.errors import UsageError
+from evenflow.report.folder import reading
 from evenflow.report.tables import Format, is_number, percent, read_table, write_summaries
 from evenflow.report.words import metrics, overload
 from evenflow.results.outcome import Outcome
@@ -328,8 +329,9 @@ def _saved(run: str | Path | Outcome, name: str) -> Saved:
     if isinstance(run, Outcome):
         return Saved(name, run.summary, run.result.provenance, _by_id(run.requests))
     folder = Path(run)
-    summary = _summary(folder)
-    rows = read_table(folder, "requests", ["request_id", *COLUMNS])
+    with reading(folder):
+        summary = _summary(folder)
+        rows = read_table(folder, "requests", ["request_id", *COLUMNS])
     requests = None if rows is None else _by_id(rows)
     return Saved(str(run), summary, summary["provenance"], requests)
 

@@ -89,8 +89,8 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     question = prepare(document, beside, ask)
     with how.simulator("simulations", None) as who:
         planned = answered(question, who)
-    planned = replace(planned, seconds=time.perf_counter() - started)
-    how.write(lambda folder: _write(folder, planned, how.out or folder))
+        planned = replace(planned, seconds=time.perf_counter() - started)
+        how.write(lambda folder: _write(folder, planned, how.out or folder))
     return planned
 
 

@@ -40,12 +40,12 @@ def sweep(
         if on_unseen:
             findings = checked(findings, who)
 
-    def write(folder: Path) -> None:
-        write_findings(folder, findings, Path(asked.document.name).name)
-        clock = wall_clock(time.perf_counter() - started)
-        write_json(folder / "wall_clock.json", clock | {"executor": how.executor})
+        def write(folder: Path) -> None:
+            write_findings(folder, findings, Path(asked.document.name).name)
+            clock = wall_clock(time.perf_counter() - started)
+            write_json(folder / "wall_clock.json", clock | {"executor": how.executor})
 
-    how.write(write)
+        how.write(write)
     return findings
 
 

@@ -21,7 +21,7 @@ from evenflow.config.build import Workload, build
 from evenflow.config.run import RunConfig, with_
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
-from evenflow.report.folder import check_folder, staged
+from evenflow.report.folder import claimed, staged
 from evenflow.report.words import LOAD, overload
 from evenflow.results.outcome import Outcome, Served
 from evenflow.study.fair import Side, doubts, marked
@@ -259,10 +259,10 @@ class How:
 
     @contextmanager
     def simulator(self, label: str, total: int | None) -> Iterator[Simulator]:
-        """Give who simulates up to `total` points, shown as `label`; checks the folder first."""
-        if self.out is not None:
-            check_folder(self.out, force=self.force, reads=self.reads)
+        """Give who simulates up to `total` points, shown as `label`; claims the folder first."""
         with ExitStack() as stack:
+            if self.out is not None:
+                stack.enter_context(claimed(self.out, force=self.force, reads=self.reads))
             folder = self.out or Path(stack.enter_context(TemporaryDirectory()))
             if not self.resume:
                 remove_records(folder / STORE)

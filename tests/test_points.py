@@ -15,7 +15,15 @@ from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.results.outcome import Outcome
-from evenflow.study.points import HEADER, Point, Record, Store, executor_of, simulate_point
+from evenflow.study.points import (
+    HEADER,
+    Point,
+    Record,
+    Store,
+    executor_of,
+    remove_records,
+    simulate_point,
+)
 from evenflow.study.trials import Simulator
 from tests.command_line import write_trace
 from tests.sweeps import simulator
@@ -83,14 +91,14 @@ def test_results_of_other_code_stay_and_are_not_used(tmp_path: Path) -> None:
 
 def test_what_a_killed_study_had_begun_to_write_goes(tmp_path: Path) -> None:
     Store(tmp_path).put(Record("00", {}))
-    old, new = tmp_path / ".partial-abcd_123", tmp_path / ".partial-abcd_124"
-    others = [tmp_path / ".partial-notes", tmp_path / ".partial-of-someone.txt"]
+    old, new = tmp_path / ".results.json.123.partial", tmp_path / ".results.json.124.partial"
+    others = [tmp_path / name for name in (".partial-my_notes", ".results.json.mine.partial")]
     for path in (old, new, *others):
         path.touch()
     for path in (old, *others):
         os.utime(path, (0, 0))
     Store(tmp_path)
-    assert sorted(tmp_path.glob(".partial-*")) == sorted([new, *others])
+    assert sorted(path for path in tmp_path.glob(".*")) == sorted([new, *others])
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
@@ -102,6 +110,41 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with pytest.raises(UsageError, match=path.name):
         store.get(record.key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"key": "00"}',
+        '{"key": "01", "values": {}}',
+        "[]",
+        '{"key": "00", "values": 3}',
+        '{"key": "00", "values": {}, "x": 1}',
+    ],
+)
+def test_what_is_no_record_of_its_key_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "00").mkdir()
+    (tmp_path / "00" / "00.json").write_text(text)
+    with pytest.raises(UsageError, match=r"00/00\.json: .*; remove it"):
+        Store(tmp_path).get("00")
+
+
+def test_a_store_goes_through_no_link_of_its_folder(tmp_path: Path) -> None:
+    key, out = "ab" * 32, tmp_path / "out"
+    mine = tmp_path / "mine" / f"{key}.json"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    (out / "store").mkdir(parents=True)
+    (out / "store" / "ab").symlink_to(mine.parent)
+    for call in (
+        lambda: remove_records(out / "store"),
+        lambda: Store(out / "store").put(Record(key, {})),
+        lambda: Store(out / "store").get(key),
+    ):
+        with pytest.raises(UsageError, match="store/ab: is a link"):
+            call()
+    assert mine.read_text() == "mine"
 
 
 def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> None:

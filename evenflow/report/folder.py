@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 
 from evenflow.errors import UsageError
+from evenflow.files import is_begun
 from evenflow.report import manifest
 from evenflow.report.manifest import NAME as MANIFEST
 from evenflow.report.manifest import RECORDS, SCRATCH, Manifest
@@ -71,8 +72,8 @@ def claimed(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) ->
             try:
                 with _writing(folder):
                     manifest.finish(folder)
-                _remove_stale(folder)
-                check_folder(folder, force=force, reads=reads)
+                    _remove_stale(folder)
+                    check_folder(folder, force=force, reads=reads)
                 yield
             finally:
                 _remove_empty(missing)
@@ -233,7 +234,10 @@ def written_files(folder: Path) -> dict[str, str | None]:
 
 
 def _others(folder: Path, root: Path, ours: Collection[str]) -> Iterator[str]:
-    """Yield what is in a folder and not evenflow's; a folder with a record of its own is."""
+    """Yield what is in a folder and not evenflow's; a folder with a record of its own is.
+
+    Nor is what holds nothing.
+    """
     folders = {str(above) for name in ours for above in PurePosixPath(name).parents}
     for path in folder.iterdir():
         name = path.relative_to(root).as_posix()
@@ -244,7 +248,13 @@ def _others(folder: Path, root: Path, ours: Collection[str]) -> Iterator[str]:
 
 
 def _has_record(folder: Path) -> bool:
-    """Say whether a folder says itself what is in it: results, points, or records of a real run."""
-    if folder.name.startswith(SCRATCH):
-        return (folder / RECORDS).is_file()
-    return (folder / MANIFEST).is_file() or (folder / STORE_HEADER).is_file()
+    """Say whether a folder says itself what is in it, results or points, or has nothing yet.
+
+    A scratch folder says it by the records of a real run.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    heads = (RECORDS,) if folder.name.startswith(SCRATCH) else (MANIFEST, STORE_HEADER)
+    if any((folder / name).is_file() for name in heads):
+        return True
+    return all(is_begun(path) for path in folder.iterdir())

@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
@@ -27,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 import evenflow
 from evenflow.children import end_with_parent
 from evenflow.config.build import Workload, reads_text
@@ -35,7 +36,8 @@ from evenflow.config.provenance import code_version
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import WorkloadConfig
 from evenflow.errors import UsageError, require_package
-from evenflow.report.folder import SCRATCH
+from evenflow.files import is_begun, write_whole
+from evenflow.report.manifest import inside
 from evenflow.results.outcome import Outcome
 from evenflow.study.runs import Job, run_job
 
@@ -46,6 +48,7 @@ CODE = (
 """The code that results follow from, as patterns in the package's folder."""
 
 HEADER = "results.json"
+HEX = "[0-9a-f]"
 STALE_S = 3600.0
 CONNECT_LIMIT_S = 10.0
 
@@ -91,11 +94,16 @@ class Record:
     request that was not completed.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     key: str
     values: Mapping[str, Any]
     error: str | None = None
     cost_source: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+
+
+RECORD = TypeAdapter(Record)
 
 
 def simulate_point(point: Point) -> Record:
@@ -135,42 +143,49 @@ class Store:
         self._remove_stale()
 
     def get(self, key: str) -> Record | None:
-        """Return the record of a key; None when there is none, or only half of one."""
+        """Return the record of a key; None when there is none; UsageError for half of one."""
         path = self._path(key)
-        return Record(**_read_json(path)) if path.exists() else None
+        return _read_record(path, key) if path.exists() else None
 
     def put(self, record: Record) -> None:
         """Keep a record."""
         path = self._path(record.key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not (self.folder / HEADER).exists():
-                self._write(self.folder / HEADER, self._header)
-            self._write(path, asdict(record))
+            for file, data in ((self.folder / HEADER, self._header), (path, asdict(record))):
+                if file == path or not file.exists():
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(file, json.dumps(data, indent=1))
         except OSError as error:
             raise UsageError(f"{self.folder}: cannot write there: {error.strerror}") from None
 
     def _path(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key}.json"
+        return inside(self.folder, f"{key[:2]}/{key}.json")
 
     def _remove_stale(self) -> None:
         """Remove what processes that were killed had begun to write; that takes no hour."""
-        for path in self.folder.glob(f"{SCRATCH}{'[a-z0-9_]' * 8}"):
+        records = self.folder.glob(f"{HEX * 2}/.{HEX * 64}.json.*")
+        for path in (*self.folder.glob(f".{HEADER}.*"), *records):
             with suppress(OSError):
-                if path.is_file() and path.stat().st_mtime < time.time() - STALE_S:
+                if is_begun(path) and path.stat().st_mtime < time.time() - STALE_S:
                     path.unlink()
 
-    def _write(self, path: Path, data: Mapping[str, Any]) -> None:
-        handle, scratch = tempfile.mkstemp(dir=self.folder, prefix=SCRATCH)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        os.replace(scratch, path)
+
+def _read_record(path: Path, key: str) -> Record:
+    data = _read_json(path)
+    with suppress(ValidationError):
+        if (record := RECORD.validate_python(data)).key == key:
+            return record
+    raise UsageError(f"{path}: is no record of a point; remove it")
 
 
 def remove_records(folder: Path) -> None:
-    """Remove the records of a store's folder, and its header; whatever else is there stays."""
-    records = folder.glob(f"{'[0-9a-f]' * 2}/{'[0-9a-f]' * 64}.json")
-    for path in (*records, folder / HEADER):
+    """Remove the records of a store's folder, and its header; whatever else is there stays.
+
+    UsageError where one lies behind a link.
+    """
+    records = sorted(folder.glob(f"{HEX * 2}/{HEX * 64}.json"))
+    names = [f"{folder.name}/{path.relative_to(folder).as_posix()}" for path in records]
+    for path in [inside(folder.parent, name) for name in (*names, f"{folder.name}/{HEADER}")]:
         path.unlink(missing_ok=True)
 
 

@@ -8,6 +8,7 @@ there. Knows a subject that runs shapes; no model and no profile file.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -172,6 +173,10 @@ def undisturbed(runs: Sequence[TimedRun], at_least: int = 3) -> Sequence[TimedRu
     return quiet if len(quiet) >= at_least else runs
 
 
+FIRST = b'{"facts": '
+"""How a profile's journal begins."""
+
+
 class Journal:
     """The runs of one profile, on disk from the moment they are taken: an interrupted measurement
     goes on where it was.
@@ -184,6 +189,8 @@ class Journal:
         self.path = path
         self.runs: list[TimedRun] = []
         self.plan: dict[str, Any] = {}
+        if path.is_symlink():
+            raise UsageError(f"{path}: is a link; a profile's journal is a file")
         if path.exists():
             self._resume(json.loads(json.dumps(dict(facts))))
         try:
@@ -228,11 +235,9 @@ class Journal:
         self._file.flush()
 
     def _resume(self, facts: dict[str, Any]) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # the interruption came in the middle of a line
-            self.path.write_text(whole, encoding="utf-8")
         try:
+            data = self.path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
             lines = [json.loads(line) for line in whole.splitlines()]
             if lines and lines[0]["facts"] != facts:
                 raise UsageError(
@@ -243,8 +248,11 @@ class Journal:
                 self.plan.update(line.get("plan", {}))
                 if "shot" in line:
                     self.runs.append(TimedRun(*line["shot"]))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            if not (lines or FIRST.startswith(data[: len(FIRST)])):
+                raise ValueError(data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{self.path}: not a profile's journal; delete it") from None
+        os.truncate(self.path, len(whole))  # the interruption came in the middle of a line
 
 
 # -- the rounds ---------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from evenflow.core.world import World
 from evenflow.engines.pools import recovered
 from evenflow.errors import UsageError
 from evenflow.report.folder import RECORDS, recovery
+from evenflow.report.manifest import plain
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.results.recorder import (
@@ -209,6 +210,8 @@ def recover(scratch: Path) -> tuple[Path, Outcome, dict[str, Any], list[str]]:
 def _outcome(head: Any, blocks: list[Block]) -> tuple[Outcome, dict[str, Any]]:
     """Return what a run had come to by the last of its blocks, and the facts of it."""
     parts = head.get("parts", {"": head})
+    if LINK in head:
+        parts = {plain(name): part for name, part in parts.items()}  # each has a folder of its name
     recorders = {name: Recorder(part["depth"], _of(blocks, name)) for name, part in parts.items()}
     flushed_s, admitted_s, driver_s = (
         np.concatenate([recorder.column(name) for recorder in recorders.values()])

@@ -172,11 +172,19 @@ def test_an_interrupted_measurement_goes_on(machine: Machine, tmp_path: Path) ->
     assert not path.exists()
 
 
-@pytest.mark.parametrize("text", ["hello\n", "[1]\n", '{"facts": {}}\n{"shot": 3}\n'])
-def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "journal").write_text(text)
+NO_JOURNALS = (b"hello\n", b"[1]\n", b'{"facts": {}}\n{"shot": 3}\n', b"hello", b"a\nb", b"\xff\n")
+
+
+@pytest.mark.parametrize("data", NO_JOURNALS)
+def test_a_file_that_is_no_journal_is_refused_and_stays(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(data)
     with pytest.raises(UsageError, match="not a profile's journal"):
-        Journal(tmp_path / "journal", {})
+        Journal(path, {})
+    assert path.read_bytes() == data
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(UsageError, match="is a link"):
+        Journal(tmp_path / "link", {})
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:

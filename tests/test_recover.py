@@ -268,6 +268,9 @@ def test_what_cannot_be_recovered_is_one_line(tmp_path: Path) -> None:
         "no records of a run: 'flushed_s'": b'{"depth": 1}\n[{}, {"a": ["<f8", 0]}]\n',
         "no records of a run: bad char in struct": b'{"depth": -9}\n',
         "no records of a run: total struct size": b'{"depth": 1000000000000000000}\n',
+        "no records of a run: should be the name of a file below": (
+            b'{"bytes_per_token": 1, "parts": {"../mine": {"depth": 1, "facts": {}}}}\n'
+        ),
         "cannot fit 'int'": b'{"depth": 1}\n[{}, {"a": ["<f8", 99999999999999999999]}]\n',
     }
     for words in ("", "nowhere"):
@@ -278,3 +281,7 @@ def test_what_cannot_be_recovered_is_one_line(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / RECORDS).write_bytes(text)
         assert told in complaint("recover", folder)
+    (folder / "summary.json").symlink_to(tmp_path / "mine.txt")
+    (tmp_path / "mine.txt").write_text("mine")
+    assert "summary.json: is a link" in complaint("recover", folder)
+    assert (tmp_path / "mine.txt").read_text() == "mine"

@@ -33,7 +33,8 @@ JOURNAL = f"{MARK}-move"
 """In a scratch folder: the manifest that the folder has while files move."""
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Return a name of a file below a folder; ValueError for one that leads elsewhere."""
     pure = PurePosixPath(name)
     odd = pure.is_absolute() or ".." in pure.parts or "\0" in name
     if odd or str(pure) != name or name in (".", NAME):
@@ -48,7 +49,7 @@ def _hashed(files: dict[str, str | None]) -> dict[str, str | None]:
     return files
 
 
-Plain: TypeAlias = Annotated[str, AfterValidator(_plain)]
+Plain: TypeAlias = Annotated[str, AfterValidator(plain)]
 Sha256: TypeAlias = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 Files: TypeAlias = Annotated[dict[Plain, Sha256 | None], AfterValidator(_hashed)]
 Scratch: TypeAlias = Annotated[str, StringConstraints(pattern=r"^\.partial-[0-9a-f]{8}$")]

@@ -109,7 +109,7 @@ def add_intervals(
     UsageError where no factor can be on the costs: a figure that takes iterations apart.
     """
     path = folder / f"{plan.name}.json"
-    about = json.loads(path.read_text(encoding="utf-8"))
+    about = _made(path)
     if not about["claims"]:
         return
     studies = [Study(plan, store, executor, on_progress, index) for index in range(len(COSTS))]
@@ -174,11 +174,7 @@ def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values."""
     paths = {name: folder / f"{name}.json" for name in names()}
-    made = {
-        name: json.loads(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if path.exists()
-    }
+    made = {name: _made(path) for name, path in paths.items() if path.exists()}
     ours = {key: value for about in made.values() for key, value in about["claims"].items()}
     known = {k: v for about in made.values() for k, v in about.get("intervals", {}).items()}
     found = [
@@ -208,6 +204,18 @@ def write_claims(folder: Path) -> list[Answer]:
         text = markdown(found) + "".join(f"\n{each}\n" for each in _reservations(made))
         (scratch / "claims.md").write_text(text, encoding="utf-8")
     return found
+
+
+def _made(path: Path) -> dict[str, Any]:
+    """Return what is kept of a figure beside its picture; UsageError for another file."""
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        facts, claims, ends = about["facts"], about["claims"], about.get("intervals", {})
+        if {type(part) for part in (facts, claims, ends)} == {dict}:
+            return dict(about)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise UsageError(f"{path}: is no figure that evenflow made; move it elsewhere")
 
 
 def markdown(found: Sequence[Answer]) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import runpy
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
+
+import pytest
+import setuptools
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,3 +38,26 @@ def test_a_simulation_needs_no_pandas(tmp_path: Path) -> None:
     loaded = loaded_by(f"{command}({given})")
     assert "evenflow.sim.tandem" in loaded
     assert not {"pandas", "matplotlib", "scipy", "torch"} & loaded
+
+
+def test_a_source_distribution_has_the_same_bytes_from_every_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    command = runpy.run_path(str(ROOT / "setup.py"))["Sdist"](setuptools.Distribution())
+    made = []
+    for clone, mode, time in (("a", 0o600, 1), ("b", 0o664, 10**9)):
+        (tmp_path / clone / "evenflow").mkdir(parents=True)
+        for name in sorted(("x.py", "y.py"), reverse=clone == "b"):
+            path = tmp_path / clone / "evenflow" / name
+            path.write_text(name)
+            path.chmod(mode)
+            os.utime(path, (time, time))
+        monkeypatch.chdir(tmp_path / clone)
+        archive = command.make_archive("dist/evenflow", "gztar", base_dir="evenflow")
+        made.append(Path(archive).read_bytes())
+    assert made[0] == made[1]
+    with tarfile.open(tmp_path / "a" / "dist" / "evenflow.tar.gz") as tar:
+        assert tar.getnames() == ["evenflow", "evenflow/x.py", "evenflow/y.py"]
+        assert [member.mode for member in tar] == [0o755, 0o644, 0o644]

@@ -25,6 +25,7 @@ from evenflow.report.folder import (
     staged,
     unfinished_runs,
 )
+from evenflow.report.manifest import MARK
 from tests.command_line import complaint, write_inputs
 
 
@@ -168,13 +169,14 @@ def test_a_manifest_names_files_below_its_folder_only(tmp_path: Path, name: str,
     known = hashlib.sha256(b"mine").hexdigest()
     begun = out / ".partial-00000000"
     begun.mkdir()
-    (begun / MANIFEST).touch()
+    for file in (MANIFEST, MARK):
+        (begun / file).touch()
     odd = {part: {name.format(above=tmp_path): known}, "moving": begun.name}
     (out / MANIFEST).write_text(json.dumps({"written_by": "evenflow", "files": {}, **odd}))
-    before = contents(tmp_path)
+    before = contents(tmp_path), (out / MANIFEST).read_text()
     with pytest.raises(UsageError, match=r"manifest that evenflow wrote: |: is a link; "):
         write(out, force=True, summary_json="new")
-    assert contents(tmp_path) == before
+    assert (contents(tmp_path), (out / MANIFEST).read_text()) == before
 
 
 ODD_ENTRIES = (
@@ -280,11 +282,11 @@ def is_moving(folder: Path) -> bool:
 def test_a_run_that_is_stopped_anywhere_is_whole_for_the_next_command(
     tmp_path: Path, old: dict[str, str], full: bool
 ) -> None:
-    moving = []
+    moving, new = [], NEW if old else NEW | {RECORDS: "of a real run"}
     for nth in itertools.count(1):
         out = tmp_path / str(nth)
         put(out, old)
-        if (status := stopped(nth, lambda to=out: put(to, NEW), full=full)) == 0:
+        if (status := stopped(nth, lambda to=out: put(to, new), full=full)) == 0:
             break
         assert status == (2 if full else 9)
         moving.append(is_moving(out))
@@ -292,8 +294,11 @@ def test_a_run_that_is_stopped_anywhere_is_whole_for_the_next_command(
             found = seen(out)
         assert found == NEW if moving[-1] else found in (old, NEW)
         assert not is_moving(out)
+        kept = unfinished_runs(out)
+        assert not (kept and found == NEW)
         put(out, NEXT)
-        assert contents(out) == NEXT
+        assert seen(out) == NEXT
+        assert [*out.glob(".partial-*")] == kept
     assert seen(out) == NEW
     assert len(moving) > 15
     assert {*moving} == {True, False}

@@ -127,11 +127,10 @@ def recover_command(
     ],
 ) -> None:
     """Make the results of what a killed run had served; exit 1 if something does not fit."""
-    from evenflow.report.folder import reading, unfinished_runs
+    from evenflow.report.folder import unfinished_runs
     from evenflow.runtime.records import recover
 
-    with reading(path):
-        runs = unfinished_runs(path)
+    runs = unfinished_runs(path)
     if not runs:
         raise UsageError(f"{path}: holds no records of a run that was killed")
     status = 0

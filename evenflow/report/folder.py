@@ -76,7 +76,7 @@ def claimed(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) ->
                     check_folder(folder, force=force, reads=reads)
                 yield
             finally:
-                _remove_empty(missing)
+                manifest.remove_empty(missing)
     finally:
         _HELD.reset(token)
 
@@ -87,12 +87,6 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for path in folders:
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
 
 
 def _remove_stale(folder: Path) -> None:
@@ -165,8 +159,9 @@ def _written(folder: Path) -> tuple[Path, Manifest] | None:
 
 def unfinished_runs(folder: Path) -> list[Path]:
     """Return the scratch folders of real runs, at a path or in it, whose results are not made."""
-    folders = [folder, *sorted(folder.glob(f"{SCRATCH}*"))]
-    return [path for path in folders if (path / RECORDS).is_file()]
+    with reading(folder):
+        folders = [folder, *sorted(folder.glob(f"{SCRATCH}*"))]
+        return [path for path in folders if (path / RECORDS).is_file()]
 
 
 def killed_runs(folder: Path) -> list[Path]:

@@ -80,8 +80,8 @@ def read(folder: Path) -> Manifest | None:
         what = "should be a file"
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        where = ": ".join(repr(part)[:80] for part in first["loc"])
-        what = f"{where}: {first['msg']}" if where else first["msg"]
+        where = [f"{part!r:.80}" for part in first["loc"] if part != "[key]"]
+        what = ": ".join((*where, first["msg"].removeprefix("Value error, ")))
     except OSError as error:
         what = str(error.strerror)
     raise UsageError(f"{path}: is no manifest that evenflow wrote: {what}")
@@ -208,18 +208,21 @@ def finish(folder: Path) -> None:
     if manifest is None or manifest.moving is None:
         return
     scratch = inside(folder, manifest.moving)
-    names = [name for name in manifest.files if inside(scratch, name).is_file()]
+    places = {name: inside(folder, name) for name in manifest.files}
+    names = [name for name in places if inside(scratch, name).is_file()]
     old = unchanged(folder, manifest.replaced)
     if (other := next(_in_the_way(folder, names, old), None)) is not None:
         raise UsageError(f"{other}: was changed while results moved to {folder}; move it elsewhere")
-    if not (scratch / NAME).is_file():
-        raise UsageError(f"{scratch}: had the rest of the results of {folder}, and is gone")
-    for name in old.keys() - manifest.files.keys():
-        (folder / name).unlink()
-        _remove_empty((folder / name).parent, folder)
+    if not (is_scratch(scratch) and inside(scratch, NAME).is_file()):
+        raise UsageError(f"{scratch}: should have the rest of the results of {folder}, and has not")
+    for name in manifest.replaced.keys() - manifest.files.keys():
+        if name in old:
+            (folder / name).unlink()
+        remove_empty(folder / above for above in PurePosixPath(name).parents[:-1])
     for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(scratch / name, folder / name)
+        places[name].parent.mkdir(parents=True, exist_ok=True)
+        os.replace(scratch / name, places[name])
+    (scratch / RECORDS).unlink(missing_ok=True)  # what they are for is there
     os.replace(scratch / NAME, folder / NAME)
     remove(scratch)
 
@@ -234,7 +237,8 @@ def _in_the_way(folder: Path, names: Iterable[str], ours: Container[str]) -> Ite
                 yield path
 
 
-def _remove_empty(folder: Path, root: Path) -> None:
-    while folder != root and folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-        folder = folder.parent
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those of the folders in which nothing is, one after the other."""
+    for path in folders:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()

@@ -304,6 +304,32 @@ def test_a_run_that_is_stopped_anywhere_is_whole_for_the_next_command(
     assert {*moving} == {True, False}
 
 
+def test_what_is_changed_while_a_move_is_interrupted_stays(tmp_path: Path) -> None:
+    put(tmp_path, OLD)
+    for nth in itertools.count(1):
+        stopped(nth, lambda: put(tmp_path, NEW), full=False)
+        if is_moving(tmp_path):
+            break
+    (tmp_path / "summary.json").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match=r"summary\.json: was changed while results moved"):
+        put(tmp_path, NEXT, force=True)
+    assert contents(tmp_path) == before
+    (tmp_path / "summary.json").unlink()
+    with reading(tmp_path):
+        assert seen(tmp_path) == NEW
+
+
+def test_a_manifest_moves_nothing_out_of_a_folder_of_the_users(tmp_path: Path) -> None:
+    put(tmp_path / ".partial-0123abcd", {"a.txt": "mine"})
+    known = {"a.txt": hashlib.sha256(b"mine").hexdigest()}
+    said = {"written_by": "evenflow", "files": known, "moving": ".partial-0123abcd"}
+    (tmp_path / MANIFEST).write_text(json.dumps(said))
+    with pytest.raises(UsageError, match="should have the rest of the results"):
+        put(tmp_path, NEXT, force=True)
+    assert (tmp_path / ".partial-0123abcd" / "a.txt").read_text() == "mine"
+
+
 def test_a_recovery_that_is_killed_anywhere_is_whole_or_can_be_made_again(tmp_path: Path) -> None:
     def recover(scratch: Path) -> None:
         with recovery(scratch):

@@ -20,8 +20,8 @@ from evenflow.core.replay import Entry
 from evenflow.core.world import World
 from evenflow.engines.pools import recovered
 from evenflow.errors import UsageError
-from evenflow.report.folder import RECORDS, recovery
-from evenflow.report.manifest import plain
+from evenflow.report.folder import recovery
+from evenflow.report.manifest import RECORDS, plain
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.results.recorder import (

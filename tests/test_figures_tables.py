@@ -270,7 +270,7 @@ def texts(axes: Any) -> list[str]:
 
 def test_bars_have_whiskers_words_and_why_they_are_none() -> None:
     left, right = axes_of(
-        kind="bars", each="pair", also={"speed": "steady"}, write="%.1f", legend={}
+        kind="bars", each="pair", also={"speed": "steady"}, write="{:.1f}", legend={}
     )
     assert (left.get_title(), right.get_title()) == ("P", "Q")
     assert [patch.get_height() for patch in left.patches] == [0, 5, 2, 0]

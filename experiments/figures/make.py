@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from evenflow.experiments.figures.claims import (
     with_papers,
     worst,
 )
+from evenflow.experiments.figures.formulas import filled
 from evenflow.experiments.figures.panels import annotate, draw
 from evenflow.experiments.figures.schema import Plan, load_plan
 from evenflow.experiments.figures.study import Drawing, Study, footnote
@@ -75,9 +77,15 @@ def make(
 ) -> Drawing:
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
     study = Study(plan, store, executor, on_progress)
-    drawing = _drawn(study)
+    with _told(plan):
+        return _written(study, maker(plan)(study), folder)
+
+
+def _written(study: Study, drawing: Drawing, folder: Path) -> Drawing:
+    plan = study.plan
     facts, keys = study.facts(), plan.keys
-    title, source = keys.title.format_map({"gpus": study.gpus, **study.numbers}), keys.source
+    title = filled(keys.title, {"gpus": study.gpus, **study.numbers}, "title")
+    source = keys.source
     if not plan.published:
         source = f"after {source}; set by hand: {', '.join(plan.overrides)}"
     about = {
@@ -113,7 +121,8 @@ def add_intervals(
     if not about["claims"]:
         return
     studies = [Study(plan, store, executor, on_progress, index) for index in range(len(COSTS))]
-    about["intervals"] = ends(about["claims"], [_drawn(each).claims for each in studies])
+    with _told(plan):
+        about["intervals"] = ends(about["claims"], [maker(plan)(each).claims for each in studies])
     with staged(folder, force=True, adds=True) as scratch:
         write_json(scratch / path.name, about)
 
@@ -121,7 +130,7 @@ def add_intervals(
 def maker(plan: Plan) -> Callable[[Study], Drawing]:
     """Return the function that makes a figure of its study."""
     if plan.keys.module is not None:
-        return function(plan.keys.module)
+        return function(plan.keys.module, "study")
     if not plan.keys.vary and plan.keys.table is None:
         raise UsageError(f"{plan.run.name}: the figure has no cases; give vary, like [system]")
     return from_keys
@@ -133,7 +142,10 @@ def from_keys(study: Study) -> Drawing:
     table = table_of(study)
     words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
     beside = with_papers(table, keys.claims) if study.plan.published else table
-    figure = function(keys.draw)(study, table) if keys.draw else draw(keys.plot, beside, words)
+    if keys.draw:
+        figure = function(keys.draw, "study", "table")(study, table)
+    else:
+        figure = draw(keys.plot, beside, words)
     claims = {name: answer(table, query) for name, query in keys.claims.items()}
     shown = None if keys.shown is None else columns_of(study, table, keys.shown)
     if keys.explode:
@@ -142,12 +154,18 @@ def from_keys(study: Study) -> Drawing:
     return Drawing(figure, table, shown, claims if study.plan.published else {})
 
 
-def _drawn(study: Study) -> Drawing:
-    """Make a figure; what goes wrong inside after something was set by hand is told of that."""
-    plan = study.plan
+MISUSED = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+)  # fmt: skip
+"""What a figure's functions and matplotlib raise where keys do not go together."""
+
+
+@contextmanager
+def _told(plan: Plan) -> Iterator[None]:
+    """Tell what goes wrong inside of what was set by hand, or of a file of the user's own."""
     try:
-        return maker(plan)(study)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        yield
+    except MISUSED as error:
         given = ", ".join(f"--set {each}" for each in plan.overrides)
         if not given and plan.of_a_paper:
             raise

@@ -99,8 +99,7 @@ class Study:
     @property
     def gpu_counts(self) -> list[int]:
         """1, 2, 4 ... up to the number of GPUs that the figure's run has, and that number."""
-        powers = [count for count in range(1, self.gpus) if count & (count - 1) == 0]
-        return [*powers, self.gpus]
+        return [*(2**power for power in range((self.gpus - 1).bit_length())), self.gpus]
 
     def _given(self, label: str) -> Layer:
         """Return the keys of a system as the figure has them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.util import find_spec
@@ -57,6 +58,22 @@ def instead_of(word: object, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(given, begun or by_lower, n=1, cutoff=0.0 if begun else 0.5)
     hint = f'did you mean "{by_lower[nearest[0]]}"? ' if nearest else ""
     return f"{hint}known: {', '.join(names)}"
+
+
+MOST_LETTERS, MOST_OF_A_WORD = 300, 120
+"""A longer line of an error is cut, and a longer word in it first."""
+
+
+def shortened(line: str, most: int = MOST_LETTERS) -> str:
+    """Return at most so many letters: without the middle of long words, then of the line."""
+    if len(line) > most:
+        line = re.sub(rf"\S{{{MOST_OF_A_WORD},}}", _without_middle, line)
+    end = most // 3
+    return line if len(line) <= most else f"{line[: most - end - 5]} ... {line[-end:]}"
+
+
+def _without_middle(word: re.Match[str]) -> str:
+    return f"{word[0][:60]}...{word[0][-30:]}"
 
 
 def require_package(module: str, who: str, extra: str, package: str = "") -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from evenflow.cli.app import MOST_LETTERS
 from evenflow.config.run import load_config
+from evenflow.errors import MOST_LETTERS
 from tests.command_line import HEAD, RUN, evenflow, refusal, spawn, table
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -88,7 +88,7 @@ ALIASES = "gpu: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
     f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20)
 )
 MERGES = "gpu: &a0 {x: 1}\n" + "".join(
-    f"k{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}], <<: *a{i - 1}}}\n" for i in range(1, 40)
+    f"k{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40)
 )
 RUNS = [
     (None, "RUN.yaml: no such file"),
@@ -99,6 +99,10 @@ RUNS = [
     (RUN + "? [a]\n: 1\n", "RUN.yaml:6: a list or a mapping as a key; one word or number is"),
     (RUN + "gpu: {{a: 1}: 2}\n", "RUN.yaml:6: a list or a mapping as a key"),
     (RUN + ALIASES, "RUN.yaml:6: more than 100000 values, counting what aliases repeat"),
+    (
+        RUN + "x: &a {}\ngpu: {<<: *a, <<: *a}\n",
+        'RUN.yaml:7: the key "<<" is given twice; << takes a list of several',
+    ),
     (RUN + MERGES, "more than 100000 values, counting what aliases repeat"),
     (RUN + "#" * 2**20, "RUN.yaml: has more than 1048576 bytes"),
     (RUN.replace("pages: 200", "pages: auto"), 'kv.pages: auto needs the key "model"'),

@@ -18,7 +18,8 @@ from typer.core import TyperGroup
 import evenflow
 from evenflow.cli import figures, lists, measured, profile, real, studies
 from evenflow.cli.options import Force, Intervals, Out, RunFile, Set
-from evenflow.errors import UsageError
+from evenflow.errors import MOST_LETTERS, UsageError, shortened
+from evenflow.report.echo import echo, visible
 
 if TYPE_CHECKING:
     from evenflow.config.run import RunConfig
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
-
-
-MOST_LETTERS = 2000
-"""A longer line of an error is cut, and so is a word of 300 letters in it."""
 
 
 class OneLineErrors(TyperGroup):
@@ -54,10 +51,9 @@ class OneLineErrors(TyperGroup):
 
 
 def _refused(message: str) -> int:
-    cut = re.sub(r"\S{300,}", lambda word: f"{word[0][:200]}...{word[0][-20:]}", message)
-    line = " ".join(cut.split())
-    shown = line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]}..."
-    typer.echo(f"error: {shown}", err=True)
+    line = " ".join(visible(message).split())
+    several = re.match(r"\d+ mistakes\b", line)  # of which each is short
+    echo(f"error: {shortened(line, (4 if several else 1) * MOST_LETTERS)}", err=True)
     return 2
 
 
@@ -129,7 +125,7 @@ def _window(text: str | None) -> tuple[float, float] | None:
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"evenflow {evenflow.__version__}")
+        echo(f"evenflow {evenflow.__version__}")
         raise typer.Exit
 
 
@@ -261,7 +257,7 @@ def compare(
             comparison = run_all(jobs, scratch, save.value, show, format_.value)
         comparison.write(scratch, run.name)
     for system in published:
-        typer.echo(f"{system.name}: {system.keys}")
+        echo(f"{system.name}: {system.keys}")
     print_outcomes(comparison.outcomes)
     print_folder(folder)
 

@@ -12,6 +12,7 @@ import typer
 
 from evenflow.cli.options import Executor, Force
 from evenflow.errors import UsageError
+from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from concurrent import futures
@@ -55,7 +56,7 @@ def figures_command(
     plans = chosen(names or (), tuple(set_ or ()), quick=quick)
     if list_:
         for plan in plans:
-            typer.echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
+            echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
         return
     failures: dict[str, str] = {}
     with claimed(out, force=force), executor_of(executor) as pool:
@@ -66,15 +67,15 @@ def figures_command(
             except UsageError as error:
                 failures[plan.name] = str(error)
                 if len(plans) > 1:
-                    typer.echo(f"{plan.name}: not made")
+                    echo(f"{plan.name}: not made")
                 continue
             if names:
-                typer.echo(table_of(drawing))
+                echo(table_of(drawing))
         if any(plan.of_a_paper and plan.name not in failures for plan in plans):
             _print_claims(write_claims(out))
             if other := [plan.name for plan in plans if not plan.published]:
-                typer.echo(f"not compared, as set by hand: {', '.join(other)}")
-            typer.echo(out / "claims.md")
+                echo(f"not compared, as set by hand: {', '.join(other)}")
+            echo(out / "claims.md")
     if failures:
         raise UsageError(_reasons(failures, len(plans)))
 
@@ -91,15 +92,15 @@ def _made(
     with progress([plan.name]) as show:
         drawing = make(plan, out, store, pool, show.done)
     seconds = time.perf_counter() - started
-    typer.echo(f"{out / plan.name}.png  {seconds:.1f} s")
+    echo(f"{out / plan.name}.png  {seconds:.1f} s")
     for line in marked(drawing.doubts):
-        typer.echo(f"{plan.name}: {line}", err=True)
+        echo(f"{plan.name}: {line}", err=True)
     if intervals:
         try:
             with progress([plan.name]) as show:
                 add_intervals(plan, out, store, pool, show.done)
         except UsageError as error:
-            typer.echo(f"{plan.name}: no intervals: {error}")
+            echo(f"{plan.name}: no intervals: {error}")
     return drawing
 
 
@@ -141,4 +142,4 @@ def _print_claims(found: Sequence[Answer]) -> None:
     if rows:
         print_table(("claim", "paper", "ours", "verdict"), rows)
     counts = Counter(worst(group) for group in by_claim(found))
-    typer.echo("; ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    echo("; ".join(f"{count} {verdict}" for verdict, count in counts.items()))

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from evenflow.errors import UsageError
+from evenflow.report.echo import echo
 
 TEMPLATE = Path(__file__).parent.parent / "config" / "template.yaml"
 
@@ -35,7 +36,7 @@ def schedulers_command() -> None:
         for entry in catalogue()
     ]
     print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
-    typer.echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
+    echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
 
 
 def models_command() -> None:
@@ -104,9 +105,7 @@ def metrics_command() -> None:
         for each in metrics()
     ]
     print_table(("key", "what it is", "better"), rows)
-    typer.echo(
-        "Of ttft, tpot, itl, e2el and queue also median, std and any percentile: p97.5_itl_ms."
-    )
+    echo("Of ttft, tpot, itl, e2el and queue also median, std and any percentile: p97.5_itl_ms.")
 
 
 def init_command(
@@ -120,7 +119,7 @@ def init_command(
             file.write(TEMPLATE.read_text(encoding="utf-8"))
     except FileExistsError:
         raise UsageError(f"{path}: is there already; name another file") from None
-    typer.echo(f"{path}: evenflow simulate {path}")
+    echo(f"{path}: evenflow simulate {path}")
 
 
 class File(StrEnum):
@@ -144,7 +143,7 @@ def schema_command(
 
     schemas = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
     chosen = schemas[f"{file.upper()}.yaml"]
-    typer.echo(reference(schemas).rstrip() if markdown else json.dumps(chosen, indent=1))
+    echo(reference(schemas).rstrip() if markdown else json.dumps(chosen, indent=1))
 
 
 @traces_app.command("info")
@@ -178,9 +177,9 @@ def convert_command(
     from evenflow.traces.describe import convert
 
     trace = load_trace(file, format=format_, tokenizer=tokenizer)
-    typer.echo(convert(trace, out, to))
+    echo(convert(trace, out, to))
     for reason, count in trace.dropped.items():
-        typer.echo(f"dropped: {count} rows: {reason}", err=True)
+        echo(f"dropped: {count} rows: {reason}", err=True)
 
 
 @traces_app.command("predict")
@@ -205,4 +204,4 @@ def predict_command(
 
 
 def _print_json(data: object) -> None:
-    typer.echo(json.dumps(data, indent=2))
+    echo(json.dumps(data, indent=2))

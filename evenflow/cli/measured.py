@@ -17,6 +17,7 @@ import typer
 
 from evenflow.cli.options import Engine, Force, Intervals, Out, RunFile, Set, Workers
 from evenflow.errors import MOST_RUNS, UsageError
+from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.experiments.reproduce.calibrate import Calibrated
@@ -61,7 +62,7 @@ def validate_command(
 
     if profile is not None:
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
-    job = job_of(run, set_ or (), engine=engine, say=partial(typer.echo, err=True))
+    job = job_of(run, set_ or (), engine=engine, say=partial(echo, err=True))
     folder = out or Path("out") / f"{run.stem}-validate"
     contenders = {job.config.scheduler.name: job}
     if schedulers is not None:
@@ -76,12 +77,12 @@ def validate_command(
                 write_validation(scratch, validation, run.name)
                 if schedulers is None:
                     (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
-            typer.echo(each.config.real_setup())
+            echo(each.config.real_setup())
             print_validation(validation.found)
         if schedulers is not None:
             with staged(folder, force=True) as scratch:
                 (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
-    typer.echo(folder / "validation.md")
+    echo(folder / "validation.md")
 
 
 def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
@@ -118,7 +119,7 @@ def _watched(name: str, total: int) -> Iterator[Callable[[int], None]]:
     started_s = time.perf_counter()
     with progress([name], total) as show:
         yield show.done
-    typer.echo(f"{name}: {time.perf_counter() - started_s:.1f} s", err=True)
+    echo(f"{name}: {time.perf_counter() - started_s:.1f} s", err=True)
 
 
 def reproduce_command(
@@ -145,7 +146,7 @@ def reproduce_command(
     entries = chosen(names or ())
     if list_:
         for entry in entries:
-            typer.echo(f"{entry.name}: {entry.keys.title}; {entry.keys.source.words()}")
+            echo(f"{entry.name}: {entry.keys.title}; {entry.keys.source.words()}")
         return
     folder = data_folder(data)
 
@@ -164,15 +165,15 @@ def reproduce_command(
     print_reproduced(found)
     for entry in entries:
         if not entry.files(folder):
-            typer.echo(f"{entry.name}: no data in {folder}; {entry.where_from()}", err=True)
+            echo(f"{entry.name}: no data in {folder}; {entry.where_from()}", err=True)
         for path in entry.others(folder):
-            typer.echo(f"{entry.name}: {path} is not what the catalogue was made with", err=True)
+            echo(f"{entry.name}: {path} is not what the catalogue was made with", err=True)
     for name, doubt in found.doubts:
-        typer.echo(f"{name}: {marked([doubt])[0]}", err=True)
+        echo(f"{name}: {marked([doubt])[0]}", err=True)
     for label, reason in found.failures.items():
-        typer.echo(f"not simulated: {label}: {reason}", err=True)
+        echo(f"not simulated: {label}: {reason}", err=True)
     if out is not None:
-        typer.echo(out / "reality.md")
+        echo(out / "reality.md")
 
 
 def calibrate_command(
@@ -215,6 +216,6 @@ def _tell(found: Calibrated) -> None:
     ]
     print_numbers(("median off", "no CPU time", "with these"), offs)
     for label, doubt in found.doubts:
-        typer.echo(f"{label}: {marked([doubt])[0]}", err=True)
+        echo(f"{label}: {marked([doubt])[0]}", err=True)
     keys = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in found.runtime.items()}
-    typer.echo(f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}")
+    echo(f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.errors import UsageError
+from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.costs.profile.file import Profile
@@ -65,8 +66,8 @@ def measure_command(
     bounds = (max_tokens, max_rows, max_context)
     settings = Settings(device, minutes, threads, layers, tensor_parallel, *bounds, beside=beside)
     profile = measured(model, out, settings)
-    typer.echo(f"{profile.header.device}: {profile.header.grid}; {len(profile.points)} points")
-    typer.echo(out)
+    echo(f"{profile.header.device}: {profile.header.grid}; {len(profile.points)} points")
+    echo(out)
 
 
 @profile_app.command("import")
@@ -90,12 +91,12 @@ def import_command(
     spec = model_named(model)
     imported = import_files(files, spec, device, dtype, tile_tokens)
     write_profile(out, imported.profile)
-    typer.echo(out)
+    echo(out)
     if imported.zeros:
-        typer.echo(f"left out: {imported.zeros} times of 0 ms", err=True)
+        echo(f"left out: {imported.zeros} times of 0 ms", err=True)
     missing = missing_operators(imported.profile, spec)
     if missing:
-        typer.echo(f"not in it: {', '.join(missing)}; costs need fill: roofline", err=True)
+        echo(f"not in it: {', '.join(missing)}; costs need fill: roofline", err=True)
 
 
 @profile_app.command("check")
@@ -130,7 +131,7 @@ def check_command(
             progress=show,
         )
     record_errors(file, rows)
-    typer.echo(LEGEND + errors_table(rows))
+    echo(LEGEND + errors_table(rows))
 
 
 def measured(model: str, out: Path, settings: Settings) -> Profile:

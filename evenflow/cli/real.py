@@ -11,6 +11,7 @@ import typer
 
 from evenflow.cli.options import Engine, Force, Out, RunFile, Set
 from evenflow.errors import UsageError, require_package
+from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.results.outcome import Outcome
@@ -31,7 +32,7 @@ def run_command(
     from evenflow.report.folder import staged
     from evenflow.runtime.real import job_of, serve_into
 
-    job = job_of(run, set_ or (), engine=engine, say=partial(typer.echo, err=True))
+    job = job_of(run, set_ or (), engine=engine, say=partial(echo, err=True))
     folder = out or Path("out") / f"{run.stem}-run"
     total = len(job.workload.requests)
     _say_killed(folder)
@@ -70,7 +71,7 @@ def serve_command(
     from evenflow.report.folder import staged
     from evenflow.runtime.real import job_of, live_server, serve_into
 
-    say = partial(typer.echo, err=True)
+    say = partial(echo, err=True)
     job = job_of(run, set_ or (), clients=True, engine=engine, say=say)
     from evenflow.runtime.http.live import listening  # only now is it certain that there is ZeroMQ
 
@@ -79,7 +80,7 @@ def serve_command(
     with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
         live = live_server(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
         words = job.config.workers.words
-        live.on_open = lambda: typer.echo(f"serving {live.serving.model} on {live.url}/v1: {words}")
+        live.on_open = lambda: echo(f"serving {live.serving.model} on {live.url}/v1: {words}")
         try:
             served, outcome, lost = serve_into(scratch, job, run.name, live=live)
         finally:
@@ -111,12 +112,12 @@ def worker_command(
         raise UsageError("--listen: left out, and the driver is elsewhere; this host's address is")
     own = read_place(f"{listen or '127.0.0.1'}:{port}", "--listen")[0]
     place, settings, guest = join(connect, read_key(key), own, patience_s)
-    typer.echo(
+    echo(
         f"stage {place.stage} of {place.depth}; this clock plus {guest.offset_s:.6f} s is the "
         f"driver's, within {1e6 * guest.error_s:.0f} us"
     )
     if (failure := work(place, settings)) is not None:
-        typer.echo(f"error: {failure}", err=True)
+        echo(f"error: {failure}", err=True)
         raise typer.Exit(1)
 
 
@@ -137,9 +138,9 @@ def recover_command(
     for run in runs:
         folder, outcome, facts, lost = recover(run)
         _tell(outcome, folder, {}, facts["failure"])
-        typer.echo(f"{facts['failure']}; {facts['unfinished']} requests had not ended", err=True)
+        echo(f"{facts['failure']}; {facts['unfinished']} requests had not ended", err=True)
         for line in lost:
-            typer.echo(line, err=True)
+            echo(line, err=True)
         status = status or bool(lost)
     if status:
         raise typer.Exit(status)
@@ -150,7 +151,7 @@ def _say_killed(folder: Path) -> None:
     from evenflow.report.folder import killed_runs
 
     for run in killed_runs(folder):
-        typer.echo(f"{run}: what a killed run had served; evenflow recover {folder}", err=True)
+        echo(f"{run}: what a killed run had served; evenflow recover {folder}", err=True)
 
 
 def _tell(outcome: Outcome, folder: Path, dropped: Mapping[str, int], failure: str | None) -> None:
@@ -158,7 +159,7 @@ def _tell(outcome: Outcome, folder: Path, dropped: Mapping[str, int], failure: s
 
     print_outcomes([outcome])
     print_left_out(dropped, outcome.result, failure)
-    typer.echo(folder)
+    echo(folder)
 
 
 def _end(served: Served, done: str, lost: Sequence[str]) -> None:
@@ -169,11 +170,11 @@ def _end(served: Served, done: str, lost: Sequence[str]) -> None:
     from evenflow.runtime.real import notes_of
 
     for line in notes_of(served.result.provenance):
-        typer.echo(f"note: {line}", err=True)
+        echo(f"note: {line}", err=True)
     if served.failure is not None:
-        typer.echo(f"ended early: {served.failure}; {done}", err=True)
+        echo(f"ended early: {served.failure}; {done}", err=True)
     for line in lost:
-        typer.echo(line, err=True)
+        echo(line, err=True)
     if served.failure is not None or lost:
         raise typer.Exit(130 if served.interrupted else 1)
 
@@ -196,22 +197,22 @@ def replay_command(
     if not journals:
         difference, missing = recordings.replay_run(path, scheduler)
         if difference is not None:
-            typer.echo(f"different: {difference}")
+            echo(f"different: {difference}")
             raise typer.Exit(1)
-        typer.echo("identical: every decision is as recorded")
+        echo("identical: every decision is as recorded")
         if missing is not None:
-            typer.echo(missing, err=True)
+            echo(missing, err=True)
         return
     status = 0
     for file, outcome in recordings.replay_engines(journals, scheduler):
         if isinstance(outcome, UsageError):
-            typer.echo(f"error: {outcome}", err=True)
+            echo(f"error: {outcome}", err=True)
             status = status or 2
         elif outcome.difference is not None:
-            typer.echo(f"{file.name}: different: {outcome.difference}")
+            echo(f"{file.name}: different: {outcome.difference}")
             status = 1
         else:
             timed = f", {outcome.timed} requests to 1 ns" if outcome.timed else ""
-            typer.echo(f"{file.name}: identical: {outcome.steps} steps{timed}")
+            echo(f"{file.name}: identical: {outcome.steps} steps{timed}")
     if status:
         raise typer.Exit(status)

@@ -22,6 +22,7 @@ from evenflow.cli.options import (
     Workers,
 )
 from evenflow.errors import MOST_RUNS, UsageError
+from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.study.plan import Planned
@@ -71,17 +72,15 @@ def sweep_command(
     more = {"workers": workers, "resume": resume, "retry_failed": retry_failed}
     folder, how = _how("sweep", file, out, executor=executor, force=force, **more)
     if dry:
-        typer.echo("\n".join(dry_run(asked, how, on_unseen=on_unseen)))
+        echo("\n".join(dry_run(asked, how, on_unseen=on_unseen)))
         return
     try:
         findings = sweep(asked, how, on_unseen=on_unseen, allow_refused=allow_refused)
     except KeyboardInterrupt:
-        typer.echo(
-            "interrupted: what is done is kept, the same command goes on from there", err=True
-        )
+        echo("interrupted: what is done is kept, the same command goes on from there", err=True)
         raise
     _tell_findings(findings)
-    typer.echo(folder / "report.html")
+    echo(folder / "report.html")
     if all(trial.errors for trial in findings.trials):
         raise typer.Exit(1)
 
@@ -92,11 +91,11 @@ def _tell_findings(findings: Findings) -> None:
     from evenflow.study.sweep_words import best_table, failures, told
 
     point = findings.trials[(findings.ranked or [0])[0]]
-    typer.echo(findings.sweep.study.config(point.labels).setup())
+    echo(findings.sweep.study.config(point.labels).setup())
     print_table(*best_table(findings))
-    typer.echo("\n".join(told(findings)))
+    echo("\n".join(told(findings)))
     if lost := failures(findings):
-        typer.echo(
+        echo(
             f"{len(lost)} of {len(findings.trials)} points failed, the first of them point "
             f"{lost[0][0]}: {lost[0][-1]}",
             err=True,
@@ -141,12 +140,12 @@ def capacity_command(
     reads = inputs_of(config, run)
     folder, how = _how("capacity", run, out, executor=executor, force=force, reads=reads)
     answer = capacity(question, how)
-    typer.echo(config.setup())
+    echo(config.setup())
     if answer.rate is not None:
         print_table(("metric", "limit", "at capacity", "just above"), knee_rows(answer))
     for line in sentences(answer):
-        typer.echo(line)
-    typer.echo(folder / "capacity.json")
+        echo(line)
+    echo(folder / "capacity.json")
 
 
 def _names(text: str) -> list[str]:
@@ -212,7 +211,7 @@ def plan_command(
     _print_plan(planned)
     if intervals:
         print_addition(told(predict(planned.winner, run.parent, How(watch=progress))))
-    typer.echo(folder / "plan.yaml")
+    echo(folder / "plan.yaml")
 
 
 def _print_plan(planned: Planned) -> None:
@@ -220,15 +219,15 @@ def _print_plan(planned: Planned) -> None:
     from evenflow.study.plan import change_rows, launch, rows, sentences
 
     for line in sentences(planned):
-        typer.echo(line)
+        echo(line)
     print_numbers(*rows(planned))
     if planned.changed:
         print_numbers(*change_rows(planned))
     for line in launch(planned):
-        typer.echo(line)
+        echo(line)
     if lost := [trial for trial in planned.trials if trial.errors]:
         first = f"{lost[0].labels['setting']}: {lost[0].errors[0]}"
-        typer.echo(f"{len(lost)} simulations failed, the first of them {first}", err=True)
+        echo(f"{len(lost)} simulations failed, the first of them {first}", err=True)
 
 
 Saved = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")]
@@ -242,7 +241,7 @@ def diff_command(out_a: Saved, out_b: Saved) -> None:
 
     found = diff(out_a, out_b)
     setups = (run.provenance.get("setup", "") for run in (found.a, found.b))
-    typer.echo("\n".join(dict.fromkeys(setups)))
+    echo("\n".join(dict.fromkeys(setups)))
     for (heads, rows), none in (
         (config_rows(found), "the configurations are equal"),
         (metric_rows(found), "all numbers are equal"),
@@ -250,5 +249,5 @@ def diff_command(out_a: Saved, out_b: Saved) -> None:
         if rows:
             print_numbers(heads, rows)
         else:
-            typer.echo(none)
+            echo(none)
     print_doubts(found.warnings)

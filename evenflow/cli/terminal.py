@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from evenflow.report.echo import echo, visible
 from evenflow.report.tables import print_numbers
 from evenflow.report.words import metrics, overload
 from evenflow.results.outcome import Outcome
@@ -29,12 +28,12 @@ then after twice as long each time, up to so long."""
 def print_folder(folder: Path) -> None:
     """Say where the results are: the page, where there is one."""
     page = folder / "report.html"
-    typer.echo(page if page.exists() else folder)
+    echo(page if page.exists() else folder)
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Print what runs on what, then the runs side by side."""
-    typer.echo("\n".join(dict.fromkeys(run.result.provenance["setup"] for run in outcomes)))
+    echo("\n".join(dict.fromkeys(run.result.provenance["setup"] for run in outcomes)))
     print_summaries({run.label: run.summary for run in outcomes})
     sides = {run.label: Side(run.summary, run.result.provenance) for run in outcomes}
     print_doubts(doubts(sides))
@@ -43,7 +42,7 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
 def print_doubts(lines: Sequence[str]) -> None:
     """Print what makes a comparison unfair, a line each."""
     for line in marked(lines):
-        typer.echo(line)
+        echo(line)
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -56,13 +55,13 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     print_numbers(["", *summaries], rows)
     for name, summary in summaries.items():
         if told := overload(summary):
-            typer.echo(f"OVERLOADED, {name}: {told}")
+            echo(f"OVERLOADED, {name}: {told}")
 
 
 def print_addition(addition: Addition) -> None:
     """Print what is said of a run beside its numbers."""
     print_numbers(addition.heads, addition.rows)
-    typer.echo(addition.sentence)
+    echo(addition.sentence)
 
 
 def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -84,11 +83,11 @@ def print_left_out(
     `failure`: why a real run ended early.
     """
     for reason, count in dropped.items():
-        typer.echo(f"dropped {count} rows of the trace: {reason}", err=True)
+        echo(f"dropped {count} rows of the trace: {reason}", err=True)
     rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
     if rejected:
         first = rejected[0]
-        typer.echo(
+        echo(
             f"rejected {len(rejected)} requests, the first of them request "
             f"{result.request_id[first]}: {result.reason[first]}",
             err=True,
@@ -96,12 +95,10 @@ def print_left_out(
     aborted = result.status.count("aborted")
     if aborted:
         why = "whose clients left" if failure is None else "when the run ended or clients left"
-        typer.echo(f"aborted {aborted} requests, {why}", err=True)
+        echo(f"aborted {aborted} requests, {why}", err=True)
     share = result.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
     if share > TOLD_SHARE:
-        typer.echo(
-            f"costs: {100 * share:.0f} % of the predicted time rests on no measurement", err=True
-        )
+        echo(f"costs: {100 * share:.0f} % of the predicted time rests on no measurement", err=True)
 
 
 class Progress:
@@ -111,7 +108,7 @@ class Progress:
     """
 
     def __init__(self, labels: Sequence[str], total: int | None) -> None:
-        self.labels, self.total = labels, total
+        self.labels, self.total = list(map(visible, labels)), total
         self.counts: Sequence[int] = [0] * len(labels)
         self.failures = 0
         self._told_s = time.monotonic()
@@ -135,7 +132,7 @@ class Progress:
         if time.monotonic() - self._told_s >= min(self._wait_s, LINE_EVERY_S):
             self._told_s = time.monotonic()
             self._wait_s *= 2
-            typer.echo("; ".join(self.lines()), err=True)
+            echo("; ".join(self.lines()), err=True)
 
     def lines(self) -> list[str]:
         """Return in words how far each task is."""
@@ -154,7 +151,7 @@ class _Bars(Progress):
 
         super().__init__(labels, total)
         columns = (
-            rich.TextColumn("{task.description}"),
+            rich.TextColumn("{task.description}", markup=False),
             rich.BarColumn(),
             rich.MofNCompleteColumn(),
             rich.TextColumn("{task.fields[lost]}"),
@@ -166,7 +163,7 @@ class _Bars(Progress):
         self.bars = rich.Progress(
             *columns, console=console, transient=True, speed_estimate_period=300
         )
-        self.tasks = [self.bars.add_task(label, total=total, lost="") for label in labels]
+        self.tasks = [self.bars.add_task(label, total=total, lost="") for label in self.labels]
 
     def _show(self) -> None:
         lost = f"{self.failures} failed" if self.failures else ""

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError, instead_of, shortened
 from evenflow.files import require_file
 from evenflow.keys import expected, shown
 
@@ -40,6 +40,10 @@ MOST_BYTES = 2**20
 
 MOST_VALUES = 100_000
 """The most values of a document, each counted as often as aliases repeat it."""
+
+MOST_MISTAKES, MOST_OF_A_MISTAKE = 8, 130
+"""The most mistakes of a document that one line tells, and letters of each where there are several.
+"""
 
 MOST_DIGITS = 40
 """The longest whole number."""
@@ -272,8 +276,9 @@ def _below(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, yam
             if not isinstance(key, yaml.ScalarNode):
                 words = "a list or a mapping as a key; one word or number is right"
                 raise _MistakeError(key, words)
-            if key.value in seen and key.value != "<<":
-                raise _MistakeError(key, f'the key "{key.value}" is given twice')
+            if key.value in seen:
+                several = "; << takes a list of several" if key.value == "<<" else ""
+                raise _MistakeError(key, f'the key "{key.value}" is given twice{several}')
             seen.add(key.value)
             yield (*path, key.value), key
             yield from _below(value, (*path, key.value))
@@ -305,8 +310,10 @@ def mistakes(document: Document, error: ValidationError) -> str:
     found = [_mistake(document, detail) for detail in error.errors(include_url=False)]
     if len(found) == 1:
         return found[0]
-    numbered = (f"({number}) {text}" for number, text in enumerate(found, 1))
-    return f"{len(found)} mistakes: {' '.join(numbered)}"
+    told = found[:MOST_MISTAKES]
+    numbered = (f"({n}) {shortened(text, MOST_OF_A_MISTAKE)}" for n, text in enumerate(told, 1))
+    first = "" if told == found else f", of which the first {len(told)}"
+    return f"{len(found)} mistakes{first}: {' '.join(numbered)}"
 
 
 def _mistake(document: Document, detail: ErrorDetails) -> str:

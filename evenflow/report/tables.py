@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 import numpy as np
 
 from evenflow.errors import UsageError, instead_of, require_package
+from evenflow.report.echo import visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -186,30 +187,34 @@ def _plain(value: Any) -> Any:
 
 def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
     """Print rows of words under column heads, in boxes, as cells may have several lines."""
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(*heads, show_lines=True)
+    table = Table(*map(visible, heads), show_lines=True)
     table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    _print(table, rows)
 
 
 def print_numbers(heads: Cells, rows: Iterable[Cells], title: str | None = None) -> None:
     """Print rows of numbers: the first column says what they are, the others align at the right."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
+    rows, title = list(rows), title and visible(title)
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left", overflow="fold")
+        table.add_column(visible(head), justify="right" if index else "left", overflow="fold")
+    words = (word for row in rows for word in visible(row[0]).split())
+    table.columns[0].min_width = max(map(len, words), default=0)
+    _print(table, rows)
+
+
+def _print(table: Any, rows: Iterable[Cells]) -> None:
+    """Print a table of rich's with these rows; brackets in a cell are no markup."""
+    from rich.console import Console
+
     for row in rows:
-        table.add_row(*row)
-        longest = max((len(word) for word in row[0].split()), default=0)
-        table.columns[0].min_width = max(table.columns[0].min_width or 0, longest)
-    Console().print(table)
+        table.add_row(*map(visible, row))
+    Console(markup=False, emoji=False).print(table)
 
 
 def markdown_table(heads: Cells, rows: Iterable[Cells], *, right: bool = False) -> str:

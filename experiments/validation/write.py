@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evenflow.config.provenance import wall_clock
 from evenflow.experiments.validation import Validation
+from evenflow.report.echo import echo
 from evenflow.report.plots import finish, key, plain_decades, save
 from evenflow.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
 from evenflow.report.tables import markdown_table, number, percent, print_numbers, write_json
@@ -68,7 +68,7 @@ def print_validation(found: Found) -> None:
     """Print the layers, and what the driver and the messages took."""
     for section in sections(found):
         print_numbers(section.heads, section.rows, section.title)
-    typer.echo("\n".join(notes(found)))
+    echo("\n".join(notes(found)))
 
 
 def markdown(validations: Sequence[Found]) -> str:

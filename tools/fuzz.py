@@ -1,11 +1,12 @@
 """Attack Evenflow with what nobody sane gives it: `python -m tools.fuzz [--cases N] [--seed S]`.
 
-Five classes, N cases each: odd values at keys of the examples' files (`keys`), odd files where a
-file is read (`files`), odd options of commands (`options`), odd HTTP clients (`http`), and random
-worlds whose tables are judged by themselves (`worlds`). Right is status 0, or one line of error,
-status 2 and nothing left behind; wrong is a traceback, a warning, a hang, or a table that cannot
-be. Each failure is a line; exit status 1 if there is one. Commands run in this process, with 6 GB
-of memory.
+Six classes, N cases each: odd values at keys of the examples' files (`keys`), odd files where a
+file is read (`files`), odd options of commands (`options`), hostile texts at keys of figures
+(`figures`), odd HTTP clients (`http`), and random worlds whose tables are judged by themselves
+(`worlds`). Right is status 0, or one line of error, status 2 and nothing left behind; wrong is a
+traceback, a warning, a hang, a character that steers the terminal, a table that cannot be, or a
+figure that runs anything. Each failure is a line; exit status 1 if there is one. Commands run in
+this process, with 6 GB of memory.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from typer.testing import CliRunner
 
 from evenflow.cli.app import app
 from evenflow.config.run import RunConfig
+from evenflow.report.echo import STEERS
 from evenflow.schedulers import POLICIES
 from evenflow.study import points
 from evenflow.study.sweep_file import SweepConfig
@@ -46,7 +48,7 @@ from evenflow.study.sweep_file import SweepConfig
 ROOT = Path(__file__).parent.parent
 MEMORY_BYTES = 6 * 2**30
 LIMIT_CPU_S, LIMIT_S = 40.0, 120.0
-LONGEST_LINE = 2100
+LONGEST_LINE = 1300
 FEW = ("--set", "workload.requests=3")
 
 VALUES = (
@@ -101,7 +103,10 @@ def judged(arguments: list[str], folder: Path) -> str | None:
             where = where.tb_next
         place = "" if where is None else f" in {where.tb_frame.f_code.co_qualname}"
         return f"{type(done.exception).__name__}: {str(done.exception)[:100]}{place}"
-    errors, left = done.stderr, {path.name for path in set(folder.rglob("*")) - before}
+    if steers := STEERS.search(done.output):
+        return f"prints {steers[0]!r}"
+    errors, new = done.stderr, set(folder.rglob("*")) - before
+    left = {path.name for path in new if "points" not in path.parts}  # which are kept on purpose
     if "Warning" in errors or "Traceback" in errors:
         return f"says {errors[:200]!r}"
     if done.exit_code == 0:
@@ -360,6 +365,112 @@ def options(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str,
         yield " ".join(words)[:200], told if kept else "loses a file"
 
 
+# -- hostile texts in figures ---------------------------------------------------------------------
+
+FIGURE = """\
+title: "{requests} requests"
+source: mine
+differs: nothing
+run: {stages: 2, costs: {kind: affine, base_s: 0.01, per_token_s: 0.001}, kv: {pages: 400},
+      workload: {trace: t.csv, arrivals: offline}, scheduler: sarathi}
+systems: {ours: {scheduler: sarathi}, theirs: vllm_v1}
+study: {requests: 2, seeds: [0], budgets: [64, 512], kept: [64], pairs: [[L20, Qwen2.5-14B]]}
+quick: {requests: 2}
+vary: [budget, system]
+axes: {budget: {key: scheduler.max_num_seqs, words: "{:g} seats"}}
+columns: [budget, system]
+measure: shares
+args: {}
+over: {reference: {system: ours}, of: {gain: total_token_throughput}}
+shown: [budget, system, gain]
+claims: {tdpipe-superlinear: {take: gain, where: {system: theirs}}}
+plot:
+  height: 2
+  title: "{system}"
+  let: {twice: 2 * gain, seats: gain / 1}
+  legend: {title: "{requests}", loc: upper left, fontsize: 7}
+  common: {x: budget, y: {twice: "{system}"}, hue: [system]}
+  panels:
+    - kind: bars
+      where: gain > 0 and system in ['ours', 'theirs']
+      each: [system]
+      write: "{:.2f}"
+      strong: 64 seats
+      line: 1.0
+      bands: {fair: [0.9, 1.1]}
+      axes: {title: "{system}", ylabel: over ours, ylim: [0, null], yscale: linear}
+"""
+NUMBERED = "sarathi_4", "sarathi_9", "sarathi_14", "sarathi_table3", "tdpipe_9", "tdpipe_10"
+"""Figures of ours that take iterations apart, which is fast."""
+
+HOSTILE = (
+    *("@pd.io.common.os.system('touch ran')", "__import__('os').system('touch ran')", "@gain"),
+    *("gain.map(print)", "gain.__class__", "9**9**9", "-" * 290 + "1", "(" * 140 + "1" + ")" * 140),
+    *("not " * 70 + "1", "'a' * 999999999", "[gain] * 99999999", "gain" + " * gain" * 1000),
+    *("[x for x in gain]", "lambda: 1", "(x := 1)", "f'{gain}'", "gain if gain else 1", "1 << 99"),
+    *("gain == None", "gain / 0", "1 / 0", "system + 1", "gain in system", "`gain`", "{kept[0]}"),
+    *("{gain.__class__.__init__}", "{x.a}", "{:999999999d}", "{gain!r}", "{gain:{gain}}", "{gain}"),
+    *("{}", "{0}", "{__class__}", "%999999999d", "{requests:>999999999}", "{requests[__class__]}"),
+    *("{", "}", "$x^$", "$" + "{" * 200, "$\\frac{1}{0", "\x1b]0;x\a\x1b[2J", "\u202e", "[/b]"),
+    *("=cmd|'x'!A0", "os.system", "measures.np", "cases.importlib", "..app", "own._decodes"),
+    *("overview", "own.played", "panels.draw", "measures.__loader__", "os:system", "a" * 5000),
+    *("\n", "\r\n", "\ud800", "é\u4e2d", "", " ", None, True, -1, 0, 1e308, float("nan"), 10**30),
+    *([], [1], [[1]], {}, {"a": 1}, {"kind": [1]}),
+)
+EVENTS = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"}
+
+
+def figures(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield figures' files with a hostile text or value at a key."""
+    ran: list[str] = []
+    sys.addaudithook(
+        lambda event, args: (
+            ran.append(str(args[0])) if event in EVENTS and args[0] != "git" else None
+        )
+    )
+    ours = [ROOT / f"experiments/figures/{name}.yaml" for name in NUMBERED]
+    for number in range(count):
+        base = yaml.safe_load(FIGURE) if number % 6 else _read(rng.choice(ours))
+        path, value = rng.choice(sorted(_paths(base), key=str)), rng.choice(HOSTILE)
+        place = folder / f"g{number}"
+        (place / "out/points").mkdir(parents=True)
+        (place / "t.csv").write_text(TRACE)
+        (place / "mine.yaml").write_text(json.dumps(_with(base, path, value)))
+        os.chdir(place)
+        told = judged(["figures", "mine.yaml", "--quick", "--out", "out"], place)
+        if ran:
+            told = f"runs {ran}"
+        tables = [text.read_text() for text in place.glob("out/*.csv")]
+        if told is None and any(re.search("^=|,=", text) for text in tables):
+            told = "writes a formula"
+        ran.clear()
+        os.chdir(folder)
+        shutil.rmtree(place)
+        yield f"{'.'.join(map(str, path))}: {value!r}"[:200], told
+
+
+def _paths(document: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield where the values of a document are; an empty text at the end is the name of a key."""
+    inside = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in inside:
+        yield (key,)
+        if isinstance(document, dict):
+            yield (key, "")
+        if isinstance(value, dict | list):
+            yield from ((key, *below) for below in _paths(value))
+
+
+def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Return a document with a value, or with a text in place of the name of a key."""
+    head, *rest = path
+    changed = dict(document) if isinstance(document, dict) else list(document)
+    if rest == [""]:
+        changed[str(value)] = changed.pop(head)
+    else:
+        changed[head] = _with(document[head], tuple(rest), value) if rest else value
+    return changed
+
+
 # -- random worlds, judged by their tables --------------------------------------------------------
 
 
@@ -535,7 +646,7 @@ def _wrong_server(server: subprocess.Popen[str], url: str, folder: Path) -> str 
     return None if (folder / "served" / "requests.csv").exists() else "no results"
 
 
-CLASSES = {"keys": keys, "files": files, "options": options, "worlds": worlds, "http": http}
+CLASSES = {each.__name__: each for each in (keys, files, options, figures, worlds, http)}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -63,6 +63,14 @@ class Loader(yaml.SafeLoader):
     and `1:30` (90).
     """
 
+    def construct_scalar(self, node: yaml.ScalarNode) -> str:
+        """Return a text, whose characters may be written in halves, as JSON does."""
+        text: str = super().construct_scalar(node)
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise _MistakeError(node, "half of a character, such as \\ud800") from None
+
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         """Return a number, of whichever kind its tag says."""
         text = node.value

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -186,7 +187,9 @@ def _draw_tokens(axes: Axes, name: str, run: Outcome) -> None:
 def save(figure: Figure, path: Path) -> str:
     """Write a figure as `path`.png and `path`.svg, return the SVG; equal figures, equal bytes."""
     png = path.with_name(f"{path.name}.png")
-    figure.savefig(png, dpi=DOTS_PER_INCH, metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is an empty box
+        figure.savefig(png, dpi=DOTS_PER_INCH, metadata={"Software": None})
     drawn = svg(figure, path.name)
     path.with_name(f"{path.name}.svg").write_text(drawn, encoding="utf-8")
     return drawn

@@ -10,6 +10,7 @@ What to call:
 - `write_json(path, facts)`: a mapping, numbers of numpy's included;
 - `print_table(heads, rows)` for words and `print_numbers(heads, rows, title)` for numbers;
 - `markdown_table(heads, rows)` and `html_table(heads, rows)`: the table as text;
+- `as_given(cell)`: a cell of such a CSV, without the apostrophe before a formula;
 - `number(value)`, `percent(share)`: a cell; `is_number(value)`: what a table of numbers takes.
 
 Cells are text where people read them, and values in a file. Loads nothing but what is called for.
@@ -19,7 +20,6 @@ Knows no run and no study.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import re
@@ -42,14 +42,17 @@ Format = Literal["csv", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 BLOCK = 10_000
 """Rows that are written at a time."""
-PLAIN_WORD = re.compile("[A-Za-z0-9_ -]+")
+PLAIN_WORD = re.compile("[A-Za-z0-9_ ][A-Za-z0-9_ -]*")
+FORMULA = re.compile("'*[=+@\\t\\r\\n-]")
+"""Begins a cell of CSV that a spreadsheet would compute; an apostrophe before it makes it text."""
 
 
 def write_table(path: Path, table: Mapping[str, Any] | DataFrame) -> None:
     """Write equally long columns as the path's suffix says; floats read back bit for bit.
 
     NaN is an empty cell, in an array or a Series; a list is written as it is, None as nothing. In
-    Parquet an empty cell is a null.
+    Parquet an empty cell is a null. In CSV a word that a spreadsheet would compute begins with an
+    apostrophe, which `read_table` takes away.
     """
     columns = {str(name): c if isinstance(c, list) else np.asarray(c) for name, c in table.items()}
     with open(path, "wb") as file:
@@ -71,7 +74,9 @@ def read_table(folder: Path, name: str, columns: Sequence[str]) -> DataFrame | N
         check_format(path.suffix[1:], str(path))
         try:
             if path.suffix == ".csv":
-                table = pd.read_csv(path)
+                table = pd.read_csv(path).rename(columns=as_given)
+                words = table.select_dtypes(exclude="number")
+                table[words.columns] = words.map(as_given)
             else:
                 table = pd.read_parquet(path, engine="pyarrow")
             return table[list(columns)]
@@ -118,7 +123,7 @@ def _write_parquet(file: BinaryIO, columns: Mapping[str, Any]) -> None:
 
 
 def _write_csv(file: BinaryIO, columns: Mapping[str, Any]) -> None:
-    file.write(_csv([tuple(columns)]))
+    file.write(_csv([list(map(_inert, columns))]))
     for start in range(0, max(map(len, columns.values()), default=0), BLOCK):
         block = [column[start : start + BLOCK] for column in columns.values()]
         plain = all(map(_is_plain, block))
@@ -126,15 +131,44 @@ def _write_csv(file: BinaryIO, columns: Mapping[str, Any]) -> None:
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+    lines = _CsvLines()
+    csv.writer(lines, lineterminator="\r\n").writerows(rows)
+    return "".join(lines).encode()
+
+
+class _CsvLines(list[str]):
+    """Lines of CSV that end as ours do, in which a cell with any end of a line is in quotes."""
+
+    def write(self, line: str) -> None:
+        self.append(f"{line[:-2]}\n")
+
+
+def _inert(cell: Any) -> Any:
+    """Return a cell as it is; what begins a formula, and is no number, behind an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and _is_formula(cell) else cell
+
+
+def as_given(cell: Any) -> Any:
+    """Return the cell that `_inert` was given."""
+    is_inert = isinstance(cell, str) and cell[:1] == "'" and FORMULA.match(cell)
+    return cell[1:] if is_inert else cell
+
+
+def _is_formula(text: str) -> bool:
+    if not FORMULA.match(text):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
 
 
 def _cells(column: Any) -> list[Any]:
     if isinstance(column, list):
-        return column
-    return ["" if isinstance(c, float) and math.isnan(c) else c for c in column.tolist()]
+        return list(map(_inert, column))
+    cells = ["" if isinstance(c, float) and math.isnan(c) else c for c in column.tolist()]
+    return list(map(_inert, cells)) if column.dtype.kind in "OU" else cells
 
 
 def _is_plain(column: Any) -> bool:

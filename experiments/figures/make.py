@@ -30,7 +30,7 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.panels import annotate, draw
+from evenflow.experiments.figures.panels import annotate, check, draw
 from evenflow.experiments.figures.schema import Plan, load_plan
 from evenflow.experiments.figures.study import Drawing, Study, footnote
 from evenflow.report.folder import staged
@@ -139,6 +139,8 @@ def maker(plan: Plan) -> Callable[[Study], Drawing]:
 def from_keys(study: Study) -> Drawing:
     """Make a figure that is data: its table, its picture, and our values of its claims."""
     keys = study.plan.keys
+    if not keys.draw:
+        check(keys.plot, study.numbers)
     table = table_of(study)
     words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
     beside = with_papers(table, keys.claims) if study.plan.published else table

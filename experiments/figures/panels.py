@@ -18,10 +18,10 @@ from matplotlib.lines import Line2D
 from pydantic import Field, model_validator
 
 from evenflow.config.yaml_file import Document, checked
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures.formulas import chosen, evaluated, filled
 from evenflow.experiments.figures.schema import PAPER, layered
-from evenflow.keys import Keys, expect, needed
+from evenflow.keys import Keys, expect, needed, shown
 from evenflow.report.plots import finish
 from evenflow.report.style import DECODE, PREFILL
 
@@ -271,7 +271,7 @@ Placed = list[tuple[Panel, pd.DataFrame]]
 
 def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure:
     """Draw a table as a figure's `plot` says, with the numbers of its study in the words."""
-    keys, panels = _checked(plot, numbers)
+    keys, panels = check(plot, numbers)
     table = table.copy()
     if any(panel.kind in WITHIN for panel in panels):
         table = table[table.error.isna()]
@@ -305,10 +305,13 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     return figure
 
 
-def _checked(plot: Mapping[str, Any], numbers: Words) -> tuple[Plot, list[Panel]]:
+def check(plot: Mapping[str, Any], numbers: Words) -> tuple[Plot, list[Panel]]:
+    """Return the keys of a figure's `plot` and of its panels; UsageError for a mistake."""
     keys = checked(Plot, Document("plot", dict(plot), {}))
     given = keys.panels
     if isinstance(given, str):
+        if given not in numbers:
+            raise UsageError(f"plot.panels: no number {shown(given)}; {instead_of(given, numbers)}")
         hue = " ".join(f"{{{name}}}" for name in keys.common.get("hue", ()))
         given = [
             {"y": {name: hue}, "axes": {"ylabel": WORDS.get(name, name)}} for name in numbers[given]

@@ -66,3 +66,13 @@ def test_the_bars_of_stage_time_are_whole() -> None:
     last = axes.patches[-2:]
     corners = [bar.get_corners().max(axis=0) for bar in last]
     assert [corner[0] for corner in corners] == pytest.approx([100.0, 100.0])
+
+
+def test_dollars_in_labels_are_no_mathematics(tmp_path: Path) -> None:
+    figure, (axes,) = panels(1, 3, 2)
+    axes.bar(["$x^$", "b"], [1, 200], label="$\\frac{")
+    axes.set(yscale="log", title="$" + "{" * 99 + "$")
+    key(axes)
+    drawn = save(figure, tmp_path / "a")
+    assert "$x^$" in drawn
+    assert "mathdefault" not in drawn, "the numbers of the axis are"

@@ -34,6 +34,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
 from evenflow.report.data import shares, steady
@@ -187,6 +188,7 @@ def _draw_tokens(axes: Axes, name: str, run: Outcome) -> None:
 def save(figure: Figure, path: Path) -> str:
     """Write a figure as `path`.png and `path`.svg, return the SVG; equal figures, equal bytes."""
     png = path.with_name(f"{path.name}.png")
+    _as_words(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is an empty box
         figure.savefig(png, dpi=DOTS_PER_INCH, metadata={"Software": None})
@@ -195,8 +197,20 @@ def save(figure: Figure, path: Path) -> str:
     return drawn
 
 
+def _as_words(figure: Figure) -> None:
+    """Let dollars in labels be dollars: only the numbers of logarithmic axes are mathematics."""
+    for axes in figure.axes:
+        axes.get_xticklabels()  # which gives the ticks their labels
+        axes.get_yticklabels()
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if "$" in (words := text.get_text()) and r"\mathdefault" not in words:
+            text.set_parse_math(False)
+
+
 def svg(figure: Figure, name: str) -> str:
     """Return a figure as SVG, with text that stays text; `name` makes its ids unlike another's."""
+    _as_words(figure)
     text = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})

@@ -16,7 +16,7 @@ help:
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
 	@echo "make test-systems  every system from its own file, by torch workers on tiny models; the long tests"
-	@echo "make test-fuzz  odd values, files, HTTP clients and random worlds, CASES of each (half an hour)"
+	@echo "make test-fuzz  odd values, files, figures, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
 	@echo "make vllm-table  serve with real vLLM and each policy in it, beside the simulator (18 minutes)"

@@ -51,9 +51,9 @@ class OneLineErrors(TyperGroup):
 
 
 def _refused(message: str) -> int:
-    line = " ".join(visible(message).split())
-    several = re.match(r"\d+ mistakes\b", line)  # of which each is short
-    echo(f"error: {shortened(line, (4 if several else 1) * MOST_LETTERS)}", err=True)
+    line = f"error: {' '.join(visible(message).split())}"
+    several = re.match(r"error: \d+ mistakes\b", line)  # of which each is short
+    echo(shortened(line, (4 if several else 1) * MOST_LETTERS), err=True)
     return 2
 
 

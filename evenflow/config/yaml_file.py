@@ -63,9 +63,9 @@ class Loader(yaml.SafeLoader):
     and `1:30` (90).
     """
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> str:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         """Return a text, whose characters may be written in halves, as JSON does."""
-        text: str = super().construct_scalar(node)
+        text = str(super().construct_scalar(node))
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:

@@ -20,6 +20,7 @@ from evenflow.experiments.figures.schema import check_like, layered, load_plan, 
 from evenflow.experiments.figures.study import Drawing, footnote, machine_words
 from evenflow.specs.gpu import gpus
 from evenflow.study.points import Store
+from evenflow.study.sweep_file import load_sweep
 from tests.command_line import complaint, evenflow, table
 from tests.figure_studies import plan_of, study_of
 
@@ -261,7 +262,7 @@ def test_a_wrong_study_has_slower_kernels_and_other_seeds(tmp_path: Path) -> Non
 
 # -- figures made small ---------------------------------------------------------------------------
 
-AS_THEY_ARE = """gllm_8 gllm_11 decides_3 decides_4 sarathi_3 sarathi_4 sarathi_5 sarathi_6
+AS_THEY_ARE = """gllm_8 gllm_11 sarathi_3 sarathi_4 sarathi_5 sarathi_6
 sarathi_9 sarathi_13 sarathi_14 sarathi_table3 tdpipe_2 tdpipe_9 tdpipe_10 tdpipe_12
 blog_fragmentation"""
 SMALL: dict[str, tuple[str, ...]] = {
@@ -279,7 +280,6 @@ SMALL: dict[str, tuple[str, ...]] = {
     "tdpipe_11": ("study.pairs=[[L20, Qwen2.5-32B]]",),
     "tdpipe_13": ("study.ratios=[0.5]",),
     "tdpipe_14": ("workload.requests=2000",),
-    "tdpipe_readings": ("study.readings={plain: {}}",),
     "blog_batching": ("study.seats=[4]",),
     "blog_chunking": ("study.all_chunks=[1024]", "study.decodes=2"),
     "blog_disaggregation": ("study.rates=[2]",),
@@ -288,7 +288,6 @@ SMALL: dict[str, tuple[str, ...]] = {
 
 CLAIMED = {
     "tdpipe-stealing-example": {"average": [116, 114, 114, 114], "submitted": [80, 114, 114, 114]},
-    "gllm-vllm-coupling": pytest.approx(0.17),
 }
 
 
@@ -387,17 +386,40 @@ plot:
 
 
 def test_a_figure_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(MINE)
-    arguments = "figures", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "out")
+    (tmp_path / "mine.yaml").write_text(f"{MINE}claims: {{sarathi-tile: {{take: gain}}}}\n")
+    folder = tmp_path / "out"
+    arguments = "figures", str(tmp_path / "mine.yaml"), "--out", str(folder)
     status, out, _ = evenflow(*arguments, "--set", "study.requests=4")
     assert status == 0
     assert "mine.png" in out
-    found = pd.read_csv(tmp_path / "out" / "mine.csv")
+    found = pd.read_csv(folder / "mine.csv")
     assert list(found.columns[:2]) == ["budget", "seed"]
     assert list(found.columns[-2:]) == ["error", "gain"]
     assert found.gain[:2].tolist() == [1, 1]
     assert set(found.completed) == {4}
-    assert not (tmp_path / "out" / "claims.md").exists()
+    assert "sarathi-tile" in out, "a claim that no paper's figure in the folder answers"
+    about = json.loads((folder / "mine.json").read_text())
+    assert answered(folder, "sarathi-tile") == pytest.approx(found.gain.mean())
+    about["claims"]["sarathi-tile"] = 1.32
+    (folder / "sarathi-14.json").write_text(json.dumps(about))
+    assert answered(folder, "sarathi-tile") == 1.32, "a paper's figure goes first"
+
+
+def answered(folder: Path, claim_id: str) -> float:
+    return next(float(each.ours) for each in write_claims(folder) if each.claim.id == claim_id)
+
+
+STUDIES = sorted((Path(__file__).parent.parent / "examples/studies").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_is_a_sweep_or_a_figure_that_can_be_made(path: Path) -> None:
+    if "parameters:" in path.read_text():
+        sweep = load_sweep(path)
+        sweep.study.build(sweep.known[-1])
+        assert len(sweep.known) == len(sweep.chosen), "the run as it is is one of the points"
+    else:
+        assert callable(maker(load_plan(path)))
 
 
 def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
@@ -408,6 +430,8 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
     assert other.plot == {**mine.plot, "height": 3}
     assert (other.title, other.study) == ("x", mine.study)
     assert not load_plan(tmp_path / "other.yaml").of_a_paper
+    (tmp_path / "mine.yaml").write_text(f"{MINE}claims: {{sarathi-tile: {{take: gain}}}}\n")
+    assert load_plan(tmp_path / "other.yaml").keys.claims == {}, "they are not inherited"
 
 
 @pytest.mark.parametrize(
@@ -425,6 +449,7 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
         ("source: my own", "source: my own\nlike: nothing", "nothing.yaml: no such file"),
         ("panels: [{kind", "panels: 3 #", "panels"),
         ("vary: [budget]", "vary: [budget]\nmeasure: none", "none: no such function"),
+        ("plot:", "claims: {sarathi-tiles: {take: gain}}\nplot:", 'did you mean "sarathi-tile"?'),
         ("plot:", "claims: {x: {tke: gain}}\nplot:", 'unknown key "claims.x.tke"; did you mean'),
     ],
 )

@@ -71,7 +71,8 @@ def figures_command(
                 continue
             if names:
                 echo(table_of(drawing))
-        if any(plan.of_a_paper and plan.name not in failures for plan in plans):
+        answering = (plan for plan in plans if plan.of_a_paper or plan.keys.claims)
+        if any(plan.name not in failures for plan in answering):
             _print_claims(write_claims(out))
             if other := [plan.name for plan in plans if not plan.published]:
                 echo(f"not compared, as set by hand: {', '.join(other)}")

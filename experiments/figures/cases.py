@@ -294,16 +294,9 @@ def table_of(study: Study) -> pd.DataFrame:
     for name, made_by in keys.add.items():
         table[name] = function(made_by, "study", "table")(study, table)
     if keys.over is not None:
-        of = {name: columns_of(study, table, [own])[0] for name, own in keys.over.of.items()}
-        ratios = over(table, of, keys.over.reference, inverse=keys.over.inverse)
+        ratios = over(table, keys.over.of, keys.over.reference)
         table[list(ratios.columns)] = ratios
     return table
-
-
-def columns_of(study: Study, table: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Return columns of a table, in place of a number of the study all those that it lists."""
-    found = [[name] if name in table else study.numbers[name] for name in names]
-    return [name for several in found for name in several]
 
 
 def run_cases(
@@ -352,25 +345,17 @@ def exploded(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def over(
-    table: pd.DataFrame,
-    columns: Mapping[str, str],
-    reference: Mapping[str, Any],
-    *,
-    inverse: bool = False,
+    table: pd.DataFrame, columns: Mapping[str, str], reference: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Return columns by name over those of the run at `reference`, all else of the run equal.
-
-    `inverse`: those of the run at `reference` over the row's.
-    """
+    """Return columns by name over those of the run at `reference`, all else of the run equal."""
     chosen = pd.Series(True, table.index)
     for name, value in reference.items():
-        at = table[name].iloc[0] if value is None else value
-        chosen &= table[name] == (table[at] if isinstance(at, str) and at in table else at)
+        named = isinstance(value, str) and value in table
+        chosen &= table[name] == (table[value] if named else value)
     run = [name for name in table.loc[:, :"seed"].columns if name not in reference]
     base = table.loc[chosen, [*run, *columns.values()]]
     known = table[run].merge(base, on=run, how="left").set_index(table.index)
-    above, below = (known, table) if inverse else (table, known)
-    return pd.DataFrame({name: above[of] / below[of] for name, of in columns.items()})
+    return pd.DataFrame({name: table[of] / known[of] for name, of in columns.items()})
 
 
 MODULES = ("measures", "micro_batches", "own")

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.experiments.figures.cases import columns_of, exploded, function, table_of
+from evenflow.experiments.figures.cases import exploded, function, table_of
 from evenflow.experiments.figures.claims import (
     Answer,
     answer,
@@ -30,7 +30,8 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.panels import annotate, check, draw
+
+from evenflow.experiments.figures.panels import annotate, checked_plot, draw
 from evenflow.experiments.figures.schema import Plan, load_plan
 from evenflow.experiments.figures.study import Drawing, Study, footnote
 from evenflow.report.folder import staged
@@ -129,10 +130,15 @@ def add_intervals(
 
 def maker(plan: Plan) -> Callable[[Study], Drawing]:
     """Return the function that makes a figure of its study."""
+    known = [claim.id for claim in load_claims()]
+    for name in plan.keys.claims:
+        if name not in known:
+            raise UsageError(f"{plan.run.name}: claims: {name}; {instead_of(name, known)}")
     if plan.keys.module is not None:
         return function(plan.keys.module, "study")
     if not plan.keys.vary and plan.keys.table is None:
         raise UsageError(f"{plan.run.name}: the figure has no cases; give vary, like [system]")
+    checked_plot(plan.keys.plot)  # before what takes long
     return from_keys
 
 
@@ -140,7 +146,6 @@ def from_keys(study: Study) -> Drawing:
     """Make a figure that is data: its table, its picture, and our values of its claims."""
     keys = study.plan.keys
     if not keys.draw:
-        check(keys.plot, study.numbers)
     table = table_of(study)
     words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
     beside = with_papers(table, keys.claims) if study.plan.published else table
@@ -149,11 +154,10 @@ def from_keys(study: Study) -> Drawing:
     else:
         figure = draw(keys.plot, beside, words)
     claims = {name: answer(table, query) for name, query in keys.claims.items()}
-    shown = None if keys.shown is None else columns_of(study, table, keys.shown)
     if keys.explode:
         told = [exploded(table, columns) for columns in keys.explode]
         table = pd.concat(told, ignore_index=True)
-    return Drawing(figure, table, shown, claims if study.plan.published else {})
+    return Drawing(figure, table, keys.shown, claims if study.plan.published else {})
 
 
 MISUSED = (
@@ -192,9 +196,19 @@ def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def write_claims(folder: Path) -> list[Answer]:
-    """Write claims.csv, a row a value, and claims.md, a row a claim; return the values."""
-    paths = {name: folder / f"{name}.json" for name in names()}
-    made = {name: _made(path) for name, path in paths.items() if path.exists()}
+    """Write claims.csv, a row a value, and claims.md, a row a claim; return the values.
+
+    Any figure made in the folder answers; where two answer one claim, the paper's figure does.
+    """
+    papers = [name for name in names() if (folder / f"{name}.json").exists()]
+    others = sorted({path.stem for path in folder.glob("*.json")} - {*papers})
+    made = {}
+    for name in [*others, *papers]:
+        try:
+            made[name] = _made(folder / f"{name}.json")
+        except UsageError:
+            if name in papers:
+                raise
     ours = {key: value for about in made.values() for key, value in about["claims"].items()}
     known = {k: v for about in made.values() for k, v in about.get("intervals", {}).items()}
     found = [

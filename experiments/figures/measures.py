@@ -20,17 +20,6 @@ def overview(outcome: Outcome) -> dict[str, Any]:
     return {**outcome.summary, "kv_pages": deployment.get("kv_pages")}
 
 
-def prepared(outcome: Outcome) -> dict[str, Any]:
-    """Return a run's summary, and its CPU work before executions over its execution time."""
-    result = outcome.result
-    free_s = result.end_s.copy()
-    free_s[1:], free_s[0] = result.end_s[:-1], 0.0
-    waited_s = result.start_s - result.available_s.clip(free_s)
-    executed_s = result.end_s - result.start_s
-    share = float(waited_s.sum() / executed_s.sum()) if len(executed_s) else 0.0
-    return {**overview(outcome), "prepare_over_execute": share}
-
-
 def shares(outcome: Outcome) -> dict[str, Any]:
     """Return the share of stage time that is busy, and that of each cause of idle time."""
     every = [part.idle for part in outcome.parts.values()]

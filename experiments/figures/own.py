@@ -25,7 +25,6 @@ from evenflow.experiments.figures.cases import (
     SEARCH,
     Case,
     cases_of,
-    pairs,
     poisson,
     run_cases,
     served,
@@ -36,7 +35,7 @@ from evenflow.experiments.figures.cases import (
 from evenflow.experiments.figures.claims import published_value
 from evenflow.experiments.figures.iterations import iteration, world_of
 from evenflow.experiments.figures.measures import stalls
-from evenflow.experiments.figures.panels import COLORS, MARKERS, Panel, draw, draw_panel, grid_lines
+from evenflow.experiments.figures.panels import COLORS, Panel, draw, draw_panel, grid_lines
 from evenflow.experiments.figures.schema import Layer
 from evenflow.experiments.figures.study import Drawing, Study
 from evenflow.report.plots import panels
@@ -258,82 +257,6 @@ def _carried(study: Study, cases: list[Case]) -> list[float]:
             "study.capacity_requests may tell"
         )
     return [float(rate) for rate in found]
-
-
-# -- TD-Pipe's readings ---------------------------------------------------------------------------
-
-OUTPUT, BEST, RATE = "offline_output_throughput", "TD-Pipe", "output tokens/s"
-
-
-def readings(study: Study) -> pd.DataFrame:
-    """Run every system under every reading, and TD-Pipe on half of the GPUs besides."""
-    if study.gpus < 2:
-        raise UsageError("stages: this figure compares all GPUs with half of them; give at least 2")
-    pair, *_ = Case().each("pair", pairs(study))
-    wanted = [*((label, study.gpus) for label in study.labels), (BEST, study.gpus // 2)]
-    cases = []
-    for reading, given in study.numbers["readings"].items():
-        keys = {key: value for key, value in given.items() if key != "of"}
-        for label, gpus in wanted:
-            layer = keys if label in given.get("of", [label]) else {}
-            case = pair.at("reading", reading, layer).at("system", label)
-            cases.append(case.at("gpus", gpus, gpus=gpus))
-    return ratios(run_cases(study, cases, columns=("reading", "system", "gpus")), study.gpus)
-
-
-def ratios(runs: pd.DataFrame, gpus: int) -> pd.DataFrame:
-    """Return a row for each reading, quantity and seed: TD-Pipe over each system, its scaling."""
-    found = []
-    for (reading, seed), rows in runs.groupby(["reading", "seed"], sort=False):
-        whole, half = (rows[rows.gpus == n].set_index("system")[OUTPUT] for n in (gpus, gpus // 2))
-        own = float(whole[BEST])
-        values = {f"over {label}": own / rate for label, rate in whole.drop(BEST).items()}
-        values |= {scaling(gpus): own / float(half[BEST]), RATE: own}
-        found += [(reading, name, seed, value) for name, value in values.items()]
-    return pd.DataFrame(found, columns=["reading", "quantity", "seed", "value"])
-
-
-def scaling(gpus: int) -> str:
-    """Return what TD-Pipe's throughput on all GPUs over that on half of them is called."""
-    return f"{gpus} GPUs over {gpus // 2}"
-
-
-def draw_readings(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw a line a reading: ratios, the scaling and the rate, with the published ones dashed."""
-    names = list(dict.fromkeys(table.reading))
-    figure = Figure(figsize=(13, 1.6 + 0.36 * len(names)), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=[2.4, 1, 1])
-    paper: dict[str, float] = {}
-    if study.plan.published:
-        best: dict[str, float] = published_value("tdpipe-best-case")
-        paper = {f"over {name.upper().replace('_', '+')}": value for name, value in best.items()}
-        paper[scaling(study.gpus)] = published_value("tdpipe-superlinear")
-        paper[RATE] = published_value("tdpipe-l20-32b")
-    for label in [label for label in COLORS if f"over {label}" in set(table.quantity)]:
-        _dots(left, table, f"over {label}", label, paper)
-    title = f"TD-Pipe over each system, {study.gpus} x {next(iter(pairs(study)))}"
-    left.set(title=title, xlabel="ratio of output tokens/s")
-    words = "dashed: published, largest of all pairs" if paper else None
-    left.legend(fontsize=8, title=words, title_fontsize=8)
-    for axes, quantity in ((middle, scaling(study.gpus)), (right, RATE)):
-        _dots(axes, table, quantity, BEST, paper)
-        axes.set(title=BEST, xlabel=quantity)
-    left.set_yticks(range(len(names)), names, fontsize=8)
-    left.invert_yaxis()
-    grid_lines(figure.axes)
-    return figure
-
-
-def _dots(
-    axes: Axes, table: pd.DataFrame, quantity: str, label: str, paper: Mapping[str, float]
-) -> None:
-    rows = table[table.quantity == quantity].groupby("reading", sort=False).value
-    mean = rows.mean()
-    reach = [mean - rows.min(), rows.max() - mean]
-    look: dict[str, Any] = {"color": COLORS[label], "marker": MARKERS[label], "markersize": 5}
-    axes.errorbar(mean, range(len(mean)), xerr=reach, ls="", capsize=2, label=quantity, **look)
-    if quantity in paper:
-        axes.axvline(paper[quantity], color=COLORS[label], ls="--", lw=0.9)
 
 
 # -- scenarios ------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from matplotlib.lines import Line2D
 from pydantic import Field, model_validator
 
 from evenflow.config.yaml_file import Document, checked
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError
 from evenflow.experiments.figures.formulas import chosen, evaluated, filled
 from evenflow.experiments.figures.schema import PAPER, layered
-from evenflow.keys import Keys, expect, needed, shown
+from evenflow.keys import Keys, expect, needed
 from evenflow.report.plots import finish
 from evenflow.report.style import DECODE, PREFILL
 
@@ -131,17 +131,6 @@ MOST_PANELS = 100
 
 Words = Mapping[str, Any]
 
-WORDS = {
-    "total_token_throughput": "input + output tokens/s",
-    "steady_total_token_throughput": "tokens/s, steady window",
-    "offline_output_throughput": "output tokens/s, offline",
-    "mean_ttft_ms": "mean TTFT (ms)",
-    "mean_tpot_ms": "mean TPOT (ms)",
-    "kv_pages": "KV pages",
-    "busy_share": "stages busy (share)",
-}
-"""What columns are called beside an axis, where the figure does not say."""
-
 
 Line = Annotated[str, Field(max_length=300)]
 Inches = Annotated[float, Field(ge=0.5, le=100)]
@@ -233,14 +222,12 @@ class Plot(Keys):
 
     `rows`: columns whose values make a row of all panels each, with `title` at its left; or `down`:
     each panel is a row. `let`: columns to draw, by their formulas (`formulas`).
-    `panels`: each its keys, or a number of the study that lists columns to draw, of which the
-    `first` panel may have more. `common`: keys of all. `legend`: one for all, at the right.
-    `share`: the axes, x and y, that panels of a column have in common.
+    `common`: keys of all panels. `legend`: one for all, at the right. `share`: the axes, x and y,
+    that panels of a column have in common.
     """
 
     height: Inches = 3.9
-    panels: str | list[dict[str, Any]]
-    first: dict[str, Any] = Field(default_factory=dict)
+    panels: list[dict[str, Any]]
     common: dict[str, Any] = Field(default_factory=dict)
     rows: list[str] = Field(default_factory=list)
     title: str = "{}"
@@ -271,7 +258,7 @@ Placed = list[tuple[Panel, pd.DataFrame]]
 
 def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure:
     """Draw a table as a figure's `plot` says, with the numbers of its study in the words."""
-    keys, panels = check(plot, numbers)
+    keys, panels = checked_plot(plot)
     table = table.copy()
     if any(panel.kind in WITHIN for panel in panels):
         table = table[table.error.isna()]
@@ -305,19 +292,10 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     return figure
 
 
-def check(plot: Mapping[str, Any], numbers: Words) -> tuple[Plot, list[Panel]]:
-    """Return the keys of a figure's `plot` and of its panels; UsageError for a mistake."""
+def checked_plot(plot: Mapping[str, Any]) -> tuple[Plot, list[Panel]]:
+    """Return the keys of a plot and of its panels; UsageError for what is wrong with them."""
     keys = checked(Plot, Document("plot", dict(plot), {}))
-    given = keys.panels
-    if isinstance(given, str):
-        if given not in numbers:
-            raise UsageError(f"plot.panels: no number {shown(given)}; {instead_of(given, numbers)}")
-        hue = " ".join(f"{{{name}}}" for name in keys.common.get("hue", ()))
-        given = [
-            {"y": {name: hue}, "axes": {"ylabel": WORDS.get(name, name)}} for name in numbers[given]
-        ]
-    panels = [layered(keys.common, panel) for panel in given]
-    panels[:1] = [layered(panel, keys.first) for panel in panels[:1]]
+    panels = [layered(keys.common, panel) for panel in keys.panels]
     return keys, [checked(Panel, Document("plot.panels", panel, {})) for panel in panels]
 
 

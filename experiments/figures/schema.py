@@ -48,14 +48,11 @@ class OwnAxis(Keys):
 class Over(Keys):
     """Columns by name that are a metric over that of the run at `reference`, all else equal.
 
-    `reference` has a value by column: null for the first in the table, the name of a column for
-    what is different in every row. A number of the study that lists columns stands for its first.
-    `inverse`: the reference's metric over the row's.
+    `reference` has a value by column; the name of a column for what is different in every row.
     """
 
     reference: dict[str, Any]
     of: dict[str, str]
-    inverse: bool = False
 
 
 PAPER = ", paper"
@@ -99,7 +96,7 @@ class FigureKeys(Keys):
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
     `differs` says what is not as in the paper. `like`: the figure whose keys hold where this one
-    has none of its own; of `plot`, key by key, and of `study`, number by number.
+    has none of its own, but for claims; of `plot`, key by key, and of `study`, number by number.
 
     `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`); `columns`:
     which of them stand first in a row, in which order. `measure`: what is kept of each run, a
@@ -220,7 +217,7 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> Document:
     if folder / name in (path, *above):
         raise UsageError(f"{document.place(('like',))}: like: the figure would be like itself")
     under = _read(folder / name, (path, *above))
-    data = under.data | document.data
+    data = under.data | {"claims": {}} | document.data
     if isinstance(own := document.data.get("plot"), dict):
         data["plot"] = layered(under.data.get("plot", {}), own)
     if isinstance(own := document.data.get("study"), dict):

@@ -16,6 +16,7 @@ import pytest
 
 import evenflow as package
 from evenflow.cli.terminal import progress
+from evenflow.study.advice import BOUNDS
 from tests.command_line import done, evenflow, refusal, rows_of, summary_of, write_trace
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -199,12 +200,13 @@ def test_what_is_left_out_is_said(folder: Path) -> None:
     assert never["reason"] == "5005 tokens exceed max_model_len 3200"
 
 
-def test_counterfactuals_are_printed_and_written() -> None:
-    output = done("simulate", "RUN.yaml", "--save", "summary", "--counterfactuals")
-    assert "kv limited" in output
-    found = rows_of("out/RUN/counterfactuals.csv")
-    causes = ["as is", "link", "cpu", "kv_limited", "uneven_stages", "uneven_batches"]
-    assert [row["without"] for row in found] == causes
+def test_advice_is_printed_and_written_with_what_bubbles_cost() -> None:
+    output = done("simulate", "RUN.yaml", "--save", "summary", "--advise")
+    found = rows_of("out/RUN/advice.csv")
+    bounds = [row["change"] for row in found if row["change"].startswith("bound: ")]
+    assert bounds == [f"bound: {words}" for words in BOUNDS.values()]
+    assert output.count("bound: ") == 5
+    assert found[0]["change"] == "as it is"
     assert float(found[0]["duration"]) == summary_of("out/RUN")["duration"]
 
 

@@ -15,10 +15,11 @@ from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.study import plan_search
-from evenflow.study.advice import advise, best
+from evenflow.study.advice import BOUNDS, advise
 from evenflow.study.deployments import launch_lines, layouts, pairs_of, parse_gpus
 from evenflow.study.plan import Planned, answered, facts_of, sentences
 from evenflow.study.plan_search import Ask, Question, parse_budgets, prepare
+from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How
 from tests.sweeps import simulator
@@ -202,15 +203,20 @@ def test_launch_lines_say_what_they_leave_out() -> None:
 
 def test_advice_is_the_best_change_of_each_kind_simulated(tmp_path: Path) -> None:
     run = {**RUN, "stages": 2, "runtime": "vllm"}
-    given = advise(Document("a.yaml", run, {}), Path(), How(workers=1))
+    config = configured(Document("a.yaml", run, {}))
+    job = Job(config, load_workload(config, Path()), Path())
+    given = advise(job, run_job(job), How(workers=1))
     assert given.metric == "mean_e2el_ms"
-    kinds = [each.labels["change"].partition(":")[0] for each in best(given)]
-    assert len(set(kinds)) == len(kinds) == 3
-    gains = [given.gain(each) for each in given.changed]
+    gains = [given.gain(summary) for summary in given.changed.values()]
     assert gains == sorted(gains, reverse=True)
-    for each in best(given):
-        assert each.mean("mean_e2el_ms") < given.base.mean("mean_e2el_ms")
-    assert any(each.labels["change"] == "layers: TP2, even" for each in given.changed)
+    assert "layers: TP2, even" in given.changed
+    first, *best = given.rows.items()
+    assert first == ("as it is", given.base)
+    shown = [words for words, _ in best if words in given.changed]
+    assert len({words.partition(":")[0] for words in shown}) == len(shown) == 3
+    assert all(given.gain(given.changed[words]) > 0 for words in shown)
+    assert [words for words, _ in best[3:]] == [f"bound: {words}" for words in BOUNDS.values()]
+    assert given.bounds["bound: no CPU time"]["duration"] < given.base["duration"]
 
 
 def test_a_queue_that_grows_keeps_no_slo(tmp_path: Path) -> None:

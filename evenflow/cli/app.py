@@ -22,8 +22,9 @@ from evenflow.errors import MOST_LETTERS, UsageError, shortened
 from evenflow.report.echo import echo, visible
 
 if TYPE_CHECKING:
-    from evenflow.config.run import RunConfig
     from evenflow.report.page import Addition
+    from evenflow.results.outcome import Outcome
+    from evenflow.study.runs import Job
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
@@ -152,18 +153,14 @@ def simulate(
     ] = None,
     out: Out = None,
     force: Force = False,
-    counterfactuals: Annotated[
-        bool, typer.Option("--counterfactuals", help="Also: what if a cause of bubbles were gone?")
-    ] = False,
     advise: Annotated[
-        bool, typer.Option("--advise", help="Also: the three changes that would help most.")
+        bool, typer.Option("--advise", help="Also: what would help, and what bubbles cost.")
     ] = False,
     intervals: Intervals = False,
 ) -> None:
     """Simulate one configuration and write what happened."""
     from evenflow.cli.terminal import (
         print_addition,
-        print_counterfactuals,
         print_folder,
         print_left_out,
         print_outcomes,
@@ -173,8 +170,7 @@ def simulate(
     from evenflow.config.files import inputs_of
     from evenflow.config.run import load_config
     from evenflow.report.folder import staged
-    from evenflow.report.tables import write_summaries
-    from evenflow.study.runs import Job, run_job, without_causes, write_run
+    from evenflow.study.runs import Job, run_job, write_run
 
     shown = _window(window)
     config = load_config(run, set_ or ())
@@ -182,43 +178,40 @@ def simulate(
     with staged(folder, force=force, reads=inputs_of(config, run)) as scratch:
         job = Job(config, load_workload(config, run.parent), run.parent)
         with progress([job.label], len(job.workload.requests)) as show:
-            outcome = run_job(job, show.done, whole=counterfactuals or save.value == "all")
-        additions = list(_additions(config, run, scratch, intervals=intervals, advise=advise))
+            outcome = run_job(job, show.done, whole=advise or save.value == "all")
+        asked = {"intervals": intervals, "advise": advise}
+        additions = list(_additions(job, outcome, scratch, **asked))
         more = [each.html for each in additions]
         write_run(scratch, outcome, save.value, run.name, shown, more=more, form=format_.value)
-        without = without_causes(job, outcome) if counterfactuals else {}
-        if without:
-            as_is = {"as is": outcome.summary, **without}
-            write_summaries(scratch / "counterfactuals.csv", "without", as_is)
     print_outcomes([outcome])
     print_left_out(job.workload.trace["dropped"], outcome.result)
-    if without:
-        print_counterfactuals(as_is)
     for addition in additions:
         print_addition(addition)
     print_folder(folder)
 
 
 def _additions(
-    config: RunConfig, run: Path, folder: Path, *, intervals: bool, advise: bool
+    job: Job, outcome: Outcome, folder: Path, *, intervals: bool, advise: bool
 ) -> Iterator[Addition]:
-    """Yield what else is asked of a run, from more simulations; intervals get a file of theirs."""
+    """Yield what else is asked of a run, from more simulations; each has a table in `folder`."""
     if not (intervals or advise):
         return
     from evenflow.cli.terminal import progress
-    from evenflow.report.tables import write_table
-    from evenflow.study.advice import advise as advised
-    from evenflow.study.advice import told as told_advice
+    from evenflow.report.tables import write_summaries, write_table
+    from evenflow.study import advice as study_advice
+    from evenflow.study import uncertainty
     from evenflow.study.trials import How
-    from evenflow.study.uncertainty import predict, told
 
-    asked = config.document(str(run)), run.parent, How(watch=progress)
+    how = How(watch=progress)
     if intervals:
-        prediction = predict(*asked)
+        prediction = uncertainty.predict(job.config.document(job.label), job.beside, how)
         write_table(folder / "intervals.csv", prediction.table)
-        yield told(prediction)
+        yield uncertainty.told(prediction)
     if advise:
-        yield told_advice(advised(*asked))
+        found = study_advice.advise(job, outcome, how)
+        every = {"as it is": found.base, **found.changed, **found.bounds}
+        write_summaries(folder / "advice.csv", "change", every)
+        yield study_advice.told(found)
 
 
 @app.command("compare")

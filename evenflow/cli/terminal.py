@@ -64,17 +64,6 @@ def print_addition(addition: Addition) -> None:
     echo(addition.sentence)
 
 
-def print_counterfactuals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a row for the run as it is and for each cause of bubbles that is taken away."""
-    keys = ("duration", "total_token_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-    shown = [metric for metric in metrics() if metric.key in keys]
-    rows = [
-        [name.replace("_", " "), *(metric.form.format(each[metric.key]) for metric in shown)]
-        for name, each in summaries.items()
-    ]
-    print_numbers(["without", *(metric.words for metric in shown)], rows)
-
-
 def print_left_out(
     dropped: Mapping[str, int], result: RunResult, failure: str | None = None
 ) -> None:

@@ -1,25 +1,29 @@
-"""What would help a run: changes of one kind each, simulated on the run's own requests.
+"""What would help a run: changes, and bubbles of one cause gone, simulated on its own requests.
 
 Knows which changes there are, and how to compare them; what they are worth only the simulation.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from evenflow.config.build import load_workload
 from evenflow.config.links import link_spec
 from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document, Patch
-from evenflow.errors import UsageError
 from evenflow.report.page import Addition
 from evenflow.report.tables import number, percent
 from evenflow.report.words import metric_words
+from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome
+from evenflow.results.run import merged
 from evenflow.schedulers import POOLED
+from evenflow.sim import simulate_replicas
+from evenflow.sim.counterfactual import counterfactuals
 from evenflow.specs.gpu import links
 from evenflow.study.deployments import (
     LAUNCHED,
@@ -29,8 +33,9 @@ from evenflow.study.deployments import (
     pairs_of,
     why_fixed,
 )
+from evenflow.study.runs import Job
 from evenflow.study.slo import larger_is_better
-from evenflow.study.trials import Case, How, Study, Trial
+from evenflow.study.trials import Case, How, Study
 
 SHOWN = 3
 HELPS = 0.005
@@ -40,48 +45,75 @@ FASTER = 1.2
 """A link is faster if it has so many times the bandwidth."""
 
 
+BOUNDS = {
+    "link": "links take no time",
+    "cpu": "no CPU time",
+    "kv_limited": "pages never run out",
+    "uneven_stages": "stages equally fast",
+    "uneven_batches": "micro-batches equally long",
+}
+"""What a run without a cause of bubbles has, by the cause: a bound on what helps."""
+
+Summary = Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A run as it is, and what it comes to with each change, the best first by `metric`.
+    """A run's summary as it is, with each change and without each cause of bubbles, by their words.
 
-    `failed` are the changes that cannot be, such as a layout that does not fit.
+    `changed` has the best first, by `metric`; `failed` counts the changes that cannot be, such as a
+    layout that does not fit.
     """
 
     metric: str
-    base: Trial
-    changed: Sequence[Trial]
-    failed: Sequence[Trial]
+    base: Summary
+    changed: Mapping[str, Summary]
+    bounds: Mapping[str, Summary]
+    failed: int = 0
 
-    def gain(self, trial: Trial) -> float:
-        """Return by which share a change makes the metric better; below 0: worse."""
-        before, after = self.base.mean(self.metric), trial.mean(self.metric)
+    def gain(self, summary: Summary) -> float:
+        """Return by which share a summary is better than the run's; below 0: worse."""
+        before, after = self.base[self.metric], summary[self.metric]
         share = after / before - 1 if before else 0.0
         return share if larger_is_better(self.metric) else -share
 
+    @property
+    def rows(self) -> dict[str, Summary]:
+        """The run, what helps most, the best of each kind, and the bounds."""
+        kinds: dict[str, str] = {}
+        for words, summary in self.changed.items():
+            if self.gain(summary) > HELPS:
+                kinds.setdefault(words.partition(":")[0], words)
+        best = {words: self.changed[words] for words in list(kinds.values())[:SHOWN]}
+        return {"as it is": self.base, **best, **self.bounds}
 
-def advise(document: Document, beside: Path, how: How) -> Advice:
-    """Simulate a run with each of the changes that may help it; UsageError as for the run."""
-    config = configured(document)
-    cases = [Case({"change": "as it is"}, {}), *changes(document, beside)]
+
+def advise(job: Job, outcome: Outcome, how: How) -> Advice:
+    """Simulate a job with each change that may help it, and without each cause of its bubbles."""
+    config = job.config
+    document = config.document(job.label)
+    cases = list(changes(document, job.beside))
     with how.simulator("changes simulated", len(cases)) as who:
-        base, *trials = who.trials(Study(document, beside), cases)
-    for error in base.errors:
-        raise UsageError(error)
+        trials = who.trials(Study(document, job.beside), cases)
+    worlds = counterfactuals(job.built().world, outcome.result)
+    bounds = {
+        f"bound: {BOUNDS[cause]}": summarize(merged(simulate_replicas(world)), config.goodput)
+        for cause, world in worlds.items()
+    }
     batch = config.workload.arrivals.kind in ("offline", "closed")
     metric = "total_token_throughput" if batch else "mean_e2el_ms"
-    if not math.isnan(base.mean("request_goodput")):  # it is limited
+    if outcome.summary.get("request_goodput") is not None:  # it is limited
         metric = "request_goodput"
-    advice = Advice(metric, base, (), [trial for trial in trials if trial.errors])
-    able = [trial for trial in trials if not trial.errors]
-    return replace(advice, changed=sorted(able, key=advice.gain, reverse=True))
+    able = {str(t.labels["change"]): t.records[0].values for t in trials if not t.errors}
+    advice = Advice(metric, outcome.summary, able, bounds, len(trials) - len(able))
+    ordered = sorted(able.items(), key=lambda item: advice.gain(item[1]), reverse=True)
+    return replace(advice, changed=dict(ordered))
 
 
 def changes(document: Document, beside: Path) -> Iterator[Case]:
-    """Yield the changes: where the layers are, the policy and its budget, links, the CPU's time."""
+    """Yield the changes: where the layers are, the policy and its budget, links."""
     config = configured(document)
     found = [*_layouts(document, config, beside), *_policies(config), *faster_links(config)]
-    if config.runtime != "ideal":
-        found.append(("no CPU time at all (a bound)", {"runtime": "ideal"}))
     for words, patch in found:
         yield Case({"change": words}, patch)
 
@@ -127,30 +159,24 @@ def faster_links(config: RunConfig) -> Iterator[tuple[str, Patch]]:
             yield f"{key}: {each.name} ({each.bandwidth_gb_s:g} GB/s)", {key: each.name}
 
 
-def best(advice: Advice) -> list[Trial]:
-    """Return the changes that help most, the best of each kind."""
-    kinds: dict[str, Trial] = {}
-    for trial in advice.changed:
-        if advice.gain(trial) > HELPS:
-            kinds.setdefault(trial.labels["change"].partition(":")[0], trial)
-    return list(kinds.values())[:SHOWN]
-
-
 def told(advice: Advice) -> Addition:
-    """Return the run as it is and the changes that help most; how many help, how many cannot be."""
-    metrics = dict.fromkeys([advice.metric, "mean_ttft_ms", "mean_tpot_ms"])
+    """Return the run, what helps most and the bounds as a table; how many help, how many fail."""
+    metrics = dict.fromkeys([advice.metric, "duration", "mean_ttft_ms", "mean_tpot_ms"])
     rows = [
         [
-            str(trial.labels["change"]),
-            *(number(trial.mean(metric), 3) for metric in metrics),
-            "" if trial is advice.base else percent(advice.gain(trial), 1),
+            words,
+            *(number(summary[metric], 3) for metric in metrics),
+            "" if summary is advice.base else percent(advice.gain(summary), 1),
         ]
-        for trial in (advice.base, *best(advice))
+        for words, summary in advice.rows.items()
     ]
-    helps = sum(advice.gain(trial) > HELPS for trial in advice.changed)
-    lost = f"; {len(advice.failed)} cannot be" if advice.failed else ""
-    count = len(advice.changed) + len(advice.failed)
+    helps = sum(advice.gain(summary) > HELPS for summary in advice.changed.values())
+    lost = f"; {advice.failed} cannot be" if advice.failed else ""
+    count = len(advice.changed) + advice.failed
     of_kinds = "the best of each kind is above" if helps else "none"
-    sentence = f"{count} changes simulated, one at a time: {helps} would help, {of_kinds}{lost}."
+    sentence = (
+        f"{count} changes simulated, one at a time: {helps} would help, {of_kinds}{lost}. "
+        "A bound is the run without one cause of its bubbles."
+    )
     heads = ["change", *map(metric_words, metrics), "better by"]
     return Addition("What would help", sentence, heads, rows)

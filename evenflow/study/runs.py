@@ -128,16 +128,6 @@ def run_job(
     return Outcome(result, summary, time.perf_counter() - started, replicas, job.label)
 
 
-def without_causes(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
-    """Simulate the job again without each cause of bubbles; return the summaries by cause."""
-    from evenflow.sim.counterfactual import counterfactuals
-
-    worlds = counterfactuals(job.built().world, outcome.result)
-    return {
-        cause: summarize(merged(simulate_replicas(changed))) for cause, changed in worlds.items()
-    }
-
-
 def write_run(
     folder: Path,
     outcome: Outcome,

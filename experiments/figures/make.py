@@ -30,7 +30,6 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-
 from evenflow.experiments.figures.panels import annotate, checked_plot, draw
 from evenflow.experiments.figures.schema import Plan, load_plan
 from evenflow.experiments.figures.study import Drawing, Study, footnote
@@ -145,7 +144,6 @@ def maker(plan: Plan) -> Callable[[Study], Drawing]:
 def from_keys(study: Study) -> Drawing:
     """Make a figure that is data: its table, its picture, and our values of its claims."""
     keys = study.plan.keys
-    if not keys.draw:
     table = table_of(study)
     words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
     beside = with_papers(table, keys.claims) if study.plan.published else table

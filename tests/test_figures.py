@@ -16,7 +16,7 @@ from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.experiments.figures.cases import datasets, pairs, served
 from evenflow.experiments.figures.make import chosen, make, maker, names, write_claims
-from evenflow.experiments.figures.schema import check_like, layered, load_plan, with_host
+from evenflow.experiments.figures.schema import check_like, layered, load_plan
 from evenflow.experiments.figures.study import Drawing, footnote, machine_words
 from evenflow.specs.gpu import gpus
 from evenflow.study.points import Store
@@ -95,27 +95,6 @@ def test_every_gpu_has_a_host() -> None:
     assert set(HOSTS) == {gpu.name for gpu in gpus()}
 
 
-def test_a_run_gets_the_links_of_its_host_and_keeps_its_own() -> None:
-    run = {"gpu": "L20", "stages": 4}
-    host = {"link": "pcie-l20", "costs": {"kind": "roofline", "all_reduce": "allreduce-l20"}}
-    assert with_host(run) == {**run, **host}
-    assert with_host(run | {"link": "socket-73g"}) == run | {"link": "socket-73g"}
-    slow = with_host(run | {"link": {"latency_us": 99}})
-    assert slow["link"] == {"name": "pcie-l20", "latency_us": 99}
-    one = {"gpu": "A100-80G", "stages": 1, "costs": {"kind": "roofline", "all_reduce": "pcie-l20"}}
-    assert with_host(one) == one
-    assert with_host({"gpu": "H100", "stages": 4})["link"] == "nvlink-h100"
-    affine = {"gpu": "L20", "stages": 2, "costs": {"kind": "affine"}}
-    assert with_host(affine) == affine
-
-
-def test_a_gpu_of_ones_own_needs_a_link_where_there_are_several() -> None:
-    own = {"name": "X", "fp16_tflops": 1, "memory_bandwidth_gb_s": 1, "memory_gb": 1}
-    assert with_host({"gpu": own, "stages": 1}) == {"gpu": own, "stages": 1}
-    with pytest.raises(UsageError, match="gpu X: its links are not known; give --set link=NAME"):
-        with_host({"gpu": own, "stages": 2})
-
-
 def test_a_run_that_names_no_link_has_those_of_its_host_and_says_so() -> None:
     """As a figure has them; a link that is given, and all that affine costs know of, stay."""
     keys = {"model": "Qwen2.5-32B", "gpu": "L20", "stages": 2, "tensor_parallel": 2}
@@ -142,6 +121,11 @@ def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
     for one in served(study):
         words = machine_words(study.config(one.keys, rest))
         assert words.startswith("H100 over nvlink-h100")
+    own = "gpu={name: X, fp16_tflops: 1, memory_bandwidth_gb_s: 1, memory_gb: 1}"
+    study = study_of("gllm_12", tmp_path, own)
+    (pair, *_) = pairs(study).values()
+    words = machine_words(study.config(study.system("gLLM"), pair))
+    assert words == "X over links that take no time"
     kept = study_of("sarathi_11", tmp_path, "gpu=H100", "link=pcie-l20")
     assert kept.plan.run.data["link"] == "pcie-l20"
 

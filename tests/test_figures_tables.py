@@ -296,15 +296,6 @@ def test_within_runs_words_are_of_all_seeds_and_a_run_that_failed_has_no_panel()
         ({"down": True}, lambda axes: len(axes) == 1),
         ({"legend": {}}, lambda axes: len(axes[0].figure.legends) == 1),
         ({"let": {"speed": "10 * speed"}}, lambda axes: axes[0].get_ylim()[1] > 50),
-        (
-            {
-                "panels": "metrics",
-                "down": True,
-                "common": {"kind": "lines", "x": "gpus"},
-                "first": {"line": 2.5},
-            },
-            lambda axes: [each.get_ylabel() for each in axes] == ["speed", "steady"],
-        ),
     ],
 )
 def test_panels_in_rows(plot: dict[str, Any], test: Callable[[list[Any]], bool]) -> None:

@@ -246,7 +246,7 @@ def served(study: Study) -> list[Served]:
 
 def _served(study: Study, label: str, entry: Mapping[str, Any]) -> Served:
     by_hand, own, slo_s = study.plan.by_hand, entry.get("run", {}), entry.get("slo_s", {})
-    keys = layered(without_links(own) if "gpu" in by_hand else own, by_hand)
+    keys = layered(without_links(own, by_hand) if "gpu" in by_hand else own, by_hand)
     other_hardware = not HARDWARE.isdisjoint(by_hand)
     shown = label
     if other_hardware or "model" in by_hand:  # what it is made of

@@ -1,7 +1,6 @@
 """The schema of a figure's YAML, and the layers that its runs are made of: keys over keys.
 
-Those set by hand lie over the file's, the links of a GPU's host under all. Knows which keys there
-are, not what a figure makes of them.
+Those set by hand lie over the file's. Knows which keys there are, not what a figure makes of them.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from pydantic import Discriminator, Field, Tag
 from evenflow.config import yaml_file
 from evenflow.config.links import HOSTS
 from evenflow.config.systems import keys_of_system
-from evenflow.config.yaml_file import Document, as_patch, long_form, patched
+from evenflow.config.yaml_file import Document, as_patch, patched
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
 from evenflow.report.tables import is_number
-from evenflow.specs.gpu import gpu, links
 
 Layer: TypeAlias = Mapping[str, Any]
 """Keys of a run."""
@@ -191,7 +189,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
             run = yaml_file.override(run, assignment)
     by_hand = set_by_hand(run)
     if "gpu" in by_hand:  # the links that the file gives are another's
-        run = run._replace(data=layered(without_links(run.data), by_hand))
+        run = run._replace(data=layered(without_links(run.data, by_hand), by_hand))
     keys = yaml_file.checked(FigureKeys, document._replace(data=document.data | {"run": run.data}))
     _check_not_taken(by_hand, keys.study)
     numbers = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
@@ -339,9 +337,15 @@ def set_by_hand(document: Document) -> dict[str, Any]:
     return patched(Document("", {}, {}), patch).data
 
 
-def without_links(run: Layer) -> dict[str, Any]:
-    """Return a run's keys without those that say what connects its GPUs within a machine."""
+def without_links(run: Layer, by_hand: Layer) -> dict[str, Any]:
+    """Return a run's keys under those set by hand, without what connects the GPUs of a machine.
+
+    Where machines are several, those of the new GPU's host.
+    """
     kept = {key: value for key, value in run.items() if key != "link"}
+    host = HOSTS.get(gpu_name(by_hand["gpu"]))
+    if "nodes" in kept and host is not None:
+        kept["link"] = host.link
     if isinstance(costs := kept.get("costs"), Mapping):
         kept["costs"] = {key: value for key, value in costs.items() if key != "all_reduce"}
     return kept
@@ -350,36 +354,3 @@ def without_links(run: Layer) -> dict[str, Any]:
 def gpu_name(given: str | Mapping[str, Any]) -> str:
     """Return what a figure calls a GPU that is named or described."""
     return given if isinstance(given, str) else str(given.get("name", "gpu"))
-
-
-def with_host(run: Layer) -> Layer:
-    """Return a run's keys with the links of its GPU's host under them.
-
-    A run that has a link keeps its own, and so does one of one stage that says how its GPUs add up;
-    what they leave open (`link: {latency_us: 100}`) is the host's. Raises UsageError for several
-    GPUs whose links are known neither here nor in the run.
-    """
-    costs = long_form("costs", run.get("costs", "roofline"))
-    if run.get("gpu") is None or costs.get("kind") == "affine":
-        return run
-    one_stage = run.get("stages", 1) == 1
-    given = run.get("link", costs.get("all_reduce") if one_stage else None)
-    says_all = not isinstance(given, Mapping) or {"name", "bandwidth_gb_s", "points"} & given.keys()
-    if given is not None and says_all:
-        return run
-    name = gpu(run["gpu"]).name
-    if name not in HOSTS:
-        if one_stage and run.get("tensor_parallel", 1) == 1:
-            return run
-        known = ", ".join(sorted(link.name for link in links()))
-        raise UsageError(
-            f"gpu {name}: its links are not known; give --set link=NAME ({known}), or "
-            "--set 'link={bandwidth_gb_s: 20, latency_us: 10}'"
-        )
-    host = HOSTS[name]
-    below: dict[str, Any] = {"link": host.link}
-    if host.nodes is not None:
-        below["nodes"] = host.nodes.model_dump(exclude_unset=True)
-    if costs.get("kind") == "roofline" and (host.all_reduce or "all_reduce" in costs):
-        below["costs"] = {"kind": "roofline", "all_reduce": host.all_reduce or host.link}
-    return layered(below, run)

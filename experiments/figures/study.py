@@ -20,7 +20,7 @@ from evenflow.config.systems import keys_of_system
 from evenflow.config.yaml_file import long_form
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures.measures import overview
-from evenflow.experiments.figures.schema import Layer, Plan, gpu_name, layered, with_host
+from evenflow.experiments.figures.schema import Layer, Plan, gpu_name, layered
 from evenflow.schedulers import POOLED, parameters, policy
 from evenflow.study.fair import Side, doubts
 from evenflow.study.points import Point, Store
@@ -170,15 +170,14 @@ class Study:
     def config(self, *layers: Layer) -> RunConfig:
         """Return the figure's run with `layers` of keys over it; mappings merge, the last wins.
 
-        Its requests are as many as the study has; links that are not given are those of the GPU's
-        host.
+        Its requests are as many as the study has.
         """
         data: Layer = self.plan.run.data
         if "requests" in self.numbers:
             data = layered(data, {"workload": {"requests": self.numbers["requests"]}})
         for layer in layers:
             data = layered(data, layer)
-        config = configured(self.plan.run._replace(data=dict(with_host(data))))
+        config = configured(self.plan.run._replace(data=dict(data)))
         if self._wrong is None:
             return config
         return with_(config, factors(config, stated(config, self.plan.beside), self._wrong))
@@ -321,12 +320,14 @@ def policy_words(config: RunConfig) -> str:
 def machine_words(config: RunConfig) -> str:
     """Return a run's GPU with its links, in words."""
     assert config.gpu is not None  # or there is no machine
-    if config.link is None:
-        return gpu_name(config.gpu)
-    words = f"{gpu_name(config.gpu)} over {link_words(config.link)}"
-    if config.nodes is not None:
-        words += f" in machines of {config.nodes.gpus}, {link_words(config.nodes.link)} between"
-    all_reduce = getattr(config.costs, "all_reduce", None)
+    link, nodes, all_reduce = config.wires
+    words = gpu_name(config.gpu)
+    if link is not None:
+        words += f" over {link_words(link)}"
+    elif all_reduce is None and config.num_stages * config.tensor_parallel > 1:
+        words += " over links that take no time"
+    if nodes is not None:
+        words += f" in machines of {nodes.gpus}, {link_words(nodes.link)} between"
     return words if all_reduce is None else f"{words}, all-reduce {link_words(all_reduce)}"
 
 

@@ -114,7 +114,7 @@ def test_a_table_as_text() -> None:
         "| a < b | 3 |",
     ]
     assert markdown_table(["a", "b"], []) == "| a | b |\n|---|---|\n"
-    assert "<td>a &lt; b</td><td>3</td>" in html_table(["", "ms"], rows)
+    assert "a &lt; b</th><td>3</td>" in html_table(["", "ms"], rows)
 
 
 def test_a_table_of_numbers_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,12 +259,28 @@ def markdown_table(heads: Cells, rows: Iterable[Cells], *, right: bool = False) 
     return "".join([head, f"|{'|'.join(rules)}|\n", *body])
 
 
-def html_table(heads: Cells, rows: Iterable[Cells], *, sorts: bool = False) -> str:
-    """Return a table of words as HTML, as wide as it needs to be; `sorts`: by a click on a head."""
+class Html(str):
+    """A cell that is HTML already; one of words is escaped."""
+
+    __slots__ = ()
+
+
+def html_table(
+    heads: Cells, rows: Iterable[Cells], *, sorts: bool = False, narrow: bool = True
+) -> str:
+    """Return a table as HTML; `sorts`: by a click on a head, `narrow`: no wider than it needs."""
     click = ' onclick="sortBy(this)" title="sort"' if sorts else ""
-    head = "".join(f"<th{click}>{escape(word)}</th>" for word in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in rows)
-    return f'<table class="narrow"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    head = "".join(f"<th{click}>{_html(word)}</th>" for word in heads)
+    lines = []
+    for name, *values in rows:
+        cells = "".join(f"<td>{_html(value)}</td>" for value in values)
+        lines.append(f'<tr><th scope="row">{_html(name)}</th>{cells}</tr>')
+    look = ' class="narrow"' if narrow else ""
+    return f"<table{look}><thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody></table>"
+
+
+def _html(cell: str) -> str:
+    return cell if isinstance(cell, Html) else escape(cell)
 
 
 def number(value: float | None, digits: int = 4) -> str:

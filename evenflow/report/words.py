@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenflow.report.data import shares
-from evenflow.report.tables import is_number, number
+from evenflow.report.tables import Html, html_table, is_number, number
 from evenflow.results.outcome import Outcome, Served
 
 DIGITS = 3
@@ -101,17 +101,17 @@ def figures_of(run: Outcome) -> dict[str, float]:
 def table(runs: Mapping[str, Outcome]) -> str:
     """Return the summary table as HTML: a column a run, the best values of a row in bold."""
     numbers = [figures_of(run) for run in runs.values()]
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in runs)
     rows = []
     for metric in metrics():
         values = [own.get(metric.key, math.nan) for own in numbers]
         if not all(math.isnan(value) for value in values):
             label, shown = _readable(metric, values)
-            marks = [' class="best"' if best else "" for best in _best(metric, values)]
-            cells = "".join(f"<td{m}>{v}</td>" for m, v in zip(marks, shown, strict=True))
             meaning = f"<small>{metric.meaning}</small>" if metric.meaning else ""
-            rows.append(f'<tr><th scope="row">{label}{meaning}</th>{cells}</tr>')
-    return f"<table><thead><tr><th></th>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table>"
+            cells = zip(shown, _best(metric, values), strict=True)
+            rows.append(
+                [Html(label + meaning), *(Html(f"<b>{v}</b>") if b else v for v, b in cells)]
+            )
+    return html_table(["", *runs], rows, narrow=False)
 
 
 def _readable(metric: Metric, values: Sequence[float]) -> tuple[str, list[str]]:

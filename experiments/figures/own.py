@@ -32,7 +32,6 @@ from evenflow.experiments.figures.cases import (
     tbt_slo,
     traces,
 )
-from evenflow.experiments.figures.claims import published_value
 from evenflow.experiments.figures.iterations import iteration, world_of
 from evenflow.experiments.figures.measures import stalls
 from evenflow.experiments.figures.panels import COLORS, Panel, draw, draw_panel, grid_lines
@@ -454,22 +453,6 @@ def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[
     for group, error in scores["accumulated_error"].items():
         place = {"predictor": predictor, "seed": seed, "accuracy": scores["class_accuracy"]}
         yield {**place, "group": group, "error": error}
-
-
-def draw_errors(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the figure's `plot`, say how often each is right, and mark the published errors."""
-    right = table.groupby("predictor").accuracy.transform("mean").map("{:.1%}".format)
-    known = table.predictor.str.startswith("noisy")
-    labels = table.predictor.where(known, table.predictor + ", " + right + " right")
-    shown = table.assign(label=labels, percent=100 * table.error)
-    figure = draw(study.plan.keys.plot, shown, study.numbers)
-    if study.plan.published:
-        (axes,) = figure.axes
-        published = 100 * np.array(published_value("tdpipe-predictor")["error256"])
-        words = f"published, {AT} requests"
-        axes.plot(np.full(len(published), AT), published, "kx", zorder=3, label=words)
-        axes.legend(fontsize=8)
-    return figure
 
 
 # -- prompts and decodes on GPUs of their own -----------------------------------------------------

@@ -6,7 +6,7 @@ Those set by hand lie over the file's. Knows which keys there are, not what a fi
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -272,32 +272,24 @@ def check_like(value: Any, known: Any, assignment: str) -> None:
         raise UsageError(f"--set {assignment}: should be {_words(known)}")
 
 
-def _like(value: Any, known: Any) -> bool:
+def _like(value: Any, known: Any, *, inside: bool = False) -> bool:
+    """Say whether a value is like the known one; `inside` numbers may be 0 and have fractions."""
     match known:
         case None:
             return value is None or _like(value, [[1.0], 1.0])
         case bool() | str():
             return type(value) is type(known)
+        case int() | float() if inside:
+            return is_number(value) and value >= 0
         case int() | float():
             return is_number(value) and isinstance(value, type(known) | int) and value > 0
+        case Mapping() if inside:
+            return isinstance(value, Mapping)
     kind = Mapping if isinstance(known, Mapping) else list
     if not isinstance(value, kind) or not value:
         return False
-    examples = _inside(known)
-    return all(any(_like_inside(v, each) for each in examples) for v in _inside(value) if examples)
-
-
-def _inside(known: Any) -> Collection[Any]:
-    return known.values() if isinstance(known, Mapping) else known
-
-
-def _like_inside(value: Any, example: Any) -> bool:
-    """Say whether a value is like one inside of the known one; numbers there may have fractions."""
-    if is_number(example):
-        return is_number(value) and value >= 0
-    if isinstance(example, Mapping):
-        return isinstance(value, Mapping)
-    return not isinstance(value, Mapping) and _like(value, example)
+    values, examples = (list(v.values()) if kind is Mapping else v for v in (value, known))
+    return all(any(_like(v, each, inside=True) for each in examples) for v in values if examples)
 
 
 def _words(known: Any) -> str:

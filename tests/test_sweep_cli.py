@@ -107,6 +107,14 @@ def test_failed_points_are_told_and_counted(at_once: Path) -> None:
     assert "does not fit" in (at_once / "out/points.csv").read_text()
 
 
+def test_a_sweep_of_which_all_points_fail_is_written_and_ends_with_1(at_once: Path) -> None:
+    write(at_once, run={**RUN, "model": "Qwen2.5-32B", "gpu": "L20", "kv": {"pages": "auto"}})
+    status, output, _ = evenflow("sweep", "SWEEP.yaml", "--set", "run.stages=1", "--out", "out")
+    assert status == 1
+    assert "No point was completed within the limits" in output
+    assert Path("out/report.html").exists()
+
+
 def test_a_search_for_two_goals_draws_its_front(at_once: Path) -> None:
     pytest.importorskip("optuna")
     write(

@@ -288,7 +288,7 @@ def _like(value: Any, known: Any, *, inside: bool = False) -> bool:
     kind = Mapping if isinstance(known, Mapping) else list
     if not isinstance(value, kind) or not value:
         return False
-    values, examples = (list(v.values()) if kind is Mapping else v for v in (value, known))
+    values, examples = (v.values() if isinstance(v, Mapping) else v for v in (value, known))
     return all(any(_like(v, each, inside=True) for each in examples) for v in values if examples)
 
 

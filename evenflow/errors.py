@@ -35,7 +35,9 @@ class PolicyError(UsageError):
 
 
 class StallError(PolicyError):
-    """Nothing is in flight, requests wait, and the policy sends nothing: the run cannot end."""
+    """Requests wait and the policy sends nothing, with nothing in flight or again and again at one
+    instant: the run cannot end.
+    """
 
 
 class WorkerError(Exception):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.kv import PagePool, PrefixCache, RadixCache
+from evenflow.core.kv import KvCache, PagePool, PrefixCache, RadixCache
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
 from evenflow.errors import PolicyError, StallError
-from evenflow.types import Handover, Plan, Prefill, Prefix, Request
+from evenflow.types import Handover, Plan, Prefill, Prefix, Request, Upkeep
 from tests.worlds import engine_of, send
 
 
@@ -26,6 +26,18 @@ class Scripted:
 
     def schedule(self, view: View) -> Plan:
         return self.plans.pop(0)
+
+
+class Holds:
+    """Computes the prompt of request 0; holds and preempts any other in one answer."""
+
+    def schedule(self, view: View) -> Iterator[Plan | Upkeep]:
+        prompt = next(view.waiting)
+        if prompt.request_id == 0:
+            yield Plan([Prefill(0, prompt.remaining)])
+        else:
+            yield Upkeep(hold=[prompt.request_id])
+            yield Plan(preempt=[prompt.request_id])
 
 
 class LeavesOut(Scripted):
@@ -249,6 +261,29 @@ def test_a_policy_may_ask_to_be_woken_so_often_and_no_more(
     assert [serving.next(0.0), serving.next(1.0)] == [None, None]
     with pytest.raises(StallError, match="sends nothing when asked 3 times"):
         serving.next(2.0)
+
+
+def test_a_policy_that_is_asked_again_and_again_at_one_instant_stalls_while_kv_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evenflow.core.batcher.MOST_WAKES", 3)
+    serving = batcher(*[Plan()] * 5, asked=[(0, 4, 2)], asks_again=False)
+    serving.reserve(Handover(Request(1, 0.0, 4, 2), 1, 0.0, 0.0, 0))
+    assert [serving.next(at_s) for at_s in (0.0, 0.0, 1.0, 1.0)] == [None] * 4
+    with pytest.raises(StallError, match=r"KV of 1 requests are under way, 1 requests wait"):
+        serving.next(1.0)
+
+
+def test_who_was_given_back_its_pages_and_not_sent_yet_is_not_preempted() -> None:
+    """Else the plan could be made again for ever, and its pages be counted twice."""
+    caches = KvCache(PrefixCache(10, 16))
+    first, again = (Request(n, 0.0, 40, 2, prefix=Prefix((1, 2), 16, 32)) for n in range(2))
+    serving = engine_of(Holds(), caches, max_model_len=100)
+    serving.add(first)
+    serving.complete(send(serving, 0.0), 0.0)
+    serving.add(again)
+    with pytest.raises(PolicyError, match="preempts request 1, which holds no pages"):
+        serving.next(1.0)
 
 
 def test_why_nothing_was_sent_before_the_last_micro_batch_is_forgotten() -> None:

@@ -28,8 +28,8 @@ from evenflow.errors import PolicyError, StallError, UsageError, instead_of
 ORDERS = frozenset(get_args(Order))
 
 MOST_WAKES = 10_000
-"""How often in a row a policy may ask to be woken, with requests that wait and nothing in flight,
-and send nothing: a poll each millisecond of 10 s in which nothing else happens."""
+"""How often in a row a policy may send nothing while requests wait, with nothing in flight or at
+one instant: a poll each millisecond of 10 s in which nothing else happens."""
 
 
 def place_of(error: BaseException) -> str:
@@ -99,7 +99,7 @@ class Batcher:
         self.keeps_pages = keeps_pages
         self.wake_at_s: float | None = None
         self.given_up: list[Sequence] = []  # that a policy has ended early; whoever asks takes them
-        self._in_turns = bool(ahead) or slotted
+        self.in_turns = bool(ahead) or slotted  # what is ready depends on how often it was asked
         self._padded = getattr(scheduler, "padded", False)
         self._leaves_out = getattr(scheduler, "leaves_out", False)
         self._refuse = getattr(scheduler, "refuse", None)
@@ -109,8 +109,8 @@ class Batcher:
         self._late, self._publishes = self.kv.late, self.kv.append_only
         self._batches = 0
         self._answer = ""  # the policy's, to the last question: why it sends nothing
-        self._wakes = 0  # answers in a row to wait and be woken, with nothing in flight
-        self._waited_after = 0  # so many micro-batches
+        self._wakes = 0  # answers in a row to wait, with nothing in flight or at one instant
+        self._waited_at: tuple[int, float | None] = (0, None)  # so many micro-batches, and when
         self._require_fitting(slotted=slotted)
 
     def _require_fitting(self, *, slotted: bool) -> None:
@@ -157,7 +157,7 @@ class Batcher:
         queues = self.queues
         self.wake_at_s = None
         queues.now_s = now_s
-        if self._in_turns:
+        if self.in_turns:
             queues.take_turn()
         while self.can_send():
             preemptions = queues.preemptions
@@ -525,7 +525,8 @@ class Batcher:
         seq = self.queues.live.get(request_id)
         ahead = seq is not None and self.queues.ahead and seq.decoding
         sent_too = self.queues.delivers or ahead
-        if seq is None or not seq.pages or (seq.chunks_in_flight and not sent_too):
+        running = request_id in self.queues.admitted
+        if seq is None or not running or (seq.chunks_in_flight and not sent_too):
             what = "which holds no pages or is in flight"
             raise self._broken(f"preempts request {request_id}, {what}")
         if seq.decoding and not self.queues.delivers and self.queues.ready_with(seq) is None:
@@ -539,23 +540,30 @@ class Batcher:
     def _wait(self, plan: Plan) -> None:
         queues = self.queues
         idle = not queues.in_flight and not queues.moving
-        if self._waited_after != self._batches:
-            self._waited_after, self._wakes = self._batches, 0
-        self._wakes += idle
-        waits = plan.wake_at_s is not None or not self._asks_again
-        if idle and (not waits or self._wakes >= MOST_WAKES):
-            seq = next(iter(queues.live.values()))
-            times = f" when asked {self._wakes} times" if self._wakes > 1 else ""
-            prompts = len(queues.waiting) + len(queues.partials)
-            raise StallError(
-                f"policy {self.policy_name} stalls at {queues.now_s:.6g} s: nothing is in flight, "
-                f"{len(queues.live)} requests wait (request {seq.request.request_id} first), "
-                f"and it sends nothing{times}; ready and not taken: {queues.ready.num_sequences} "
-                f"decodes, {prompts} prompts, with {self.pool.free_pages} of "
-                f"{self.pool.total_pages} pages free"
-            )
+        waited_at = self._batches, None if idle else queues.now_s
+        self._wakes = self._wakes + 1 if waited_at == self._waited_at else 1
+        self._waited_at = waited_at
+        waits = not idle or plan.wake_at_s is not None or not self._asks_again
+        if not waits or self._wakes >= MOST_WAKES:
+            raise self._stalled()
         self.wake_at_s = plan.wake_at_s
         self._answer = "kv" if plan.kv_limited else "policy"
+
+    def _stalled(self) -> StallError:
+        queues = self.queues
+        flying, moving = len(queues.in_flight), len(queues.moving)
+        busy = f"{flying} micro-batches and the KV of {moving} requests are under way"
+        seq = next(iter(queues.live.values()))
+        times = f" when asked {self._wakes} times" if self._wakes > 1 else ""
+        prompts = len(queues.waiting) + len(queues.partials)
+        return StallError(
+            f"policy {self.policy_name} stalls at {queues.now_s:.6g} s: "
+            f"{busy if flying or moving else 'nothing is in flight'}, "
+            f"{len(queues.live)} requests wait (request {seq.request.request_id} first), "
+            f"and it sends nothing{times}; ready and not taken: {queues.ready.num_sequences} "
+            f"decodes, {prompts} prompts, with {self.pool.free_pages} of "
+            f"{self.pool.total_pages} pages free"
+        )
 
     def _raised(self, error: BaseException) -> PolicyError:
         return self._broken(f"raised {type(error).__name__}: {error}{place_of(error)}")

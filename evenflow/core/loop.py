@@ -306,11 +306,14 @@ class EngineLoop(Loop):
         """Fill a place; return whether there is more to do at this instant."""
         queues = self._engine.queues
         if queues.live:
-            batch = self._next(now_s)
+            preemptions, batch = queues.preemptions, self._next(now_s)
             if batch is not None:
                 self._unsent = batch
-            elif self._engine.wake_at_s is not None and not (queues.in_flight or queues.resting):
-                return False  # until the time at which the policy asks to be woken
+            elif not (queues.in_flight or queues.resting) and (
+                self._engine.wake_at_s is not None
+                or (queues.moving and queues.preemptions == preemptions)
+            ):
+                return False  # until KV has moved, or the policy asks to be woken
             self._answers.append(batch)
         elif not self._answers:
             self._next(now_s)  # in vain: the engine is idle, and its journal says so

@@ -25,6 +25,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.request import Handover, Request
 from evenflow.core.world import World
+from evenflow.errors import UsageError
 from evenflow.results.recorder import Blocks, Recorder
 from evenflow.results.run import (
     TRANSFERS,
@@ -302,6 +303,8 @@ class Pools:
         self.transfers = TransferQueue(clock, world.link, self._place, self._deliver, move)
         names = ["prefill", *(["mixed"] if world.mixed is not None else []), "decode"]
         self.pools = {name: pool_of(name) for name in names}
+        for name, pool in self.pools.items():
+            _require_no_turns(name, pool.engine)
         self._decode, self._mixed = self.pools["decode"], self.pools.get("mixed")
         self._order = list(self.pools.values())
         self._prefilling = self._order[:-1]
@@ -441,6 +444,16 @@ class Pools:
         self.transfers.poke(now_s)
         source.changed(now_s)
         destination.changed(now_s)
+
+
+def _require_no_turns(name: str, engine: Batcher) -> None:
+    """Raise UsageError for a policy that waits in questions: a pool is not asked while KV moves."""
+    if engine.in_turns:
+        raise UsageError(
+            f"{name} pool: policy {engine.policy_name} counts the questions that it is asked, "
+            "and a pool is asked none while KV moves; sarathi, or vllm_v1 without "
+            "async_scheduling, is right"
+        )
 
 
 def _refusal(name: str, pools: abc.Sequence[Pool], request: Request) -> str | None:

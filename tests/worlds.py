@@ -14,6 +14,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Speculation
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.replay import RecordingBatcher
+from evenflow.core.world import PromptWait
 from evenflow.costs import AffineCost, SwapCost, estimates
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.schedulers import create
@@ -192,6 +193,7 @@ def prefixes(draw: st.DrawFn, tokens: int, block_tokens: int) -> Prefix | None:
     return Prefix(tuple(blocks), block_tokens, known) if blocks else None
 
 
+DISPATCH = ["stage0", "eager", "engine_loop"]
 LINKS = (None, Link(per_token_s=1e-5, latency_s=1e-4))
 
 
@@ -207,7 +209,7 @@ def drawn_world(
     depth = draw(st.integers(1, most_stages))
     plain: dict[str, Any] = {
         "max_in_flight": draw(st.sampled_from([depth, depth, 1, None])),
-        "dispatch": draw(st.sampled_from(["stage0", "eager"])),
+        "dispatch": draw(st.sampled_from(DISPATCH)),
         "total_pages": draw(st.sampled_from(pages)),
     }
     sizes = {"depth": depth, "times_s": costs_s, "max_model_len": MAX_MODEL_LEN}
@@ -265,30 +267,47 @@ def sglang_worlds(draw: st.DrawFn, depths: st.SearchStrategy[int], *, overlap: b
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Worlds of every policy, with pools from scarcely enough to plenty."""
-    if draw(st.integers(0, 7)) == 0:
-        return replace(draw(running_ahead()), requests=draw(requests()))
-    if draw(st.integers(0, 7)) == 0:
-        return draw(sglang_worlds(st.integers(1, 4), overlap=False))
-    world = drawn_world(
-        draw,
-        [16, 17, 20, 32, 400],
-        dispatch=draw(st.sampled_from(["stage0", "eager", "engine_loop"])),
-        pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
+    """Worlds of every policy, with pools from scarcely enough to plenty.
+
+    Every key is crossed with every other with which it goes.
+    """
+    kind = draw(st.integers(0, 7))
+    if kind == 0:
+        world = replace(draw(running_ahead()), requests=draw(requests()))
+    elif kind == 1:
+        world = draw(sglang_worlds(st.integers(1, 4), overlap=False))
+    else:
+        world = replace(drawn_world(draw, [16, 17, 20, 32, 400]), requests=draw(requests()))
+    world = replace(
+        world,
         overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
         prefix_cache=draw(st.integers(0, 2)) == 0,
+        concurrency=draw(st.sampled_from([None, None, None, 1, 3, 5])),
     )
-    world = replace(world, requests=draw(requests()))
-    if draw(st.integers(0, 5)) == 0:
-        world = replace(world, concurrency=draw(st.integers(1, 5)))
-    if draw(st.integers(0, 5)) == 0 and world.dispatch != "engine_loop":
-        world = replace(world, virtual_engines=world.depth)
+    if kind > 1:
+        world = replace(world, pipelined_chunks=draw(st.sampled_from([None, None, True, False])))
+    if world.dispatch != "engine_loop":
+        world = replace(world, **draw(st.sampled_from([{}, {}, *engines(world)])))
+    return world if kind == 0 else draw(speculating_or_swapping(world))
+
+
+def engines(world: World) -> list[dict[str, Any]]:
+    """Return what a world may have of several engines: one a stage, or two that step together."""
+    together = {"virtual_engines": 2, "lock_step": True}
+    return [
+        {"virtual_engines": world.depth},
+        together,
+        together | {"prompt_wait": PromptWait(timeout_iters=3, batching_iters=1)},
+    ]
+
+
+@st.composite
+def speculating_or_swapping(draw: st.DrawFn, world: World) -> World:
+    """The world, or the world where decodes yield several tokens, or pages go to the host."""
     if draw(st.integers(0, 3)) == 0:
-        speculation = Speculation(
-            (draw(st.sampled_from([0.0, 0.7, 1.0])),) * draw(st.integers(1, 5))
-        )
-        world = replace(world, speculation=speculation)
+        acceptance = draw(st.sampled_from([0.0, 0.7, 1.0])), draw(st.integers(1, 5))
+        world = replace(world, speculation=Speculation(acceptance[:1] * acceptance[1]))
     if draw(st.integers(0, 2)) == 0:
         costs = SwapCost(world.costs, [1_000] * world.depth, 1e6, 0.0005)
         world = replace(world, costs=costs, swap=True)
@@ -321,15 +340,17 @@ def served_worlds(
 @st.composite
 def pools(draw: st.DrawFn) -> World:
     """A pool of any policy, with pages from scarcely enough to plenty."""
-    return drawn_world(
+    world = drawn_world(
         draw,
         [9, 16, 20, 32, 400],
         most_stages=3,
         costs_s=(draw(st.sampled_from([0.002, 0.005])), 0.0001),
         overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
-        speculation=draw(st.sampled_from([None, None, Speculation((0.7,) * 3)])),
+        pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
+        prefix_cache=draw(st.integers(0, 2)) == 0,
     )
+    return draw(speculating_or_swapping(world))
 
 
 @st.composite

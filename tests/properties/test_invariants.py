@@ -182,7 +182,8 @@ def test_every_idle_second_has_one_cause(world: AnyWorld) -> None:
 def test_a_prefill_pool_that_nothing_holds_up_is_a_pipeline_of_one_token_requests(
     world: PooledWorld,
 ) -> None:
-    prefill = replace(world.prefill, total_pages=500)
+    # An engine loop asks as soon as a prompt is back, before its pages have gone.
+    prefill = replace(world.prefill, total_pages=500, dispatch="stage0")
     decode = replace(world.decode, total_pages=500)
     ample = {"prefill": prefill, "decode": decode, "mixed": None}
     result, _ = run(replace(world, **ample, link=TransferLink(), concurrency=None))

@@ -22,7 +22,7 @@ from evenflow.sim import simulate
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from tests.command_line import refused
 from tests.worlds import POLICIES, small_world
 
@@ -64,6 +64,15 @@ def first_scheduled(arrivals: list[float], **wait: int) -> list[float]:
     world = small_world([*busy, *late], total_pages=100, **TOGETHER)
     world = replace(world, prompt_wait=PromptWait(**wait) if wait else None)
     return list(simulate(world).first_scheduled_s[2:])
+
+
+def test_a_group_that_sends_nothing_holds_what_its_requests_share_once() -> None:
+    """Two of 40 tokens in each group begin with the same 32: 48 held, and 48, and a prompt of 8."""
+    alike = [Request(i, i // 2 / 2, 40, 3, prefix=Prefix((1, 2), 16, 32)) for i in range(4)]
+    world = small_world([*alike, Request(4, 1.5, 8, 2)], depth=3, prefix_cache=True, **TOGETHER)
+    result = simulate(world)
+    assert result.prefill_tokens.tolist()[:3] == [80, 16, 8]
+    assert result.kv_tokens.tolist()[:3] == [80, 96, 104]
 
 
 def test_prompts_wait_until_all_groups_have_one_or_long_enough() -> None:

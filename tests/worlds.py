@@ -265,6 +265,16 @@ def sglang_worlds(draw: st.DrawFn, depths: st.SearchStrategy[int], *, overlap: b
     )
 
 
+def cut_short(chunk: int) -> World:
+    """Return a world in which SGLang leaves out most of a prompt of 96: two are cut at once."""
+    lengths = [(1, 1), (1, 1), (1, 2), (96, 60), (16, 1)]
+    asked = [Request(number, 0.0, *each) for number, each in enumerate(lengths)]
+    asked[3] = replace(asked[3], max_new_tokens=60)
+    params = {"mixed_chunk": True, "chunked_prefill_size": chunk}
+    sizes = {"times_s": (0.005, 1e-4), "max_model_len": MAX_MODEL_LEN, "total_pages": 17}
+    return small_world(asked, "sglang", params, dispatch="engine_loop", max_in_flight=1, **sizes)
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Worlds of every policy, with pools from scarcely enough to plenty.
@@ -322,19 +332,22 @@ def served_worlds(
     per_token_s: float,
     links: tuple[Link | None, ...] = (None,),
 ) -> World:
-    """Worlds that a real driver serves too, of every policy."""
+    """Worlds that a real driver serves too, of every policy.
+
+    In a closed loop of clients, what a real engine loop asks next it asks before they answer.
+    """
     world = drawn_world(
         draw,
         [16, 20, 400],
         costs_s=(base_s, per_token_s),
-        concurrency=draw(st.sampled_from([None, None, 3])),
         link=draw(st.sampled_from(links)),
     )
     lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
     times_s = sorted(draw(arrivals_s) for _ in lengths)
     asked = [Request(i, times_s[i], *pair) for i, pair in enumerate(lengths)]
     cap = draw(st.sampled_from([world.depth, None]))
-    return replace(world, requests=asked, max_in_flight=cap)
+    clients = draw(st.sampled_from([None, None, 3])) if world.dispatch != "engine_loop" else None
+    return replace(world, requests=asked, max_in_flight=cap, concurrency=clients)
 
 
 @st.composite

@@ -454,7 +454,7 @@ class Batcher:
 
     def _charge(self, batch: MicroBatch) -> None:
         """Work out what a micro-batch costs and holds where that differs from what it computes."""
-        batch.kv_tokens -= self.pool.saved_pages * self.pool.page_tokens
+        batch.kv_tokens = self.kv.held_tokens
         rows, pages = self.kv.take_copies()
         if self._padded:
             batch.charged = padded_work(batch.chunks, batch.decodes, self._verified_tokens)

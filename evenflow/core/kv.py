@@ -330,6 +330,11 @@ class KvCache:
         self.append_only = self._cache is not None and self._cache.append_only
         self._swapped_rows = self._swapped_pages = 0
 
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that are computed and held, those of shared pages once."""
+        return self.tokens - self.pool.saved_pages * self.pool.page_tokens
+
     def release(self, holder: Holder, tokens: int) -> None:
         """Free all pages of a holder, in which `tokens` tokens are."""
         self.tokens -= tokens

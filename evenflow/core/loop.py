@@ -228,7 +228,7 @@ class LockStep(Loop):
         for engine, part in asked:
             if part is None:
                 batch.free_pages += engine.pool.free_pages
-                batch.kv_tokens += engine.kv.tokens
+                batch.kv_tokens += engine.kv.held_tokens
         return batch
 
     def _ask_all(self, now_s: float, *, hidden: bool) -> list[tuple[Batcher, MicroBatch | None]]:

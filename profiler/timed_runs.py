@@ -22,6 +22,7 @@ import numpy as np
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
 from evenflow.profiler.shapes import LEVELS, Limits, Shape, grid
+from evenflow.sums import plain_sum
 
 UNDISTURBED = 0.97
 """Share of its time for which a run must have had the CPU, to count as undisturbed."""
@@ -203,7 +204,7 @@ class Journal:
     @property
     def spent_s(self) -> float:
         """Seconds that the runs so far took."""
-        return sum(run.wall_s for run in self.runs)
+        return plain_sum(run.wall_s for run in self.runs)
 
     def decide(self, **plan: Any) -> None:
         """Keep what was decided for all later starts."""
@@ -354,7 +355,7 @@ def _round_s(
     shapes = grid(limits, 0, tiles)
     for shape in shapes:
         time_run(subject, shape, stopwatch, rng)
-    return sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
+    return plain_sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
 
 
 def _level(limits: Limits, tiles: Sequence[int], coarse_round_s: float, budget_s: float) -> int:
@@ -378,7 +379,7 @@ def runs_by_shape(shapes: Sequence[Shape], runs: Sequence[TimedRun]) -> dict[Sha
 
 def stage_s(seconds: Mapping[str, float]) -> float:
     """Return the seconds that the stage was busy, of a run's seconds by operator."""
-    return sum(value for name, value in seconds.items() if name not in OUTSIDE)
+    return plain_sum(value for name, value in seconds.items() if name not in OUTSIDE)
 
 
 def marks_share(by_shape: Mapping[Shape, Sequence[TimedRun]]) -> float:

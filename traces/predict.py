@@ -22,6 +22,7 @@ import numpy as np
 
 from evenflow.errors import UsageError, instead_of, require_package
 from evenflow.files import write_whole
+from evenflow.sums import plain_sum
 from evenflow.traces.trace import Floats, Ints, Trace, random_stream
 from evenflow.types import Request
 
@@ -127,7 +128,7 @@ def _words(text: str) -> dict[int, float]:
     # zlib.crc32 is the same everywhere, where hash() differs from process to process.
     words = Counter(zlib.crc32(word.encode()) % WORD_BINS for word in WORD.findall(text.lower()))
     weights = {1 + LENGTH_BINS + word: 1 + math.log(count) for word, count in words.items()}
-    norm = math.sqrt(sum(weight**2 for weight in weights.values()))
+    norm = math.sqrt(plain_sum(weight**2 for weight in weights.values()))
     return {index: weight / norm for index, weight in weights.items()}
 
 

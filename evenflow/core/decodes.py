@@ -16,6 +16,7 @@ from operator import mul
 from typing import NamedTuple
 
 from evenflow.core.kv import Holder
+from evenflow.sums import plain_sum
 
 
 @dataclass(slots=True, eq=False)
@@ -299,7 +300,7 @@ class Speculation:
         The first wrong proposal ends the step and is replaced by a right token; if all are right,
         the step yields one more (Leviathan et al., 2023, equation 1).
         """
-        return sum(accumulate(self.acceptance, mul, initial=1.0))
+        return plain_sum(accumulate(self.acceptance, mul, initial=1.0))
 
 
 class SpeculativeGroup(DecodeGroup):

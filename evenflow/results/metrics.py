@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenflow.results.run import Floats, Ints, RunResult, Tally
+from evenflow.sums import plain_sum
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -278,7 +279,7 @@ def _sum_ms(
     if count > AT_ONCE:
         half = start + count // 2 - count // 2 % 8
         parts = (start, half), (half, stop)
-        return sum(_sum_ms(values_s, stops, *part, around) for part in parts)
+        return plain_sum(_sum_ms(values_s, stops, *part, around) for part in parts)
     first, last = np.searchsorted(stops, [start, stop], "right")
     counts = np.diff(np.clip(stops[first : last + 1], start, stop), prepend=start).astype(np.int64)
     part = np.repeat(values_s[first : last + 1] * 1e3, counts)

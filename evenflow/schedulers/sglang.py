@@ -18,6 +18,7 @@ from evenflow.core.kv import PagePool
 from evenflow.core.scheduling import Decode, Order, Plan, Prefill, Prompt, Upkeep, View
 from evenflow.keys import Count, NonNegative
 from evenflow.schedulers.limits import Policy
+from evenflow.sums import plain_sum
 
 CLIP = 4096  # more output than this is not reserved
 LOOKED_UP = 128  # prompts that are looked up in a pass, at most
@@ -304,7 +305,7 @@ class Room:
 
     def __post_init__(self) -> None:
         rest = ((min(one.output_limit - one.generated, CLIP), one) for one in self.decodes)
-        self.reserved = self.planned + sum(tokens * self.share(one) for tokens, one in rest)
+        self.reserved = self.planned + plain_sum(tokens * self.share(one) for tokens, one in rest)
 
     def walks(self, prompt: Prompt) -> bool:
         return prompt.exact and not self.view.prefix_cache

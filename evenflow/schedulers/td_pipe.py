@@ -19,6 +19,7 @@ from evenflow.errors import is_count
 from evenflow.keys import Count, Share, expect
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Policy
+from evenflow.sums import plain_sum
 
 DecodeTime = Callable[[int, int], float]
 """Seconds that one stage takes for a decode step of (rows, tokens they attend to in all)."""
@@ -108,7 +109,7 @@ def temporal_intensity(prefill_s: Sequence[float], decode_step_s: float, depth: 
     3.4.
     """
     bubble_s = max(max(prefill_s) - decode_step_s, 0.0) * (depth - 1)
-    total_s = sum(prefill_s) + depth * decode_step_s + bubble_s
+    total_s = plain_sum(prefill_s) + depth * decode_step_s + bubble_s
     return 1 - bubble_s / total_s if total_s else 1.0
 
 

@@ -26,6 +26,7 @@ from evenflow.results.outcome import Outcome
 from evenflow.results.run import RunResult
 from evenflow.schedulers import POOLED
 from evenflow.specs.gpu import gpu
+from evenflow.sums import plain_sum
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
 OF_GPUS = ("output_throughput_per_gpu", "output_speed_per_user")
@@ -90,7 +91,9 @@ def shares_beyond(limits: Iterable[Condition], mean: Callable[[str], float]) -> 
 def missed(shares: Iterable[float]) -> float:
     """Return by which shares of them limits are missed, added up; inf where one is not known."""
     known = list(shares)
-    return math.inf if any(map(math.isnan, known)) else sum(max(share, 0.0) for share in known)
+    return (
+        math.inf if any(map(math.isnan, known)) else plain_sum(max(share, 0.0) for share in known)
+    )
 
 
 KEEPS_UP = Condition("overloaded", 0)

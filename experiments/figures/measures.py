@@ -12,6 +12,7 @@ from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Floats, Ints, RunResult
+from evenflow.sums import plain_sum
 
 
 def overview(outcome: Outcome) -> dict[str, Any]:
@@ -23,9 +24,9 @@ def overview(outcome: Outcome) -> dict[str, Any]:
 def shares(outcome: Outcome) -> dict[str, Any]:
     """Return the share of stage time that is busy, and that of each cause of idle time."""
     every = [part.idle for part in outcome.parts.values()]
-    total_s = sum(each.busy_s + each.idle_s for each in every)
-    idle = {cause: sum(each.totals()[cause] for each in every) / total_s for cause in CAUSES}
-    return {**overview(outcome), "busy": 1 - sum(idle[cause] for cause in CAUSES), **idle}
+    total_s = plain_sum(each.busy_s + each.idle_s for each in every)
+    idle = {cause: plain_sum(each.totals()[cause] for each in every) / total_s for cause in CAUSES}
+    return {**overview(outcome), "busy": 1 - plain_sum(idle[cause] for cause in CAUSES), **idle}
 
 
 def within(outcome: Outcome, limits: list[tuple[float, float]]) -> dict[str, Any]:

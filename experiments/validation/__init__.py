@@ -45,6 +45,7 @@ from evenflow.runtime.serve import LAST, engine_names, names_of
 from evenflow.sim import World, simulate, simulate_replicas
 from evenflow.sim.timed import simulate_timed
 from evenflow.study.runs import Job
+from evenflow.sums import plain_sum
 
 DRAWS = 5
 """So many simulations, each with a seed of its own, share a calibrated prediction."""
@@ -205,7 +206,7 @@ def _validation(
         "scheduler": job.config.scheduler.name,
         "runs": len(served),
         **found,
-        "seconds": sum(each.wall_s for each, _ in served),
+        "seconds": plain_sum(each.wall_s for each, _ in served),
         "load": [load for _, load in served],
         "provenance": first.provenance,
     }

@@ -29,6 +29,7 @@ from evenflow.results.run import Floats, Ints, RunResult, Transfers, around_stag
 from evenflow.runtime import Served
 from evenflow.sim import World
 from evenflow.sim.timed import GRID_PER_S, TimedLink, Timing, simulate_timed
+from evenflow.sums import plain_sum
 from evenflow.types import MicroBatch
 
 NAMES = ("ttft", "tpot", "itl", "e2el")
@@ -151,8 +152,8 @@ class Recorded:
         if self.parted_at is not None:
             timing = timing._replace(stages_s=self._alike_s(key, by_costs_s))
         self._used[key] += 1
-        self._sums_s[0] += sum(timing.stages_s)
-        self._sums_s[1] += sum(by_costs_s)
+        self._sums_s[0] += plain_sum(timing.stages_s)
+        self._sums_s[1] += plain_sum(by_costs_s)
         return timing
 
     def _alike_s(self, key: tuple[int, int], by_costs_s: list[float]) -> Sequence[float]:

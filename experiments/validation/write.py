@@ -25,6 +25,7 @@ from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, RunResult
 from evenflow.runtime.real import notes_of
 from evenflow.study.fair import Side, alone, marked
+from evenflow.sums import plain_sum
 
 Found = Mapping[str, Any]
 
@@ -236,7 +237,7 @@ def _bubbles(found: Found) -> Section:
         for cause in found["bubbles"]["measured"]
         if any(shares[cause] > 0 for shares in runs)
     ]
-    rows.append(_shares("all", (sum(shares.values()) for shares in runs)))
+    rows.append(_shares("all", (plain_sum(shares.values()) for shares in runs)))
     return Section("Bubbles: share of all stages' time", ["", *found["bubbles"]], rows)
 
 

@@ -544,7 +544,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "scheduler": tuple(SCHEDULERS),
 }
 """What keys of a run may be instead of what PLAIN has; `workers` are no simulation's."""
-NEEDED: Mapping[str, Mapping[str, Any]] = {
+NEEDED: dict[str, dict[str, Any]] = {
     "attention_dp_config": {"data_parallel": 2},
     "kv.swap": {"kv.host_link": LINK},
     "nodes": {"link": "nvlink-h100"},

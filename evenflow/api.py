@@ -133,6 +133,7 @@ def compare(
     *,
     systems: Sequence[str] = (),
     set: Mapping[str, Any] | None = None,
+    allow_refused: bool = False,
     out: str | Path | None = None,
     save: Save = "all",
     format: Format = "csv",
@@ -143,7 +144,8 @@ def compare(
     `.table` has a row for each. Schedulers are as for `simulate`; a class or an object goes by the
     name of its class. `systems` are names of `evenflow systems`. `set` gives keys of the run new
     values. `out`, `save`, `format` and `force` are as for `simulate`, with a folder for each.
-    Raises UsageError for what cannot be.
+    Raises UsageError for what cannot be, and where a scheduler refuses more than a tenth of the
+    requests, unless `allow_refused`.
     """
     check_format(format)
     policies = list(map(_named_or_given, schedulers))
@@ -153,9 +155,12 @@ def compare(
     config = with_(document, first | dict(set or {}))
     jobs = line_up([*policies, *parse_systems(",".join(systems))], config, file.parent)
     if out is None:
-        return run_all(jobs)
+        comparison = run_all(jobs)
+        comparison.require_served(allowed=allow_refused)
+        return comparison
     with staged(Path(out), force=force, reads=inputs_of(config, file)) as scratch:
         comparison = run_all(jobs, scratch, save, form=format)
+        comparison.require_served(allowed=allow_refused)
         comparison.write(scratch, file.name)
     return comparison
 
@@ -204,6 +209,7 @@ def capacity(
     *,
     tolerance: float = 0.02,
     replications: int = 1,
+    allow_refused: bool = False,
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -212,14 +218,15 @@ def capacity(
     """Return the largest request rate that keeps limits: `slo={"p99_itl_ms": 200}`.
 
     `.rate` is the mean over the replications with its interval (requests/s), `.points` has a row
-    for each rate simulated. It is known within `tolerance` of itself. `set`, `out` and `force` are
-    as for `sweep`. Raises UsageError for what cannot be.
+    for each rate simulated, `.served` how many requests were completed. It is known within
+    `tolerance` of itself. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for
+    `sweep`. Raises UsageError for what cannot be.
     """
     document, file = _document(run, set)
     config = configured(document)
-    question = Question(config, _conditions(slo), file.parent, tolerance, replications)
+    asked = (config, _conditions(slo), file.parent, tolerance, replications, None, allow_refused)
     reads = inputs_of(config, file)
-    return study_capacity(question, How(_folder(out), force, reads, **how))
+    return study_capacity(Question(*asked), How(_folder(out), force, reads, **how))
 
 
 def plan(
@@ -233,6 +240,7 @@ def plan(
     budgets: Sequence[int] | None = None,
     replications: int = 1,
     exhaustive: bool = False,
+    allow_refused: bool = False,
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -242,8 +250,8 @@ def plan(
 
     `.table` has a row for each that does, the best first, `.points` one for all that was simulated.
     `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour;
-    `budgets`: tokens of a micro-batch. `exhaustive` simulates every point. `slo`, `set`, `out` and
-    `force` are as for `capacity`. Raises UsageError for what cannot be.
+    `budgets`: tokens of a micro-batch. `exhaustive` simulates every point. `slo`, `set`, `out`,
+    `allow_refused` and `force` are as for `capacity`. Raises UsageError for what cannot be.
     """
     document, file = _document(run, set)
     ask = Ask(
@@ -255,6 +263,7 @@ def plan(
         budgets=budgets,
         replications=replications,
         exhaustive=exhaustive,
+        allow_refused=allow_refused,
     )
     return study_plan(document, file.parent, ask, How(_folder(out), force, [file], **how))
 
@@ -263,6 +272,7 @@ def figures(
     names: Sequence[str] = (),
     *,
     quick: bool = False,
+    allow_refused: bool = False,
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -270,10 +280,11 @@ def figures(
 ) -> dict[str, Drawing]:
     """Make figures of the papers, or of a figure's YAML: each has `.figure`, `.table`, `.claims`.
 
-    No names: all of them. `quick`: fewer points. `set`, `out` and `force` are as for `sweep`; with
-    `out` the table of claims is written too. Raises UsageError for what cannot be.
+    No names: all of them. `quick`: fewer points. `allow_refused` is as for `compare`, `set`, `out`
+    and `force` are as for `sweep`; with `out` the table of claims is written too. Raises UsageError
+    for what cannot be.
     """
-    plans = chosen(names, tuple(_assignments(set)), quick=quick)
+    plans = chosen(names, tuple(_assignments(set)), quick=quick, allow_refused=allow_refused)
     who = executor_of(how.get("executor", "process"), how.get("workers"))
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory()))

@@ -169,7 +169,7 @@ def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv, fill: null}"]
     config = measured_config(tmp_path, *keys, "kv.pages=500")
     outcome = run_job(Job(config, load_workload(config, tmp_path), tmp_path))
-    print_left_out({}, outcome.result)
+    print_left_out(outcome.result.provenance)
     assert re.search(r"costs: \d\d % of the predicted time", capsys.readouterr().err)
 
 

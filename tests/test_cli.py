@@ -185,12 +185,12 @@ def test_a_command_that_is_not_there_is_looked_for_among_all() -> None:
 
 def test_what_is_left_out_is_said(folder: Path) -> None:
     write_trace(folder / "trace.csv", "0,10,5", "1,10,0", "2,5000,5")
-    status, _, errors = evenflow("simulate", "RUN.yaml", "--save", "summary")
+    status, output, errors = evenflow("simulate", "RUN.yaml", "--save", "summary")
     assert status == 0
-    dropped, rejected = errors.splitlines()
-    assert dropped.startswith("dropped 1 rows of the trace: ")
-    assert rejected == (
-        "rejected 1 requests, the first of them request 1: 5005 tokens exceed max_model_len 3200"
+    assert errors == "dropped 1 rows of the trace: no output tokens\n"
+    assert output.splitlines()[0] == (
+        "NOT FAIR: 1 of 2 requests (50.0%) were refused or given up; the first: 5005 tokens exceed "
+        "max_model_len 3200"
     )
     assert summary_of("out/RUN")["failed"] == 1
     assert evenflow("simulate", "RUN.yaml", "--save", "requests")[0] == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,22 @@ def test_a_request_that_only_one_run_completed_is_in_no_pair() -> None:
     assert found.metrics.loc["mean_ttft_ms", "n"] == 20 - lost < 20
     told = f"not as many requests were completed: 20 with a, {20 - lost} with b"
     assert told in found.warnings
+
+
+def test_a_run_that_completes_nothing_has_no_numbers_and_no_differences() -> None:
+    done("simulate", "RUN.yaml", "--out=a", "--save=summary")
+    shown = done("simulate", "RUN.yaml", "--set=kv.pages=1", "--out=b", "--save=all")
+    assert shown.startswith("NOT FAIR: 20 of 20 requests (100.0%) were refused or given up; the")
+    assert re.search(r"TTFT mean \(ms\) +-", shown)
+    assert "completed no request" in Path("b/report.html").read_text()
+    assert summary_of("b")["mean_ttft_ms"] is summary_of("b")["duration"] is None
+    found = ef.diff("a", "b")
+    assert math.isnan(found.metrics.loc["mean_ttft_ms", "difference"])
+    lines = [line.split() for line in done("diff", "a", "b").splitlines()]
+    (row,) = (line for line in lines if line[:3] == ["TTFT", "mean", "(ms)"])
+    assert row[4:] == ["-", "-"]
+    assert lines[0][:3] == ["NOT", "FAIR:", "with"]
+    assert found.warnings[0].startswith("with b, 20 of 20 requests (100.0%) were refused")
 
 
 def test_runs_at_hand_and_saved_ones_are_the_same() -> None:

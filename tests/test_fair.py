@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from evenflow.config.run import RunConfig
+from evenflow.errors import UsageError
 from evenflow.experiments.figures.study import unfair
+from evenflow.report.words import refusals
+from evenflow.results.outcome import Served
 from evenflow.study.fair import (
     Side,
     alike,
@@ -22,12 +26,14 @@ from evenflow.study.fair import (
     doubts,
     interval,
     paired_difference,
+    require_served,
     unpaired_difference,
 )
 from evenflow.study.points import Record
-from evenflow.study.trials import Trial
+from evenflow.study.slo import Condition
+from evenflow.study.trials import Part, Trial, table
 from evenflow.study.trials import unfair as unfair_of
-from tests.command_line import evenflow
+from tests.command_line import evenflow, rows_of
 
 
 def side(
@@ -84,6 +90,19 @@ def trial(share: float = 0.0, **keys: Any) -> Trial:
     return Trial({}, (record,), (), RunConfig.model_validate(run | keys))
 
 
+def test_a_metric_of_no_requests_is_no_number_of_a_trial() -> None:
+    none = Record("", {"completed": 0, "failed": 9, "mean_ttft_ms": None}, why="too long")
+    some = Record("", {"completed": 9, "failed": 0, "mean_ttft_ms": 5.0})
+    tried = Trial({"pages": 1}, (none, some), (Part(0, 0), Part(1, 0)))
+    assert [math.isnan(value) for value in tried.values("mean_ttft_ms")] == [True, False]
+    assert math.isnan(tried.mean("mean_ttft_ms"))
+    assert tried.served == Served(18, 9, "too long")
+    alone = replace(tried, records=(none,), parts=(Part(0, 0),))
+    assert table([alone])["mean_ttft_ms"].dtype == float
+    assert not Condition("mean_ttft_ms", 9.0).holds(none.values)
+    assert not Condition("failed", 9.0).holds(none.values), "it served nothing"
+
+
 def test_trials_of_a_study_are_judged_by_the_same_rules() -> None:
     assert unfair_of({"a": trial(), "b": trial()}) == []
     cached = unfair_of({"a": trial(kv={"prefix_cache": True}), "b": trial()})
@@ -101,6 +120,25 @@ def test_one_run_that_is_held_against_a_measurement_or_a_limit() -> None:
         "49 requests are few: others may tell otherwise",
         "50% of the time predicted with it rests on no measurement",
     ]
+
+
+def test_requests_that_were_not_completed_are_said_first_and_unfair_from_one_in_a_hundred() -> None:
+    few, many = Served(1000, 995, "too long"), Served(1000, 823, "too long")
+    assert refusals({"a": Served(9, 9), "b": few}) == [
+        "with b, 5 of 1,000 requests (0.5%) were refused or given up; the first: too long"
+    ]
+    assert refusals({"a": many, "b": many}) == [
+        "NOT FAIR: 177 of 1,000 requests (17.7%) were refused or given up; the first: too long"
+    ]
+    require_served({"a": Served(1000, 900)}, allowed=False)
+    require_served({"a": many}, allowed=True)
+    with pytest.raises(
+        UsageError, match=r"^with b, 177 of 1,000 .* max_model_len .* model .*trace"
+    ):
+        require_served({"a": few, "b": many}, allowed=False)
+    lost = Side({"completed": 980, "failed": 20})
+    assert alone("it", lost) == ["20 of 1,000 requests (2.0%) were refused or given up"]
+    assert Served.of_all([few, many]) == Served(2000, 1818, "too long")
 
 
 def test_lines_that_differ_in_numbers_are_one() -> None:
@@ -196,6 +234,47 @@ def test_every_command_that_compares_says_it(
     assert status == 0, errors
     for each in told:
         assert each in (output + errors).replace("\n", " ")
+
+
+WRITTEN = {
+    "compare": ("comparison.csv", "report.html"),
+    "plan": ("plan.csv", "plan.json"),
+    "capacity": ("rates.csv", "capacity.json"),
+    "figures": ("FIGURE.csv", "FIGURE.json"),
+}
+"""The table and the page or facts of each answer."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "RUN.yaml", "--schedulers=sarathi"),
+        ("plan", "PLANNED.yaml", "--gpus=1", "--slo=p99_ttft_ms=5000", "--schedulers=sarathi"),
+        ("capacity", "RUN.yaml", "--slo=p99_ttft_ms=25", "--tolerance=0.5"),
+        ("figures", "FIGURE.yaml"),
+    ],
+    ids=lambda value: value[0],
+)
+def test_an_answer_from_a_part_of_the_requests_is_none_unless_that_is_allowed(
+    arguments: tuple[str, ...], folder: Path
+) -> None:
+    """Of both, more than a tenth of 20 requests are longer than is allowed."""
+    for name, keys in (("FIGURE", FIGURE), ("PLANNED", PLANNED)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(keys))
+    short = (*arguments, "--out=out", "--set")
+    length = "max_model_len=700" if arguments[0] == "plan" else "max_model_len=60"
+    status, output, errors = evenflow(*short, length)
+    assert (status, output) == (2, "")
+    (line,) = errors.splitlines()
+    assert re.search(r"\d+ of 20 requests .* exceed max_model_len \d+: .*--allow-refused", line)
+    assert not [path for path in Path("out").glob("*") if path.name not in ("store", "points")]
+    status, output, errors = evenflow(*short, length, "--allow-refused")
+    assert status == 0, errors
+    said = errors if arguments[0] == "figures" else output
+    assert re.search(r"NOT FAIR: \d+ of 20 requests \(\d+.0%\) were refused", said.splitlines()[0])
+    table, page = WRITTEN[arguments[0]]
+    assert int(rows_of(f"out/{table}")[0]["failed"]) > 2
+    assert re.search(r'"failed": [1-9]|"not_served": "|NOT FAIR: ', Path("out", page).read_text())
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8).filter(lambda v: max(v) > min(v) + 1))

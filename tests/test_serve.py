@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,8 +25,7 @@ def server() -> Iterator[Server]:
         yield found
         status, errors = found.interrupted()
         assert status == 0, errors
-        first = r"rejected \d+ requests, the first of them request \d+: \d+ .* exceed .*\n"
-        assert re.fullmatch(first + r"aborted \d+ requests, whose clients left\n", errors)
+        assert errors == ""
         real = found.summary()["real_run"]
         assert (real["failure"], real["unfinished"]) == (None, 0)
         assert real["free_pages"] == real["total_pages"] == 400

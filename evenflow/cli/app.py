@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 import evenflow
 from evenflow.cli import figures, lists, measured, profile, real, studies
-from evenflow.cli.options import Force, Intervals, Out, RunFile, Set
+from evenflow.cli.options import AllowRefused, Force, Intervals, Out, RunFile, Set
 from evenflow.errors import MOST_LETTERS, UsageError, shortened
 from evenflow.report.echo import echo, visible
 
@@ -184,7 +184,7 @@ def simulate(
         more = [each.html for each in additions]
         write_run(scratch, outcome, save.value, run.name, shown, more=more, form=format_.value)
     print_outcomes([outcome])
-    print_left_out(job.workload.trace["dropped"], outcome.result)
+    print_left_out(outcome.result.provenance)
     for addition in additions:
         print_addition(addition)
     print_folder(folder)
@@ -229,11 +229,12 @@ def compare(
     ] = "",
     save: SaveOption = Save.all,
     format_: FormatOption = Format.csv,
+    allow_refused: AllowRefused = False,
     out: Out = None,
     force: Force = False,
 ) -> None:
     """Simulate several schedulers, or published systems, on the same requests, side by side."""
-    from evenflow.cli.terminal import print_folder, print_outcomes, progress
+    from evenflow.cli.terminal import print_folder, print_left_out, print_outcomes, progress
     from evenflow.config.files import inputs_of
     from evenflow.config.run import load_config
     from evenflow.config.systems import parse_systems
@@ -248,10 +249,12 @@ def compare(
         total = len(jobs[0].workload.requests)
         with progress([job.label for job in jobs], total) as show:
             comparison = run_all(jobs, scratch, save.value, show, format_.value)
+        comparison.require_served(allowed=allow_refused)
         comparison.write(scratch, run.name)
     for system in published:
         echo(f"{system.name}: {system.keys}")
     print_outcomes(comparison.outcomes)
+    print_left_out(comparison.outcomes[0].result.provenance)
     print_folder(folder)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenflow.cli.options import Executor, Force
+from evenflow.cli.options import AllowRefused, Executor, Force
 from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
@@ -44,6 +44,7 @@ def figures_command(
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Also: 90 % intervals, ten times the runs.")
     ] = False,
+    allow_refused: AllowRefused = False,
     executor: Executor = "process",
     force: Force = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list the figures.")] = False,
@@ -53,7 +54,7 @@ def figures_command(
     from evenflow.report.folder import claimed
     from evenflow.study.points import Store, executor_of
 
-    plans = chosen(names or (), tuple(set_ or ()), quick=quick)
+    plans = chosen(names or (), tuple(set_ or ()), quick=quick, allow_refused=allow_refused)
     if list_:
         for plan in plans:
             echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +42,7 @@ def run_command(
         progress([f"{job.label}, {job.config.workers.kind}"], total) as show,
     ):
         served, outcome, lost = serve_into(scratch, job, run.name, show.done)
-    _tell(outcome, folder, job.workload.trace["dropped"], served.failure)
+    _tell(outcome, folder)
     done = f"{total - served.unfinished} of {total} requests are done and saved"
     _end(served, done, lost)
 
@@ -85,7 +85,7 @@ def serve_command(
             served, outcome, lost = serve_into(scratch, job, run.name, live=live)
         finally:
             live.close()
-    _tell(outcome, folder, {}, served.failure)
+    _tell(outcome, folder)
     status = outcome.result.status
     _end(served, f"{status.count('completed')} of {len(status)} requests are done", lost)
 
@@ -137,7 +137,7 @@ def recover_command(
     status = 0
     for run in runs:
         folder, outcome, facts, lost = recover(run)
-        _tell(outcome, folder, {}, facts["failure"])
+        _tell(outcome, folder)
         echo(f"{facts['failure']}; {facts['unfinished']} requests had not ended", err=True)
         for line in lost:
             echo(line, err=True)
@@ -154,11 +154,11 @@ def _say_killed(folder: Path) -> None:
         echo(f"{run}: what a killed run had served; evenflow recover {folder}", err=True)
 
 
-def _tell(outcome: Outcome, folder: Path, dropped: Mapping[str, int], failure: str | None) -> None:
+def _tell(outcome: Outcome, folder: Path) -> None:
     from evenflow.cli.terminal import print_left_out, print_outcomes
 
     print_outcomes([outcome])
-    print_left_out(dropped, outcome.result, failure)
+    print_left_out(outcome.result.provenance)
     echo(folder)
 
 

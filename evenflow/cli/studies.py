@@ -119,12 +119,14 @@ def capacity_command(
         Path | None,
         typer.Option("--per-dollar", metavar="PRICES.yaml", help="GPU name: dollars per hour."),
     ] = None,
+    allow_refused: AllowRefused = False,
     set_: Set = None,
     executor: Executor = "process",
     out: Out = None,
     force: Force = False,
 ) -> None:
     """Find the largest request rate that keeps limits on latency."""
+    from evenflow.cli.terminal import print_left_out
     from evenflow.config.files import inputs_of
     from evenflow.config.run import load_config
     from evenflow.report.tables import print_table
@@ -136,15 +138,18 @@ def capacity_command(
     config = config if gpus is None else on_gpus(config, parse_gpus(gpus))
     conditions = tuple(parse_slo(slo or (), max_median_queue_s))
     per_hour = None if per_dollar is None else dollars_per_hour(config, load_prices(per_dollar))
-    question = Question(config, conditions, run.parent, tolerance, replications, per_hour)
+    question = Question(
+        config, conditions, run.parent, tolerance, replications, per_hour, allow_refused
+    )
     reads = inputs_of(config, run)
     folder, how = _how("capacity", run, out, executor=executor, force=force, reads=reads)
     answer = capacity(question, how)
+    for line in sentences(answer):
+        echo(line)
     echo(config.setup())
     if answer.rate is not None:
         print_table(("metric", "limit", "at capacity", "just above"), knee_rows(answer))
-    for line in sentences(answer):
-        echo(line)
+    print_left_out(answer.provenance)
     echo(folder / "capacity.json")
 
 
@@ -177,6 +182,7 @@ def plan_command(
     ] = False,
     max_median_queue_s: MedianQueue = None,
     intervals: Intervals = False,
+    allow_refused: AllowRefused = False,
     set_: Set = None,
     executor: Executor = "process",
     workers: Workers = None,
@@ -205,6 +211,7 @@ def plan_command(
         budgets=None if budgets is None else parse_budgets(budgets),
         replications=replications,
         exhaustive=exhaustive,
+        allow_refused=allow_refused,
     )
     folder, how = _how("plan", run, out, executor=executor, force=force, workers=workers)
     planned = plan(document, run.parent, ask, how)
@@ -235,11 +242,13 @@ Saved = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.
 
 def diff_command(out_a: Saved, out_b: Saved) -> None:
     """Compare two saved runs: what differs in how they were made, and in what they came to."""
-    from evenflow.cli.terminal import print_doubts
     from evenflow.report.tables import print_numbers
     from evenflow.study.compare import config_rows, diff, metric_rows
+    from evenflow.study.fair import marked
 
     found = diff(out_a, out_b)
+    for line in dict.fromkeys([*found.refusals, *marked(found.warnings)]):
+        echo(line)
     setups = (run.provenance.get("setup", "") for run in (found.a, found.b))
     echo("\n".join(dict.fromkeys(setups)))
     for (heads, rows), none in (
@@ -250,4 +259,3 @@ def diff_command(out_a: Saved, out_b: Saved) -> None:
             print_numbers(heads, rows)
         else:
             echo(none)
-    print_doubts(found.warnings)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from evenflow.report.echo import echo, visible
 from evenflow.report.tables import print_numbers
-from evenflow.report.words import metrics, overload
+from evenflow.report.words import metrics, overload, refusals, rows_left_out
 from evenflow.results.outcome import Outcome
-from evenflow.results.run import RunResult
 from evenflow.study.fair import TOLD_SHARE, Side, doubts, marked
 
 if TYPE_CHECKING:
@@ -32,7 +31,9 @@ def print_folder(folder: Path) -> None:
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Print what runs on what, then the runs side by side."""
+    """Print what was refused, what runs on what, then the runs side by side."""
+    for line in refusals({run.label: run.served for run in outcomes}):
+        echo(line)
     echo("\n".join(dict.fromkeys(run.result.provenance["setup"] for run in outcomes)))
     print_summaries({run.label: run.summary for run in outcomes})
     sides = {run.label: Side(run.summary, run.result.provenance) for run in outcomes}
@@ -48,10 +49,10 @@ def print_doubts(lines: Sequence[str]) -> None:
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print runs side by side, a column each."""
     rows = []
-    for key, words, form, *_ in metrics():
-        values = [summary.get(key) for summary in summaries.values()]
-        if any(value is not None for value in values):
-            rows.append([words, *("-" if v is None else form.format(v) for v in values)])
+    for metric in metrics():
+        if any(metric.key in summary for summary in summaries.values()):
+            values = (summary.get(metric.key) for summary in summaries.values())
+            rows.append([metric.words, *map(metric.cell, values)])
     print_numbers(["", *summaries], rows)
     for name, summary in summaries.items():
         if told := overload(summary):
@@ -64,28 +65,11 @@ def print_addition(addition: Addition) -> None:
     echo(addition.sentence)
 
 
-def print_left_out(
-    dropped: Mapping[str, int], result: RunResult, failure: str | None = None
-) -> None:
-    """Say what the run left out: rows of the trace, requests, measurements.
-
-    `failure`: why a real run ended early.
-    """
-    for reason, count in dropped.items():
-        echo(f"dropped {count} rows of the trace: {reason}", err=True)
-    rejected = [index for index, status in enumerate(result.status) if status == "rejected"]
-    if rejected:
-        first = rejected[0]
-        echo(
-            f"rejected {len(rejected)} requests, the first of them request "
-            f"{result.request_id[first]}: {result.reason[first]}",
-            err=True,
-        )
-    aborted = result.status.count("aborted")
-    if aborted:
-        why = "whose clients left" if failure is None else "when the run ended or clients left"
-        echo(f"aborted {aborted} requests, {why}", err=True)
-    share = result.provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
+def print_left_out(provenance: Mapping[str, Any]) -> None:
+    """Say what a run left out, by its provenance: rows of the trace, measurements."""
+    for line in rows_left_out(provenance.get("trace", {})):
+        echo(line, err=True)
+    share = provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
     if share > TOLD_SHARE:
         echo(f"costs: {100 * share:.0f} % of the predicted time rests on no measurement", err=True)
 

@@ -11,7 +11,8 @@ What to call:
 - `print_table(heads, rows)` for words and `print_numbers(heads, rows, title)` for numbers;
 - `markdown_table(heads, rows)` and `html_table(heads, rows)`: the table as text;
 - `as_given(cell)`: a cell of such a CSV, without the apostrophe before a formula;
-- `number(value)`, `percent(share)`: a cell; `is_number(value)`: what a table of numbers takes.
+- `number(value)`, `percent(share)`: a cell; `is_number(value)`, `is_metric(value)`: what a table
+  of numbers takes.
 
 Cells are text where people read them, and values in a file. Loads nothing but what is called for.
 Knows no run and no study.
@@ -195,7 +196,7 @@ def _lines(block: list[Any]) -> bytes:
 def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the numbers of several summaries, a row each; the first column names them."""
     rows = [
-        {label: name, **{key: value for key, value in summary.items() if is_number(value)}}
+        {label: name, **{key: value for key, value in summary.items() if is_metric(value)}}
         for name, summary in summaries.items()
     ]
     write_rows(path, rows)
@@ -295,7 +296,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 def percent(share: float | None, digits: int = 2, *, sign: bool = True) -> str:
     """Return a share in percent, with its sign unless that is not wanted; a dash for none."""
-    if share is None:
+    if share is None or not math.isfinite(share):
         return "-"
     value = round(100 * share, digits) + 0.0  # no minus before a zero
     return f"{value:{'+' if sign and value else ''}.{digits}f}%"
@@ -304,3 +305,8 @@ def percent(share: float | None, digits: int = 2, *, sign: bool = True) -> str:
 def is_number(value: object) -> bool:
     """Say whether a value is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_metric(value: object) -> bool:
+    """Say whether a value is that of a metric: a number, or None of no requests."""
+    return value is None or is_number(value)

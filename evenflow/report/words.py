@@ -13,8 +13,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from evenflow.report.data import shares
 from evenflow.report.tables import Html, html_table, is_number, number
 from evenflow.results.outcome import Outcome, Served
@@ -60,6 +58,10 @@ class Metric(NamedTuple):
     best: str
     meaning: str
 
+    def cell(self, value: float | None) -> str:
+        """Return a value as a terminal shows it; a dash for none."""
+        return "-" if value is None or math.isnan(value) else self.form.format(value)
+
 
 @cache
 def metrics() -> tuple[Metric, ...]:
@@ -86,16 +88,28 @@ def refusals(served: Mapping[str, Served]) -> list[str]:
             groups.setdefault(each, []).append(name)
     return [
         (NOT_FAIR if each.is_unfair else "")
+        + ("" if len(names) == len(served) else f"with {listed(names)}, ")
         + str(each)
-        + ("" if len(names) == len(served) else f", with {listed(names)}")
         for each, names in groups.items()
     ]
 
 
+def rows_left_out(trace: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each reason why rows of a trace, and of those before it, are left out.
+
+    `trace` is what the provenance says of it.
+    """
+    parts = [trace, *trace.get("after", [])]
+    return [
+        f"dropped {count:,} rows of the trace: {reason}"
+        for part in parts
+        for reason, count in part.get("dropped", {}).items()
+    ]
+
+
 def figures_of(run: Outcome) -> dict[str, float]:
-    """Return the summary's numbers, and how many requests were rejected."""
-    numbers = {key: value for key, value in run.summary.items() if is_number(value)}
-    return {**numbers, "rejected": run.result.status.count("rejected")}
+    """Return the summary's numbers."""
+    return {key: value for key, value in run.summary.items() if is_number(value)}
 
 
 def table(runs: Mapping[str, Outcome]) -> str:
@@ -103,8 +117,8 @@ def table(runs: Mapping[str, Outcome]) -> str:
     numbers = [figures_of(run) for run in runs.values()]
     rows = []
     for metric in metrics():
-        values = [own.get(metric.key, math.nan) for own in numbers]
-        if not all(math.isnan(value) for value in values):
+        if any(metric.key in run.summary for run in runs.values()):
+            values = [own.get(metric.key, math.nan) for own in numbers]
             label, shown = _readable(metric, values)
             meaning = f"<small>{metric.meaning}</small>" if metric.meaning else ""
             cells = zip(shown, _best(metric, values), strict=True)
@@ -120,14 +134,14 @@ def _readable(metric: Metric, values: Sequence[float]) -> tuple[str, list[str]]:
     scale = 1.0
     if metric.form.endswith("%}"):
         unit, scale = "%", 100.0
-    elif unit == "ms" and np.nanmin(values) >= 1000:
+    elif unit == "ms" and min((v for v in values if not math.isnan(v)), default=0.0) >= 1000:
         unit, scale = "s", 1e-3
     head = f'{words[0].upper()}{words[1:]} <span class="unit">{unit}</span>'
     return head, [number(scale * value, DIGITS) for value in values]
 
 
 def verdict(runs: Mapping[str, Outcome]) -> list[str]:
-    """Return the sentences of the verdict as HTML: the pace first, then latency, then bubbles.
+    """Return the sentences of the verdict as HTML: what was refused, pace, latency, bubbles.
 
     The pace of requests that arrive by themselves is whether they are served as they come; what
     drains after the last of them says nothing. Of all others it is the throughput.
@@ -135,7 +149,8 @@ def verdict(runs: Mapping[str, Outcome]) -> list[str]:
     numbers = {name: figures_of(run) for name, run in runs.items()}
     arriving = all("overloaded" in own for own in numbers.values())
     pace = _load if arriving and not any(map(_closed, runs.values())) else _throughput
-    return [*pace(numbers), *_latency(numbers), _bubbles(runs), *_refused(numbers)]
+    lost = [f"{escape(line)}." for line in refusals({k: run.served for k, run in runs.items()})]
+    return [*lost, *pace(numbers), *_latency(numbers), _bubbles(runs)]
 
 
 def overload(own: Mapping[str, Any]) -> str | None:
@@ -168,6 +183,7 @@ def about(runs: Mapping[str, Outcome]) -> list[str]:
             rate = run.summary.get("offered_requests_per_s")
             offered = f", {number(rate, DIGITS)} requests/s offered" if rate else ""
             lines.append(f"{workload['trace']}, {count} requests, {asked}{offered}")
+        lines += rows_left_out(run.result.provenance.get("trace", {}))
     limits = slo(runs)
     told = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in limits.items())
     return [*lines, f"SLO: {told}"] if limits else lines
@@ -227,6 +243,8 @@ def _brief(own: Mapping[str, float]) -> bool:
 
 def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
     ranked = _ranked(numbers, "total_token_throughput", descending=True)
+    if not ranked:
+        return []
     best = ranked[0][1]
     leaders = [_name(name) for name, value in ranked if best - value <= ALIKE * best]
     if 1 < len(leaders) == len(ranked):
@@ -248,10 +266,8 @@ def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
 def _alone(name: str, own: Mapping[str, float]) -> str:
     if not own.get("completed"):
         return f"{_name(name)} completed no request."
-    return (
-        f"A first token comes after {_seconds(own['mean_ttft_ms'])} on average, then one every "
-        f"{_seconds(own['mean_tpot_ms'])}."
-    )
+    then = f", then one every {_seconds(own['mean_tpot_ms'])}" if "mean_tpot_ms" in own else ""
+    return f"A first token comes after {_seconds(own['mean_ttft_ms'])} on average{then}."
 
 
 def _latency(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -287,16 +303,6 @@ def _bubbles(runs: Mapping[str, Outcome]) -> str:
             loss = f" (largest loss: {cause_label(worst)}, {100 * idle[worst]:.1f} %)"
         parts.append(f"{100 * busy:.0f} % of the time with {_name(name)}{loss}")
     return f"Stages compute {listed(parts)}."
-
-
-def _refused(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
-    counts = {name: int(own["rejected"]) for name, own in numbers.items()}
-    if not any(counts.values()):
-        return []
-    told = str(max(counts.values()))
-    if len(set(counts.values())) > 1:
-        told = listed([f"{count} with {_name(name)}" for name, count in counts.items()])
-    return [f"Requests refused because they can never fit: {told}."]
 
 
 def _ranked(

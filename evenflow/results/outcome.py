@@ -78,10 +78,10 @@ class Served:
         return 1 - self.share > MOST_SHARE
 
     def __str__(self) -> str:
-        because = f", the first because {self.why}" if self.why else ""
+        first = f"; the first: {self.why}" if self.why else ""
         return (
             f"{self.failed:,} of {self.asked:,} requests ({1 - self.share:.1%}) were refused or "
-            f"given up{because}"
+            f"given up{first}"
         )
 
 

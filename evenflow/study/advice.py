@@ -72,8 +72,15 @@ class Advice:
     failed: int = 0
 
     def gain(self, summary: Summary) -> float:
-        """Return by which share a summary is better than the run's; below 0: worse."""
+        """Return by which share a summary is better than the run's; below 0: worse.
+
+        One in which fewer requests are completed is better in nothing: -inf.
+        """
         before, after = self.base[self.metric], summary[self.metric]
+        if after is None or summary["completed"] < self.base["completed"]:
+            return -math.inf
+        if before is None:
+            return math.inf
         share = after / before - 1 if before else 0.0
         return share if larger_is_better(self.metric) else -share
 

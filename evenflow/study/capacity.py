@@ -27,8 +27,10 @@ from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError
 from evenflow.report import plots
 from evenflow.report.style import colour
-from evenflow.report.tables import is_number, number, write_json, write_table
-from evenflow.study.fair import Interval, Side, alone, interval, marked
+from evenflow.report.tables import is_metric, number, write_json, write_table
+from evenflow.report.words import listed, refusals
+from evenflow.results.outcome import Served
+from evenflow.study.fair import Interval, Side, interval, marked, require_served, weak
 from evenflow.study.searches import (
     LEAST_TOLERANCE,
     Found,
@@ -86,7 +88,7 @@ class Question:
 
     The capacity is known within `tolerance` (0.02: 2 %) of itself. Seeds count up from that of the
     configuration. `beside` is the folder of the configuration's file; `per_hour` what the
-    deployment costs in dollars.
+    deployment costs in dollars. `allow_refused`: answer though too many requests are refused.
     """
 
     config: RunConfig
@@ -95,6 +97,7 @@ class Question:
     tolerance: float = 0.02
     replications: int = 1
     per_hour: float | None = None
+    allow_refused: bool = False
 
     def __post_init__(self) -> None:
         if not LEAST_TOLERANCE <= self.tolerance < 1:
@@ -119,6 +122,12 @@ class Measured(Probe):
     replication: int
     values: Mapping[str, Any]
     side: Side
+    served: Served
+
+    def value(self, metric: str) -> float:
+        """Return a number of the run, NaN where it has none."""
+        found = self.values.get(metric)
+        return math.nan if found is None else float(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +155,7 @@ class Capacity:
     @property
     def cells(self) -> pd.DataFrame:
         """The same as objects: numbers are written as the runs gave them."""
-        keys = [key for key, value in self.measured[0].values.items() if is_number(value)]
+        keys = [key for key, value in self.measured[0].values.items() if is_metric(value)]
         rows = [
             {
                 "replication": run.replication,
@@ -157,6 +166,16 @@ class Capacity:
             for run in self.measured
         ]
         return pd.DataFrame(rows, dtype=object)
+
+    @property
+    def served(self) -> Served:
+        """How many requests were completed at the capacity, or else at the lowest rate."""
+        least = min(self.measured, key=lambda each: each.rate)
+        return Served.of_all(at.served for at, _ in self.at_knee() or [(least, least)])
+
+    def enough_requests(self, searches: Iterable[Found]) -> int:
+        """Return how many requests to ask for, so that their number does not matter much."""
+        return math.ceil(max(each.enough_requests for each in searches) / (self.served.share or 1))
 
     @property
     def status(self) -> str:
@@ -212,7 +231,7 @@ def _check_long_enough(question: Question, answer: Capacity) -> None:
                 "workload.requests: too few to find a capacity: "
                 f"{' and '.join(map(str, question.slo))} still holds at {ran:g} requests/s, where "
                 "all requests arrive before one is served; give more, like "
-                f"{end.enough_requests}, or also limit the queue (--max-median-queue-s 2)"
+                f"{answer.enough_requests([end])}, or also limit the queue (--max-median-queue-s 2)"
             )
 
 
@@ -261,11 +280,12 @@ def _measure(question: Question, trial: Trial) -> Measured:
     rate, values = trial.labels["rate"], record.values
     if record.error is not None:
         raise UsageError(f"at {rate:g} requests/s: {record.error}")
+    served = trial.served
+    require_served({"": served}, allowed=question.allow_refused)
     failed = tuple(each.metric for each in question.slo if not each.holds(values))
-    in_system = rate * values["mean_e2el_ms"] / 1e3
-    replication = trial.labels["replication"]
-    completed, side = int(values["completed"]), trial.side
-    return Measured(rate, failed, in_system, completed, replication, values, side)
+    in_system = served.share * rate * (values["mean_e2el_ms"] or 0.0) / 1e3
+    about = trial.labels["replication"], values, trial.side, served
+    return Measured(rate, failed, in_system, served.completed, *about)
 
 
 def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:
@@ -316,8 +336,10 @@ def facts(capacity: Capacity) -> dict[str, Any]:
             {"replication": each.replication, "rate": each.rate, "passes": not each.failed}
             for each in capacity.contradictions
         ],
-        "enough_requests": max(found.enough_requests for found in searches),
+        "enough_requests": capacity.enough_requests(searches),
     }
+    if capacity.served.failed:
+        told |= capacity.served.facts
     if rate is None:
         alone = min(capacity.measured, key=lambda each: each.rate)
         told["at_lowest_rate"] = {each.metric: alone.values[each.metric] for each in question.slo}
@@ -329,17 +351,18 @@ def facts(capacity: Capacity) -> dict[str, Any]:
 
 
 def _at_capacity(capacity: Capacity) -> dict[str, Any]:
-    runs = [at.values for at, _ in capacity.at_knee()]
+    runs = [at for at, _ in capacity.at_knee()]
     metrics = dict.fromkeys((*(each.metric for each in capacity.question.slo), *SHOWN))
-    known = [metric for metric in metrics if all(metric in run for run in runs)]
-    return {metric: interval([run[metric] for run in runs]).mean for metric in known}
+    known = [metric for metric in metrics if all(metric in run.values for run in runs)]
+    return {metric: interval([run.value(metric) for run in runs]).mean for metric in known}
 
 
 def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float]:
-    """Return what a rate costs: `per_hour` dollars buy it for an hour.
+    """Return what a rate costs: `per_hour` dollars buy what of it is completed, for an hour.
 
     Tokens are those of a mean request, input and output.
     """
+    rate *= capacity.served.share
     runs = [at.values for at, _ in capacity.at_knee()]
     output_tokens = fmean(run["total_output_tokens"] / run["completed"] for run in runs)
     both = [run["total_input_tokens"] + run["total_output_tokens"] for run in runs]
@@ -354,28 +377,39 @@ def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, f
     }
 
 
-def knee_rows(capacity: Capacity) -> list[tuple[str, str, str, str]]:
-    """Return a row for each condition: its limit, and its value at the capacity and just above."""
-    rows = []
+def knee_rows(capacity: Capacity) -> list[tuple[str, ...]]:
+    """Return a row for each condition: its limit, and its value at the capacity and just above.
+
+    A last one has the completed requests, where they are not all.
+    """
+    rows: list[tuple[str, ...]] = []
     for each in capacity.question.slo:
         sides = zip(*capacity.at_knee(), strict=True)
-        below, above = (fmean(run.values[each.metric] for run in runs) for runs in sides)
-        rows.append((each.metric, each.words, f"{below:.4g}", f"{above:.4g}"))
+        values = (fmean(run.value(each.metric) for run in runs) for runs in sides)
+        rows.append((each.metric, each.words, *map(number, values)))
+    if (served := capacity.served).failed:
+        sides = zip(*capacity.at_knee(), strict=True)
+        counts = (f"{sum(run.served.completed for run in runs):,}" for runs in sides)
+        rows.append(("completed", f"{served.asked:,} asked", *counts))
     return rows
 
 
 def sentences(capacity: Capacity) -> list[str]:
     """Return what to say of the answer: the rate, what limits it, what it costs, what to doubt."""
-    told = facts(capacity)
+    told, lost = facts(capacity), refusals({"": capacity.served})
     if capacity.rate is None:
-        return [_never(capacity)]
+        return [*lost, _never(capacity)]
     rate, question = capacity.rate, capacity.question
     low, high = rate.ends
     spread = f" (95 %: {low:.4g} to {high:.4g})" if rate.n > 1 else ""
     seeds = "1 seed" if rate.n == 1 else f"{rate.n} seeds"
     limits = ", ".join(f"{name} ({n} of {rate.n})" for name, n in told["limited_by"].items())
+    share = capacity.served.share
+    served = "" if share == 1 else f" offered, {share * rate.mean:.4g} of them served"
     said = [
-        f"capacity: {rate.mean:.4g} requests/s{spread}, within {question.tolerance:.1%}, {seeds}",
+        *lost,
+        f"capacity: {rate.mean:.4g} requests/s{served}{spread}, within {question.tolerance:.1%}, "
+        f"{seeds}",
         f"what fails first above it: {limits}",
     ]
     if "per_dollar" in told:
@@ -392,29 +426,31 @@ def _never(capacity: Capacity) -> str:
     found = next(each for each in capacity.searches if each.status == "never")
     alone = min(capacity.measured, key=lambda each: each.rate).values
     missed = [each for each in capacity.question.slo if each.metric in found.failed]
+    at = f"no rate keeps the SLO: at {found.fails_at:g} requests/s, where requests hardly meet,"
+    if none := [each.metric for each in missed if alone[each.metric] is None]:
+        return f"{at} there is no {listed(none)}: no completed request has one"
     values = [
         f"{each.metric} is {number(alone[each.metric])}, not {each.limit:g}" for each in missed
     ]
     return (
-        f"no rate keeps the SLO: at {found.fails_at:g} requests/s, where requests hardly meet, "
-        f"{', '.join(values)}; this deployment does not serve one request in time: try a smaller "
-        "budget, more tensor parallelism, or evenflow plan"
+        f"{at} {', '.join(values)}; this deployment does not serve one request in time: try a "
+        "smaller budget, more tensor parallelism, or evenflow plan"
     )
 
 
 def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
-    weak = [alone("the run at this rate", at.side) for at, _ in capacity.at_knee()]
-    said = marked(dict.fromkeys(chain.from_iterable(weak)))
-    completed = min(int(at.values["completed"]) for at, _ in capacity.at_knee())
-    if completed < told["enough_requests"]:
+    doubts = [weak("the run at this rate", at.side) for at, _ in capacity.at_knee()]
+    said = marked(dict.fromkeys(chain.from_iterable(doubts)))
+    asked = min(at.served.asked for at, _ in capacity.at_knee())
+    if asked < told["enough_requests"]:
         said.append(
-            f"run length matters here: {completed} requests are few beside those in the system at "
+            f"run length matters here: {asked} requests are few beside those in the system at "
             f"once; with workload.requests={told['enough_requests']} the capacity may be smaller"
         )
     noisy = sorted({each.rate for each in capacity.contradictions})
     if noisy:
-        listed = ", ".join(f"{rate:g}" for rate in noisy)
-        said.append(f"not monotone: the verdict is the other way at {listed} requests/s")
+        rates = ", ".join(f"{rate:g}" for rate in noisy)
+        said.append(f"not monotone: the verdict is the other way at {rates} requests/s")
     return said
 
 
@@ -431,17 +467,16 @@ def _draw_capacity(capacity: Capacity) -> Figure:
     wanted = capacity.curve
     runs = [run for run in capacity.measured if not wanted or run.rate in wanted]
     table = pd.DataFrame([run.values for run in runs], [run.rate for run in runs])
-    table = table.dropna(axis="columns")
     figure, (shares, rates, limits) = plots.panels(3, 4.33, 3.8)
-    _draw(shares, {words: table[key] for key, words in SHARES.items() if key in table})
+    _draw(shares, _known(table, SHARES))
     shares.yaxis.set_major_formatter(PercentFormatter(1.0))
     shares.set_ylim(0, 1.03)
-    _draw(rates, {words: table[key] for key, words in RATES.items() if key in table})
+    _draw(rates, _known(table, RATES))
     most = max(table.index)
     rates.plot([0, most], [0, most], color="black", linewidth=1, linestyle=":", label="arriving")
     rates.set_ylim(bottom=0)
     limited = [each for each in capacity.question.slo if each.limit]
-    _draw(limits, {str(each): table[each.metric] / each.limit for each in limited})
+    _draw(limits, {str(each): table[each.metric].astype(float) / each.limit for each in limited})
     limits.axhline(1, color="black", linewidth=1, linestyle=":")
     limits.set_yscale("log")
     limits.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -449,11 +484,17 @@ def _draw_capacity(capacity: Capacity) -> Figure:
     for title, axes in titles.items():
         _finish(axes, capacity, title)
     rate, question = capacity.rate, capacity.question
-    requests, seeds = int(capacity.measured[0].values["completed"]), question.replications
-    size = f"{requests} requests, {seeds} seed{'s' if seeds > 1 else ''}"
+    served, seeds = capacity.measured[0].served, question.replications
+    of = f" of {served.asked}" if served.failed else ""
+    size = f"{served.completed}{of} requests, {seeds} seed{'s' if seeds > 1 else ''}"
     told = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
     figure.suptitle(f"{question.config.scheduler.name}: {told} ({size})", fontsize=10)
     return figure
+
+
+def _known(table: pd.DataFrame, words: Mapping[str, str]) -> dict[str, pd.Series]:
+    """Return the columns that all runs have, by their words."""
+    return {told: table[key] for key, told in words.items() if key in table.dropna(axis="columns")}
 
 
 def _draw(axes: Axes, columns: Mapping[str, pd.Series]) -> None:

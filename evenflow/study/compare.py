@@ -7,6 +7,7 @@ that they are saved in, or at hand.
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +27,16 @@ from evenflow.config.systems import System, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
 from evenflow.errors import UsageError
 from evenflow.report.folder import reading
-from evenflow.report.tables import Format, is_number, percent, read_table, write_summaries
-from evenflow.report.words import metrics, overload
-from evenflow.results.outcome import Outcome
+from evenflow.report.tables import Format, is_metric, percent, read_table, write_summaries
+from evenflow.report.words import NOT_FAIR, metrics, overload, refusals
+from evenflow.results.outcome import Outcome, Served
 from evenflow.schedulers import POLICIES, POOLED
 from evenflow.study.fair import (
     Interval,
     Side,
     doubts,
     paired_difference,
+    require_served,
     signed,
     unpaired_difference,
 )
@@ -74,6 +76,10 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """A row a scheduler, in the order given; the numbers of its summary."""
         return pd.DataFrame.from_dict(self.summaries, orient="index").rename_axis("scheduler")
+
+    def require_served(self, *, allowed: bool) -> None:
+        """Raise UsageError where a scheduler refused too much for a comparison."""
+        require_served({run.label: run.served for run in self.outcomes}, allowed=allowed)
 
     def draw(self) -> Figure:
         """Return a figure, a row a run: tokens of micro-batches in a row, shares of stage time."""
@@ -265,13 +271,15 @@ class Difference:
     def metrics(self) -> pd.DataFrame:
         """A row a number of the summaries that differs, with its 95 % interval where it has one.
 
-        `mean` and `half_width` are of the n differences per request, or of the two sides' means.
+        NaN where a run has none. `mean` and `half_width` are of the n differences per request, or
+        of the two sides' means.
         """
         rows = {}
-        for key, value in self.a.summary.items():
-            other = self.b.summary.get(key)
-            if is_number(value) and is_number(other) and value != other:
-                rows[key] = {"a": value, "b": other, "difference": other - value}
+        for key in {**self.a.summary, **self.b.summary}:
+            value, other = (run.summary.get(key) for run in (self.a, self.b))
+            if is_metric(value) and is_metric(other) and value != other:
+                less = math.nan if value is None or other is None else other - value
+                rows[key] = {"a": value, "b": other, "difference": less}
                 if (of := self.interval(key)) is not None:
                     rows[key] |= {"mean": of.mean, "half_width": of.half_width, "n": of.n}
         columns = ["a", "b", "difference", "mean", "half_width", "n"]
@@ -301,10 +309,16 @@ class Difference:
         )
 
     @property
+    def refusals(self) -> list[str]:
+        """Sentences on requests that were not completed, marked where so many are unfair."""
+        return refusals({run.name: Served.of(run.summary) for run in (self.a, self.b)})
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences on what makes the comparison unfair, or weak."""
         runs = (self.a, self.b)
-        told = []
+        lost = (line for line in self.refusals if line.startswith(NOT_FAIR))
+        told = [line.removeprefix(NOT_FAIR) for line in lost]
         first, second = (run.provenance.get("trace", {}) for run in runs)
         if first.get("sha256") != second.get("sha256"):
             told.append(f"other traces: {first.get('name')} and {second.get('name')}")
@@ -374,10 +388,11 @@ def metric_rows(found: Difference) -> tuple[list[str], list[list[str]]]:
     rows = []
     for metric in metrics():
         if metric.key in found.metrics.index:
-            a, b = (float(run.summary[metric.key]) for run in (found.a, found.b))
+            values = (run.summary.get(metric.key) for run in (found.a, found.b))
+            a, b = (math.nan if value is None else float(value) for value in values)
             each = found.interval(metric.key)
             share = percent((b - a) / a, 1) if a else ""
             told = "" if each is None else signed(each)
-            rows.append([metric.words, metric.form.format(a), metric.form.format(b), share, told])
+            rows.append([metric.words, metric.cell(a), metric.cell(b), share, told])
     how = "per request" if found.paired else "unpaired"
     return ["", found.a.name, found.b.name, "change", f"{how}, 95 %"], rows

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from evenflow.errors import UsageError
 from evenflow.report.tables import number, percent
-from evenflow.report.words import listed
+from evenflow.report.words import NOT_FAIR, listed
+from evenflow.results.outcome import Served
 
 LEVEL = 0.95
 
@@ -140,7 +142,13 @@ def doubts(sides: Sides) -> list[str]:
 
 
 def alone(name: str, side: Side) -> list[str]:
-    """Return what makes one run weak that is held against a limit, or a measurement."""
+    """Return what makes one run unfair or weak that is held against a measurement."""
+    served = Served.of(side.summary)
+    return [*([str(served)] if served.is_unfair else []), *weak(name, side)]
+
+
+def weak(name: str, side: Side) -> list[str]:
+    """Return what makes one run weak, whatever it is held against."""
     return [line for rule in (_few, _extrapolated) for line in rule({name: side})]
 
 
@@ -156,7 +164,19 @@ def alike(lines: Sequence[str]) -> list[str]:
 
 def marked(lines: Iterable[str]) -> list[str]:
     """Return lines as they stand among other sentences."""
-    return [f"NOT FAIR: {line}" for line in lines]
+    return [f"{NOT_FAIR}{line}" for line in lines]
+
+
+def require_served(served: Mapping[str, Served], *, allowed: bool) -> None:
+    """Raise UsageError where one of the runs, by name, refused too much for an answer."""
+    for name, each in served.items():
+        if each.is_no_answer and not allowed:
+            whose = f"with {name}, " if len(served) > 1 else ""
+            raise UsageError(
+                f"{whose}{each}: what holds of the others is no answer; give a larger "
+                "max_model_len or more KV pages, a model that takes longer requests, a trace of "
+                "shorter ones, or --allow-refused (allow_refused in Python)"
+            )
 
 
 def _few(sides: Sides) -> Iterator[str]:

@@ -14,8 +14,9 @@ from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document, patched
 from evenflow.errors import UsageError
 from evenflow.report.tables import number, percent, write_json, write_table
-from evenflow.report.words import metric_words
+from evenflow.report.words import metric_words, refusals, rows_left_out
 from evenflow.study.deployments import launch_lines, run_yaml
+from evenflow.study.fair import require_served
 from evenflow.study.plan_search import (
     CHANGE,
     Ask,
@@ -89,6 +90,7 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     question = prepare(document, beside, ask)
     with how.simulator("simulations", None) as who:
         planned = answered(question, who)
+        require_served({"": planned.best.served}, allowed=ask.allow_refused)
         planned = replace(planned, seconds=time.perf_counter() - started)
         how.write(lambda folder: _write(folder, planned, how.out or folder))
     return planned
@@ -132,6 +134,7 @@ def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
     for each in question.slo:
         facts[each.metric] = trial.mean(each.metric)
         facts[f"{each.metric}_margin"] = -each.excess_share(trial.mean(each.metric))
+    facts |= {"completed": trial.served.completed, "failed": trial.served.failed}
     facts["busy_share"] = trial.mean("busy_share")
     facts["binds"] = binding(question, trial).metric
     if name_of(trial) in planned.rates:
@@ -175,6 +178,8 @@ def facts(planned: Planned) -> dict[str, Any]:
         "gpus": [question.ask.gpus[0], question.ask.gpus[-1]],
         "requests_per_s": question.rate,
         "requests": question.requests,
+        **(planned.best.served.facts if planned.best.served.failed else {}),
+        "rows_left_out": rows_left_out(question.trace),
         "best": facts_of(planned, planned.best),
         "effort": effort(planned),
         "left_out": [{"layout": each.label, "reason": each.reason} for each in question.left_out],
@@ -199,10 +204,11 @@ def effort(planned: Planned) -> dict[str, int]:
 
 
 def sentences(planned: Planned) -> list[str]:
-    """Return the answer: what to launch and its cost; how near the limits; what was tried."""
-    told = [_what(planned), _how_near(planned)]
+    """Return the answer: what was refused; what to launch and its cost; limits; what was tried."""
+    told = [*refusals({"": planned.best.served}), _what(planned), _how_near(planned)]
     first = {name_of(trial): trial for trial in planned.kept[:2]}
     told += [] if planned.kept else [_what_would(planned)]
+    told += [f"{line}." for line in rows_left_out(planned.question.trace)]
     return [*told, _tried(planned), *unfair(first)]
 
 
@@ -229,7 +235,9 @@ def _how_near(planned: Planned) -> str:
         for value in [trial.mean(each.metric)]
     ]
     rate = planned.rates.get(name_of(trial))
-    holds = "" if rate is None else f"; it holds up to {rate:.3g} requests/s"
+    served = trial.served
+    of = f", {served.share * rate:.3g} of them served" if rate and served.failed else ""
+    holds = "" if rate is None else f"; it holds up to {rate:.3g} requests/s{of}"
     at = "" if question.rate is None else f"At {question.rate:.3g} requests/s: "
     busy = percent(trial.mean("busy_share"), 0, sign=False)
     words = metric_words(binding(question, trial).metric)
@@ -278,10 +286,12 @@ def change_rows(planned: Planned) -> tuple[list[str], list[list[str]]]:
 
 
 def _tried(planned: Planned) -> str:
-    done = effort(planned)
+    done, question = effort(planned), planned.question
+    which = "the first" if question.is_cut else "all"
+    more = " of the trace (workload.requests says how many)" if question.is_cut else ""
     return (
         f"Simulated {done['simulated']} of {done['points']} points, {done['on_all_requests']} of "
-        f"them on all {planned.question.requests} requests, in {planned.seconds:.0f} s."
+        f"them on {which} {question.requests} requests{more}, in {planned.seconds:.0f} s."
     )
 
 
@@ -294,12 +304,16 @@ def rows(planned: Planned) -> tuple[list[str], list[list[str]]]:
         "GPUs",
         *(["$/h", "$/M tok."] if priced else []),
     ]
+    shown = (*planned.kept, *planned.misses)[:SHOWN]
+    lost = any(trial.served.failed for trial in shown)
+    heads += ["requests\ncompleted"] if lost else []
     found = []
-    for trial in (*planned.kept, *planned.misses)[:SHOWN]:
+    for trial in shown:
         told = facts_of(planned, trial)
         row = [name_of(trial), str(told["gpus"])]
         if priced:
             row += [number(told["dollars_per_hour"]), number(told["dollars_per_million_tokens"], 3)]
+        row += [f"{trial.served.completed:,} of {trial.served.asked:,}"] if lost else []
         found.append([*row, *_cells(planned, trial)])
     return [*heads, *_heads(question)], found
 

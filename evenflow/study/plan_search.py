@@ -24,6 +24,7 @@ from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document, Patch, patched
 from evenflow.errors import UsageError
+from evenflow.results.outcome import Served
 from evenflow.schedulers import POOLED
 from evenflow.specs.gpu import gpu, gpus, links
 from evenflow.study.advice import faster_links
@@ -36,6 +37,7 @@ from evenflow.study.deployments import (
     policies_to_try,
     why_fixed,
 )
+from evenflow.study.fair import require_served
 from evenflow.study.searches import (
     Probe,
     bisect,
@@ -54,7 +56,16 @@ from evenflow.study.slo import (
     service_levels,
     shares_beyond,
 )
-from evenflow.study.trials import Case, Search, Study, Trial, dry_run, seed_matters, seeds
+from evenflow.study.trials import (
+    Case,
+    Parts,
+    Search,
+    Study,
+    Trial,
+    dry_run,
+    seed_matters,
+    seeds,
+)
 from evenflow.traces import Replay
 from evenflow.types import Request
 
@@ -102,6 +113,7 @@ class Ask:
     """What the user says, beside the run. None: chosen here.
 
     `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour.
+    `allow_refused`: answer though too many requests are refused.
     """
 
     slo: tuple[Condition, ...]
@@ -112,6 +124,7 @@ class Ask:
     budgets: Sequence[int] | None = None
     replications: int = 1
     exhaustive: bool = False
+    allow_refused: bool = False
 
     def __post_init__(self) -> None:
         if self.price is not None and not 0 < self.price < math.inf:
@@ -164,7 +177,8 @@ class Question:
 
     `parts` are those of the trace that a point has to pass, the whole last. `rate` is that of the
     arrivals in requests/s, None where they have none. `left_out` are layouts that cannot be.
-    `refused`: requests that no deployment can serve.
+    `served`: the requests of all seeds, and those that no deployment refuses. `trace` is what the
+    provenance says of it; `is_cut`: whether it has more requests than are simulated.
     """
 
     ask: Ask
@@ -174,7 +188,9 @@ class Question:
     left_out: tuple[Layout, ...]
     parts: tuple[Stretch, ...]
     rate: float | None
-    refused: int
+    served: Served
+    trace: Mapping[str, Any]
+    is_cut: bool
 
     @property
     def config(self) -> RunConfig:
@@ -197,8 +213,7 @@ class Question:
         """The run, and its summary with what the SLO of each part needs."""
         config = self.config
         more = levels_of(self.slo, config, *(c.metric for part in self.parts for c in part.slo))
-        count = self.ask.replications if seed_matters(config) else 1
-        return Study(self.document, self.beside, seeds(count), service_levels, more)
+        return Study(self.document, self.beside, _seeds(config, self.ask), service_levels, more)
 
     def case(
         self, setting: Setting, count: int, part: Stretch | None = None, patch: Patch | None = None
@@ -232,7 +247,7 @@ class Question:
 
         On all requests, more that arrives than is served counts as a limit missed by all of it.
         """
-        if trial.errors or trial.mean("failed") > self.refused:
+        if trial.errors or trial.served.failed > self.served.failed:
             return math.inf
         shares = shares_beyond(slo or self.slo, trial.mean)
         if slo is None and not KEEPS_UP.holds({KEEPS_UP.metric: trial.mean(KEEPS_UP.metric)}):
@@ -255,7 +270,7 @@ def parse_budgets(text: str) -> tuple[int, ...]:
 def prepare(document: Document, beside: Path, ask: Ask) -> Question:
     """Return the checked question; UsageError naming what is wrong with the run or the wish."""
     make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
-    document = _with_requests(document, beside)
+    document, is_cut = _with_requests(document, beside)
     config = configured(document)
     workload = load_workload(config, beside)
     document, rate = _asked_rate(document, config, workload, ask.rate)
@@ -265,6 +280,8 @@ def prepare(document: Document, beside: Path, ask: Ask) -> Question:
         raise UsageError(f"--gpus: no layout fits: {found[0].label}: {found[0].reason}")
     outcome = dry_run(with_(document, fitting[0].keys), workload, beside)
     check_slo(ask.slo, outcome, config)
+    served = _served(outcome.result.provenance["deployment"], config, beside, ask)
+    require_served({"": served}, allowed=ask.allow_refused)
     settings = list(_settings(config, fitting, ask))
     if not settings:
         least = min(_gpus_of(config, each) for each in fitting)
@@ -279,20 +296,27 @@ def prepare(document: Document, beside: Path, ask: Ask) -> Question:
         left_out=tuple(each for each in found if each.reason),
         parts=tuple(_parts(config, workload.requests, ask)),
         rate=rate,
-        refused=_refused(outcome.result.provenance["deployment"], workload.requests),
+        served=served,
+        trace=workload.trace,
+        is_cut=is_cut,
     )
 
 
-def _with_requests(document: Document, beside: Path) -> Document:
-    """Return the run with no more than MOST_REQUESTS, unless it says how many; replicas given."""
+def _with_requests(document: Document, beside: Path) -> tuple[Document, bool]:
+    """Return the run with no more than MOST_REQUESTS, unless it says how many; replicas given.
+
+    Also whether its trace has more.
+    """
     config = configured(document)
     patch: dict[str, Any] = {}
+    total = 0
     if config.replicas is None:
         patch["replicas"] = {"count": 1, "router": "least_outstanding"}
     if config.workload.requests is None:
-        rows = config.workload.rows(beside, MOST_REQUESTS)
-        patch["workload.requests"] = min(len(rows), MOST_REQUESTS)
-    return patched(document, patch)
+        limit = None if config.workload.is_drawn else MOST_REQUESTS + 1
+        total = len(config.workload.rows(beside, limit))
+        patch["workload.requests"] = min(total, MOST_REQUESTS)
+    return patched(document, patch), total > MOST_REQUESTS
 
 
 def _asked_rate(
@@ -367,10 +391,25 @@ def _policies(config: RunConfig, ask: Ask) -> Iterator[tuple[str, dict[str, Any]
             yield name, params
 
 
-def _refused(deployment: Mapping[str, Any], requests: Sequence[Request]) -> int:
-    """Return how many requests are longer than the model takes: no deployment serves them."""
+def _seeds(config: RunConfig, ask: Ask) -> Parts:
+    """Return the parts that a point is simulated on: seeds, as many as make a difference."""
+    return seeds(ask.replications if seed_matters(config) else 1)
+
+
+def _served(deployment: Mapping[str, Any], config: RunConfig, beside: Path, ask: Ask) -> Served:
+    """Return how many requests of all seeds are no longer than the model takes.
+
+    No deployment serves the others.
+    """
     most = deployment.get("max_model_len", math.inf)
-    return sum(each.prompt_tokens + each.output_tokens > most for each in requests)
+    sizes = [
+        each.prompt_tokens + each.output_tokens
+        for part in _seeds(config, ask)(config)
+        for each in load_workload(with_(config, part.patch), beside).requests
+    ]
+    longer = [size for size in sizes if size > most]
+    why = f"{longer[0]} tokens exceed max_model_len {most}" if longer else ""
+    return Served(len(sizes), len(sizes) - len(longer), why)
 
 
 def _parts(config: RunConfig, requests: Sequence[Request], ask: Ask) -> Iterator[Stretch]:
@@ -501,7 +540,8 @@ def climb(question: Question, trials: Sequence[Trial]) -> Search:
 def _probe(question: Question, trial: Trial) -> Probe:
     rate = rate_of(question, trial)
     failed = () if question.excess(trial) <= 0 else ("slo",)
-    in_system = rate * trial.mean("mean_e2el_ms") / 1e3
+    latency_ms = trial.mean("mean_e2el_ms")
+    in_system = 0.0 if math.isnan(latency_ms) else trial.served.share * rate * latency_ms / 1e3
     return Probe(rate, failed, in_system, int(trial.mean("completed")))
 
 

@@ -72,9 +72,11 @@ class Condition:
         return -share if self.at_least else share
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Say whether a run keeps the limit; a number that is not there keeps none."""
+        """Say whether a run keeps the limit: not without a number, nor one that served nothing."""
         value = values.get(self.metric)
-        return value is not None and math.isfinite(value) and self.excess(value) <= 0
+        if value is None or values.get("completed") == 0:
+            return False
+        return math.isfinite(value) and self.excess(value) <= 0
 
     def __str__(self) -> str:
         return f"{self.metric} {'>=' if self.at_least else '<='} {self.limit:g}"
@@ -171,7 +173,7 @@ def check_slo(
     """Raise UsageError for a metric, limited or to be best, that a run has not; that is one run."""
     objectives = [] if objective is None else [objective]
     known = service_levels(outcome, **dict(levels_of(slo, config, *objectives)))
-    numbers = [key for key, value in known.items() if isinstance(value, int | float)]
+    numbers = [key for key, value in known.items() if value is None or is_number(value)]
     limited = [each.metric for each in slo if each is not KEEPS_UP]
     for metric in (*limited, *objectives):
         option = "--slo" if metric in limited else "--objective"
@@ -227,21 +229,26 @@ def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) 
     if by_request:
         good = meets(result, by_request)
         values["attainment"] = float(good.mean())
-        per_s = 1 / values["duration"] if values["duration"] > 0 else 0.0
-        values["request_goodput"] = float(good.sum()) * per_s
-    if "itl" in dict(limits) and len(result.gap_s):
+        values["request_goodput"] = _per_s(float(good.sum()), values["duration"])
+    if "itl" in dict(limits):
         within = result.gap_s * 1e3 <= dict(limits)["itl"]
-        values["gap_attainment"] = float(np.average(within, weights=result.gap_count))
+        average = float(np.average(within, weights=result.gap_count)) if len(within) else None
+        values["gap_attainment"] = average
     return values
 
 
-def _percentile_ms(result: RunResult, name: str, percent: float) -> float:
+def _per_s(count: float, duration_s: float | None) -> float | None:
+    """Return a rate; None of a run that completed nothing, 0 of one that took no time."""
+    return None if duration_s is None else count * (1 / duration_s) if duration_s else 0.0
+
+
+def _percentile_ms(result: RunResult, name: str, percent: float) -> float | None:
     if name == "itl":
         pooled_s = np.repeat(result.gap_s, result.gap_count)
     else:
         pooled_s = getattr(request_metrics(result), f"{name}_s")
-        pooled_s = pooled_s[np.isfinite(pooled_s)]
-    return 1e3 * float(np.percentile(pooled_s, percent)) if len(pooled_s) else 0.0
+        pooled_s = pooled_s[np.isfinite(pooled_s) & np.isfinite(result.completion_s)]
+    return 1e3 * float(np.percentile(pooled_s, percent)) if len(pooled_s) else None
 
 
 def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
@@ -253,11 +260,13 @@ def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
     return own | {"gpus": gpus} | _per_gpu_and_user(outcome, gpus) | costs(gpus, own, price)
 
 
-def _per_gpu_and_user(outcome: Outcome, gpus: int) -> dict[str, float]:
+def _per_gpu_and_user(outcome: Outcome, gpus: int) -> dict[str, float | None]:
     """Return the output tokens a second of a GPU, and those that a user sees: 1 / mean TPOT."""
     throughput, tpot_ms = (outcome.summary[key] for key in ("output_throughput", "mean_tpot_ms"))
-    speed = {"output_speed_per_user": 1e3 / tpot_ms} if tpot_ms > 0 else {}
-    return {"output_throughput_per_gpu": throughput / gpus} | speed
+    return {
+        "output_throughput_per_gpu": None if throughput is None else throughput / gpus,
+        "output_speed_per_user": 1e3 / tpot_ms if tpot_ms else None,
+    }
 
 
 def _num_gpus(outcome: Outcome) -> int:
@@ -265,13 +274,15 @@ def _num_gpus(outcome: Outcome) -> int:
     return sum(count for _, count in _gpus(config))
 
 
-def costs(gpus: int, values: Mapping[str, float], price: float | None) -> dict[str, float]:
+def costs(gpus: int, values: Mapping[str, Any], price: float | None) -> dict[str, float | None]:
     """Return dollars an hour, and for a million tokens that are served; {} without a price."""
     if price is None:
         return {}
-    tokens = values["total_token_throughput"] * S_PER_HOUR / 1e6
-    each = {"dollars_per_hour": gpus * price}
-    return each | ({"dollars_per_million_tokens": gpus * price / tokens} if tokens else {})
+    tokens = (values["total_token_throughput"] or 0.0) * S_PER_HOUR / 1e6
+    return {
+        "dollars_per_hour": gpus * price,
+        "dollars_per_million_tokens": gpus * price / tokens if tokens else None,
+    }
 
 
 def load_prices(path: Path) -> dict[str, float]:

@@ -188,8 +188,8 @@ def ranges_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Range]:
     """Return the interval of each metric that the nine runs tell one of; none of no runs."""
     if not runs:
         return {}
-    values = {metric: [float(run.get(metric, math.nan)) for run in runs] for metric in METRICS}
-    found = {metric: range_of(each) for metric, each in values.items()}
+    known = (m for m in METRICS if all(run.get(m) is not None for run in runs))
+    found = {metric: range_of([float(run[metric]) for run in runs]) for metric in known}
     return {metric: each for metric, each in found.items() if each is not None}
 
 

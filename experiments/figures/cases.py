@@ -428,11 +428,14 @@ def _search(study: Study, config: RunConfig, slo: tuple[Condition, ...]) -> list
     """Return what the search of each seed found."""
     seeded = with_(config, {"workload.seed": study.seeds[0]})
     tolerance, count = float(study.numbers["tolerance"]), len(study.seeds)
-    question = Question(seeded, slo, study.plan.beside, tolerance, count)
+    asked = Question(
+        seeded, slo, study.plan.beside, tolerance, count, allow_refused=study.plan.allow_refused
+    )
     try:
-        answer = capacity_of(question, study.simulator(), curve=())
+        answer = capacity_of(asked, study.simulator(), curve=())
     except UsageError as error:
         return [{"error": str(error)}] * count
+    study.note_served([answer.served])
     kv_pages = answer.provenance["deployment"]["kv_pages"]
     shared = {"limit_ms": slo[0].limit, "kv_pages": kv_pages, "error": None}
     runs = {(each.replication, each.rate): each.values for each in answer.measured}

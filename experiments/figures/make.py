@@ -50,7 +50,9 @@ def names() -> list[str]:
     return sorted((stem.replace("_", "-") for stem in found), key=_by_number)
 
 
-def chosen(asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool) -> list[Plan]:
+def chosen(
+    asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool, allow_refused: bool = False
+) -> list[Plan]:
     """Return the figures asked for, all where none is; UsageError for a name that is none.
 
     A name without its number stands for all of that paper: `gllm`; one that ends in .yaml is a
@@ -65,7 +67,8 @@ def chosen(asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool) -> 
         if not group:
             raise UsageError(f"figures {name}: no such figure; {instead_of(name, known)}")
         wanted |= {each: FOLDER / f"{each.replace('-', '_')}.yaml" for each in group}
-    return [load_plan(path, overrides, quick=quick) for path in wanted.values()]
+    plans = (load_plan(path, overrides, quick=quick) for path in wanted.values())
+    return [replace(plan, allow_refused=allow_refused) for plan in plans]
 
 
 def make(

@@ -504,4 +504,6 @@ def example_ms(study: Study) -> float:
             "transfer_link": {"bandwidth_gb_s": given["bandwidth_gb_s"], "latency_us": 0},
         },
     }
-    return float(summarize(played(study, [Request(0, 0.0, given["tokens"], 2)], keys))[MOVED])
+    moved_ms = summarize(played(study, [Request(0, 0.0, given["tokens"], 2)], keys))[MOVED]
+    assert moved_ms is not None  # the request is moved
+    return float(moved_ms)

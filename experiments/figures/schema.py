@@ -136,6 +136,7 @@ class Plan:
     """A figure to make: its name, its keys with the user's `overrides`, its run as a document.
 
     `published`: the set-up is the one that the figure's file describes, not one set by hand.
+    `allow_refused`: it is made though too many requests are refused.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Plan:
     quick: bool = False
     overrides: tuple[str, ...] = ()
     published: bool = True
+    allow_refused: bool = False
 
     @property
     def of_a_paper(self) -> bool:

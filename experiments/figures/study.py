@@ -6,7 +6,7 @@ The facts are what a reader has to know of the runs: they stand under the pictur
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,9 @@ from evenflow.config.yaml_file import long_form
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures.measures import overview
 from evenflow.experiments.figures.schema import Layer, Plan, gpu_name, layered
+from evenflow.results.outcome import Served
 from evenflow.schedulers import POOLED, parameters, policy
-from evenflow.study.fair import Side, doubts
+from evenflow.study.fair import Side, doubts, require_served
 from evenflow.study.points import Point, Store
 from evenflow.study.trials import Simulator, Trial
 from evenflow.study.trials import table as table_of
@@ -75,6 +76,7 @@ class Study:
         self._schedulers: set[str] = set()
         self._machines: set[str] = set()
         self._failures: list[str] = []
+        self._served: list[Served] = []
         self.doubts: list[str] = []
         self._check_parameters()
 
@@ -203,6 +205,7 @@ class Study:
             points = [Point(each, self.plan.beside, measure, more) for each in seeded]
             rows.append((dict(zip(names, key, strict=True)), points))
         trials = simulator.trials_of(rows)
+        self.note_served(trial.served for trial in trials)
         self.doubts += unfair(trials)
         return self.noted(list(cases.values()), table_of(trials))
 
@@ -243,14 +246,22 @@ class Study:
         if config.gpu is not None:
             self._machines.add(machine_words(config))
 
+    def note_served(self, served: Iterable[Served]) -> None:
+        """Keep how many requests of runs were completed; UsageError where too few were."""
+        for each in served:
+            require_served({"": each}, allowed=self.plan.allow_refused)
+            self._served.append(each)
+            self.doubts += [str(each)] if each.is_unfair else []
+
     def facts(self) -> dict[str, Any]:
         """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs.
 
         How the GPUs are used, or of several systems, which may differ in that, their number.
         """
-        run, numbers = self.plan.run.data, self.numbers
+        run, numbers, served = self.plan.run.data, self.numbers, Served.of_all(self._served)
         layout = {"gpus": self.gpus} if self.labels else {key: run.get(key) for key in PLACED}
         return {
+            "not_served": str(served) if served.failed else None,
             "model": run.get("model"),
             "gpu": run.get("gpu"),
             **layout,

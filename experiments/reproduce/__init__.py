@@ -368,21 +368,21 @@ def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:
     keys = case.entry.keys
     spreads = (known for end, known in keys.spread.items() if case.measured.label.endswith(end))
     spread = next(spreads, {})
-    simulated, ideal, *others = (record.values for record in trial.records)
-    ranges = uncertainty.ranges_of(others)
+    ranges = uncertainty.ranges_of([record.values for record in trial.records[2:]])
     for metric, goal in keys.metrics.items():
         measured = case.measured.metrics.get(metric)
         if measured is None:
             continue
+        simulated, ideal, *_ = trial.values(metric)
         yield {
             **case.labels,
             "metric": metric,
             "measured": measured,
             "spread": spread.get(metric, np.nan),
-            "simulated": simulated[metric],
-            "error": simulated[metric] / measured - 1,
-            "ideal": ideal[metric],
-            "ideal_error": ideal[metric] / measured - 1,
+            "simulated": simulated,
+            "error": simulated / measured - 1,
+            "ideal": ideal,
+            "ideal_error": ideal / measured - 1,
             "goal": np.nan if goal is None else goal,
             **_told(ranges.get(metric), measured),
         }

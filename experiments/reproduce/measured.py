@@ -124,7 +124,8 @@ def of_requests(
         latencies["itl"] = gaps_ms
     for name, values_ms in latencies.items():
         if len(values_ms):
-            metrics |= statistics(name, values_ms / 1e3)
+            found = statistics(name, values_ms / 1e3)
+            metrics |= {key: value for key, value in found.items() if value is not None}
     return Measured(label, metrics, requests, gaps_ms, **more)
 
 

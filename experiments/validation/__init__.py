@@ -149,6 +149,7 @@ def validate(
     lines = summaries["measured"], summaries["simulated"][0], summaries.get("calibrated", ())
     found = {
         "requests": len(world.requests),
+        "failed": lines[1]["failed"],
         "end_to_end": {key: compared(key, *lines) for key in METRICS},
         "structure": [
             structure_errors(each) | {"at_once": metric_errors(other.measured, other.again)}
@@ -182,12 +183,13 @@ def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
             if (difference := replay(journal, recorded(built, pool))) is not None:
                 raise PolicyError(f"a recorded run does not replay: {difference}")
     predicted = simulate(built.world)
-    summaries = [summary_of(each.result) for each, _ in served]
+    summaries, simulated = [summary_of(each.result) for each, _ in served], summary_of(predicted)
     names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
     found = {
         "requests": len(built.world.requests),
+        "failed": simulated["failed"],
         "decisions": [len(each.result.scheduled_s) for each, _ in served],
-        "end_to_end": {key: compared(key, summaries, summary_of(predicted)) for key in names},
+        "end_to_end": {key: compared(key, summaries, simulated) for key in names},
         "calibration": None,
         "left_out": "vLLM tells no times of its stages: no structure, costs and bubbles",
     }

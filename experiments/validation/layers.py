@@ -8,6 +8,7 @@ measured around the stages. Runs nothing in real time.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -238,8 +239,11 @@ class Structure(NamedTuple):
 
 
 def summary_of(result: RunResult) -> dict[str, Any]:
-    """Return the summary of a run, with the share of its stages' time that is idle."""
-    summary = summarize(result)
+    """Return the summary of a run, with the share of its stages' time that is idle.
+
+    A metric of no requests is NaN.
+    """
+    summary = {key: math.nan if v is None else v for key, v in summarize(result).items()}
     return summary | {"bubble_share": 1 - summary["busy_share"]}
 
 
@@ -284,9 +288,10 @@ def structure_errors(structure: Structure) -> dict[str, Any]:
 
 
 def metric_errors(real: RunResult, simulated: RunResult) -> dict[str, float]:
-    """Return the relative error of each of METRICS that is not 0 in the real run."""
+    """Return the relative error of each of METRICS that both have and is not 0 in the real run."""
     ours, theirs = summary_of(real), summary_of(simulated)
-    return {key: theirs[key] / ours[key] - 1 for key in METRICS if ours[key]}
+    errors = {key: theirs[key] / ours[key] - 1 for key in METRICS if ours[key]}
+    return {key: error for key, error in errors.items() if not math.isnan(error)}
 
 
 def request_errors(one: RunResult, other: RunResult) -> dict[str, dict[str, float]]:
@@ -416,13 +421,14 @@ def compared(
     """Return one metric: the runs' mean, least and most, the simulator's, and its error.
 
     `error` is relative to the mean of the runs, and so is `spread`, from least to most; None where
-    the mean is 0. `calibrated` is the mean of several simulations, `calibrated_spread` theirs.
+    there is no mean, or it is 0. `calibrated` is the mean of several simulations,
+    `calibrated_spread` theirs.
     """
     values = np.array([summary[key] for summary in measured], dtype=float)
     mean = float(values.mean())
 
     def over_mean(value: float, less: int = 0) -> float | None:
-        return float(value) / mean - less if mean else None
+        return float(value) / mean - less if abs(mean) > 0 else None
 
     line = {
         "measured": mean,

@@ -5,6 +5,7 @@ Knows what `validate` returns; computes nothing but worst cases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +139,8 @@ def notes(found: Found) -> list[str]:
         lines.append(
             f"what that costs stage 0 in a simulation: runtime: {{schedule_s: {host_s:.6f}}}"
         )
-    side = Side({"completed": found["requests"]}, found["provenance"])
+    failed = {"completed": found["requests"] - found["failed"], "failed": found["failed"]}
+    side = Side(failed, found["provenance"])
     doubts = marked(alone("the simulation", side))
     return [*lines, *notes_of(found["provenance"]), *doubts, verdict(found)]
 
@@ -149,7 +151,11 @@ def verdict(found: Found) -> str:
     load = f"load average of the machine, run by run: {loads}"
     how = "simulated" if found["calibration"] is None else "calibrated"
     error = "error" if found["calibration"] is None else "calibrated_error"
-    lines = {key: line for key, line in found["end_to_end"].items() if key in OVERVIEW}
+    lines = {
+        key: line
+        for key, line in found["end_to_end"].items()
+        if key in OVERVIEW and math.isfinite(line["measured"])
+    }
     known = {name: abs(line[error]) for name, line in lines.items() if line[error] is not None}
     if not known:
         return load

@@ -119,7 +119,6 @@ def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
     config, workers = job.config, job.config.workers
     several = [
         ("workers.faults", bool(getattr(workers, "faults", None)), "null"),
-        ("workers.hosts", bool(getattr(workers, "hosts", None)), "null"),
         ("workers.device", getattr(workers, "device", "cpu") != "cpu", "cpu"),
     ]
     if built.pools:
@@ -356,30 +355,10 @@ def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) ->
     """
     world = servable(built)
     if isinstance(config.workers, EmulatedWorkers):
-        made = _emulated(config.workers, world)
-        return replace(made, hosts=_hosts(config, config.workers, beside))
+        return _emulated(config.workers, world)
     if isinstance(config.workers, VllmWorkers):
         return _vllm(config, config.workers, world, beside)
     return _torch(config, config.workers, built, beside, first)
-
-
-def _hosts(config: RunConfig, workers: EmulatedWorkers | TorchWorkers, beside: Path) -> Any:
-    """Return where workers of other hosts come, None if all are of this one."""
-    from evenflow.runtime.hosts import Hosts, read_key, read_place
-
-    if workers.hosts is None:
-        return None
-    listen, key, stages = workers.hosts.listen, workers.hosts.key, sorted({*workers.hosts.stages})
-    if stages[-1] >= config.num_stages:
-        last = config.num_stages - 1
-        raise UsageError(f"workers.hosts.stages: {stages[-1]}; the stages are 0 to {last}")
-    transport = getattr(workers, "transport", None)
-    if transport not in (None, "message"):
-        raise UsageError(f"workers.transport: {transport} is of one host; message is right")
-    if config.tensor_parallel > 1 and workers.kind != "emulated":
-        raise UsageError("tensor_parallel: the ranks of a stage are on one host; 1 is right")
-    address, port = read_place(listen, "workers.hosts.listen")
-    return Hosts(address, port, read_key(Path(find(key, beside))), tuple(stages))
 
 
 def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
@@ -451,9 +430,8 @@ def _torch(
     path = find(config.model, beside)
     for package in ("torch", "safetensors"):
         require_package(package, "workers: torch", "torch")
-    ranks, hosts = config.tensor_parallel, _hosts(config, workers, beside)
-    wanted = "message" if hosts is not None else workers.transport
-    transport = transport_of(wanted, workers.device, world.depth, ranks)
+    ranks = config.tensor_parallel
+    transport = transport_of(workers.transport, workers.device, world.depth, ranks)
     _check_weights(workers, path)
     spec = model(path)
     dtype = workers.dtype or ("bfloat16" if listed(path) else read_dtype(path))
@@ -476,7 +454,6 @@ def _torch(
         workers.patience_s,
         workers.start_limit_s,
         _facts(settings, ranks) | {"notes": _notes(settings, built)},
-        hosts=hosts,
         coupled=_coupled(workers),
     )
 

@@ -31,7 +31,6 @@ from evenflow.results.run import Floats, RunResult, merged
 
 if TYPE_CHECKING:
     from evenflow.runtime.driver import Driver, Heard, System
-    from evenflow.runtime.hosts import Guest, Hosts
     from evenflow.runtime.http.live import LiveServer
     from evenflow.runtime.tokens import TextOf
     from evenflow.runtime.worker import Settings
@@ -57,7 +56,7 @@ class Workers:
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
     when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
     take. `facts` go into the provenance. `coupled` stages hear of a micro-batch with its
-    activations. `hosts` says where those of other hosts come.
+    activations.
     """
 
     settings: Sequence[Settings]
@@ -66,7 +65,6 @@ class Workers:
     patience_s: float = 30.0
     start_limit_s: float = 60.0
     facts: Mapping[str, Any] = field(default_factory=dict)
-    hosts: Hosts | None = None
     coupled: bool = False
 
     def seen(self, world: World) -> World:
@@ -83,7 +81,6 @@ class Workers:
             world.total_pages,
             ranks=len(self.settings) // world.depth,
             name=name,
-            hosts=self.hosts,
             together=self.together,
             coupled=self.coupled,
             start_limit_s=self.start_limit_s,
@@ -102,8 +99,8 @@ class Served:
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
-    `heard`: when it heard of what it answered. `free_pages` were free at the end. `guests`: the
-    workers on other hosts; `pipelines`: what each replica, or pool, came to.
+    `heard`: when it heard of what it answered. `free_pages` were free at the end. `pipelines`:
+    what each replica, or pool, came to.
     """
 
     result: RunResult
@@ -114,14 +111,12 @@ class Served:
     driver_s: Floats
     free_pages: int
     heard: Heard
-    guests: Sequence[Guest] = ()
     pipelines: Sequence[Served] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
         ends = self.failure, self.unfinished, self.free_pages
-        guests = [guest._asdict() for guest in self.guests]
-        return facts_of(self.result, *ends, self.driver_s) | ({"hosts": guests} if guests else {})
+        return facts_of(self.result, *ends, self.driver_s)
 
 
 def facts_of(
@@ -169,7 +164,6 @@ def serve(
     own = workers if isinstance(workers, Mapping) else {"": workers}
     pooled = isinstance(world, PooledWorld)
     drives: dict[str, Callable[..., Driver]] = {}
-    guests: list[Guest] = []
     system: System
     try:
         with ExitStack() as stack:
@@ -178,7 +172,6 @@ def serve(
                 engines = engines_of(part, record, name, keeps_pages=pooled and name != LAST)
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
-                guests += getattr(pipeline, "guests", ())
                 drives[name] = partial(
                     Pool if pooled else each.driver(),
                     each.seen(part),
@@ -210,7 +203,7 @@ def serve(
     unfinished = len(world.requests) - system.num_done if live is None else 0
     served = _served(system.drivers, whole, ends, unfinished)
     if len(own) == 1:
-        return replace(served, guests=guests)
+        return served
     each_alone = zip(system.drivers, results, strict=True)
     return replace(served, pipelines=[_served([one], part, ends, 0) for one, part in each_alone])
 

@@ -252,11 +252,13 @@ def say_late(context: zmq.Context[zmq.Socket[bytes]], ended: int) -> None:
             2.0,
             r"stages \[(\d, )*3\] did not start within 2 s \(workers.start_limit_s\)",
         ),
+        (Failing("stop"), 60.0, r"stage 3 \(process \d+\) says nothing for 2\.\d s: it was"),
     ],
 )
 def test_a_worker_that_does_not_start_is_an_error(
-    settings: Settings, limit_s: float, message: str
+    settings: Settings, limit_s: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 2.0)
     with pytest.raises(WorkerError, match=message):
         pipeline((3, settings), start_limit_s=limit_s).__enter__()
 

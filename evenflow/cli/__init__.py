@@ -12,7 +12,7 @@ import sys
 import threading
 from types import FrameType
 
-ON_HARDWARE = {"profile", "recover", "run", "serve", "validate", "worker"}
+ON_HARDWARE = {"profile", "recover", "run", "serve", "validate"}
 """Commands that serve or measure with this machine as it is."""
 
 LIGHT = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}

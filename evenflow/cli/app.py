@@ -272,7 +272,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": studies.plan_command,
     "run": real.run_command,
     "serve": real.serve_command,
-    "worker": real.worker_command,
     "recover": real.recover_command,
     "replay": real.replay_command,
     "validate": measured.validate_command,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow.cli.options import Engine, Force, Out, RunFile, Set
-from evenflow.errors import UsageError, require_package
+from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
@@ -88,37 +88,6 @@ def serve_command(
     _tell(outcome, folder)
     status = outcome.result.status
     _end(served, f"{status.count('completed')} of {len(status)} requests are done", lost)
-
-
-def worker_command(
-    connect: Annotated[
-        str, typer.Option("--connect", metavar="ADDRESS:PORT", help="workers.hosts.listen there.")
-    ],
-    key: Annotated[Path, typer.Option("--key", help="The file with the key of all hosts.")],
-    listen: Annotated[
-        str | None,
-        typer.Option(help="Where the others reach this host; default: loopback, for one host."),
-    ] = None,
-    patience_s: Annotated[
-        float, typer.Option("--patience-s", min=0.1, help="How long to look for the driver.")
-    ] = 10.0,
-) -> None:
-    """Be a stage of a run whose driver is on another host."""
-    require_package("zmq", "a worker", "runtime", "pyzmq")
-    from evenflow.runtime.hosts import join, read_key, read_place, work
-
-    host, port = read_place(connect, "--connect")
-    if listen is None and not host.startswith("127."):
-        raise UsageError("--listen: left out, and the driver is elsewhere; this host's address is")
-    own = read_place(f"{listen or '127.0.0.1'}:{port}", "--listen")[0]
-    place, settings, guest = join(connect, read_key(key), own, patience_s)
-    echo(
-        f"stage {place.stage} of {place.depth}; this clock plus {guest.offset_s:.6f} s is the "
-        f"driver's, within {1e6 * guest.error_s:.0f} us"
-    )
-    if (failure := work(place, settings)) is not None:
-        echo(f"error: {failure}", err=True)
-        raise typer.Exit(1)
 
 
 def recover_command(

@@ -22,17 +22,6 @@ class FaultConfig(Keys):
     """Seconds by which what it is sent comes late."""
 
 
-class HostsConfig(Keys):
-    """Stages on other hosts, where `evenflow worker` waits for what to do."""
-
-    listen: str
-    """Address of this host and first port of two for each stage: 10.0.0.5:7000."""
-    key: str
-    """File with the key that all hosts have, a secret key of CurveZMQ."""
-    stages: Annotated[list[Index], Field(min_length=1)]
-    """Which stages are elsewhere, from 0; workers get them in the order in which they come."""
-
-
 class _Stages(Keys):
     """What our own workers share."""
 
@@ -50,8 +39,6 @@ class EmulatedWorkers(_Stages):
     """Seconds until all have to be ready."""
     faults: list[FaultConfig] | None = None
     """What goes wrong on purpose; null: nothing."""
-    hosts: HostsConfig | None = None
-    """The stages on other hosts; null: none."""
 
     @property
     def words(self) -> str:
@@ -86,20 +73,14 @@ class TorchWorkers(_Stages):
     """Cores of each process on a CPU."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
     """Those in the model's folder, or random ones of its shapes."""
-    transport: Literal["gloo", "nccl", "ipc", "one_process", "message", "sm_partition"] | None = (
-        None
-    )
-    """How hidden states cross from stage to stage; null: gloo on a CPU, nccl on GPUs, message
-    between hosts.
-    """
+    transport: Literal["gloo", "nccl", "ipc", "one_process", "sm_partition"] | None = None
+    """How hidden states cross from stage to stage; null: gloo on a CPU, nccl on GPUs."""
     sampling: SamplingConfig = SamplingConfig()
     """How requests draw their tokens."""
     patience_s: Positive = 30.0
     """Seconds beyond what `costs` says after which a silent micro-batch fails the run."""
     start_limit_s: Positive = 600.0
     """Seconds until all weights have to be loaded."""
-    hosts: HostsConfig | None = None
-    """The stages on other hosts, where the model has the same path; null: none."""
 
     @property
     def words(self) -> str:

@@ -5,6 +5,7 @@ Knows which changes there are, and how to compare them; what they are worth only
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -23,7 +23,15 @@ MOST = 10**12
 
 
 class UsageError(Exception):
-    """A mistake in what the user gave; the command line prints it and exits with status 2."""
+    """A mistake in what the user gave; the command line prints it and exits with its `status`."""
+
+    status = 2
+
+
+class LostProcessError(UsageError):
+    """A process that computed is gone: killed, for want of memory, or ended by a policy."""
+
+    status = 1
 
 
 class DoesNotFitError(UsageError):

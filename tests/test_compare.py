@@ -13,7 +13,7 @@ import pytest
 
 import evenflow as ef
 from evenflow.config.run import load_config
-from evenflow.errors import UsageError
+from evenflow.errors import LostProcessError
 from evenflow.study.compare import line_up, parse_schedulers, run_all
 from tests.command_line import complaint, done, evenflow, killed, summary_of
 
@@ -53,7 +53,7 @@ def test_a_process_that_dies_is_told_in_one_line(
 ) -> None:
     monkeypatch.setattr("evenflow.study.compare._count_in", killer)
     jobs = line_up(["sarathi"], load_config(tmp_path / "RUN.yaml"), tmp_path)
-    with pytest.raises(UsageError, match="a scheduler's process died"):
+    with pytest.raises(LostProcessError, match="a scheduler's process died"):
         run_all(jobs)
 
 

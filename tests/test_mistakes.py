@@ -52,7 +52,10 @@ def test_what_is_typed(words: list[str], told: str) -> None:
     Path("free.yaml").write_text("L20: 1\nH100: 0\n")
     write_policy("made", "return Plan()", constructor="{}['key']")
     write_policy("exits_late", "return Plan()", constructor="raise SystemExit(0)")
+    write_policy("closes_late", "return Plan()", constructor="raise GeneratorExit")
     Path("policy_exits.py").write_text("import sys\nsys.exit(0)")
+    Path("policy_closes.py").write_text("raise GeneratorExit")
+    Path("closes.py").write_text("raise GeneratorExit")
     Path("policy_syntax.py").write_text("class Policy(:")
     assert told in refusal(*words)
 
@@ -151,6 +154,11 @@ PROMISES = [
     ("stalls", "return Plan()", " stalls at 0 s"),
     ("sleeps", "return Plan(wake_at_s=view.now_s + 1)", " stalls at 1001.8 s: nothing"),
     ("leaves", "raise SystemExit(0)", " raised SystemExit: 0"),
+    ("shuts", "raise GeneratorExit", " raised GeneratorExit (policy_shuts.py:8: raise Gen"),
+    ("shuts_later", "yield Plan()\n        raise GeneratorExit", " raised GeneratorExit (pol"),
+    ("cancels", "raise __import__('asyncio').CancelledError(1)", " raised CancelledError: 1"),
+    ("unsaid", "raise type('Odd', (Exception,), {'__str__': None})", " raised Odd: <Odd>"),
+    ("unseen", "return type('Odd', (), {'__repr__': None})()", " returned <Odd>, not a Plan"),
     ("line", "return view.waiting[:1]", "(policy_line.py:8: return view.waiting[:1])"),
     ("typo", "return view.waitng", 'did you mean "waiting"?'),
     (

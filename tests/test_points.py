@@ -13,7 +13,7 @@ import pytest
 
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
-from evenflow.errors import UsageError
+from evenflow.errors import LostProcessError, UsageError
 from evenflow.results.outcome import Outcome
 from evenflow.study.points import (
     HEADER,
@@ -163,7 +163,10 @@ def killed(outcome: Outcome) -> dict[str, Any]:
 
 def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
     points = [point(), Point(point().config, Path(), killed), point("workload.seed=1")]
-    with pytest.raises(UsageError, match="a worker died"), executor_of("process", 1) as executor:
+    with (
+        pytest.raises(LostProcessError, match="a worker died"),
+        executor_of("process", 1) as executor,
+    ):
         Simulator(Store(tmp_path), executor).records(points)
     assert Store(tmp_path).get(points[0].key) == simulate_point(points[0])
     assert Store(tmp_path).get(points[1].key) is None

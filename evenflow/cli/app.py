@@ -39,7 +39,7 @@ class OneLineErrors(TyperGroup):
                 *args, **kwargs | {"prog_name": "evenflow", "standalone_mode": False}
             )
         except UsageError as error:
-            status = _refused(str(error))
+            status = _refused(str(error), error.status)
         except MisusedError as error:
             status = _misused(error)
         except OSError as error:  # of a name that cannot be one, or of a disk
@@ -51,11 +51,11 @@ class OneLineErrors(TyperGroup):
         sys.exit(status)
 
 
-def _refused(message: str) -> int:
+def _refused(message: str, status: int = 2) -> int:
     line = f"error: {' '.join(visible(message).split())}"
     several = re.match(r"error: \d+ mistakes\b", line)  # of which each is short
     echo(shortened(line, (4 if several else 1) * MOST_LETTERS), err=True)
-    return 2
+    return status
 
 
 def _misused(error: Any) -> int:

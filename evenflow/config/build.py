@@ -28,6 +28,7 @@ from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec, in_precision, model
 from evenflow.traces import with_own_prefixes
 from evenflow.types import Request, Scheduler
+from evenflow.user_code import user_code
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
@@ -294,14 +295,9 @@ def _scheduler_maker(
     }
 
     def make() -> Scheduler:
-        try:
+        raised = f"scheduler {name}: its constructor raised"
+        with user_code(name, lambda words: PolicyError(f"{raised} {words}")):
             return make_scheduler(**facts)
-        except UsageError:
-            raise
-        except (Exception, SystemExit) as error:  # a user's own class may raise anything
-            raise PolicyError(
-                f"scheduler {name}: its constructor raised {type(error).__name__}: {error}"
-            ) from error
 
     return make
 

@@ -19,6 +19,7 @@ from types import ModuleType
 from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import find
 from evenflow.errors import UsageError
+from evenflow.user_code import user_code
 
 
 def inputs_of(config: RunConfig, run: Path) -> list[Path]:
@@ -84,12 +85,13 @@ def _load(name: str, places: Sequence[Path]) -> None:
     assert spec is not None  # of a file whose name ends in .py
     assert spec.loader is not None
     sys.modules[name] = module = module_from_spec(spec)
+    cannot = f"scheduler {name}: cannot import it"
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        with user_code(name, lambda words: UsageError(f"{cannot} ({words})")):
+            spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"scheduler {name}: cannot import it ({told})") from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)

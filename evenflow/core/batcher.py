@@ -9,6 +9,7 @@ owns it.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections import abc
 from numbers import Integral
@@ -24,6 +25,7 @@ from evenflow.core.request import Handover, Request
 from evenflow.core.scheduling import Order, Plan, Prefill, Prompt, Scheduler, Upkeep, View
 from evenflow.costs.base import work_of
 from evenflow.errors import PolicyError, StallError, UsageError, instead_of
+from evenflow.user_code import end_copy, shown, words_of
 
 ORDERS = frozenset(get_args(Order))
 
@@ -108,6 +110,7 @@ class Batcher:
         self._charges = self.kv.keeps or self._padded
         self._late, self._publishes = self.kv.late, self.kv.append_only
         self._batches = 0
+        self._process = os.getpid()
         self._answer = ""  # the policy's, to the last question: why it sends nothing
         self._wakes = 0  # answers in a row to wait, with nothing in flight or at one instant
         self._waited_at: tuple[int, float | None] = (0, None)  # so many micro-batches, and when
@@ -161,10 +164,7 @@ class Batcher:
             queues.take_turn()
         while self.can_send():
             preemptions = queues.preemptions
-            try:
-                plan = self.scheduler.schedule(self.view)
-            except (Exception, SystemExit) as error:
-                raise self._raised(error) from error
+            plan = self._ask(self.scheduler.schedule, self.view)
             chunks: list[Chunk] = []
             if type(plan) is Plan:
                 group = self._carry_out(plan, chunks)
@@ -342,7 +342,8 @@ class Batcher:
             return f"{pages} KV pages exceed the pool's {self.pool.total_pages}"
         if self._refuse is None:
             return None
-        reason: str | None = self._refuse(request.prompt_tokens, request.output_limit, self.pool)
+        sizes = request.prompt_tokens, request.output_limit
+        reason: str | None = self._ask(self._refuse, *sizes, self.pool)
         return reason
 
     @property
@@ -354,20 +355,17 @@ class Batcher:
     ) -> tuple[Plan, DecodeGroup | None]:
         """Carry out each part of an answer before the policy goes on; return the last plan too."""
         if not isinstance(parts, abc.Iterator):
-            raise self._broken(f"returned {parts!r}, not a Plan")
+            raise self._broken(f"returned {shown(parts)}, not a Plan")
         group, plan = None, Plan()
         while True:
-            try:
-                part = next(parts, None)
-            except (Exception, SystemExit) as error:
-                raise self._raised(error) from error
+            part = self._ask(next, parts, None)
             if part is None:
                 return plan, group
             if type(part) is Upkeep:
                 self._keep_up(part)
                 continue
             if type(part) is not Plan:
-                raise self._broken(f"returned {part!r}, not a Plan")
+                raise self._broken(f"returned {shown(part)}, not a Plan")
             if part.decodes and group is not None:
                 raise self._broken("takes decodes in two parts of a plan")
             plan = part
@@ -415,7 +413,7 @@ class Batcher:
                 raise self._no(prefill.tokens, what, "a whole number")
 
     def _no(self, value: object, what: str, right: str) -> PolicyError:
-        return self._broken(f"plans {value!r} as {what}; {right} is right")
+        return self._broken(f"plans {shown(value)} as {what}; {right} is right")
 
     def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
         prefill_tokens = prompts = decode_tokens = decode_context = decoded = 0
@@ -506,7 +504,7 @@ class Batcher:
         if not 0 < count <= ready.num_sequences:
             raise self._broken(f"takes {count} decodes of {ready.num_sequences} ready")
         if order not in ORDERS:
-            raise self._broken(f"asks for the order {order!r}")
+            raise self._broken(f"asks for the order {shown(order)}")
         group = ready.take(count, order)
         if group.stride == 1 and group.tick not in group.page_at:
             return group
@@ -565,8 +563,18 @@ class Batcher:
             f"{self.pool.total_pages} pages free"
         )
 
-    def _raised(self, error: BaseException) -> PolicyError:
-        return self._broken(f"raised {type(error).__name__}: {error}{place_of(error)}")
+    def _ask(self, method: abc.Callable[..., Any], *given: Any) -> Any:
+        """Call what is the policy's; PolicyError for whatever it raises but Ctrl-C."""
+        try:
+            answer = method(*given)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            end_copy(self._process, self.policy_name)
+            raise self._broken(f"raised {words_of(error)}{place_of(error)}") from error
+        if os.getpid() != self._process:
+            end_copy(self._process, self.policy_name)
+        return answer
 
     def _broken(self, what: str, seq: Sequence | None = None) -> PolicyError:
         of = "" if seq is None else f", request {seq.request.request_id}:"

@@ -25,7 +25,7 @@ from evenflow.config.build import load_workload, reads_text
 from evenflow.config.run import RunConfig, with_
 from evenflow.config.systems import System, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
-from evenflow.errors import UsageError
+from evenflow.errors import LostProcessError, UsageError
 from evenflow.report.folder import reading
 from evenflow.report.tables import Format, is_metric, percent, read_table, write_summaries
 from evenflow.report.words import NOT_FAIR, metrics, overload, refusals
@@ -185,7 +185,7 @@ def run_all(
         try:
             _watch(list(futures.values()), lambda: tell(list(done)))
         except BrokenProcessPool:
-            raise UsageError(
+            raise LostProcessError(
                 "a scheduler's process died; the machine may be out of memory: try fewer requests"
             ) from None
         outcomes = [

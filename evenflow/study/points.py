@@ -35,7 +35,7 @@ from evenflow.config.files import files_of
 from evenflow.config.provenance import code_version
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import WorkloadConfig
-from evenflow.errors import UsageError, require_package
+from evenflow.errors import LostProcessError, UsageError, require_package
 from evenflow.files import is_begun, write_whole
 from evenflow.report.manifest import inside
 from evenflow.results.outcome import Outcome
@@ -190,7 +190,7 @@ def remove_records(folder: Path) -> None:
 
 
 def simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
-    """Yield the record of each point once it is there; UsageError when a worker dies."""
+    """Yield the record of each point once it is there; LostProcessError when a worker dies."""
     futures: list[Future[Record]] = [executor.submit(simulate_point, point) for point in points]
     death: Exception | None = None
     try:
@@ -207,7 +207,7 @@ def simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
     if death is not None:
         lost = isinstance(death, CancelledError)
         what = "the cluster went away" if lost else "a worker died, perhaps for want of memory"
-        raise UsageError(
+        raise LostProcessError(
             f"{what} ({type(death).__name__}); what is done is kept, and the same command goes on "
             "from there" + ("" if lost else ": try fewer workers, or fewer requests")
         )

@@ -579,6 +579,7 @@ def live_server(
     *,
     tokenizer: Path | None = None,
     max_queue: int | None = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> LiveServer:
     """Return the server of a configuration's model on a bound socket."""
     from evenflow.runtime.http.answers import Serving
@@ -590,4 +591,5 @@ def live_server(
     vocab_size = None if path is None else model(str(path)).vocab_size
     workers = config.workers.kind
     codec = codec_of(folder, tokenizer, vocab_size, made_up=workers == "emulated")
-    return LiveServer(Serving(config.model or "evenflow", codec, workers, max_queue), bound)
+    name = config.model or "evenflow"
+    return LiveServer(Serving(name, codec, workers, max_queue, allowed_hosts), bound)

@@ -21,7 +21,7 @@ HEAD = {"content-type": "application/json"}
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server for many tests; ended by Ctrl-C once, it has written down all they did."""
-    with serving() as found:
+    with serving("--allowed-host", "its.name") as found:
         yield found
         status, errors = found.interrupted()
         assert status == 0, errors
@@ -221,7 +221,12 @@ NO_PROMPT = "prompt: a string, a list of token ids, or a list of such prompts is
         ({"stream_options": {}}, "stream_options", "stream_options: only with stream: true"),
         ({"stream_options": {"include_usage": "yes"}, "stream": True}, "stream_opt", "stream_opt"),
         ({"prompt": "text"}, "prompt", "prompt: text needs a tokenizer.json"),
-        ({"prompt": "\ud800"}, "prompt", "prompt: "),
+        ({"prompt": "\ud800"}, "prompt", "prompt: half a character is no text"),
+        ({"model": "\udfff"}, "model", "model: half a character is no text"),
+        ({"stop": ["a", "\ud800"]}, "stop", "stop: half a character is no text"),
+        ({"user": "\ud800"}, "user", "user: half a character is no text"),
+        ({"stream_options": {"\ud800": 1}}, "stream_options", "stream_options: half a character"),
+        ({"\ud800": 1}, "\\ud800", "\\ud800: half a character is no text"),
         ({"prompt": []}, "prompt", "prompt: is empty"),
         ({"prompt": [[1], []]}, "prompt", "prompt: is empty"),
         ({"prompt": [1, -1]}, "prompt", NO_PROMPT),
@@ -263,6 +268,22 @@ def test_a_body_that_is_none(server: Server, content: bytes, status: int) -> Non
     answer = server.http.post("/v1/completions", content=content, headers=HEAD)
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("evil.example", 400), ("evil.example:80", 400), ("10.0.0.1", 400), ("[::1", 400)),
+        *(("localhost:1", 200), ("127.0.0.2", 200), ("[::1]:8000", 200), ("Its.Name:5", 200)),
+    ],
+)
+def test_who_calls_the_server_by_a_stranger_s_name_is_refused(
+    server: Server, host: str, status: int
+) -> None:
+    answer = server.http.get("/health", headers={"host": host})
+    assert answer.status_code == status
+    if status == 400:
+        assert f"host: {host!r} is no name of this server" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("way", "path"), [("GET", "/v1/engines"), ("GET", "/v1/completions")])

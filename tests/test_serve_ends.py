@@ -88,7 +88,7 @@ def test_a_worker_that_dies_or_is_stopped_is_told_to_clients_within_seconds(
 
 
 def test_half_open_connections_keep_nobody_waiting() -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     begun = (b"", b"POST /v1/com", head, head + b'content-length: 99\r\n\r\n{"prompt": [1')
     with serving() as server:
         host, port = server.url.removeprefix("http://").split(":")

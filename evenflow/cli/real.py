@@ -52,6 +52,10 @@ def serve_command(
     set_: Set = None,
     *,
     host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", help="A name by which clients call it; repeatable."),
+    ] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")
     ] = 8000,
@@ -78,7 +82,14 @@ def serve_command(
     folder = out or Path("out") / f"{run.stem}-serve"
     _say_killed(folder)
     with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
-        live = live_server(job.config, job.beside, bound, tokenizer=tokenizer, max_queue=max_queue)
+        live = live_server(
+            job.config,
+            job.beside,
+            bound,
+            tokenizer=tokenizer,
+            max_queue=max_queue,
+            allowed_hosts=[host, *(allowed_host or ())],
+        )
         words = job.config.workers.words
         live.on_open = lambda: echo(f"serving {live.serving.model} on {live.url}/v1: {words}")
         try:

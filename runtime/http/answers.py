@@ -37,14 +37,16 @@ class Serving:
     """What is served: a model by its name, and what reads and writes for its clients.
 
     `workers` says what computes: torch, or emulated. At most `max_queue` requests wait for their
-    first token (None: no limit). `by_priority`: the policy looks at priorities, so that clients may
-    give one. Arrivals are in seconds since `origin_s` of the monotonic clock.
+    first token (None: no limit). `allowed_hosts` are what clients may call the server, beside
+    localhost. `by_priority`: the policy looks at priorities, so that clients may give one. Arrivals
+    are in seconds since `origin_s` of the monotonic clock.
     """
 
     model: str
     codec: Codec
     workers: str
     max_queue: int | None = None
+    allowed_hosts: Sequence[str] = ()
     max_model_len: int = 0
     by_priority: bool = False
     origin_s: float = 0.0

@@ -64,7 +64,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         pattern = (
-            r"^(\S+)\{model_name=\"[^\"]*\",engine=\"0\"(?:,finished_reason=\"(\w+)\")?\} (\S+)$"
+            r"^(\S+)\{engine=\"0\"(?:,finished_reason=\"(\w+)\")?,model_name=\"[^\"]*\"\} (\S+)$"
         )
         found = re.findall(pattern, self.http.get("/metrics").text, re.MULTILINE)
         return {name + reason: float(value) for name, reason, value in found}

@@ -91,9 +91,16 @@ def test_tokens_become_the_pieces_of_each_answer() -> None:
 
     driver = asyncio.run(main())
     answers = driver.answers
-    counted = answers.counted
-    assert counted.finished == {"stop": 1, "length": 1, "abort": 0}
-    assert (counted.prompt_tokens, counted.output_tokens) == (4, 5)
+    names = (
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:request_success_total",
+    )
+    labels = {"model_name": "model", "engine": "0"}
+    count = answers.counted.registry.get_sample_value
+    assert [count(name, labels) for name in names[:2]] == [4, 5]
+    ends = [count(names[2], {**labels, "finished_reason": each}) for each in ("stop", "length")]
+    assert ends == [1, 1]
     assert [word[:2] for word in driver.heard] == [("submit", 0), ("submit", 1), ("stop", 1)]
 
 
@@ -119,7 +126,8 @@ def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
         assert error.value.status == 400
         answers.withdraw(reply)
         answers.token(0, 1)
-        assert answers.counted.output_tokens == 0, "its client has left"
+        found = answers.counted.exposition({"vllm:num_preemptions_total": 0})
+        assert b'generation_tokens_total{engine="0",model_name="model"} 0.0' in found
         return driver
 
     assert asyncio.run(main()).heard[2:] == [("withdraw", 0)]

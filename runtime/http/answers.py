@@ -175,7 +175,7 @@ class Answers:
 
     def __init__(self, serving: Serving, tell: Callable[..., None]) -> None:
         self.serving = serving
-        self.counted = Counted()
+        self.counted = Counted(serving.model)
         self.failure: str | None = None
         self._tell = tell
         self._answers: dict[int, _Answer] = {}
@@ -208,7 +208,7 @@ class Answers:
         """Abort what is still open of a call whose client has left."""
         for request_id in reply.request_ids:  # one that has ended is known no more
             if self._answers.pop(request_id, None) is not None:
-                self.counted.finished["abort"] += 1
+                self.counted.finished["abort"].inc()
                 self._tell("withdraw", request_id)
 
     @property
@@ -235,7 +235,7 @@ class Answers:
         if answer is None:
             return
         if refusal is None:
-            self.counted.prompt_tokens += len(answer.generation.prompt_ids)
+            self.counted.admit(len(answer.generation.prompt_ids))
             answer.reply.admit()
             return
         del self._answers[request_id]
@@ -246,7 +246,7 @@ class Answers:
         """Hear that the policy ended a request before its time."""
         answer = self._answers.pop(request_id, None)
         if answer is not None:
-            self.counted.finished["abort"] += 1
+            self.counted.finished["abort"].inc()
             answer.reply.fail(ServiceError(GIVEN_UP, 503))
 
     def token(self, request_id: int, token: int) -> None:

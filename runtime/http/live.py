@@ -47,7 +47,7 @@ STOPPING = "the server is stopping"
 
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address; UsageError if it cannot be had."""
-    for module in ("fastapi", "uvicorn"):
+    for module in ("fastapi", "prometheus_client", "uvicorn"):
         if find_spec(module) is None:
             raise UsageError(f"a server needs {module}: pip install 'evenflow[server]'")
     try:

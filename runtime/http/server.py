@@ -28,8 +28,9 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -124,7 +125,7 @@ def make_app(answers: Answers, gauges: Callable[[], Awaitable[Mapping[str, float
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return PlainTextResponse(answers.counted.exposition(serving.model, await gauges()))
+        return Response(answers.counted.exposition(await gauges()), media_type=CONTENT_TYPE_LATEST)
 
     _add_errors(app)
     app.add_middleware(BodyLimits, failure=lambda: answers.failure)
